@@ -1,5 +1,5 @@
-// The submodule tiny_llm_ext.metal: launches of the Metal kernels, on every platform, so that the
-// emulator runs exactly what a GPU would.
+// Submodule tiny_llm_ext.metal: launches of the Metal kernels on every platform, so that the
+// emulator runs exactly the GPU's launches.
 #include "bindings_metal.h"
 
 #include <nanobind/stl/array.h>

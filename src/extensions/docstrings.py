@@ -2,8 +2,8 @@
 
     python docstrings.py docstrings.h src/*/*.h
 
-A contract is the `///` comment of a function that returns arrays. It becomes a constant with that
-function's name in the namespace `docs`; the first overload's, if there are several.
+A contract is the `///` comment of a function that returns arrays. It becomes a constant in the
+namespace `docs`, named after the function. Of several overloads, the first one counts.
 """
 
 import re

@@ -1,7 +1,7 @@
-# The GPU side of the extension. The encoders (<op>_metal.cpp) are compiled everywhere: where MLX has
-# Metal against its interface, elsewhere against one of the same form behind which an emulator may
-# stand (emulated_metal/). The kernels' texts become a file of constants in C++: the GPU's own
-# compiler is given them when they are first used, so no Metal compiler is needed to build.
+# GPU side of the extension. The encoders (<op>_metal.cpp) are compiled everywhere: against MLX's
+# Metal interface if available, otherwise against a replica backed by an emulator (emulated_metal/).
+# Kernel sources are embedded as C++ constants and compiled by the driver on first use, so the build
+# needs no Metal compiler.
 if(MLX_BUILD_METAL)
   set(GPU_INCLUDES "")
 else()
@@ -23,5 +23,5 @@ add_custom_command(
   DEPENDS metal_sources.py ${METAL_KERNELS} ${METAL_HEADERS})
 list(APPEND SOURCES "${METAL_SOURCES}")
 
-# What binds the operations to Python and launches Metal kernels.
+# Python bindings and Metal launches.
 set(HOST_FILES "/bindings[^/]*.cpp$|/metal_[^/]*.cpp$|_(metal|launch).cpp$|/emulated_metal/")

@@ -1,10 +1,10 @@
-"""Writes the Metal kernels into the extension: each .metal file as one text, headers inlined.
+"""Embeds the Metal kernels in the extension: one source per .metal file, headers inlined.
 
     python metal_sources.py metal_sources.cpp common/*.metal src/*/*.metal
 
-A Mac compiles such a text when one of its kernels is first used (common/metal_device.cpp), so
-neither Xcode nor a Metal compiler is needed to build the extension. `#line` names the file and the
-line that a compiler's message is about.
+The driver compiles a source on first use of one of its kernels (common/metal_library.cpp), so
+building the extension needs neither Xcode nor a Metal compiler. `#line` directives keep file names
+and line numbers in compiler messages.
 """
 
 import re
@@ -15,14 +15,14 @@ INCLUDE = re.compile(r'\s*#include "(?P<header>[^"]+)"')
 
 
 def inlined(file: Path, seen: set[Path]) -> str:
-    """A file's text with our headers in it, each once; `<metal_stdlib>` is left to the compiler."""
+    """Source of a file with project headers inlined once each, except `<metal_stdlib>`."""
     seen.add(file)
     name = f"src/extensions/{file.as_posix()}"
     lines = [f'#line 1 "{name}"']
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         include = INCLUDE.match(line)
         if include is None:
-            # Of a header that is part of a text the compiler would say that it is not a header.
+            # In an inlined header the compiler would warn about `#pragma once` in a main file.
             lines.append("" if line.strip() == "#pragma once" else line)
             continue
         header = Path(include["header"])
@@ -34,7 +34,7 @@ def inlined(file: Path, seen: set[Path]) -> str:
 
 
 def main(out: Path, kernels: list[Path]) -> None:
-    """Writes `out`; paths are relative to the folder of the extension, which is the current one."""
+    """Writes `out`. Paths are relative to the extension's folder, the working directory."""
     entries = [
         f'    {{"{file.stem}", R"metal({inlined(file, set())}\n)metal"}},'
         for file in sorted(kernels, key=lambda file: file.stem)

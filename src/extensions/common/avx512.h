@@ -1,6 +1,6 @@
-// What AVX-512 kernels share: 16-bit formats, and a transposition in registers.
+// AVX-512 helpers: 16-bit formats and in-register transposition.
 //
-// Only for files that are compiled for AVX-512; see common/half.h for what they may include.
+// Include only in files compiled for AVX-512; see common/half.h for permitted headers.
 #pragma once
 
 #include <immintrin.h>
@@ -11,26 +11,26 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// 16 numbers as float32.
+// Widens 16 elements to float32.
 inline __m512 widen(__m256i x, Format format) {
     return format == Format::float16
                ? _mm512_cvtph_ps(x)
                : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
-// 16 neighbours of 16-bit numbers, as float32.
+// Loads 16 consecutive 16-bit elements as float32.
 inline __m512 load_halves(const uint16_t* in, Format format) {
     return widen(_mm256_loadu_si256((const __m256i*)in), format);
 }
 
-// Turns 16 float16 numbers, as float32, into two bfloat16 numbers each: 11 significant bits are 8
-// and 3, and nothing is rounded.
+// Splits 16 float16 values, given as float32, into two bfloat16 values each: 11 significant bits as
+// 8 + 3, without rounding.
 inline void split(__m512 x, __m256i* high, __m256i* low) {
     *high = (__m256i)_mm512_cvtneps_pbh(x);
     *low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, widen(*high, Format::bfloat16)));
 }
 
-// Rounds the first `count` lanes to the format and stores them; any number of 16 or more means all.
+// Rounds the first `count` lanes to the format and stores them; count ≥ 16 stores all lanes.
 inline void store_halves(uint16_t* out, __m512 x, int64_t count, Format format) {
     const __m256i halves = format == Format::float16
                                ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
@@ -42,8 +42,8 @@ inline void store_halves(uint16_t* out, __m512 x, int64_t count, Format format) 
     }
 }
 
-// 16×16 words: out[c] holds word c of the 16 rows. Rows at or beyond `rows`, and words at or beyond
-// `columns`, are zero.
+// Transposes 16×16 words: out[c] holds word c of the 16 rows. Rows ≥ `rows` and words ≥ `columns`
+// are zero.
 inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns, __m512i* out) {
     const __mmask16 mask = static_cast<__mmask16>((1u << columns) - 1);
     __m512i r[16], t[16];
@@ -79,15 +79,15 @@ inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns,
     }
 }
 
-// 8 16-bit numbers from each of 16 rows, in pairs: lane r of out[p] holds numbers 2p and 2p + 1 of
-// row r. Rows at or beyond `rows`, and numbers at or beyond `columns`, are zero.
+// Transposes pairs of 16-bit elements of 16 rows: lane r of out[p] holds elements 2p and 2p + 1 of
+// row r, for 8 elements per row. Rows ≥ `rows` and elements ≥ `columns` are zero.
 inline void transpose_pairs(const uint16_t* in, int64_t stride, int rows, int64_t columns,
                             __m512i (&out)[4]) {
     const __mmask8 mask = static_cast<__mmask8>(columns >= 8 ? 0xff : (1u << columns) - 1);
     const auto row = [&](int r) __attribute__((always_inline)) {
         return r < rows ? _mm_maskz_loadu_epi16(mask, in + r * stride) : _mm_setzero_si128();
     };
-    __m512i x[4];  // a quarter of a vector is a row: r, r + 4, r + 8 and r + 12
+    __m512i x[4];  // four rows per vector: r, r + 4, r + 8, r + 12
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
         x[r] = _mm512_inserti32x4(_mm512_castsi128_si512(row(r)), row(r + 4), 1);
@@ -101,8 +101,8 @@ inline void transpose_pairs(const uint16_t* in, int64_t stride, int rows, int64_
     out[3] = _mm512_unpackhi_epi64(c, d);
 }
 
-// 16-bit numbers of 16 rows, as float32 by column: out[i · out_stride …] holds number i of each
-// row. Rows at or beyond `rows` are zero.
+// Transposes 16-bit elements of 16 rows to float32 columns: out[i · out_stride …] holds element i
+// of each row. Rows ≥ `rows` are zero.
 inline void widen_columns(const uint16_t* in, int64_t stride, int rows, int64_t columns,
                           Format format, float* out, int64_t out_stride) {
     for (int64_t first = 0; first < columns; first += 8) {

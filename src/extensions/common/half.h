@@ -13,7 +13,7 @@ namespace tiny_llm_ext {
 /// Storage format of an array's elements.
 enum class Format { float32, float16, bfloat16 };
 
-namespace {  // a copy in each file, for the reason above
+namespace {  // internal linkage, for the reason above
 
 [[maybe_unused]] inline float bits_to_float(uint32_t bits) {
     float x;

@@ -14,7 +14,7 @@ namespace tiny_llm_ext {
 namespace {
 
 #if defined(__x86_64__)
-// Linux gives a process the tile registers on request only: they are 8 KB of state a thread.
+// Linux grants a process the tile registers only on request: 8 KB of state per thread.
 bool machine_has_amx() {
 #if defined(__linux__)
     unsigned eax, ebx, ecx, edx;
@@ -79,7 +79,7 @@ const std::vector<InstructionSet>& instruction_sets() {
 }
 
 InstructionSet instruction_set() {
-    // The variable is read each time: tests change it.
+    // Read on every call, because tests change the variable.
     const char* forced = std::getenv("TINY_LLM_CPU_ISA");
     if (forced == nullptr || *forced == '\0') {
         return instruction_sets().back();

@@ -28,9 +28,9 @@ std::string name_of(InstructionSet set);
 
 }  // namespace tiny_llm_ext
 
-// A kernel written with common/simd.h is one file, <op>_simd.cpp, compiled once for each set into a
-// namespace of that name. TINY_LLM_DECLARE_SIMD declares its functions in all of them, and
-// TINY_LLM_CHOOSE_SIMD picks one, or the reference where the machine has none of the sets.
+// A kernel written with common/simd.h is one file, <op>_simd.cpp, compiled once per instruction set
+// into a namespace of that name. TINY_LLM_DECLARE_SIMD declares its functions in all of them.
+// TINY_LLM_CHOOSE_SIMD selects one; the reference is the fallback.
 #if defined(__x86_64__)
 #define TINY_LLM_DECLARE_SIMD(...) \
     namespace avx2 {               \

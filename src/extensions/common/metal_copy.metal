@@ -1,9 +1,9 @@
-// An array of any strides into row-major order.
+// Copy of a strided array to row-major order.
 //
-// The array is rows × columns: the last dimension is a row, all others together number the rows. A
-// thread has COPY_EACH elements of a row, as many columns apart as the threadgroup is wide, so that
-// neighbouring lanes read neighbours where the row lies in one piece. Where its row begins it works
-// out once, in 32 bits; an array in one piece has one row, and nothing to work out.
+// The array is rows × columns: the last dimension is a row, all others together index the rows. A
+// thread copies COPY_EACH elements of a row, one threadgroup width apart, so that adjacent lanes
+// read adjacent elements if the row is contiguous. The row offset is computed once, in 32 bits; a
+// contiguous array is a single row with offset 0.
 #include <metal_stdlib>
 
 #include "common/metal_copy_params.h"

@@ -13,8 +13,8 @@ struct Dimension {
     int64_t size, stride;
 };
 
-// Neighbouring dimensions that lie in memory like one become one, as long as 32 bits can number
-// its elements; ones are left out.
+// Merges dimensions that are contiguous with each other, as long as the merged size fits 32 bits;
+// drops dimensions of size 1.
 std::vector<Dimension> merged(const std::vector<int>& shape, const std::vector<int64_t>& strides) {
     std::vector<Dimension> dimensions;
     for (size_t i = 0; i < shape.size(); i++) {

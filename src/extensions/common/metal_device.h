@@ -20,8 +20,8 @@ namespace mx = mlx::core;
 void encode(const mx::Stream& stream, const MetalLaunch& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
-/// The same for a kernel that works with any number of threads: `launch` receives the pipeline's
-/// maximum, which depends on register use. It must not select another kernel for it.
+/// Same, for a kernel that works with any number of threads: `launch` receives the pipeline's
+/// maximum, which depends on register use, and must not use it to select another kernel.
 void encode(const mx::Stream& stream, const std::function<MetalLaunch(int max_threads)>& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 

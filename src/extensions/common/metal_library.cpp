@@ -24,7 +24,7 @@ bool begins_with(const std::string& text, const std::string& start) {
     return text.compare(0, start.size(), start) == 0;
 }
 
-// The file that a kernel is in: names of kernels begin with it, and the longest that fits is it.
+// The .metal file of a kernel: the longest file name that prefixes the kernel's name.
 std::string file_of(const std::string& kernel) {
     std::string best;
     for (const auto& [file, text] : sources()) {
@@ -35,7 +35,7 @@ std::string file_of(const std::string& kernel) {
     return best;
 }
 
-// The first dtype in a kernel's name; that of a kernel that only moves bytes is any.
+// First dtype in a kernel's name; kernels that only move bytes match any dtype.
 std::string dtype_of(const std::string& kernel) {
     size_t first = std::string::npos;
     std::string found = DTYPES[0];
@@ -49,7 +49,7 @@ std::string dtype_of(const std::string& kernel) {
     return found;
 }
 
-// A file's text without the kernels of other dtypes: an instance stands on a line of its own, as
+// Removes other dtypes' kernels from a file's source: each instantiation is on a separate line, as
 // INSTANTIATE…(float16, …) or INSTANTIATE…("float16", …).
 std::string text_for(const std::string& file, const std::string& dtype) {
     std::istringstream lines(sources().at(file));
@@ -74,12 +74,12 @@ MTL::Library* library_of(const std::string& file, const std::string& dtype) {
     });
 }
 
-// What was tried: file and dtype, and the compiler's message if it failed.
+// Compilation results by file and dtype, with the compiler's message on failure.
 std::mutex mutex, operations_mutex;
 std::map<std::pair<std::string, std::string>, std::string> tried;
-std::map<std::string, bool> operations;  // and dtypes: whether all that it needs compiles
+std::map<std::string, bool> operations;  // by operation and dtype: whether all kernels compile
 
-// The compiler's message; empty if it compiles.
+// The compiler's message; empty on success.
 std::string compile(const std::string& file, const std::string& dtype) {
     std::lock_guard lock(mutex);
     const auto found = tried.find({file, dtype});
@@ -95,8 +95,8 @@ std::string compile(const std::string& file, const std::string& dtype) {
     return tried[{file, dtype}] = message;
 }
 
-// The files of an operation: all in its folder but those that are there to be read, if there are
-// others, and what encoders start besides.
+// Files of an operation: all in its folder, except readable kernels if there are others, plus
+// kernels of other operations that its encoder launches.
 std::vector<std::string> files_of(const std::string& operation) {
     std::vector<std::string> all, fast;
     for (const auto& [file, text] : sources()) {
@@ -110,7 +110,7 @@ std::vector<std::string> files_of(const std::string& operation) {
     auto files = fast.empty() ? all : fast;
     files.push_back("metal_copy");
     if (operation == "quantized_matmul") {
-        files.push_back("matmul_tile");  // it adds up the parts of a product
+        files.push_back("matmul_tile");  // contains matmul_sum_parts
     }
     return files;
 }

@@ -1,12 +1,12 @@
-// Sums over the threads of a threadgroup, for Metal kernels.
+// Threadgroup reductions for Metal kernels.
 #pragma once
 
 #include <metal_stdlib>
 
 namespace tiny_llm_ext {
 
-/// The sum of every thread's value, in every thread. partial: a float for each simdgroup.
-/// The order of the additions depends on the number of threads alone.
+/// Broadcasts the sum of all threads' values to every thread. partial: one float per simdgroup. The
+/// summation order depends only on the number of threads.
 inline float threadgroup_sum(float value, threadgroup float* partial, uint simdgroup, uint lane,
                              uint simdgroups) {
     const float sum = metal::simd_sum(value);

@@ -1,16 +1,16 @@
-// A tile of a matrix multiplication out = x · wᵀ in a threadgroup's matrix units: what matmul and
-// quantized_matmul share. For Metal only.
+// Matrix multiplication tile out = x · wᵀ in simdgroup matrices, shared by matmul and
+// quantized_matmul. Metal only.
 //
-// A threadgroup computes BM rows × BN outputs. For every BK numbers of the rows it stages BM rows
-// of x and BN rows of w in threadgroup memory (RowStager, or what unpacks weights), and each of
-// its SIMDGROUPS_M × SIMDGROUPS_N simdgroups multiplies its part of the tile from there (multiply).
-// All arithmetic is float32.
+// A threadgroup computes BM rows × BN outputs. For every TILE_K elements of the inner dimension it
+// stages BM rows of x and BN rows of w in threadgroup memory (RowStager, or the weight unpacker).
+// Each of its SIMDGROUPS_M × SIMDGROUPS_N simdgroups then multiplies its part of the tile
+// (multiply). All arithmetic is float32.
 //
-// The order of a sum. The numbers of a row come in parts of TILE_PART. Within a part they are added
-// in order, eight to an instruction of the matrix unit; then the parts are added in order. One
-// threadgroup may compute all parts, or as many threadgroups as there are parts one each, whose
-// results matmul_sum_parts adds in the same order: with few tiles that occupies the whole GPU. The
-// result is the same to the last bit, whichever it was, for every BM and BN, and for any number of
+// Summation order. The inner dimension is divided into parts of TILE_PART elements. Elements of a
+// part are accumulated in order, eight per matrix instruction; parts are then added in order.
+// Either one threadgroup computes all parts, or each part has its own threadgroup and
+// matmul_sum_parts adds the partial sums in the same order, which fills the GPU when there are few
+// tiles. The result is bit-identical either way, for every BM and BN and any number of rows.
 // rows.
 #pragma once
 
@@ -23,14 +23,14 @@ namespace tiny_llm_ext {
 
 using namespace metal;
 
-/// Adds `from` to `to`. Which element of a matrix a thread holds does not matter here.
+/// to += from. Independent of the mapping from matrix elements to threads.
 inline void add_matrix(thread simdgroup_float8x8& to, thread simdgroup_float8x8& from) {
     reinterpret_cast<thread float2&>(to.thread_elements()) +=
         reinterpret_cast<thread float2&>(from.thread_elements());
 }
 
-/// Loads an 8×8 matrix as float32 from a tile in another format. It relies on a thread holding the
-/// same elements of a matrix in every format.
+/// Loads an 8×8 matrix as float32 from a tile in another format. Relies on the same mapping from
+/// elements to threads in every format.
 template <bool TRANSPOSE, typename T>
 void load_matrix(thread simdgroup_float8x8& matrix, threadgroup const T* tile, ulong stride) {
     simdgroup_matrix<T, 8, 8> narrow;
@@ -45,15 +45,15 @@ void load_matrix(thread simdgroup_float8x8& matrix, threadgroup const float* til
     simdgroup_load(matrix, tile, stride, ulong2(0, 0), TRANSPOSE);
 }
 
-/// Where a row of a staged tile begins, in elements: 16 bytes further than it had to, so that
-/// rows begin in different banks of the memory.
+/// Row stride of a staged tile in elements: padded by 16 bytes so that rows begin in different
+/// memory banks.
 template <typename T>
 constexpr int tile_stride() {
     return TILE_K + 16 / sizeof(T);
 }
 
-/// The two neighbours of an 8×8 matrix that this lane holds: (row, column) and (row, column + 1).
-/// Lanes of one row differ in bits 0 and 3 of their index.
+/// Index of this lane's two adjacent elements of an 8×8 matrix: (row, column) and (row, column +
+/// 1). Lanes of one row differ in bits 0 and 3 of their index.
 struct Place {
     int row, column;
 
@@ -68,28 +68,28 @@ inline thread float2& elements(thread simdgroup_float8x8& matrix) {
     return reinterpret_cast<thread float2&>(matrix.thread_elements());
 }
 
-/// Stages ROWS rows of numbers, TILE_K of each at a time, in 16 bytes a thread and round. A thread
-/// always has the same rows and columns of the tile, so that pointers only move along.
+/// Stages ROWS rows, TILE_K elements each at a time, as 16 bytes per thread and round. A thread
+/// always copies the same rows and columns of the tile, so its pointers only advance.
 ///
-/// Beyond rows_left rows and numbers_left numbers of them the tile is zero, and nothing is read.
-/// WHOLE: all 16 bytes are in the row or none, and aligned.
+/// Rows ≥ rows_left and elements ≥ numbers_left are zero in the tile and are not read. WHOLE: each
+/// 16-byte load is aligned and entirely inside or outside the row.
 template <typename T, int ROWS, int THREADS, bool WHOLE>
 struct RowStager {
     enum {
         NUMBERS = 16 / sizeof(T),
-        AT_ONCE = THREADS * NUMBERS / TILE_K,  // rows
+        AT_ONCE = THREADS * NUMBERS / TILE_K,  // rows per round
         ROUNDS = ROWS / AT_ONCE,
     };
     static_assert(ROUNDS * AT_ONCE == ROWS, "threads copy whole rows, several times");
 
-    device const T* from[ROUNDS];  // this thread's next numbers in each round's row
-    bool has[ROUNDS];              // whether there is that row
-    threadgroup T* to;             // the place of the first round's numbers
-    int left;                      // numbers from this thread's first on
+    device const T* from[ROUNDS];  // this thread's next elements of each round's row
+    bool has[ROUNDS];              // whether the row exists
+    threadgroup T* to;             // destination of the first round
+    int left;                      // remaining elements, from this thread's first
 
-    /// rows: the first row's first number, row_stride numbers from one row to the next.
-    /// repeats: beyond the last row that one is staged again, instead of zeros. Nothing uses such
-    /// rows; zeros cost a question in each step, but save reading what is seldom there.
+    /// rows: first element of the first row; rows are row_stride elements apart. repeats: stages
+    /// the last row again instead of zeros beyond it. The results of these rows are discarded;
+    /// zeros would cost a branch per step, but save memory traffic.
     RowStager(threadgroup T* tile, device const T* rows, long row_stride, int rows_left,
               int numbers_left, uint thread_index, bool repeats = false) thread {
         const int first = int(thread_index) / (TILE_K / NUMBERS);
@@ -103,8 +103,8 @@ struct RowStager {
         left = numbers_left - column;
     }
 
-    /// The next TILE_K numbers, which come after `done` others. sums, if wanted: ROUNDS of them;
-    /// what this thread copies in each round is added.
+    /// Stages the next TILE_K elements, after `done` earlier ones. sums (optional): ROWS totals,
+    /// one per round; this thread's elements are added.
     void stage(int done, thread float* sums = nullptr) thread {
         const bool goes_on = done < left;
 #pragma unroll
@@ -129,8 +129,9 @@ struct RowStager {
     }
 };
 
-/// The sums of one simdgroup: ROWS × COLUMNS matrices of 8×8, of BM/SIMDGROUPS_M rows and
-/// BN/SIMDGROUPS_N outputs. Its functions say that it is in `thread`: Metal 4.1 assumes nothing.
+/// Accumulators of one simdgroup: ROWS × COLUMNS matrices of 8×8, for BM/SIMDGROUPS_M rows and
+/// BN/SIMDGROUPS_N outputs. Member functions are qualified `thread`: Metal 4.1 has no default
+/// address space.
 template <int BM, int BN, int SIMDGROUPS_M, int SIMDGROUPS_N>
 struct TileSums {
     enum {
@@ -143,7 +144,7 @@ struct TileSums {
     simdgroup_float8x8 total[ROWS][COLUMNS];
     int first_row, first_column;
 
-    /// All zero.
+    /// Zeroes all accumulators.
     explicit TileSums(uint simdgroup) thread {
         first_row = simdgroup / SIMDGROUPS_N * ROWS * 8;
         first_column = simdgroup % SIMDGROUPS_N * COLUMNS * 8;
@@ -161,7 +162,7 @@ struct TileSums {
         multiply_to(part, x, w);
     }
 
-    /// The same, added to other sums.
+    /// Same, into other accumulators.
     template <typename X, typename W>
     void multiply_to(thread simdgroup_float8x8 (&to)[ROWS][COLUMNS], threadgroup const X* x,
                      threadgroup const W* w) thread {
@@ -188,7 +189,7 @@ struct TileSums {
         }
     }
 
-    /// A part of the numbers is complete: total += part, part = 0.
+    /// Ends a part: total += part, part = 0.
     void finish_part() thread {
         for (int r = 0; r < ROWS; r++) {
             for (int c = 0; c < COLUMNS; c++) {
@@ -198,8 +199,8 @@ struct TileSums {
         }
     }
 
-    /// Writes the totals that are inside of the matrix to out (M × O), from the registers: a lane
-    /// has two neighbours of each 8×8.
+    /// Writes the totals within the matrix to out (M × O) from registers: a lane holds two adjacent
+    /// elements of each 8×8 matrix.
     template <typename U>
     void store(device U* out, long O, int rows_left, int columns_left, uint lane) thread {
         const Place place(lane);
@@ -212,7 +213,7 @@ struct TileSums {
         }
     }
 
-    /// out: where this lane's first number goes. WHOLE: all numbers of a row do.
+    /// out: destination of this lane's first element. WHOLE: all columns are within the matrix.
     template <bool WHOLE, typename U>
     void store_rows(device U* out, long O, int rows_left, int columns_left) thread {
 #pragma unroll

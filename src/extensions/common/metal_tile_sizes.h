@@ -3,7 +3,7 @@
 
 namespace tiny_llm_ext {
 
-// An enum, because Metal wants variables outside of functions in the constant address space.
+// An enum, because Metal requires the constant address space for variables at namespace scope.
 enum {
     // Elements of a row staged at a time. Divides every quantization group.
     TILE_K = 32,

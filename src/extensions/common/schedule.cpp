@@ -1,4 +1,4 @@
-// The schedules, the choice between them, and slow tickets for their tests.
+// Schedules, schedule selection, and slow tickets for tests.
 #include "common/schedule.h"
 
 #include <chrono>
@@ -11,8 +11,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-/// Each thread computes its own run. No other thread touches the ticket, so it may be read first
-/// and written afterwards.
+/// Each thread computes its own run. No other thread touches the ticket, so a separate read and
+/// write suffice.
 template <typename Ticket>
 int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) {
     auto& ticket = runs[thread].ticket;
@@ -25,10 +25,10 @@ int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) 
     return chunk;
 }
 
-/// Claims the next chunk of a run that ends before `end`. Several threads may do so at once.
+/// Claims the next chunk of a run that ends before `end`. Safe to call from several threads.
 ///
-/// Returns the chunk, which no other thread gets; NO_CHUNK if none is left, or if the ticket is
-/// another job's: a thread that slept through a job must not take a chunk of the next one.
+/// Returns the chunk, exclusively; NO_CHUNK if none is left or the ticket is another job's: a
+/// thread that slept through a job must not claim a chunk of the next one.
 template <typename Ticket>
 int64_t claim(Ticket& ticket, uint32_t job, int64_t end) {
     // [task 4.5.1 claim]
@@ -42,7 +42,7 @@ int64_t claim(Ticket& ticket, uint32_t job, int64_t end) {
     // [/task 4.5.1 claim]
 }
 
-/// The next chunk of the thread's own run; when that is used up, of another's.
+/// Next chunk of the thread's own run, or of another thread's once it is exhausted.
 template <typename Ticket>
 int64_t next_dynamic(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) {
     // [task 4.5.1 next]
@@ -66,7 +66,7 @@ NextChunk claimed() {
 NextChunk default_schedule() {
     try {
         return claimed();
-    } catch (const std::runtime_error&) {  // a learner's, who has not written them yet
+    } catch (const std::runtime_error&) {  // not implemented yet in a learner's tree
         return next_static;
     }
 }
@@ -80,7 +80,7 @@ void check_name(const std::string& name) {
     }
 }
 
-// An atomic number that lets other threads go first, before and after each access.
+// Atomic integer that yields to other threads before and after each access.
 class SlowTicket {
    public:
     SlowTicket(uint64_t value) : value_(value) {}
@@ -156,7 +156,7 @@ std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int
     const auto work = [&](int thread) {
         try {
             auto& mine = found[thread + 1];
-            // A schedule that is wrong may never end: no thread needs more than all of them.
+            // An incorrect schedule may never end: no thread needs more than all chunks.
             while (static_cast<int64_t>(mine.size()) <= chunks) {
                 const int64_t chunk = next(runs.data(), job, thread);
                 if (chunk == NO_CHUNK) {

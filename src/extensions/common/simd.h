@@ -1,12 +1,12 @@
-// Vectors of float32, as wide as the instruction set that this file is compiled for.
+// float32 vectors of the native width of the target instruction set.
 //
-// A kernel is written once against these names and compiled once for each instruction set, with
-// TINY_LLM_ISA naming the namespace (see CMakeLists.txt). Arithmetic is that of GCC's and Clang's
-// vector extension: a + b, a * b, a < b ? x : y work on whole vectors. Only what it cannot say is
-// spelled out for each set below.
+// A kernel is written once against this interface and compiled once per instruction set, with
+// TINY_LLM_ISA naming the namespace (see CMakeLists.txt). Arithmetic uses GCC's and Clang's vector
+// extension: a + b, a * b, a < b ? x : y work on whole vectors. Only operations that the extension
+// lacks are written per instruction set below.
 //
-// The compiler must not fuse a * b + c by itself (-ffp-contract=off): the same sum has to round the
-// same way in every function that computes it. Where a fused multiply-add is wanted, fma says so.
+// -ffp-contract=off keeps the compiler from fusing a * b + c: a sum must round identically in every
+// function that computes it. Use fma for an explicit fused multiply-add.
 #pragma once
 
 #include <stdint.h>
@@ -40,11 +40,11 @@ typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 namespace {
 
-// Subtracting zero changes no number, −0 and NaN included, and no compiler does it.
+// Subtracting zero preserves every value, including −0 and NaN, and compilers do not remove it.
 inline Floats splat(float x) { return x - Floats{}; }
 inline Ints splat(int32_t x) { return x - Ints{}; }
 
-/// 0, 1, … in the lanes.
+/// Lane indices: 0, 1, …
 inline Ints lane_numbers() {
     Ints numbers;
     for (int i = 0; i < LANES; i++) {
@@ -67,18 +67,18 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Whether pairs of bfloat16 numbers are better multiplied by the instruction for them than as
-// float32. Processors with AMX have it, too, but slow: on the Xeon that was measured, a kernel made
-// of it took 1.6 times as long as on Zen 4 (benchmark/LOG.md).
+// Whether the bfloat16 dot-product instruction is faster than widening to float32. AMX processors
+// have the instruction, too, but slow: a kernel using it took 1.6 times as long on the Xeon
+// measured as on Zen 4 (benchmark/LOG.md).
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
 constexpr bool MULTIPLIES_PAIRS = true;
 #else
 constexpr bool MULTIPLIES_PAIRS = false;
 #endif
 
-/// c + a₁·b₁ + a₀·b₀, where each lane of a and b is a pair of bfloat16 numbers, the first in the
-/// lower half. Products are exact, sums rounded one after the other; where it is one instruction,
-/// subnormal numbers count as 0.
+/// c + a₁·b₁ + a₀·b₀, where each lane of a and b is a pair of bfloat16 values, the first in the
+/// lower half. Products are exact; the two sums are rounded in sequence. Where it is one
+/// instruction, subnormals are treated as 0.
 inline Floats fma(Ints a, Ints b, Floats c) {
 #if defined(__AVX512BF16__)
     return (Floats)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
@@ -89,10 +89,10 @@ inline Floats fma(Ints a, Ints b, Floats c) {
 #endif
 }
 
-/// The larger of each lane; b where either is NaN.
+/// Lane-wise maximum; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-/// Loads x once. GCC would rather read memory again for every use of it.
+/// Forces a single load of x: GCC would reload it for every use.
 template <typename Vector>
 inline void keep_in_register(Vector& x) {
 #if defined(__AVX512F__)
@@ -150,8 +150,8 @@ inline Halves narrow_float16(Floats x) {
 #endif
 }
 
-/// The bfloat16 number in the upper half of each lane: rounded to nearest, ties to even; NaN stays
-/// NaN. AVX-512 has an instruction for it, but that one takes subnormal numbers for zero.
+/// bfloat16 value in the upper half of each lane: rounded to nearest, ties to even; NaN stays NaN.
+/// The AVX-512 instruction is not used because it flushes subnormals to zero.
 inline Ints bfloat16_bits(Floats x) {
     const Ints bits = as_ints(x);
     const Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
@@ -170,7 +170,7 @@ inline Halves narrow_bfloat16(Floats x) {
 #endif
 }
 
-/// x as the format stores it.
+/// x rounded to the format.
 inline Floats round_to(Floats x, Format format) {
     switch (format) {
         case Format::float32:
@@ -182,7 +182,7 @@ inline Floats round_to(Floats x, Format format) {
     }
 }
 
-/// LANES elements from element i of an array.
+/// Loads LANES elements starting at element i of an array.
 inline Floats load(const void* array, int64_t i, Format format) {
     switch (format) {
         case Format::float32:
@@ -194,7 +194,7 @@ inline Floats load(const void* array, int64_t i, Format format) {
     }
 }
 
-/// `count` < LANES elements from element i of an array; zero beyond.
+/// Loads `count` < LANES elements starting at element i of an array; the other lanes are zero.
 inline Floats load(const void* array, int64_t i, Format format, int count) {
     switch (format) {
         case Format::float32:
@@ -208,7 +208,7 @@ inline Floats load(const void* array, int64_t i, Format format, int count) {
     }
 }
 
-/// Stores the first `count` lanes, rounded to the format, from element i of an array.
+/// Rounds the first `count` lanes to the format and stores them starting at element i.
 inline void store(void* array, int64_t i, Format format, Floats x, int count = LANES) {
     if (format == Format::float32) {
         memcpy(static_cast<float*>(array) + i, &x, static_cast<size_t>(count) * 4);
@@ -220,7 +220,7 @@ inline void store(void* array, int64_t i, Format format, Floats x, int count = L
 
 // --- across lanes -------------------------------------------------------------------------------
 
-/// The sum of all lanes: halves folded onto each other, an order that depends on LANES alone.
+/// Sum of all lanes: halves are folded, in an order that depends only on LANES.
 inline float sum(Floats x) {
 #if defined(__aarch64__)
     const float32x2_t two = vadd_f32(vget_low_f32((float32x4_t)x), vget_high_f32((float32x4_t)x));
@@ -238,7 +238,7 @@ inline float sum(Floats x) {
 #endif
 }
 
-/// The largest lane; NaN if there is one is not promised.
+/// Maximum over all lanes. NaN lanes may be ignored.
 inline float max(Floats x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)x);
@@ -255,7 +255,7 @@ inline float max(Floats x) {
 #endif
 }
 
-/// The sum of all lanes, which must not overflow.
+/// Sum of all lanes, which must not overflow.
 inline int32_t sum(Ints x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_epi32((__m512i)x);
@@ -269,7 +269,7 @@ inline int32_t sum(Ints x) {
 #endif
 }
 
-/// The largest lane.
+/// Maximum over all lanes.
 inline int32_t max(Ints x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_epi32((__m512i)x);
@@ -292,7 +292,7 @@ inline int32_t max(Ints x) {
 inline Floats exp_of_negative(Floats x) {
     const Floats lowest = splat(-87.33654f);
     const Floats clamped = max(lowest, x);
-    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to a whole number
+    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
     const Floats shifted = fma(clamped, splat(1.44269504f), magic);
     const Floats n = shifted - magic;
     Floats r = fma(n, splat(-0.693359375f), clamped);
@@ -304,7 +304,7 @@ inline Floats exp_of_negative(Floats x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r) + 1.0f;
-    // n stands in the lowest bits of `shifted`; what is above them is shifted out.
+    // n is in the lowest bits of `shifted`; the shift discards the others.
     const Floats two_to_n = as_floats((as_ints(shifted) << 23) + (127 << 23));
     return x < lowest ? Floats{} : p * two_to_n;
 }

@@ -1,10 +1,10 @@
-// A small matrix product in the caches: c += a · b, of float32 or of pairs of bfloat16 numbers.
+// Small cache-resident matrix product: c += a · b, for float32 or pairs of bfloat16.
 //
-// A *pair* is the two numbers of one 32-bit word (MULTIPLIES_PAIRS in simd.h): a · b of pairs is
-// the sum of two products, and the inner index counts pairs. c is float32 either way.
+// A *pair* is two bfloat16 values in one 32-bit word (MULTIPLIES_PAIRS in simd.h): the product of
+// two pairs is the sum of two products, and the inner index counts pairs. c is always float32.
 //
-// Its b is read in rows, so lanes are columns: every c is one chain of fused multiply-adds in the
-// order of the inner index, and comes out the same however the others are blocked around it.
+// Rows of b are loaded as vectors, so lanes are columns: every element of c is one chain of fused
+// multiply-adds in the order of the inner index, with the same bits for any blocking.
 #pragma once
 
 #include "common/simd.h"
@@ -13,7 +13,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Rows × vectors of c that are kept in registers, beside a row of b: 6×4 + 4 of 32, 6×2 + 2 of 16.
+// Rows × vectors of c held in registers, plus a row of b: 6×4 + 4 of 32, 6×2 + 2 of 16.
 constexpr int MATMUL_ROWS = 6;
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int MATMUL_VECTORS = 2;
@@ -21,8 +21,8 @@ constexpr int MATMUL_VECTORS = 2;
 constexpr int MATMUL_VECTORS = 4;
 #endif
 
-// ROWS × (VECTORS · LANES) of c += a · b, over `inner`. Not inlined: sums and x take all registers,
-// and what a caller keeps in some would be spilled in the innermost loop.
+// c += a · b for ROWS × (VECTORS · LANES) elements of c, over `inner`. Not inlined: sums and x use
+// all registers, and the caller's live values would be spilled in the innermost loop.
 template <int ROWS, int VECTORS, typename Number>
 __attribute__((noinline)) void multiply_add_block(int inner, const Number* a, int64_t a_stride,
                                                   const Number* b, int64_t b_stride, float* c,
@@ -63,7 +63,7 @@ __attribute__((noinline)) void multiply_add_block(int inner, const Number* a, in
     }
 }
 
-// Up to MATMUL_ROWS rows: the templates for ROWS and fewer.
+// Dispatches up to MATMUL_ROWS rows to the template for that row count.
 template <int ROWS, typename Number>
 inline void multiply_add_rows(int rows, int columns, int inner, const Number* a, int64_t a_stride,
                               const Number* b, int64_t b_stride, float* c, int64_t c_stride) {
@@ -85,7 +85,7 @@ inline void multiply_add_rows(int rows, int columns, int inner, const Number* a,
 }
 
 /// c += a · b for a rows×inner, b inner×columns, c rows×columns; columns is a multiple of LANES.
-/// Strides are those of rows. Numbers are float32, or int32_t for pairs.
+/// Strides are row strides. Elements are float32, or int32_t for pairs.
 template <typename Number>
 inline void multiply_add(int rows, int columns, int inner, const Number* a, int64_t a_stride,
                          const Number* b, int64_t b_stride, float* c, int64_t c_stride) {

@@ -1,4 +1,4 @@
-// Transposing a square of LANES × LANES numbers that lie in LANES vectors.
+// Transposition of LANES × LANES elements held in LANES vectors.
 #pragma once
 
 #include "common/simd.h"
@@ -24,15 +24,15 @@ constexpr Indices<0, 1, 2, 3> ALL_LANES;
 #define TINY_LLM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
 #endif
 
-// What follows are single instructions, without constants, wherever there are vectors.
+// The following are single instructions without constants on all vector instruction sets.
 
-// Of every four lanes, the first two (or else the last two) of a and b, in turns: a0 b0 a1 b1.
+// Interleaves the first (or last) two of every four lanes of a and b: a0 b0 a1 b1.
 template <int FROM, int... LANE>
 inline Floats zip_pairs(Floats a, Floats b, Indices<LANE...>) {
     return TINY_LLM_SHUFFLE(a, b, (LANE / 4 * 4 + FROM + LANE % 4 / 2 + LANE % 2 * LANES)...);
 }
 
-// Every other four lanes of a, then of b: the even fours, or from lane 4 on the odd ones.
+// Every other group of four lanes of a, then of b: even groups, or odd groups from lane 4.
 template <int FROM, int... LANE>
 inline Floats every_other_four(Floats a, Floats b, Indices<LANE...>) {
     return TINY_LLM_SHUFFLE(a, b, (LANE / 4 * 8 + FROM + LANE % 4)...);
@@ -52,10 +52,10 @@ inline void part(Floats& a, Floats& b) {
     a = even;
 }
 
-/// x[i] lane j becomes x[j] lane i.
+/// Transposes: lane j of x[i] becomes lane i of x[j].
 ///
-/// Squares of 4 × 4 first. Let a, b, c, d be four rows: then x[i] has column 4·u + i of them in its
-/// four lanes number u. What is left is to transpose fours.
+/// First transposes 4 × 4 squares. For four rows a, b, c, d, group u of four lanes of x[i] then
+/// holds column 4·u + i. The second stage transposes the groups of four.
 inline void transpose(Floats* x) {
 #pragma GCC unroll 4
     for (int i = 0; i < LANES; i += 4) {

@@ -74,7 +74,7 @@ class Pool {
         std::lock_guard lock(one_job_at_a_time_);
         const SharedJob job = {job_.load(std::memory_order_relaxed) + 1, chunks, threads_};
         // Close all runs first: a late worker that reads any of the new state below then finds no
-        // ticket of its own job.
+        // ticket of its job.
         for (int i = 0; i < threads_; i++) {
             runs_[i].ticket.exchange(job.ticket(CHUNK_BITS), std::memory_order_acq_rel);
         }
@@ -92,7 +92,7 @@ class Pool {
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
-        if (thrown_ != nullptr) {  // before the last chunk was counted, so all threads are past it
+        if (thrown_ != nullptr) {  // before the last chunk was counted: all have finished
             std::rethrow_exception(std::exchange(thrown_, nullptr));
         }
     }
@@ -146,7 +146,7 @@ class Pool {
     const std::unique_ptr<ChunkRange<std::atomic<uint64_t>>[]> runs_;
     std::mutex one_job_at_a_time_;
     std::mutex thrown_mutex_;
-    std::exception_ptr thrown_;  // by the first chunk of this job that threw
+    std::exception_ptr thrown_;  // first exception of this job
     std::atomic<detail::Chunk> run_{nullptr};
     std::atomic<const void*> body_{nullptr};
     std::atomic<int64_t> chunks_{0};

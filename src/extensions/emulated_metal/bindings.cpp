@@ -1,4 +1,4 @@
-// The submodule tiny_llm_ext.metal.emulator: Python functions as the GPU.
+// Submodule tiny_llm_ext.metal.emulator: Python functions as the GPU.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -53,7 +53,7 @@ const char* name_of_dtype(mx::Dtype dtype) {
     }
 }
 
-// A command as Python sees it: numbers and tuples.
+// A command as Python numbers and tuples.
 nb::dict as_dict(const gpu::Command& command) {
     nb::list buffers, bytes;
     for (const auto& buffer : command.buffers) {
@@ -108,7 +108,7 @@ void run(const nb::callable& function, const std::vector<gpu::Command>& commands
     function(list);
 }
 
-// Waits for what MLX computes with the GIL released, as its threads may call into Python.
+// Waits for pending MLX work with the GIL released: MLX's threads may call into Python.
 void finish() { gpu::get_command_encoder(emulated::gpu_stream()).run(); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What operations dispatch: recorded, with the barriers that MLX would insert, and checked.
+// Records and checks an operation's dispatches, with the barriers that MLX would insert.
 #include <algorithm>
 #include <stdexcept>
 
@@ -8,7 +8,7 @@ namespace mlx::core::metal {
 
 namespace {
 
-// An array's elements in memory: the lowest address of one, and the bytes to the highest's end.
+// Memory span of an array: lowest element address, and bytes to the end of the highest element.
 struct Span {
     const char* memory;
     size_t bytes, lead;
@@ -67,7 +67,7 @@ void CommandEncoder::register_output_array(const array& a) {
 }
 
 void CommandEncoder::add_temporary(array a) {
-    // What is not written is NaN.
+    // Unwritten output is NaN.
     std::memset(a.buffer().raw_ptr(), 0xff, a.nbytes());
     temporaries_.push_back(std::move(a));
 }
@@ -106,8 +106,8 @@ void CommandEncoder::begin(const std::string& operation, const std::vector<array
     first_command_ = commands_.size();
     may_overwrite_.clear();
     for (const auto& input : inputs) {
-        // Commands that were sent before are done by the time that this operation's begin: only
-        // what else refers to the input keeps it from being overwritten.
+        // Earlier commands are complete when this operation's begin: only other references to the
+        // input prevent overwriting it.
         const auto kept = kept_.find(input.data_shared_ptr().get());
         if (kept != kept_.end()) {
             kept->second.data = nullptr;
@@ -153,7 +153,7 @@ void CommandEncoder::forget() {
     }
 }
 
-// An output that has an input's memory: nothing else may refer to that input.
+// Checks an output that shares an input's memory: the input must have no other references.
 void CommandEncoder::check_in_place(const std::vector<array>& inputs,
                                     const std::vector<array>& outputs) const {
     for (const auto& output : outputs) {
@@ -167,8 +167,8 @@ void CommandEncoder::check_in_place(const std::vector<array>& inputs,
     }
 }
 
-// MLX keeps the memory of inputs and outputs until the commands have run, and that of arrays given
-// to add_temporary. All other memory is free, and may be another array's, before they do.
+// MLX keeps the memory of inputs, outputs and add_temporary arrays alive until the commands have
+// run. All other memory is freed earlier and may be reused.
 void CommandEncoder::check_lifetimes(const std::vector<array>& inputs,
                                      const std::vector<array>& outputs) const {
     for (size_t c = first_command_; c < commands_.size(); c++) {
@@ -189,7 +189,7 @@ void CommandEncoder::check_lifetimes(const std::vector<array>& inputs,
     }
 }
 
-// New memory is NaN, so that an element that no thread writes is seen.
+// New memory is filled with NaN, to expose elements that no thread writes.
 void CommandEncoder::clear_memory(const std::vector<array>& inputs,
                                   const std::vector<array>& outputs) const {
     for (const auto& output : outputs) {

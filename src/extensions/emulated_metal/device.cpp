@@ -25,7 +25,7 @@ MTL::ComputePipelineState* Device::get_kernel(const std::string& name, MTL::Libr
 }
 
 Device& device(mlx::core::Device) {
-    // Never destroyed: it holds Python's functions, and Python may end first.
+    // Never destroyed: it holds Python functions, and the interpreter may exit first.
     static auto* one = new Device();
     return *one;
 }

@@ -16,7 +16,7 @@ mx::Stream gpu_stream() {
 void EmulatedNode::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     static std::mutex mutex;  // there is one GPU
     std::lock_guard lock(mutex);
-    mx::synchronize(stream());  // what MLX computes for the inputs
+    mx::synchronize(stream());  // wait for the inputs
     mx::synchronize();
     auto& encoder = mx::metal::get_command_encoder(stream());
     try {
@@ -65,8 +65,8 @@ std::vector<mx::Shape> EmulatedNode::output_shapes(const std::vector<mx::array>&
 
 namespace tiny_llm_ext {
 
-// A GPU of MLX's that has no Metal counts as one: its compiler refuses everything, so operations
-// run on the CPU.
+// An MLX GPU without Metal counts as a GPU whose compiler rejects all kernels, so operations run on
+// the CPU.
 bool is_gpu(mx::Stream stream) {
     const bool is_emulated = mx::metal::device().emulator.run != nullptr;
     return stream.device == mx::Device::gpu || (is_emulated && stream == emulated::gpu_stream());

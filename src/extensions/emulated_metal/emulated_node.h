@@ -1,5 +1,5 @@
-// Operations on the emulated GPU: MLX without Metal evaluates graph nodes with eval_cpu alone, so a
-// node that stands for another calls the other's eval_gpu.
+// Operations on the emulated GPU. Without Metal, MLX evaluates graph nodes only with eval_cpu, so a
+// wrapper node calls the wrapped node's eval_gpu.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace tiny_llm_ext::emulated {
 
 namespace mx = mlx::core;
 
-/// The stream that counts as the GPU's: of MLX's CPU, used for nothing else. Made when it is first
-/// asked for.
+/// Stream that represents the GPU: a CPU stream of MLX reserved for this purpose, created on first
+/// use.
 mx::Stream gpu_stream();
 
 /// The graph node.

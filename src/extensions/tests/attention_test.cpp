@@ -1,4 +1,4 @@
-// Week 4's kernels of attention against sums in double.
+// Week 4's attention kernels against a double-precision reference.
 #include <cmath>
 #include <vector>
 
@@ -19,7 +19,7 @@ SplitKernel part_of([[maybe_unused]] InstructionSet set) {
     return TINY_LLM_CHOOSE_SIMD(set, attention_split, nullptr);
 }
 
-// Random numbers, as an array of a format. Guards on both sides would be read as no numbers.
+// Random array of a format. Guards on both sides are NaN, to detect out-of-bounds reads.
 std::vector<char> numbers(Random& random, int64_t count, Format format) {
     std::vector<char> array(count * (format == Format::float32 ? 4 : 2));
     for (int64_t i = 0; i < count; i++) {
@@ -28,7 +28,7 @@ std::vector<char> numbers(Random& random, int64_t count, Format format) {
     return array;
 }
 
-// A head of `S` keys, D apart, and two rows of queries; the first row sees one key less.
+// A head with `S` keys, D elements apart, and two query rows; the first row sees one key less.
 struct Problem {
     int64_t S, D;
     Format format;

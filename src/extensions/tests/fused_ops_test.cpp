@@ -1,5 +1,5 @@
-// What lies between the products, with vectors, against the references: every size of what is left
-// of a row, both 16-bit formats and float32.
+// Fused elementwise vector kernels against their references: every remainder of a row, both 16-bit
+// formats and float32.
 #include <algorithm>
 #include <cmath>
 
@@ -22,7 +22,7 @@ constexpr Format FORMATS[] = {Format::float32, Format::float16, Format::bfloat16
 constexpr int64_t SIZES[] = {1, 3, 4, 7, 16, 31, 64, 131};
 constexpr int64_t ROWS = 3;
 
-// Numbers of a format, each in four bytes' room, so that one type is enough for all formats.
+// Random elements of a format, in four bytes each, so that one type serves all formats.
 std::vector<float> numbers(Random& random, int64_t count, Format format, float scale = 1) {
     std::vector<float> memory(count);
     for (int64_t i = 0; i < count; i++) {
@@ -31,7 +31,7 @@ std::vector<float> numbers(Random& random, int64_t count, Format format, float s
     return memory;
 }
 
-// A few units of the last place of the larger number: sums differ in their order.
+// Tolerance of a few ulps of the larger value: summation orders differ.
 bool is_close(float a, float b, Format format) {
     const float epsilon = format == Format::float32   ? 0x1p-23f
                           : format == Format::float16 ? 0x1p-10f

@@ -1,6 +1,5 @@
-// Runs the test that is named, or all, for every instruction set of this processor, or for the one
-// that TINY_LLM_CPU_ISA names. Exit status 0 if all is well. `kernel_tests --list` prints the
-// names.
+// Runs the named test, or all tests, for every instruction set of this processor, or only for
+// TINY_LLM_CPU_ISA if set. Exit status 0 on success. `kernel_tests --list` prints the names.
 #include "tests/kernel_tests.h"
 
 #include <cstdio>
@@ -57,12 +56,12 @@ void list_tests() {
     }
 }
 
-// Runs the test of that name; all, if it is nullptr. Returns whether there is one and none failed.
+// Runs the named test, or all tests for nullptr. Returns whether at least one ran and none failed.
 bool run(const char* name) {
     std::vector<InstructionSet> sets = instruction_sets();
     const char* forced = std::getenv("TINY_LLM_CPU_ISA");
     if (forced != nullptr && *forced != '\0') {
-        sets = {instruction_set()};  // checks the name
+        sets = {instruction_set()};  // validates the name
     }
     bool found = false;
     for (InstructionSet set : sets) {

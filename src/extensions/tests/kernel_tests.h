@@ -1,7 +1,7 @@
-// What the tests of the kernels share.
+// Shared helpers of the kernel tests.
 //
 // To add a kernel's tests: keep its scalar reference in a file without MLX (<op>_reference.cpp,
-// listed in kernels.cmake), write <op>_test.cpp with functions under KERNEL_TEST, and list that in
+// listed in kernels.cmake), write <op>_test.cpp with functions under KERNEL_TEST, and list it in
 // CMakeLists.txt.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace tiny_llm_ext::tests {
 void count_check();
 void count_failure(const std::string& what);
 
-/// Notes a failure, and prints the first few. what() says which case it is.
+/// Records a failure and prints the first few. what() describes the case.
 template <typename What>
 void expect(bool condition, const What& what) {
     count_check();
@@ -26,7 +26,7 @@ void expect(bool condition, const What& what) {
     }
 }
 
-/// Reproducible numbers, the same on every machine.
+/// Deterministic random numbers, identical on every machine.
 class Random {
    public:
     explicit Random(uint64_t seed) : state_(seed * 2 + 1) {}
@@ -40,7 +40,7 @@ class Random {
     uint64_t state_;
 };
 
-/// Memory with a margin on both sides that a kernel must leave alone.
+/// Memory with guards on both sides that a kernel must not modify.
 template <typename T>
 class Guarded {
    public:
@@ -63,7 +63,7 @@ class Guarded {
     std::vector<T> memory_;
 };
 
-/// Runs once for every instruction set that is tested, the portable one excepted.
+/// Runs once per instruction set under test, except the portable one.
 using Test = void (*)(InstructionSet set);
 struct Registration {
     Registration(const char* name, Test test);

@@ -1,4 +1,4 @@
-// The kernels of quantized_matmul against the three loops of the reference.
+// quantized_matmul kernels against the three-loop reference.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,7 +11,7 @@ using namespace tiny_llm_ext::tests;
 
 namespace {
 
-// One multiplication with random arguments of its own.
+// One multiplication with random arguments.
 struct Problem {
     int64_t M, O, I;
     int group_size, bits;
@@ -54,7 +54,7 @@ struct Problem {
                 prepacked};
     }
 
-    // The same problem with its weights prepacked, so many rows together.
+    // The same problem with weights prepacked, `rows` rows per pack.
     Problem with_prepacked_weights(int rows) const {
         Problem other = *this;
         other.prepacked = true;
@@ -78,7 +78,7 @@ struct Problem {
         return out;
     }
 
-    // The same problem with weights that are floating-point numbers of 4 bits.
+    // The same problem with 4-bit floating-point weights.
     Problem without_biases() const {
         Problem other = *this;
         other.floating_point = true;
@@ -105,13 +105,13 @@ const QuantizedMatmulKernel& kernel_of(InstructionSet set) {
 #endif
 }
 
-// Some rows of a problem by a kernel, in the chunks that threads would take.
+// Runs a kernel on some rows of a problem, in the chunks used by parallel_for.
 Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t first_row,
                            int64_t rows) {
     const QuantizedMatmulKernel& kernel = kernel_of(set);
     Guarded<uint16_t> out(rows * problem.O);
     const QuantizedMatmulJob job = problem.job(out.data(), first_row, rows);
-    // No byte more than was asked for: a sanitizer sees what is read or written beyond.
+    // Exactly the requested size: a sanitizer detects accesses beyond it.
     const int64_t bytes = kernel.scratch(job);
     void* scratch = nullptr;
     if (posix_memalign(&scratch, 64, bytes) != 0) {
@@ -127,8 +127,8 @@ Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t f
     return out;
 }
 
-// How far two results may be apart: both round to the format, both add up I products in float32,
-// and the fixed point kernel (see its head) rounds the activations of a group.
+// Tolerance: both results round to the format and sum I products in float32; the fixed-point kernel
+// (see its header comment) also rounds the activations of a group.
 float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
     const int64_t groups = problem.I / problem.group_size;
     const float levels = static_cast<float>((1 << problem.bits) - 1);
@@ -151,7 +151,7 @@ float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
     return bound;
 }
 
-// The course's kernel of an instruction set.
+// The course kernel of an instruction set.
 Week4Matmul vectors_of([[maybe_unused]] InstructionSet set) {
 #if defined(__x86_64__)
     return set == InstructionSet::avx2 ? avx2::quantized_matmul_vectors
@@ -161,7 +161,7 @@ Week4Matmul vectors_of([[maybe_unused]] InstructionSet set) {
 #endif
 }
 
-// Its kernels that want PACK_ROWS rows of weights prepacked.
+// Its kernels that require weights prepacked with PACK_ROWS rows.
 std::vector<Week4Matmul> ordered_of([[maybe_unused]] InstructionSet set) {
 #if defined(__x86_64__)
     if (set == InstructionSet::avx2) {
@@ -176,7 +176,7 @@ std::vector<Week4Matmul> ordered_of([[maybe_unused]] InstructionSet set) {
 #endif
 }
 
-// All rows of a problem by a kernel without preparations, in chunks.
+// Runs a kernel without a prepare step on all rows, in chunks.
 Guarded<uint16_t> multiply(const Problem& problem, Week4Matmul step) {
     Guarded<uint16_t> out(problem.M * problem.O);
     const QuantizedMatmulJob job = problem.job(out.data(), 0, problem.M);

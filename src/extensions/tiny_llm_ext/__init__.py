@@ -1,9 +1,9 @@
-"""The compiled operations of tiny-llm: functions on `mlx.core.array`, lazy as MLX's own.
+"""Compiled operations of tiny-llm: lazy functions on `mlx.core.array`.
 
-The package `tiny_llm` reaches them through `tiny_llm.kernels` alone.
+The package `tiny_llm` imports them only in `tiny_llm.kernels`.
 """
 
-# First: it loads libmlx and registers mx.array with nanobind, which the module below looks up.
+# Must be first: loads libmlx and registers mx.array with nanobind for the module below.
 import mlx.core as _mx
 
 from . import emulated_gpu
@@ -78,7 +78,10 @@ __all__ = [
 
 
 def _check_abi() -> None:
-    """A module built against another MLX imports well and then refuses every array."""
+    """Raises ImportError if the module was built against another MLX version.
+
+    Such a module imports without error, but rejects every array.
+    """
     try:
         axpby(_mx.array(0.0), _mx.array(0.0), 1.0, 1.0)
     except TypeError as error:

@@ -1,8 +1,8 @@
-"""TINY_LLM_EMULATED_METAL=1: an emulator in the place of a GPU, on a machine without Metal.
+"""TINY_LLM_EMULATED_METAL=1: emulated GPU on machines without Metal.
 
-Operations run as on a Mac, with the same code up to the kernels and with the kernels themselves,
-about a thousand times as slowly: to find out what a Mac will do. The emulator is part of the source
-tree (tools/metal_emulator), not of the installed package.
+Operations run the same host code and the same kernels as on a Mac, about a thousand times slower,
+to test Metal behaviour without a Mac. The emulator is part of the source tree
+(tools/metal_emulator), not of the installed package.
 """
 
 import atexit
@@ -15,14 +15,14 @@ from typing import Any
 VARIABLE = "TINY_LLM_EMULATED_METAL"
 ROOT = Path(__file__).resolve().parents[3]
 
-device: Any = None  # the one that the variable asked for
+device: Any = None  # the attached emulator, if any
 
 
 def is_wanted() -> bool:
-    """Whether the variable asks for it.
+    """Whether TINY_LLM_EMULATED_METAL requests the emulator.
 
     Raises:
-        ValueError: it is neither 0 nor 1.
+        ValueError: the variable is neither 0 nor 1.
     """
     value = os.environ.get(VARIABLE, "0")
     if value not in ("", "0", "1"):
@@ -31,13 +31,13 @@ def is_wanted() -> bool:
 
 
 def attach(extension: ModuleType) -> Any:
-    """Makes the emulator the extension's GPU, and returns the stream that counts as the GPU's.
+    """Attaches the emulator as the extension's GPU and returns the GPU stream.
 
-    A process in which it found a fault ends with exit status 1 and says what it was, even if the
-    error was caught: an engine ends one request with it and goes on.
+    Faults found by the emulator are printed at exit and set exit status 1, even if the exception
+    was caught: an engine only fails the affected request and continues.
 
     Raises:
-        ValueError: the source tree or clang is not there.
+        ValueError: the source tree or clang is missing.
     """
     if not (ROOT / "tools" / "metal_emulator").is_dir():
         raise ValueError(
@@ -60,7 +60,7 @@ def attach(extension: ModuleType) -> Any:
 
 
 def report_faults() -> bool:
-    """Whether the emulator found faults that have not been reported; now they are, one a line."""
+    """Prints unreported faults, one per line; returns whether there were any."""
     faults = device.take_faults() if device is not None else []
     for fault in faults:
         print(f"{VARIABLE}=1 found a fault: {fault}", file=sys.stderr)
@@ -71,4 +71,4 @@ def _end_with_faults() -> None:
     if report_faults():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)  # at this point nothing else changes the status
+        os._exit(1)  # sys.exit has no effect in an atexit handler

@@ -1,4 +1,4 @@
-// add_bias on the GPU: a thread computes four neighbours of a row. add_bias.h has the contract.
+// add_bias on the GPU: four adjacent elements per thread. Contract: add_bias.h.
 #include <metal_stdlib>
 
 #include "src/add_bias/add_bias_params.h"

@@ -1,4 +1,4 @@
-// add_bias on the CPU: which kernel runs, and on which rows of which arrays.
+// add_bias on the CPU: kernel selection and row parallelism.
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"

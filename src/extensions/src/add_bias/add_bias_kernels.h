@@ -1,4 +1,4 @@
-// The CPU kernels of add_bias, as plain functions on plain memory.
+// CPU kernels of add_bias on plain memory.
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,8 @@ struct AddBiasJob {
     int64_t x_stride;
 };
 
-/// The reference. Computes rows first … last − 1; add_bias in fast/add_bias_simd.cpp does the same.
+/// The reference: computes rows first … last − 1. Same interface: add_bias in
+/// fast/add_bias_simd.cpp.
 void add_bias_reference(const AddBiasJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

@@ -1,4 +1,4 @@
-// add_bias on the GPU: the encoder.
+// add_bias on the GPU: encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

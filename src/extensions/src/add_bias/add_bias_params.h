@@ -1,4 +1,4 @@
-// The parameters of the kernels in add_bias.metal.
+// Parameters of the kernels in add_bias.metal.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -7,7 +7,7 @@ enum { ADD_BIAS_READS = 4 };  // consecutive elements per thread
 
 struct AddBiasParams {
     int O;
-    long x_stride;  // from one row to the next, in elements
+    long x_stride;  // row stride in elements
 };
 
 }  // namespace tiny_llm_ext

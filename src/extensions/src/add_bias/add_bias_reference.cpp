@@ -1,4 +1,4 @@
-// add_bias, the readable reference.
+// add_bias: readable reference.
 #include "src/add_bias/add_bias_kernels.h"
 
 namespace tiny_llm_ext {

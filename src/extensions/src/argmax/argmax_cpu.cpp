@@ -1,4 +1,4 @@
-// argmax on the CPU: which kernel runs, and on which part of a row.
+// argmax on the CPU: kernel selection, and splitting of rows into parts.
 #include <algorithm>
 #include <vector>
 
@@ -18,7 +18,7 @@ namespace {
 
 using Kernel = ArgmaxResult (*)(const ArgmaxJob&, int64_t, int64_t, int64_t);
 
-// Every row is cut into parts, so that two threads share even a single one.
+// Splits every row, so that even a single row uses several threads.
 void run(const ArgmaxJob& job, Kernel kernel) {
     constexpr int64_t PART = 16384;
     const int64_t parts = (job.V + PART - 1) / PART;

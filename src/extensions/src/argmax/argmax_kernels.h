@@ -1,4 +1,4 @@
-// The CPU kernels of argmax, as plain functions on plain memory.
+// CPU kernels of argmax on plain memory.
 #pragma once
 
 #include <stdint.h>
@@ -26,8 +26,8 @@ struct ArgmaxResult {
     }
 };
 
-/// The reference: the largest of elements first … last − 1 of a row; {−∞, first} if none is larger.
-/// argmax in fast/argmax_simd.cpp does the same.
+/// The reference: largest of elements first … last − 1 of a row; {−∞, first} if none is larger.
+/// Same interface: argmax in fast/argmax_simd.cpp.
 ArgmaxResult argmax_reference(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

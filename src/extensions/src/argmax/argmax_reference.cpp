@@ -1,4 +1,4 @@
-// argmax, the readable reference.
+// argmax: readable reference.
 #include <cmath>
 
 #include "src/argmax/argmax_kernels.h"

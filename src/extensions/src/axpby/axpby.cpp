@@ -1,4 +1,4 @@
-// axpby: validation, graph, derivatives. Nothing here computes a number.
+// axpby: validation, graph, derivatives. No arithmetic.
 #include "src/axpby/axpby.h"
 
 #include "common/checks.h"
@@ -8,7 +8,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// NumPy's rule: counted from the last, two dimensions are equal, or one of them is 1 or missing.
+// NumPy broadcasting: aligned at the last dimension, two sizes are equal, or one is 1 or missing.
 bool broadcast(const mx::Shape& x, const mx::Shape& y) {
     for (size_t i = 1; i <= x.size() && i <= y.size(); i++) {
         const int a = x[x.size() - i], b = y[y.size() - i];
@@ -31,7 +31,7 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
         dtype = mx::float32;
     }
     auto inputs = mx::broadcast_arrays({mx::astype(x, dtype, s), mx::astype(y, dtype, s)}, s);
-    // A broadcast array repeats elements by strides of zero; the kernel walks plain memory.
+    // Broadcasting creates strides of zero; the kernel needs contiguous memory.
     for (auto& input : inputs) {
         input = mx::contiguous(input, /*allow_col_major=*/false, s);
     }
@@ -41,7 +41,7 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                      inputs);
 }
 
-// z is linear in x and in y: its derivative in a direction is axpby of that direction.
+// z is linear in x and in y: the derivative in a direction is axpby of that direction.
 std::vector<mx::array> Axpby::jvp(const std::vector<mx::array>& primals,
                                   const std::vector<mx::array>& tangents,
                                   const std::vector<int>& argnums) {
@@ -67,8 +67,8 @@ std::vector<mx::array> Axpby::vjp(const std::vector<mx::array>& primals,
 
 std::pair<std::vector<mx::array>, std::vector<int>> Axpby::vmap(
     const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
-    // The mapped axis goes to the front of both, and broadcasting does the rest. An input that is
-    // not mapped (axis −1) has no such axis and is broadcast along it.
+    // Moves the mapped axis to the front of both inputs; broadcasting does the rest. An unmapped
+    // input (axis −1) is broadcast along it.
     auto to_front = [&](int i) {
         return axes[i] < 0 ? inputs[i] : mx::moveaxis(inputs[i], axes[i], 0, stream());
     };

@@ -1,4 +1,4 @@
-// axpby on the GPU: a thread an element. axpby.h has the contract, axpby_launch.cpp the grid.
+// axpby on the GPU: one thread per element. Contract: axpby.h; grid: axpby_launch.cpp.
 #include <metal_stdlib>
 
 #include "src/axpby/axpby_params.h"
@@ -6,7 +6,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// z[i] = alpha · x[i] + beta · y[i], in float32, rounded once to T. The grid is made of whole
+// z[i] = alpha · x[i] + beta · y[i], in float32, rounded once to T. The grid consists of whole
 // threadgroups, so the last one may have threads beyond the end.
 template <typename T>
 [[kernel]] void axpby_elements(device const T* x [[buffer(0)]], device const T* y [[buffer(1)]],
@@ -20,7 +20,7 @@ template <typename T>
     // [/task 1.7.2 metal]
 }
 
-// A template becomes a kernel by being instantiated, under the name that the host asks for.
+// Instantiating a template creates a kernel, under the name used by the host.
 #define INSTANTIATE(name, T)                                                           \
     template [[host_name("axpby_elements_" #name)]] [[kernel]] void axpby_elements<T>( \
         device const T*, device const T*, device T*, constant const AxpbyParams&, uint);

@@ -1,4 +1,4 @@
-// axpby on the CPU: one loop, the whole array.
+// axpby on the CPU: one loop over the whole array.
 #include "common/tasks.h"
 #include "mlx/allocator.h"
 #include "src/axpby/axpby.h"
@@ -17,8 +17,8 @@ void axpby_kernel(const T* x, const T* y, T* z, size_t size, float alpha, float 
     // [/task 1.7.2 kernel]
 }
 
-// Evaluation is two-fold: eval_cpu gives the output its memory now, and the loop runs when the
-// stream gets to it. The arrays are kept alive until then, so plain pointers may be captured.
+// eval_cpu allocates the output immediately and enqueues the loop on the stream. The arrays are
+// kept alive until the loop has run, so plain pointers may be captured.
 template <typename T>
 void dispatch(const mx::array& x, const mx::array& y, mx::array& out, float alpha, float beta,
               mx::Stream stream) {

@@ -8,7 +8,7 @@
 namespace tiny_llm_ext {
 
 MetalLaunch axpby_launch(int64_t size, float alpha, float beta, Format format, int max_threads) {
-    // A thread's index must be an int, and those of the last threadgroup go beyond the end.
+    // Thread indices must fit an int, including those of the last threadgroup beyond the end.
     constexpr int64_t MOST = std::numeric_limits<int>::max() - MAX_THREADS;
     if (size > MOST) {
         throw std::invalid_argument("[axpby] expected at most " + std::to_string(MOST) +

@@ -1,4 +1,4 @@
-// axpby on the GPU: the encoder.
+// axpby on the GPU: encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

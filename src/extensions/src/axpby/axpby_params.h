@@ -1,4 +1,4 @@
-// The parameters of the kernels in axpby.metal.
+// Parameters of the kernels in axpby.metal.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -6,7 +6,7 @@ namespace tiny_llm_ext {
 struct AxpbyParams {
     float alpha;
     float beta;
-    int size;  // elements
+    int size;  // number of elements
 };
 
 }  // namespace tiny_llm_ext

@@ -1,5 +1,5 @@
-// cache_write on the GPU: an element a thread. cache_write.h has the contract. Nothing is computed,
-// so a kernel knows how many bytes an element has and not what they mean.
+// cache_write on the GPU: one thread per element. Contract: cache_write.h. Kernels only copy, so
+// they depend on the element size but not on the dtype.
 #include <metal_stdlib>
 
 #include "src/cache_write/cache_write_params.h"
@@ -13,7 +13,7 @@ template <typename T>
                                      device T* cache [[buffer(2)]],
                                      constant const CacheWriteParams& params [[buffer(3)]],
                                      uint2 position [[thread_position_in_grid]]) {
-    const long head = position.y;  // of B·H
+    const long head = position.y;  // index in B·H
     const int b = int(head / params.H), h = int(head % params.H);
     const int l = int(position.x) / params.D, d = int(position.x) % params.D;
     if (l >= params.L || offsets[b] < 0 || offsets[b] > params.C - params.L) {

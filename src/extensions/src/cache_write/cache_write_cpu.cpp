@@ -1,4 +1,4 @@
-// cache_write on the CPU: memory is moved, nothing is computed.
+// cache_write on the CPU: copies memory only.
 #include <cstring>
 
 #include "common/rows.h"
@@ -9,12 +9,12 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// An array B×H×L×D, in bytes.
+// Strided array B×H×L×D, in bytes.
 struct Tokens {
     char* data;
     int64_t B, H, L, D;
-    int64_t item;        // bytes of an element
-    int64_t strides[4];  // bytes
+    int64_t item;        // bytes per element
+    int64_t strides[4];  // in bytes
 };
 
 Tokens tokens_of(const mx::array& x) {
@@ -32,7 +32,7 @@ Tokens tokens_of(const mx::array& x) {
     return tokens;
 }
 
-// Copies the tokens of `from` to places offset … offset + L − 1 of head (b, h) of `to`.
+// Copies the tokens of `from` to positions offset … offset + L − 1 of head (b, h) of `to`.
 void copy_head(const Tokens& from, const Tokens& to, int64_t b, int64_t h, int64_t offset) {
     const char* in = from.data + b * from.strides[0] + h * from.strides[1];
     char* out = to.data + b * to.strides[0] + h * to.strides[1] + offset * to.strides[2];
@@ -47,7 +47,7 @@ void copy_head(const Tokens& from, const Tokens& to, int64_t b, int64_t h, int64
     }
 }
 
-// Copies all heads of every sequence for whose tokens there is room at its offset.
+// Copies all heads of every sequence whose tokens fit at its offset.
 void copy(const Tokens& from, const Tokens& to, const int32_t* offsets) {
     for_rows(from.B * from.H, from.L * from.D, [&](int64_t first, int64_t last) {
         for (int64_t head = first; head < last; head++) {

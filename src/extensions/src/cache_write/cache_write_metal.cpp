@@ -1,4 +1,4 @@
-// cache_write on the GPU: the encoder.
+// cache_write on the GPU: encoder.
 #include "common/metal_device.h"
 #include "common/rows.h"
 #include "src/cache_write/cache_write.h"

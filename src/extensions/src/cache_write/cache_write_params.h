@@ -1,4 +1,4 @@
-// The parameters of the kernels in cache_write.metal.
+// Parameters of the kernels in cache_write.metal.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -11,7 +11,7 @@
 
 namespace tiny_llm_ext {
 
-namespace {  // a copy in each file, like the conversions of common/half.h
+namespace {  // internal linkage, like the conversions of common/half.h
 
 /// The online softmax of flash_attention.h.
 ///

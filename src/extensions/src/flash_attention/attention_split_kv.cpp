@@ -1,8 +1,9 @@
-// Week 4's attention, third step: several threads take parts of one sequence's keys.
+// Week 4's attention, third step: threads share one sequence's keys.
 //
-// A part is KEYS_PER_SPLIT keys, from a multiple of it on. Each is attended to by itself, and
-// leaves a SoftmaxState for each row; these are merged in the order of the parts. Neither the parts
-// nor the merge know how many threads there are, so neither do the bits of a result.
+// A split is KEYS_PER_SPLIT keys, aligned to a multiple of that. Each split is attended to
+// separately and yields a SoftmaxState per row; these are merged in the order of the splits.
+// Neither the splits nor the merge depend on the number of threads, so the result's bits do not
+// either.
 #include "src/flash_attention/attention_split_kv.h"
 
 #include <algorithm>
@@ -16,10 +17,10 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// The keys that any row of a block sees: the last row sees most.
+// Number of keys visible to any row of a block: the last row sees most.
 int64_t keys_of(const AttentionRows& block) { return block.visible[block.rows - 1]; }
 
-// Row `row` of the results: o / l, zero if it saw no key.
+// Row `row` of the result: o / l, or zero without visible keys.
 void finish(const AttentionRows& block, int row, const SoftmaxState& state) {
     for (int64_t d = 0; d < block.D; d++) {
         store_element(block.out, block.to[row] + d, block.format,
@@ -27,8 +28,8 @@ void finish(const AttentionRows& block, int row, const SoftmaxState& state) {
     }
 }
 
-// What a row knows of all keys, from what it knows of each part. Part p's is
-// states[p · QUERY_ROWS]. `all` is not yet filled in.
+// Merges the states of a row's splits. Split p's state is states[p · QUERY_ROWS]. `all` must be
+// empty.
 void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& all) {
     // [task 4.6.3 merge]
     all.largest = -std::numeric_limits<float>::infinity();
@@ -39,7 +40,7 @@ void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& a
     }
     for (int64_t p = 0; p < parts; p++) {
         const SoftmaxState& part = states[p * QUERY_ROWS];
-        const bool equal = part.largest == all.largest;  // two infinities have no difference
+        const bool equal = part.largest == all.largest;  // avoids ∞ − ∞
         const float factor = equal ? 1 : std::exp2(part.largest - all.largest);
         all.sum += part.sum * factor;
         for (int64_t d = 0; d < D; d++) {
@@ -49,8 +50,8 @@ void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& a
     // [/task 4.6.3 merge]
 }
 
-// Some blocks, the parts of each shared by all threads, with two runs over all: the parts of all
-// blocks, and then the blocks, whose parts are merged and finished.
+// Computes several blocks, with the splits of each shared by all threads, in two parallel passes:
+// first the splits of all blocks, then merging and normalization of each block.
 void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel part) {
     // [task 4.6.3 split]
     struct Piece {
@@ -83,7 +84,7 @@ void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel par
     // [/task 4.6.3 split]
 }
 
-// The rows of a block one after the other: Week 2's softmax with scores of a tile at a time.
+// Rows of a block in sequence: Week 2's softmax with the scores of a tile at a time.
 void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
     for (int row = 0; row < block.rows; row++) {
         float query[MAX_HEAD_SIZE] = {};
@@ -92,7 +93,7 @@ void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
         }
         KeyTile tile;
         float scores[ATTENTION_TILE];
-        int64_t first = -1;  // of the tile's keys
+        int64_t first = -1;  // first key of the tile
         const auto find = [&](int64_t s) {
             if (s / ATTENTION_TILE * ATTENTION_TILE != first) {
                 first = s / ATTENTION_TILE * ATTENTION_TILE;
@@ -111,7 +112,7 @@ void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
     }
 }
 
-// A block by one thread: all keys as one part.
+// Computes a block on one thread: all keys as one split.
 void attend_alone(const AttentionRows& block, const Week4Attention& step) {
     if (step.part == nullptr) {
         attend_with_scores(block, step.scores);
@@ -132,8 +133,8 @@ void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention
         parallel_for(all, [&](int64_t b) { attend_alone(blocks[b], step); });
         return;
     }
-    // So many blocks at a time that their parts stay few: a block of 4,096 keys has 64 KB of
-    // states.
+    // Limits the number of blocks in flight, and so the memory of their states: a block of 4,096
+    // keys has 64 KB of states.
     constexpr int64_t AT_A_TIME = 64;
     for (int64_t first = 0; first < all; first += AT_A_TIME) {
         attend_split_kv(&blocks[first], std::min(AT_A_TIME, all - first), step.part);

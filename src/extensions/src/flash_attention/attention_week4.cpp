@@ -1,5 +1,5 @@
-// Which of Week 4's kernels of attention runs. It is chosen before the work is handed to other
-// threads, where no caller could catch an error.
+// Selection of Week 4's attention kernel, on the calling thread: an exception in a worker thread
+// could not be caught.
 #include "src/flash_attention/attention_week4.h"
 
 #include <cstdlib>
@@ -24,7 +24,7 @@ SplitKernel online([[maybe_unused]] InstructionSet set) {
     // [/task 4.6.2 choose]
 }
 
-// Whether the parts of a sequence may be shared by threads.
+// Whether threads may share a sequence's keys.
 bool splits() {
     // [task 4.6.3 choose]
     return true;

@@ -21,7 +21,7 @@ constexpr int QUERY_ROWS = 8;
 /// Keys per split. Determines the result's bits, as the tile size does.
 constexpr int64_t KEYS_PER_SPLIT = 8 * ATTENTION_TILE;
 
-/// Up to ATTENTION_TILE consecutive keys and their values, as offsets of their D elements in the
+/// Up to ATTENTION_TILE consecutive keys and their values, as element offsets of rows of D in the
 /// arrays of all keys and all values.
 struct KeyTile {
     int count;

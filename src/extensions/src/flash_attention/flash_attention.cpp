@@ -26,7 +26,7 @@ void check_query_key_value(const mx::array& query, const mx::array& key, const m
     check(value.shape() == key.shape(), FLASH_ATTENTION, "expected value of the shape of key, ",
           key.shape(), ", got ", value.shape());
 
-    auto expected = query.shape();  // but for heads and length, key is shaped like query
+    auto expected = query.shape();  // key has the shape of query except heads and length
     expected.end()[-3] = key.shape(-3);
     expected.end()[-2] = key.shape(-2);
     check(key.shape() == expected, FLASH_ATTENTION, "expected key of shape ", expected,
@@ -38,7 +38,7 @@ void check_query_key_value(const mx::array& query, const mx::array& key, const m
           "expected the key/value heads to divide the query heads, got ", H, " and ", H_q);
 }
 
-// All leading dimensions as one: N..×X×Y×Z -> B×X×Y×Z.
+// Merges all leading dimensions: N..×X×Y×Z -> B×X×Y×Z.
 mx::array flatten_batch(const mx::array& x, mx::StreamOrDevice s) {
     return x.ndim() == 3   ? mx::expand_dims(x, 0, s)
            : x.ndim() == 4 ? x

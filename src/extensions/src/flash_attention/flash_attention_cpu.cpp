@@ -1,4 +1,4 @@
-// flash_attention on the CPU: which kernel runs, and on which rows of the queries.
+// flash_attention on the CPU: kernel selection and row parallelism.
 #include <algorithm>
 
 #include "common/checks.h"
@@ -24,9 +24,9 @@ namespace {
 
 int64_t no_flash_attention_scratch(const FlashAttentionJob&, int) { return 0; }
 
-// A head of one sequence, whose keys and values are at strides: where they are.
+// Keys and values of a sequence's head, at strides.
 struct HeadAtStrides {
-    int64_t key, value;  // where the first begins
+    int64_t key, value;  // offset of the first
     int64_t key_stride, value_stride;
 
     static void find(const void* head, int64_t first, KeyTile& tile) {
@@ -38,7 +38,7 @@ struct HeadAtStrides {
     }
 };
 
-// Rows first_row … of a head, as Week 4's kernels take them.
+// Rows from first_row on of a head, as arguments of Week 4's kernels.
 AttentionRows rows_of(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,
                       const HeadAtStrides* head) {
     const int64_t group = job.H_q / job.H, rows = job.L * group;
@@ -65,7 +65,7 @@ AttentionRows rows_of(const FlashAttentionJob& job, int64_t b, int64_t h, int64_
     return block;
 }
 
-// All rows by a kernel of Week 4.
+// Computes all rows with a Week 4 kernel.
 void run_week4(const FlashAttentionJob& job) {
     std::vector<HeadAtStrides> heads;
     for (int64_t b = 0; b < job.B; b++) {
@@ -104,7 +104,8 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
     const int64_t blocks = (rows + step - 1) / step;
     const int64_t heads = job.B * job.H;
     parallel_for(blocks * heads, [&](int64_t chunk) {
-        // The last rows first: with a causal mask they see most, and what is long must not be last.
+        // Last rows first: with a causal mask they see most keys, and long chunks must not start
+        // last.
         const int64_t first = (blocks - 1 - chunk / heads) * step;
         const int count = static_cast<int>(std::min(step, rows - first));
         const int64_t head = chunk % heads;
@@ -115,7 +116,7 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
 
 Strides strides_of(const mx::array& x) { return {x.strides(0), x.strides(1), x.strides(2)}; }
 
-// x itself if its rows are contiguous, of any strides otherwise; or else a copy.
+// x if its rows are contiguous, with any other strides; otherwise a copy.
 mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : row_contiguous(x, stream);
 }

@@ -1,4 +1,4 @@
-// flash_attention on the GPU for few query rows: decoding. metal_attention_decode.h says how.
+// flash_attention on the GPU for few query rows: decoding. Algorithm: metal_attention_decode.h.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_decode.h"
@@ -11,11 +11,11 @@ template <typename T, int ROWS, int DIM>
     device const T* query [[buffer(0)]],           // B×H_q×L×D
     device const T* key [[buffer(1)]],             // B×H×S×D
     device const T* value [[buffer(2)]],           // B×H×S×D
-    device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, if there is one
-    device const int* context_lens [[buffer(4)]],  // B, if there are
-    device T* out [[buffer(5)]],                   // B×L×H_q×D, written if there is one split
-    device float* partial [[buffer(6)]],           // B×H_q×L×splits×D, written if there are more
-    device float* statistics [[buffer(7)]],        // B×H_q×L×splits×2: the largest score, the sum
+    device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, optional
+    device const int* context_lens [[buffer(4)]],  // B, optional
+    device T* out [[buffer(5)]],                   // B×L×H_q×D, written if splits = 1
+    device float* partial [[buffer(6)]],           // B×H_q×L×splits×D, written otherwise
+    device float* statistics [[buffer(7)]],        // B×H_q×L×splits×2: maximum score, sum
     constant const FlashAttentionParams& params [[buffer(8)]],
     uint3 at [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -27,7 +27,7 @@ template <typename T, int ROWS, int DIM>
     attend_to_split<ROWS, DIM>(group, source, split, int(at.y) * ROWS, memory, simdgroup, lane);
 }
 
-// A simdgroup a row.
+// One simdgroup per row.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void flash_attention_merge(
     device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],

@@ -1,5 +1,5 @@
-// The CPU kernels of flash_attention, on plain memory: no MLX, no templates of the standard library
-// (see common/half.h).
+// CPU kernels of flash_attention on plain memory: no MLX, no standard library templates (see
+// common/half.h).
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +22,7 @@ struct Strides {
 
 enum class MaskKind { none, boolean, additive };
 
-struct AttentionRows;  // these three are in attention_week4.h
+struct AttentionRows;  // defined in attention_week4.h
 struct KeyTile;
 struct SoftmaxState;
 
@@ -73,11 +73,11 @@ struct FlashAttentionJob {
 // G = H_q / H heads in a group, row r of key/value head h is token r / G of query head h·G + r % G.
 
 /// The reference: computes rows first_row … first_row + rows − 1 of key/value head h of sequence b.
-/// Needs no scratch memory, unlike other kernels.
+/// Unlike other kernels, needs no scratch memory.
 void flash_attention_reference(const FlashAttentionJob& job, int64_t b, int64_t h,
                                int64_t first_row, int rows, float* scratch);
 
-namespace {  // a copy in each file: see common/half.h
+namespace {  // internal linkage: see common/half.h
 
 /// Number of leading keys visible to token l of sequence b, before any mask.
 [[maybe_unused]] inline int64_t visible_keys(const FlashAttentionJob& job, int64_t b, int64_t l) {
@@ -116,8 +116,8 @@ namespace {  // a copy in each file: see common/half.h
     return ((b * job.L + l) * job.H_q + head) * job.D;
 }
 
-/// Rows per kernel call, of `rows` that attend to the same keys: as many as possible, because all
-/// of them use a tile while it is cached, but few enough that no thread is idle.
+/// Rows per kernel call, of `rows` that attend to the same keys: as many as possible, to share
+/// cached tiles, but few enough to keep all threads busy.
 ///
 /// all_rows: rows of the whole operation.
 [[maybe_unused]] inline int64_t rows_per_block(int64_t rows, int64_t all_rows, int threads) {

@@ -4,7 +4,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// A query head's rows share their keys with those of the other heads of the group.
+// Query heads of a group share keys, so their rows share a threadgroup.
 int64_t rows_of_group(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.L) * (params.H_q / params.H);
 }
@@ -13,8 +13,8 @@ int64_t key_heads(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.B) * params.H;
 }
 
-// The kernels exist for two sizes of a head, of which all Qwen3 models have the first; a smaller
-// one is padded with zeros in registers.
+// Kernels exist for two head sizes, the first of which all Qwen3 models use; smaller heads are
+// padded with zeros in registers.
 std::string head_size(int D) { return D <= 128 ? "_d128" : "_d256"; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// flash_attention on the GPU: the encoder.
+// flash_attention on the GPU: encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// x itself if its rows are contiguous, of any strides otherwise; or else a copy.
+// x if its rows are contiguous, with any other strides; otherwise a copy.
 mx::array with_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : metal::row_contiguous(x, stream);
 }
@@ -20,7 +20,7 @@ void set_strides(long* strides, const mx::array& x, int count) {
     }
 }
 
-// Whether every row of x begins at a multiple of four elements and has such a number of them.
+// Whether every row of x begins at, and has, a multiple of four elements.
 bool rows_in_fours(const mx::array& x) {
     const auto begin = static_cast<int64_t>(x.offset() / x.itemsize());
     return (begin | x.strides(0) | x.strides(1) | x.strides(2) | x.shape(3)) % 4 == 0;
@@ -33,7 +33,7 @@ int mask_kind_of(mx::Dtype dtype) {
                                   : ATTENTION_MASK_BFLOAT16;
 }
 
-// Runs kernels on inputs, which are those of flash_attention_launch.h.
+// Dispatches kernels; inputs as in flash_attention_launch.h.
 void encode_flash_readable(const mx::Stream& stream, const FlashAttentionParams& params,
                            Format format, const std::vector<mx::array>& inputs,
                            const mx::array& out) {
@@ -72,7 +72,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     const auto query = with_rows(inputs[0], stream());
     const auto key = with_rows(inputs[1], stream());
     const auto value = with_rows(inputs[2], stream());
-    // A kernel has a buffer for each of these; where there is none, it reads nothing.
+    // Placeholders for absent optional inputs, which kernels do not read.
     const auto& mask = has_mask_ ? inputs[3] : query;
     const auto context_lens =
         has_context_lens_ ? metal::row_contiguous(inputs.back(), stream()) : query;

@@ -3,7 +3,7 @@
 
 namespace tiny_llm_ext {
 
-// Metal wants variables outside of functions in the constant address space; an enum has none.
+// An enum, because Metal requires the constant address space for variables at namespace scope.
 enum {
     // Readable kernel: keys per tile, and query rows per threadgroup.
     ATTENTION_READABLE_TILE = 32,
@@ -32,11 +32,11 @@ struct FlashAttentionParams {
     int causal;
     int mask_kind;
     int has_context_lens;
-    int splits;   // of the keys; 1 if nothing is merged
+    int splits;   // of the keys; 1 if there is no merge
     int aligned;  // rows of key and value begin at, and have, multiples of four elements
-    // From one sequence, head and token to the next, in elements; rows of D are contiguous.
+    // Strides of sequence, head and token, in elements; rows of D are contiguous.
     long query_strides[3], key_strides[3], value_strides[3];
-    long mask_strides[4];  // of B, H_q, L and S; 0 where it was broadcast
+    long mask_strides[4];  // of B, H_q, L and S; 0 for broadcast dimensions
 };
 
 }  // namespace tiny_llm_ext

@@ -1,10 +1,10 @@
-// flash_attention on the GPU, to be read first: the online softmax of flash_attention.h, 32 × 32.
+// Readable flash_attention on the GPU: the online softmax of flash_attention.h, 32 × 32.
 //
-// A threadgroup has 32 query rows of one head, a simdgroup each, and goes through the keys in tiles
-// of 32. The whole threadgroup copies a tile to its own memory, where 32 rows read it: memory is
-// asked for each key once, not 32 times. Keys first; when every row has its scores, the values take
-// their place. Lane i of a simdgroup holds elements i, i + 32, … of its query row and of its
-// result, and the score of key i of the tile.
+// A threadgroup has 32 query rows of one head, one simdgroup per row, and iterates over tiles of 32
+// keys. The threadgroup copies each tile to threadgroup memory, where all 32 rows read it: one
+// device memory read per key instead of 32. Keys are staged first and replaced by values once every
+// row has its scores. Lane i of a simdgroup holds elements i, i + 32, … of its query row and of its
+// output, and the score of key i of the tile.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_scores.h"
@@ -13,10 +13,10 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 constant constexpr int TILE = ATTENTION_READABLE_TILE;
-constant constexpr int THREADS = TILE * 32;  // of a threadgroup: a simdgroup for each row
+constant constexpr int THREADS = TILE * 32;  // per threadgroup: one simdgroup per row
 constant constexpr int SLICES = 8;           // of 32 elements: D up to 256
 
-// Rows first … first + count − 1 of keys or values to the tile. Ends with a barrier.
+// Stages rows first … first + count − 1 of keys or values in the tile. Ends with a barrier.
 template <typename T>
 void load_tile(device const T* rows, long stride, int count, int D, threadgroup T* tile,
                uint thread_index) {
@@ -33,8 +33,8 @@ template <typename T>
     device const T* query [[buffer(0)]],           // B×H_q×L×D
     device const T* key [[buffer(1)]],             // B×H×S×D
     device const T* value [[buffer(2)]],           // B×H×S×D
-    device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, if there is one
-    device const int* context_lens [[buffer(4)]],  // B, if there are
+    device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, optional
+    device const int* context_lens [[buffer(4)]],  // B, optional
     device T* out [[buffer(5)]],                   // B×L×H_q×D
     constant const FlashAttentionParams& params [[buffer(6)]],
     threadgroup T* tile [[threadgroup(0)]],  // 32×D
@@ -44,7 +44,7 @@ template <typename T>
     const int key_head = head / (params.H_q / params.H);
     const int first_row = int(group.x) * TILE, l = first_row + int(simdgroup);
     const int D = params.D, keys = keys_of(params, context_lens, b);
-    // A row beyond the last sees nothing, but its threads copy tiles like all others.
+    // A row beyond the last sees no keys, but its threads help to copy tiles.
     const int visible = l < params.L ? visible_keys(params, keys, l) : 0;
     const int most = visible_keys(params, keys, min(first_row + TILE, params.L) - 1);
 
@@ -63,7 +63,7 @@ template <typename T>
         load_tile(key + row_offset(params.key_strides, b, key_head, first), params.key_strides[2],
                   in_memory, D, tile, thread_index);
 
-        // The score of key j is a sum over all lanes; lane j keeps it.
+        // The score of key j is a sum over all lanes; lane j stores it.
         float score = -INFINITY;
         for (int j = 0; j < in_view; j++) {
             float product = 0;
@@ -77,7 +77,7 @@ template <typename T>
         if (params.mask_kind != ATTENTION_MASK_NONE && int(lane) < in_view) {
             score = masked(params, mask, mask_row(params, b, head, l), first + int(lane), score);
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // all rows have read the keys
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // keys no longer needed
         load_tile(value + row_offset(params.value_strides, b, key_head, first),
                   params.value_strides[2], in_memory, D, tile, thread_index);
 
@@ -96,7 +96,7 @@ template <typename T>
                 o[i] += d < D ? w * float(tile[j * D + d]) : 0.0f;
             }
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // and the values, before the next keys
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // values no longer needed
     }
     // [/task 2.5.3 tiles]
 

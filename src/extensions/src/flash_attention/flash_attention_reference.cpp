@@ -1,4 +1,4 @@
-// flash_attention, the readable reference: a row of queries after the other.
+// flash_attention: readable reference, one query row at a time.
 #include <limits>
 
 #include "src/flash_attention/attention_reference.h"

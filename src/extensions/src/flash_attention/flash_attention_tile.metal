@@ -1,5 +1,5 @@
-// flash_attention on the GPU with simdgroup matrices: the kernel for prompts.
-// metal_attention_tile.h says how.
+// flash_attention on the GPU with simdgroup matrices: the kernel for prompts. Algorithm:
+// metal_attention_tile.h.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_tile.h"
@@ -7,14 +7,14 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// DIM: the head size, rounded up.
+// DIM: head size, rounded up.
 template <typename T, int DIM>
 [[kernel, max_total_threads_per_threadgroup(256)]] void flash_attention_tile(
     device const T* query [[buffer(0)]],           // B×H_q×L×D
     device const T* key [[buffer(1)]],             // B×H×S×D
     device const T* value [[buffer(2)]],           // B×H×S×D
-    device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, if there is one
-    device const int* context_lens [[buffer(4)]],  // B, if there are
+    device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, optional
+    device const int* context_lens [[buffer(4)]],  // B, optional
     device T* out [[buffer(5)]],                   // B×L×H_q×D
     constant const FlashAttentionParams& params [[buffer(6)]],
     uint2 at [[threadgroup_position_in_grid]], uint2 groups [[threadgroups_per_grid]],
@@ -26,7 +26,7 @@ template <typename T, int DIM>
     const int b = int(at.y) / params.H, key_head = int(at.y) % params.H;
     const AttentionGroup group = dense_group(params, context_lens, b, key_head);
     DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, out);
-    // The last rows first: with a causal mask they see most.
+    // Last rows first: with a causal mask they see most keys.
     const int block = int(groups.x - 1 - at.x) * int(simdgroups) * ATTENTION_MATRIX_ROWS;
     attend_to_tiles<T, DIM>(group, source, block, (threadgroup T*)key_memory,
                             (threadgroup T*)value_memory, simdgroup, simdgroups, lane,

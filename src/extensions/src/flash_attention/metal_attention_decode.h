@@ -1,12 +1,12 @@
-// Attention for few query rows on the GPU: what flash_attention_decode.metal and
-// paged_attention_decode.metal share. For Metal only.
+// GPU attention for few query rows, shared by flash_attention_decode.metal and
+// paged_attention_decode.metal. Metal only.
 //
-// Few rows make little work, and all of it is reading keys and values: so the keys are split among
-// threadgroups, 256 each, and each key is read once for all rows of its group of heads. In a
-// threadgroup each of 8 simdgroups takes every eighth run of 16 keys, with an online softmax of its
-// own; the 8 are merged in threadgroup memory, by halves, and the splits by a kernel after this
-// one. A split begins at a multiple of 256 keys, whatever S is: the result of a row depends on its
-// sequence alone, neither on the batch nor on how large the cache is.
+// With few rows, reading keys and values dominates, so keys are split among threadgroups, 256 each,
+// and each key is read once for all rows of its head group. Within a threadgroup, each of 8
+// simdgroups takes every eighth run of 16 keys with a separate online softmax; the 8 states are
+// reduced in threadgroup memory by halves, and the splits by a second kernel. Splits begin at
+// multiples of 256 keys for any S, so a row's result depends only on its sequence, not on the batch
+// or the cache size.
 #pragma once
 
 #include <metal_stdlib>
@@ -17,8 +17,8 @@ namespace tiny_llm_ext {
 
 using namespace metal;
 
-/// Which of the splits a threadgroup has, of how many, and where results go if it is not alone:
-/// partial, rows×splits×D, and statistics, rows×splits×2, the largest score and the sum.
+/// A threadgroup's split, the number of splits, and the outputs if there are several: partial,
+/// rows×splits×D, and statistics, rows×splits×2: maximum score and sum.
 struct Split {
     int index, count;
     device float* partial;
@@ -30,29 +30,29 @@ struct Split {
     }
 };
 
-/// Rows that are merged at a time: half of the simdgroups' leave 16 KB of threadgroup memory.
+/// Rows merged at a time: half of the simdgroups store 16 KB in threadgroup memory.
 template <int ROWS, int DIM>
 constexpr int rows_merged() {
     return ROWS * DIM <= 1024 ? ROWS : 1024 / DIM;
 }
 
-/// Float4s of threadgroup memory that attend_to_split wants.
+/// Threadgroup memory of attend_to_split, in float4s.
 template <int ROWS, int DIM>
 constexpr int split_memory() {
     constexpr int results = ATTENTION_SPLIT_SIMDGROUPS / 2 * rows_merged<ROWS, DIM>() * DIM;
     return results / 4 + ATTENTION_SPLIT_SIMDGROUPS * ROWS / 2;
 }
 
-/// ROWS query rows with their online softmax, in a simdgroup's registers: a lane holds PER
-/// neighbours of each head of 32·PER elements. Beyond the last row nothing is visible.
+/// ROWS query rows with their online softmax, in a simdgroup's registers: a lane holds PER adjacent
+/// elements of each head of 32·PER elements. Rows beyond the last have no visible keys.
 template <int ROWS, int PER>
 struct FewRows {
     float q[ROWS][PER], o[ROWS][PER], largest[ROWS], sum[ROWS];
-    int visible[ROWS];  // keys, from the first
+    int visible[ROWS];  // leading keys
 };
 
-/// This lane's PER elements of a row, which begin at `from`; zeros beyond the `left` that there
-/// are. WHOLE: `left` and where the row begins are multiples of four.
+/// Loads this lane's PER elements of a row starting at `from`; zeros beyond `left` elements. WHOLE:
+/// `left` and the row's offset are multiples of four.
 template <bool WHOLE, int PER, typename T>
 void load_elements(device const T* from, int left, thread float* x) {
     for (int i = 0; i < PER; i += 4) {
@@ -70,7 +70,7 @@ void load_elements(device const T* from, int left, thread float* x) {
     }
 }
 
-/// The same, stored.
+/// Stores them.
 template <bool WHOLE, int PER, typename T>
 void store_elements(device T* row, int start, int D, thread const float* x) {
     for (int i = 0; i < PER; i += 4) {
@@ -89,7 +89,7 @@ void store_elements(device T* row, int start, int D, thread const float* x) {
     }
 }
 
-/// The queries. WHOLE: D is a multiple of four.
+/// Loads the queries. WHOLE: D is a multiple of four.
 template <bool WHOLE, int ROWS, int PER, typename Source>
 void load_rows(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
                thread const Source& source, int first_row, int row_count, int start) {
@@ -102,7 +102,7 @@ void load_rows(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group
         of.largest[r] = -INFINITY;
         of.sum[r] = 0;
         of.visible[r] = 0;
-        if (r < row_count) {  // all lanes alike
+        if (r < row_count) {  // uniform over lanes
             const int head = group.head(first_row + r), l = group.token(first_row + r);
             const auto query = source.query(head, l) + start;
             for (int i = 0; i < PER; i++) {
@@ -114,8 +114,8 @@ void load_rows(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group
     }
 }
 
-/// Key s and its value: k and v. CHECKS: a row may not see it, or there is a mask. The same bits
-/// either way, so what is fused is not left to a compiler.
+/// Accumulates key s and its value: k and v. CHECKS: the key may be hidden from a row, or there is
+/// a mask. Fused operations are explicit, so both variants give the same bits.
 template <bool CHECKS, int ROWS, int PER, typename Source>
 void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
                    thread const Source& source, int first_row, int s, thread const float* k,
@@ -123,7 +123,7 @@ void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& g
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (CHECKS && s >= of.visible[r]) {
-            continue;  // all lanes alike
+            continue;  // uniform over lanes
         }
         float score = 0;
         for (int i = 0; i < PER; i++) {
@@ -144,8 +144,8 @@ void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& g
     }
 }
 
-/// The next COUNT keys, of which s is the first; loaded before any of them is used. left: elements
-/// of a head from this lane's on.
+/// The next COUNT keys starting at s, loaded before use. left: elements of a head from this lane's
+/// first on.
 template <bool WHOLE, bool CHECKS, int COUNT, int ROWS, int PER, typename Source>
 void attend_to_next(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int left, int s) {
@@ -160,8 +160,8 @@ void attend_to_next(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
     }
 }
 
-/// The runs of keys from first, first + 8·16, … on, below `end`, for all rows. start: this lane's
-/// elements of a head.
+/// Accumulates the runs of keys starting at first, first + 8·16, …, below `end`, for all rows.
+/// start: this lane's first element of a head.
 template <bool WHOLE, int ROWS, int PER, typename Source>
 void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int start, int first, int end) {
@@ -186,12 +186,12 @@ void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
     }
 }
 
-/// Row r's largest score and sum over all simdgroups; and this simdgroup's o is scaled to the
-/// former. statistics: what each simdgroup has, ROWS apart.
+/// Reduces row r's maximum and sum over all simdgroups, and rescales this simdgroup's o to that
+/// maximum. statistics: one entry per simdgroup, ROWS apart.
 template <int ROWS, int PER>
 float2 scale_to_all(thread FewRows<ROWS, PER>& of, int r, threadgroup const float2* statistics,
                     uint lane) {
-    float2 mine = float2(-INFINITY, 0.0f);  // a lane a simdgroup
+    float2 mine = float2(-INFINITY, 0.0f);  // one lane per simdgroup
     if (int(lane) < ATTENTION_SPLIT_SIMDGROUPS) {
         mine = statistics[int(lane) * ROWS + r];
     }
@@ -203,8 +203,8 @@ float2 scale_to_all(thread FewRows<ROWS, PER>& of, int r, threadgroup const floa
     return float2(largest, simd_sum(mine.y * rescale(mine.x, largest)));
 }
 
-/// Adds up the simdgroups' rows first … first + COUNT − 1, by halves: the upper half of them leaves
-/// its sums in memory, the lower half adds them to its own. The first simdgroup has the result.
+/// Reduces rows first … first + COUNT − 1 over simdgroups, by halves: the upper half stores its
+/// sums, the lower half adds them to its registers. The first simdgroup has the result.
 template <int COUNT, int ROWS, int PER>
 void add_simdgroups(thread FewRows<ROWS, PER>& of, int first, threadgroup float4* memory,
                     int simdgroup, uint lane) {
@@ -228,7 +228,7 @@ void add_simdgroups(thread FewRows<ROWS, PER>& of, int first, threadgroup float4
     }
 }
 
-/// Row `row` of the group, as the first simdgroup has it, goes to out, or to the partial results.
+/// Writes row `row` of the group from the first simdgroup to out, or to the partial results.
 template <bool WHOLE, int PER, typename Source>
 void store_row(thread const AttentionGroup& group, thread const Source& source,
                thread const Split& split, int row, thread const float* o, float2 statistics,
@@ -251,7 +251,7 @@ void store_row(thread const AttentionGroup& group, thread const Source& source,
     }
 }
 
-/// attend_to_split where there is something to be seen: keys first … end − 1.
+/// attend_to_split for at least one visible key: keys first … end − 1.
 template <bool WHOLE, int ROWS, int DIM, typename Source>
 void attend_and_merge(thread const AttentionGroup& group, thread Source& source,
                       thread const Split& split, int first_row, int row_count, int first, int end,
@@ -290,8 +290,8 @@ void attend_and_merge(thread const AttentionGroup& group, thread Source& source,
     }
 }
 
-/// ROWS rows of a group, from first_row on, attend to the keys of a split. To be called by all
-/// threads of a threadgroup of 8 simdgroups; memory: split_memory<ROWS, DIM>() of it.
+/// ROWS rows of a group, starting at first_row, attend to the keys of a split. Call from all
+/// threads of a threadgroup of 8 simdgroups; memory: split_memory<ROWS, DIM>() float4s.
 template <int ROWS, int DIM, typename Source>
 void attend_to_split(thread const AttentionGroup& group, thread Source& source,
                      thread const Split& split, int first_row, threadgroup float4* memory,
@@ -299,7 +299,7 @@ void attend_to_split(thread const AttentionGroup& group, thread Source& source,
     const int row_count = min(ROWS, group.rows() - first_row);
     const int first = split.index * ATTENTION_SPLIT;
     const int end = min(first + ATTENTION_SPLIT, group.visible(first_row + row_count - 1));
-    if (split.count > 1 && first >= end) {  // nothing to be seen: the partial results are not read
+    if (split.count > 1 && first >= end) {  // no visible keys: the merge ignores the partial result
         const int row = first_row + int(lane);
         if (simdgroup == 0 && int(lane) < row_count) {
             split.tell(source.partial_row(group.head(row), group.token(row)), -INFINITY, 0);
@@ -313,8 +313,8 @@ void attend_to_split(thread const AttentionGroup& group, thread Source& source,
     }
 }
 
-/// A row of out = Σ factor · partial / Σ factor · sum over its splits, in their order; by a
-/// simdgroup. partial: splits×D, statistics: splits×2, of this row.
+/// Merges a row's splits, in order, in one simdgroup: out = Σ factor · partial / Σ factor · sum.
+/// partial: splits×D, statistics: splits×2, of this row.
 template <typename T>
 void merge_splits(device const float* partial, device const float* statistics, int splits, int D,
                   device T* out, uint lane) {
@@ -336,7 +336,7 @@ void merge_splits(device const float* partial, device const float* statistics, i
         const float factor = mine.y == 0 ? 0.0f : rescale(mine.x, largest);
         for (int j = 0; j < min(32, splits - first); j++) {
             const float f = simd_broadcast(factor, ushort(j));
-            if (f != 0) {  // it saw something that counts
+            if (f != 0) {  // the split has visible keys of nonzero weight
                 sum += f * simd_broadcast(mine.y, ushort(j));
                 for (int i = 0; i < SLICES; i++) {
                     o[i] += i * 32 < left ? f * partial[i * 32] : 0.0f;

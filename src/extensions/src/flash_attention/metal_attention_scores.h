@@ -1,4 +1,4 @@
-// What all kernels of flash_attention share: which keys a row may see, and the mask.
+// Key visibility and masks, shared by all flash_attention kernels.
 #pragma once
 
 #include <metal_stdlib>
@@ -9,23 +9,22 @@ namespace tiny_llm_ext {
 
 using Params = FlashAttentionParams;
 
-/// How many keys there are for sequence b.
+/// Number of keys of sequence b.
 inline int keys_of(constant const Params& params, device const int* context_lens, int b) {
     return params.has_context_lens ? metal::clamp(context_lens[b], 0, params.S) : params.S;
 }
 
-/// How many of S keys, from the first, query l of L may see, as far as no mask hides them.
+/// Number of leading keys, of S, visible to query l of L before any mask.
 inline int visible_keys(bool causal, int S, int L, int l) {
     return causal ? metal::clamp(l + 1 + S - L, 0, S) : S;
 }
 
-/// The same, of `keys` keys.
+/// Same, out of `keys` keys.
 inline int visible_keys(constant const Params& params, int keys, int l) {
     return visible_keys(params.causal, keys, params.L, l);
 }
 
-/// A score with what the mask adds to it; −inf, whatever it was, where the mask hides the key.
-/// Not to be called where there is no mask: then nothing may be read.
+/// Score plus mask term; −inf if the mask hides the key, whatever the score. Requires a mask.
 inline float masked(constant const Params& params, device const uchar* mask, long row, int s,
                     float score) {
     const long i = row + s * params.mask_strides[3];
@@ -42,7 +41,7 @@ inline float masked(constant const Params& params, device const uchar* mask, lon
     return added == -INFINITY ? -INFINITY : score + added;
 }
 
-/// Where the mask of a row of scores begins.
+/// Offset of the mask of a row of scores.
 inline long mask_row(constant const Params& params, int b, int head, int l) {
     return b * params.mask_strides[0] + head * params.mask_strides[1] + l * params.mask_strides[2];
 }

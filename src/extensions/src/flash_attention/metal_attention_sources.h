@@ -1,20 +1,21 @@
-// What a kernel attends to, and where it lies. For Metal only.
+// Sources of queries, keys and values for the attention kernels. Metal only.
 //
-// metal_attention_decode.h and metal_attention_tile.h have the mathematics: they get how large
-// the work is (an AttentionGroup) and ask a source for rows. So a cache in one buffer (DenseSource)
-// and one in pages (paged_attention/metal_pages.h) give the same bits. A source has:
+// metal_attention_decode.h and metal_attention_tile.h contain the mathematics: they take the
+// problem size (an AttentionGroup) and request rows from a source. A contiguous cache (DenseSource)
+// and a paged one (paged_attention/metal_pages.h) therefore give the same bits. Interface of a
+// source:
 //
-//     query(head, l)                  the query of a head and a token
-//     seek(s)                         makes `key` and `value` the rows of key s; to be called by
-//                                     all lanes of a simdgroup for one s, which does not decrease
-//     has_runs()                      whether a run of keys, from a multiple of 16 on, lies in one
-//                                     piece
-//     step()                          to the next key of such a run
-//     move(by)                        `key` and `value` will be so many elements further on
+//     query(head, l)                  query of a head and token
+//     seek(s)                         points `key` and `value` to the rows of key s; call from all
+//                                     lanes of a simdgroup with the same, non-decreasing s
+//     has_runs()                      whether a run of keys, from a multiple of 16 on, is
+//                                     contiguous
+//     step()                          advances to the next key of the run
+//     move(by)                        advances `key` and `value` by that many elements
 //     aligned()                       rows of key and value begin at, and have, multiples of four
-//     masks(), masked(head, l, s, x)  whether there is a mask, and the score x with it
-//     out(head, l)                    a row of the result
-//     partial_row(head, l)            which row it is among the partial results of decoding
+//     masks(), masked(head, l, s, x)  whether there is a mask; the score x with its mask term
+//     out(head, l)                    output row
+//     partial_row(head, l)            index of the row in decode's partial results
 #pragma once
 
 #include <metal_stdlib>
@@ -23,33 +24,33 @@
 
 namespace tiny_llm_ext {
 
-/// One key head of a sequence and the G query heads that read it. A row is a query head and a
-/// token: row r is head r % G of the group and token r / G.
+/// One key head of a sequence and the G query heads that share it. Row r is head r % G of the group
+/// and token r / G.
 struct AttentionGroup {
     int L, S;        // queries and keys of the sequence
     int G, D;        // query heads, and elements of a head
-    int first_head;  // of the query heads
+    int first_head;  // first query head
     int causal;
     float scale;
 
     int rows() const { return L * G; }
-    // Of one token, as in decoding, without a division.
+    // Rows of one token, as in decoding: no division.
     int head(int row) const { return first_head + (L == 1 ? row : row % G); }
     int token(int row) const { return L == 1 ? 0 : row / G; }
 
-    /// How many keys, from the first, a row may see, as far as no mask hides them.
+    /// Number of leading keys visible to a row before any mask.
     int visible(int row) const { return visible_keys(causal, S, L, token(row)); }
 };
 
-/// Rows at strides.
+/// Rows in strided arrays.
 template <typename T>
 struct DenseSource {
     constant const FlashAttentionParams* params;
     int b;
     device const T* queries;   // B×H_q×L×D
     device const T* keys;      // S×D, of this sequence and head
-    device const T* values;    // S×D, the same
-    device const uchar* mask;  // B×H_q×L×S, if there is one
+    device const T* values;    // S×D, of this sequence and head
+    device const uchar* mask;  // B×H_q×L×S, optional
     device T* results;         // B×L×H_q×D
     device const T *key, *value;
 
@@ -89,7 +90,7 @@ DenseSource<T> dense_source(constant const FlashAttentionParams& params, int b, 
     return {&params, b, query, key, value, mask, out, key, value};
 }
 
-/// The work of a sequence's key head in flash_attention.
+/// Problem size of a sequence's key head in flash_attention.
 inline AttentionGroup dense_group(constant const FlashAttentionParams& params,
                                   device const int* context_lens, int b, int key_head) {
     const int G = params.H_q / params.H, keys = keys_of(params, context_lens, b);

@@ -1,17 +1,16 @@
-// Attention with simdgroup matrices on the GPU: what flash_attention_tile.metal and
-// paged_attention_tile.metal share. For Metal only.
+// GPU attention with simdgroup matrices, shared by flash_attention_tile.metal and
+// paged_attention_tile.metal. Metal only.
 //
-// A simdgroup has 8 query rows, up to 8 simdgroups are a threadgroup and share its tiles of keys
+// A simdgroup has 8 query rows; up to 8 simdgroups form a threadgroup and share its tiles of keys
 // and values. All heads of a group are rows of one threadgroup, because they read the same keys.
-// Queries, weights and results stay in registers as 8×8 matrices, the online softmax too:
+// Queries, weights, outputs and the online softmax stay in registers, as 8×8 matrices:
 //
 //     scores (8×TILE) = q (8×D) · keysᵀ (D×TILE)          D/8 · TILE/8 matrix products
 //     out (8×D) = out · factor + weights (8×TILE) · values (TILE×D)
 //
-// Everything is added up in float32, and in an order that depends on the key's index alone. A key
-// that a row may not see has weight 0 for it. Keys beyond those that any row of the threadgroup
-// sees are not read, they are zeros in the tile: what lies there need not be a number. One that
-// only some of the rows see must be finite, for 0 · ∞ is none.
+// Sums are float32, in an order that depends only on the key's index. A hidden key has weight 0.
+// Keys visible to no row of the threadgroup are not read but zeros in the tile, since their memory
+// may hold NaN. A key visible to only some rows must be finite, because 0 · ∞ is NaN.
 #pragma once
 
 #include <metal_simdgroup_matrix>
@@ -32,19 +31,19 @@ inline float row_sum(float x) {
     return x + simd_shuffle_xor(x, ushort(8));
 }
 
-/// The sizes of tiles of keys and of values. DIM: the head size, rounded up.
+/// Sizes of key and value tiles. DIM: head size, rounded up.
 template <typename T, int DIM>
 struct TileSizes {
     enum {
         KEYS = DIM * sizeof(T) <= 256 ? 32 : 8192 / (DIM * sizeof(T)),  // 8 KB
-        STRIDE = DIM + 16 / sizeof(T),  // rows begin in different banks
-        FOURS = KEYS * STRIDE / 4,      // of memory
+        STRIDE = DIM + 16 / sizeof(T),  // row stride: rows begin in different banks
+        FOURS = KEYS * STRIDE / 4,      // memory in units of four elements
         COLUMNS = KEYS / 8,             // matrices along the keys
-        SLICES = DIM / 8,               // and along the head
+        SLICES = DIM / 8,               // matrices along the head
     };
 };
 
-/// Four neighbours of a row of D, from d on; zeros beyond its end.
+/// Four adjacent elements of a row of D, starting at d; zeros beyond its end.
 template <typename T>
 void copy_four(threadgroup T* to, device const T* row, int d, int D, bool aligned) {
     if (aligned && d < D) {
@@ -56,14 +55,14 @@ void copy_four(threadgroup T* to, device const T* row, int d, int D, bool aligne
     }
 }
 
-/// Keys first … first + count − 1 and their values into tiles, and zeros behind them.
+/// Stages keys first … first + count − 1 and their values in tiles, padded with zeros.
 template <typename T, int DIM, typename Source>
 void load_tiles(thread Source& source, int first, int count, int D, threadgroup T* keys,
                 threadgroup T* values, uint thread_index, uint threads) {
     using Sizes = TileSizes<T, DIM>;
     const bool aligned = source.aligned();
     for (int i = int(thread_index); i < Sizes::KEYS * DIM / 4; i += int(threads)) {
-        const int row = i / (DIM / 4), d = i % (DIM / 4) * 4;  // one row for all lanes: DIM ≥ 128
+        const int row = i / (DIM / 4), d = i % (DIM / 4) * 4;  // uniform over lanes: DIM ≥ 128
         threadgroup T* key = keys + row * Sizes::STRIDE + d;
         threadgroup T* value = values + row * Sizes::STRIDE + d;
         if (row < count) {
@@ -77,13 +76,13 @@ void load_tiles(thread Source& source, int first, int count, int D, threadgroup 
     }
 }
 
-/// 8 query rows with their online softmax, in a simdgroup's registers: in `thread`, as its
-/// functions say, because Metal 4.1 assumes nothing of the kind.
+/// 8 query rows with their online softmax, in a simdgroup's registers. Member functions are
+/// qualified `thread`: Metal 4.1 has no default address space.
 template <typename T, int DIM>
 struct EightRows {
     using Sizes = TileSizes<T, DIM>;
     simdgroup_float8x8 q[Sizes::SLICES], o[Sizes::SLICES];
-    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of this tile; then its weights
+    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of this tile; later its weights
     float largest, sum;                         // of this lane's row
 
     /// query: this lane's row.
@@ -114,8 +113,8 @@ struct EightRows {
         }
     }
 
-    /// −∞ for keys that this lane's row may not see, and what a mask adds to the others. first: the
-    /// tile's first key, visible: how many the row sees.
+    /// Sets scores of keys hidden from this lane's row to −∞ and adds the mask to the others.
+    /// first: the tile's first key; visible: number of keys visible to the row.
     template <typename Source>
     void hide(thread const Source& source, int head, int l, int first, int visible,
               Place place) thread {
@@ -133,7 +132,7 @@ struct EightRows {
         }
     }
 
-    /// Scores become weights. Returns what `o` must be multiplied with first.
+    /// Turns scores into weights. Returns the factor by which `o` must be rescaled first.
     float softmax_weights() thread {
         float larger = -INFINITY, added = 0;
 #pragma unroll
@@ -182,9 +181,9 @@ struct EightRows {
     }
 };
 
-/// A threadgroup's rows, from `block` on, attend to all keys that they may see. To be called by all
-/// threads; keys, values: memory for TileSizes<T, DIM>::FOURS · 4 numbers each. Rows beyond the
-/// group's last compute what the last does, and do not write it.
+/// A threadgroup's rows, starting at `block`, attend to all visible keys. Call from all threads;
+/// keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each. Rows beyond the group's
+/// last one repeat it without storing.
 template <typename T, int DIM, typename Source>
 void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, int block,
                      threadgroup T* keys, threadgroup T* values, uint simdgroup, uint simdgroups,
@@ -200,12 +199,12 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
 
     EightRows<T, DIM> rows(source.query(head, l), group.D, place);
     for (int first = 0; first < most; first += TILE) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // the tiles before have been used
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
         load_tiles<T, DIM>(source, first, min(TILE, most - first), group.D, keys, values,
                            thread_index, simdgroups * 32);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         rows.score(keys, group.scale);
-        // All rows of the simdgroup see the whole tile, or each of its keys must be asked for.
+        // Skips the visibility checks if all rows of the simdgroup see the whole tile.
         if (source.masks() || first + TILE > visible_to_first) {
             rows.hide(source, head, l, first, visible, place);
         }

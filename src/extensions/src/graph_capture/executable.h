@@ -44,7 +44,7 @@ class ExecutableGraph {
 
     static Slot slot_of(const mx::array& x, bool is_copied);
 
-    std::shared_ptr<const CapturedGraph> graph_;  // has the constants
+    std::shared_ptr<const CapturedGraph> graph_;  // owns the constants
     std::vector<Slot> inputs_, outputs_;
     std::vector<mx::array> memory_;
     std::vector<std::function<void()>> tasks_;

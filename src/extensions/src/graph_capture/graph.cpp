@@ -1,4 +1,4 @@
-// From a graph to a list of operations.
+// Conversion of an MLX graph to a list of operations.
 #include "src/graph_capture/graph.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* GRAPH_CAPTURE = "graph_capture";
 
-// The stream of what computes the outputs; some may be inputs.
+// Stream of the first computed output; outputs may also be inputs.
 mx::Stream stream_of(const std::vector<mx::array>& outputs) {
     const auto computed = std::find_if(outputs.begin(), outputs.end(),
                                        [](const mx::array& x) { return x.has_primitive(); });
@@ -35,7 +35,7 @@ bool contains(const std::vector<int>& indices, int index) {
     return std::find(indices.begin(), indices.end(), index) != indices.end();
 }
 
-// The node as graphs know it; nullptr if it is not one that they may have.
+// The node as a Capturable, or nullptr if it is not one.
 const Capturable* as_capturable(const mx::Primitive& primitive) {
     return dynamic_cast<const Capturable*>(&primitive);
 }
@@ -49,7 +49,7 @@ bool is_reshape(const mx::Primitive& primitive) {
     return std::string_view(primitive.name()) == "Reshape";
 }
 
-// Whether it is a node of MLX's own that has no task, given an input in row-major order.
+// Whether a node is an MLX view, which has no task for a row-major input.
 bool is_view(const mx::Primitive& primitive) {
     const std::set<std::string_view> views = {"ExpandDims", "Reshape", "Slice", "Squeeze",
                                               "Transpose"};
@@ -58,7 +58,7 @@ bool is_view(const mx::Primitive& primitive) {
 
 }  // namespace
 
-// Walks the graph from the outputs back to the placeholders, and writes down the steps.
+// Traverses the graph from the outputs to the placeholders and appends the steps.
 class CapturedGraph::Tracer {
    public:
     Tracer(CapturedGraph& graph, const std::vector<mx::array>& placeholders) : graph_(graph) {
@@ -67,7 +67,7 @@ class CapturedGraph::Tracer {
         }
     }
 
-    // Where x is, once all that it depends on is written down.
+    // Index of x, after appending all its dependencies.
     Place place_of(const mx::array& x) {
         if (const auto known = places_.find(x.id()); known != places_.end()) {
             return known->second;
@@ -86,7 +86,7 @@ class CapturedGraph::Tracer {
         return place;
     }
 
-    // A primitive computes all of its outputs at once.
+    // A primitive computes all of its outputs together.
     Place add_step(const mx::array& x) {
         check(x.primitive().stream() == graph_.stream_, GRAPH_CAPTURE,
               "expected all operations on one stream, got ", x.primitive().name(), " on another");
@@ -112,11 +112,11 @@ class CapturedGraph::Tracer {
     CapturedGraph& graph_;
     std::unordered_map<std::uintptr_t, Place> places_;
     std::unordered_map<std::uintptr_t, bool> depends_;
-    int computed_ = 0;  // arrays that are not constants
+    int computed_ = 0;  // number of non-constant arrays
 };
 
-// Whether x varies: it is made of a placeholder, however many operations lie between. `places_` has
-// the arrays that are written down, `depends_` what was found out before.
+// Whether x depends on a placeholder, directly or indirectly. `places_` has the arrays already
+// appended, `depends_` memoizes earlier results.
 bool CapturedGraph::Tracer::depends_on_placeholders(const mx::array& x) {
     if (const auto known = places_.find(x.id()); known != places_.end()) {
         return !known->second.is_constant;
@@ -153,7 +153,7 @@ CapturedGraph::CapturedGraph(const std::vector<mx::array>& placeholders,
     find_overwritten();
 }
 
-// A place, and those that it is a view of: to read it is to read their memory.
+// An index and the indices it is a view of: reading it reads their memory.
 std::vector<int> CapturedGraph::aliases_of(const Place& place) const {
     std::vector<int> indices;
     for (int index = place.is_constant ? -1 : place.index; index >= 0; index = view_of_[index]) {
@@ -162,8 +162,8 @@ std::vector<int> CapturedGraph::aliases_of(const Place& place) const {
     return indices;
 }
 
-// Fills each step's last_use: the places whose memory nothing after it reads. Outputs are read when
-// all steps are done; an output of a step that nothing uses has its last use in that step.
+// Fills each step's last_use: indices whose memory no later step reads. Outputs are read after all
+// steps; an unused output of a step has its last use in that step.
 void CapturedGraph::find_last_uses() {
     // [task 4.7.2 last-uses]
     std::unordered_set<int> used_later;
@@ -189,7 +189,7 @@ void CapturedGraph::find_last_uses() {
 }
 
 void CapturedGraph::find_overwritten() {
-    std::unordered_map<int, int> overwritten;  // the index of a place -> which input is there
+    std::unordered_map<int, int> overwritten;  // index -> input that it aliases
     for (int i = 0; i < static_cast<int>(input_shapes_.size()); i++) {
         overwritten.insert({i, i});
     }

@@ -55,8 +55,8 @@ class CapturedGraph {
     bool overwrites(size_t input) const { return overwrites_[input]; }
     int overwritten_input(size_t output) const { return overwritten_inputs_[output]; }
 
-    /// A step in words: its operation, its inputs (nothing for a constant), its outputs, and what
-    /// nothing after it reads. Numbers count the inputs first, then what the steps make.
+    /// Text form of each step: operation, inputs (empty for a constant), outputs, and last uses.
+    /// Indices count the inputs first, then the steps' outputs.
     using NodeInfo = std::tuple<std::string, std::vector<std::optional<int>>, std::vector<int>,
                                 std::vector<int>>;
     std::vector<NodeInfo> node_infos() const;
@@ -75,7 +75,7 @@ class CapturedGraph {
     struct Step {
         std::shared_ptr<mx::Primitive> primitive;
         std::vector<Place> inputs;
-        std::vector<mx::Shape> shapes;  // of its outputs
+        std::vector<mx::Shape> shapes;  // of the outputs
         std::vector<mx::Dtype> dtypes;
         int first_output;           // index of its first output
         std::vector<int> last_use;  // indices without later readers

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* NAME = "grouped_quantized_matmul";
 
-// One expert's part of a stack, for its shape and dtype alone.
+// Placeholder for one expert's matrix of a stack: shape and dtype only.
 mx::array first_of(const char* name, const mx::array& stack) {
     check(stack.ndim() == 3 || stack.ndim() == 4, NAME, "expected ", name,
           " with 3 dimensions, or 4 if it is prepacked, got shape ", stack.shape());
@@ -23,7 +23,7 @@ mx::array first_of(const char* name, const mx::array& stack) {
     return mx::array(shape, stack.dtype(), nullptr, std::vector<mx::array>{});
 }
 
-// Whether each expert of a token has a row of its own.
+// Whether each of a token's experts has a separate row of `a`.
 bool has_own_rows(const mx::array& a, const mx::array& experts) {
     return a.ndim() == experts.ndim() + 1;
 }
@@ -34,8 +34,9 @@ mx::Shape output_shape(const mx::array& experts, const mx::array& first_matrix) 
     return shape;
 }
 
-// MLX takes 1×I matrices, and one leading dimension for the experts. It reads experts as they are,
-// so what is negative counts from the end here, and what is beyond the last is NaN afterwards.
+// mx.gather_qmm expects 1×I matrices and one leading dimension for the experts. It does not check
+// indices: negative ones are resolved here, and rows of experts past the end are set to NaN
+// afterwards.
 mx::array gathered(const mx::array& scales, const mx::array& biases, int group_size, int bits,
                    const mx::array& a, const mx::array& b, const mx::array& experts,
                    mx::Stream stream) {

@@ -1,5 +1,5 @@
-// grouped_quantized_matmul on the CPU: rows are sorted by expert, and each expert that has rows is
-// a job of quantized_matmul.
+// grouped_quantized_matmul on the CPU: sorts rows by expert and runs one quantized_matmul job per
+// expert with rows.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -24,11 +24,11 @@ namespace {
 struct Products {
     QuantizedMatmulJob all;  // M rows of out; b, scales and biases of the first expert
     int64_t num_experts;
-    int64_t rows_per_input;  // how many neighbouring rows of out share a row of a
+    int64_t rows_per_input;  // consecutive rows of out per row of a
     const uint32_t* experts;
     bool is_signed;
 
-    // The expert of a row, or −1 if there is none of that number.
+    // Expert of a row, or −1 if the index is invalid.
     int64_t expert_of(int64_t row) const {
         int64_t expert = experts[row];
         if (is_signed) {
@@ -41,7 +41,7 @@ struct Products {
     const uint16_t* input_of(int64_t row) const { return all.a + row / rows_per_input * all.I; }
     uint16_t* output_of(int64_t row) const { return all.out + row * all.O; }
 
-    // The product of some rows with an expert's matrix.
+    // The job of some rows with an expert's matrix.
     QuantizedMatmulJob of(int64_t expert, int64_t rows, const uint16_t* a, uint16_t* out) const {
         QuantizedMatmulJob job = all;
         job.M = rows;
@@ -56,14 +56,14 @@ struct Products {
     }
 };
 
-// All rows in order of their experts, those of an expert in their own order; −1 comes first.
+// Stable sort of all rows by expert; −1 comes first.
 struct SortedRows {
     std::vector<int64_t> rows;
-    std::vector<int64_t> begins;  // of each expert's, and the end
+    std::vector<int64_t> begins;  // first row of each expert, and the end
 
     explicit SortedRows(const Products& products)
         : rows(products.all.M), begins(products.num_experts + 1) {
-        std::vector<int64_t> next(products.num_experts + 2);  // a counting sort
+        std::vector<int64_t> next(products.num_experts + 2);  // counting sort
         for (int64_t row = 0; row < products.all.M; row++) {
             next[products.expert_of(row) + 2]++;
         }
@@ -88,9 +88,9 @@ void run(const Products& products, InstructionSet set) {
         store_nan(products, sorted.rows[n]);
     }
 
-    // A row that is alone with its expert is read and written where it is: all rows of one token.
-    // Others are brought together, in the order of `sorted`.
-    std::vector<int64_t> together;  // places in `sorted`
+    // An expert's single row is read and written in place; this covers all rows of one token.
+    // Several rows are gathered in the order of `sorted`.
+    std::vector<int64_t> together;  // indices into `sorted`
     for (int64_t expert = 0; expert < products.num_experts; expert++) {
         if (sorted.begins[expert + 1] - sorted.begins[expert] > 1) {
             for (int64_t n = sorted.begins[expert]; n < sorted.begins[expert + 1]; n++) {

@@ -1,18 +1,18 @@
-// What the encoders of matmul and quantized_matmul share.
+// Encoder helpers shared by matmul and quantized_matmul.
 #pragma once
 
 #include "common/metal_device.h"
 
 namespace tiny_llm_ext::metal {
 
-/// Whether an array begins on a multiple of 16 bytes, the widest that kernels read at a time. Rows
-/// of a larger array may begin anywhere.
+/// Whether an array is aligned to 16 bytes, the widest load of the kernels. A slice of a larger
+/// array may begin anywhere.
 bool is_aligned(const mx::array& x);
 
-/// `x`, row-major, itself if it is aligned, or a copy that is.
+/// `x` in row-major order, aligned to 16 bytes: itself, or a copy.
 mx::array aligned(const mx::array& x, const mx::Stream& stream);
 
-/// Encodes a launch of either operation, with its parts and their sum if it has several.
+/// Encodes a launch of either operation, followed by the sum of its parts if there are several.
 void encode_in_parts(const mx::Stream& stream,
                      const std::function<MetalLaunch(int max_threads)>& launch,
                      const std::vector<mx::array>& inputs, mx::array& out);

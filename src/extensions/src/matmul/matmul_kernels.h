@@ -1,4 +1,4 @@
-// The CPU kernels of matmul, as plain functions on plain memory.
+// CPU kernels of matmul on plain memory.
 #pragma once
 
 #include <stdint.h>
@@ -16,12 +16,12 @@ struct MatmulJob {
     int64_t a_stride, b_stride;
 };
 
-/// What a kernel computes in one go: rows first_row … last_row − 1 of these outputs.
+/// One kernel call: rows first_row … last_row − 1 of these outputs.
 struct MatmulTile {
     int64_t first_row, last_row, first_output, last_output;
 };
 
-/// The reference; matmul in fast/matmul_simd.cpp does the same.
+/// The reference. Same interface: matmul in fast/matmul_simd.cpp.
 void matmul_reference(const MatmulJob& job, const MatmulTile& tile);
 
 }  // namespace tiny_llm_ext

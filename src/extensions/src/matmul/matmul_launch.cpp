@@ -6,9 +6,9 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Rows that are made of whole, aligned 16 bytes are read so; others number by number.
+// Rows of whole, aligned 16-byte units use vector loads; others are loaded element by element.
 bool is_ragged(const MatmulShape& shape) {
-    const int numbers = shape.format == Format::float32 ? 4 : 8;  // in 16 bytes
+    const int numbers = shape.format == Format::float32 ? 4 : 8;  // elements per 16 bytes
     return !shape.aligned || shape.I % numbers != 0 || shape.a_stride % numbers != 0 ||
            shape.b_stride % numbers != 0;
 }
@@ -19,10 +19,10 @@ MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int m
     MatmulGrid grid = matmul_grid(variant, shape.M, shape.O, shape.I, max_threads);
     if (variant == MatmulVariant::tile64) {
         grid.threads.x =
-            128;  // a simdgroup multiplies 32×32 of the tile: it has no group's products
+            128;  // a simdgroup multiplies 32×32 outputs: no per-group products in registers
     }
     if (shape.format == Format::float32 && grid.parts > 1) {
-        grid.variant = "tile32";  // whose sums are in float32 already
+        grid.variant = "tile32";  // stores float32 sums already
     }
     if (is_ragged(shape) && variant != MatmulVariant::readable) {
         grid.variant += "_ragged";

@@ -1,11 +1,11 @@
-// matmul for a few rows of a, as in decoding: bound by how fast b can be read.
+// matmul for a few rows of a, as in decoding: bound by the bandwidth of reading b.
 //
-// A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read neighbouring numbers of
-// a row of b, 16 bytes each, in one go; what a lane has of a stays in registers for all outputs.
+// A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read adjacent elements of a
+// row of b, 16 bytes each; a lane's elements of a stay in registers for all outputs.
 //
-// The order of a sum depends on I alone: with V numbers in 16 bytes, lane l takes the numbers V·l
-// to V·l + V − 1 of every 32·V, then the lanes are added. ROWS does not change it, nor does WHOLE:
-// a row of a gives the same bits in any company. The tile of matmul_tile.metal adds up in another
+// The summation order depends only on I: with V elements per 16 bytes, lane l accumulates elements
+// V·l to V·l + V − 1 of every 32·V, then the lanes are reduced. It is independent of ROWS and
+// WHOLE, so a row of a gives the same bits in any batch. matmul_tile.metal uses another summation
 // order.
 #include <metal_stdlib>
 
@@ -15,10 +15,10 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 constant constexpr int LANES = 32;
-constant constexpr int OUTPUTS = 4;  // of a simdgroup
+constant constexpr int OUTPUTS = 4;  // per simdgroup
 
-// The next numbers of a row for this lane, as float32: 16 bytes. `left` of them are in the row; the
-// others are zero, which adds nothing. WHOLE: all are in it, and aligned.
+// This lane's next 16 bytes of a row, as float32. Elements beyond `left`, the rest of the row, are
+// zero. WHOLE: all are in the row, and aligned.
 template <typename T, bool WHOLE>
 void load_numbers(device const T* row, int left, thread float* x) {
     constexpr int VALUES = 16 / sizeof(T);
@@ -52,12 +52,12 @@ template <typename T, int ROWS, bool WHOLE>
     if (first_output >= O) {
         return;
     }
-    // This lane's first numbers of each row. Beyond the last output or row the last one is computed
-    // again, and not stored.
+    // This lane's first elements of each row. Past the last output or row, the last one is
+    // recomputed and not stored.
     const int first = int(lane) * VALUES;
     a += long(first_row) * params.a_stride + first;
     b += long(first_output) * params.b_stride + first;
-    long output[OUTPUTS], row[ROWS];  // from there to an output's numbers, and to a row's
+    long output[OUTPUTS], row[ROWS];  // element offsets of outputs and rows from there
     for (int o = 0; o < OUTPUTS; o++) {
         output[o] = min(o, O - 1 - first_output) * long(params.b_stride);
     }

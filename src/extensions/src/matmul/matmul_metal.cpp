@@ -1,4 +1,4 @@
-// matmul on the GPU: the encoder.
+// matmul on the GPU: encoder.
 #include "common/checks.h"
 #include "common/rows.h"
 #include "src/matmul/matmul.h"

@@ -1,4 +1,4 @@
-// The parameters of the kernels in matmul*.metal.
+// Parameters of the kernels in matmul*.metal.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -6,14 +6,14 @@ namespace tiny_llm_ext {
 struct MatmulParams {
     int M;         // rows of a
     int O;         // rows of b
-    int I;         // numbers in a row of either
-    int a_stride;  // numbers from one row of a to the next
-    int b_stride;  // the same for b
+    int I;         // inner dimension
+    int a_stride;  // row stride of a in elements
+    int b_stride;  // row stride of b in elements
 };
 
 struct SumPartsParams {
     int parts;
-    long size;  // numbers in a part
+    long size;  // elements per part
 };
 
 }  // namespace tiny_llm_ext

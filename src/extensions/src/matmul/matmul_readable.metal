@@ -1,9 +1,8 @@
-// matmul on the GPU, as readable as it gets: a thread computes one output.
-// matmul.h has the contract, matmul_launch.cpp the grid.
+// Readable matmul on the GPU: one thread per output. Contract: matmul.h; grid: matmul_launch.cpp.
 //
-//  1. matmul_readable       this file: the definition, and the oracle of the others.
-//  2. matmul_matvec.metal   for a few rows of a: a simdgroup reads one row of b side by side.
-//  3. matmul_tile.metal     for many rows: tiles in threadgroup memory and the matrix units.
+//  1. matmul_readable       this file: the definition and the oracle of the other kernels.
+//  2. matmul_matvec.metal   few rows of a: a simdgroup reads adjacent elements of a row of b.
+//  3. matmul_tile.metal     many rows: tiles in threadgroup memory and simdgroup matrices.
 #include <metal_stdlib>
 
 #include "src/matmul/matmul_params.h"

@@ -1,4 +1,4 @@
-// matmul, the readable reference.
+// matmul: readable reference.
 #include "src/matmul/matmul_kernels.h"
 
 namespace tiny_llm_ext {

@@ -1,8 +1,8 @@
-// matmul for many rows of a, as in prefill: bound by arithmetic. common/metal_tile.h says how a
-// tile is multiplied, and in which order numbers are added up.
+// matmul for many rows of a, as in prefill: compute-bound. Tile multiplication and summation order:
+// common/metal_tile.h.
 //
-// Threadgroups with the same outputs follow one another in the grid (x is the rows), so that b
-// comes from memory about once and a, which is smaller, from the cache.
+// Threadgroups with the same outputs are consecutive in the grid (x indexes the rows), so b is read
+// from memory about once and the smaller a from the cache.
 #include <metal_stdlib>
 
 #include "common/metal_tile.h"
@@ -11,8 +11,8 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// WHOLE: rows are made of whole, aligned 16 bytes.
-// U: T, or float for the sums of a single part each, part z of P × M × O.
+// WHOLE: rows consist of whole, aligned 16-byte units.
+// U: T, or float for partial sums: part z of P × M × O.
 template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
 [[kernel, max_total_threads_per_threadgroup(SM * SN * 32)]] void matmul_tile(
     device const T* a [[buffer(0)]],  // M × I
@@ -31,7 +31,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     const int I = params.I;
     const long m = long(group.x) * BM, o = long(group.y) * BN;
     const int begin = groups.z == 1 ? 0 : group.z * TILE_PART;
-    const int numbers = groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // of a row
+    const int numbers = groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // elements per row
     const int rows_left = min(long(BM), M - m), outputs_left = min(long(BN), O - o);
     a += m * params.a_stride + begin;
     b += o * params.b_stride + begin;
@@ -44,7 +44,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     for (int part = 0; part < numbers; part += TILE_PART) {
         const int part_end = min(numbers, part + TILE_PART);
         for (int done = part; done < part_end; done += TILE_K) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);  // all have used the last tiles
+            threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
             left_rows.stage(done);
             right_rows.stage(done);
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -55,8 +55,8 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     sums.store(out + (group.z * M + m) * O + o, O, rows_left, outputs_left, lane);
 }
 
-// out[i] = Σ_p parts[p, i], in the order of p: what is left to do where the tiles of matmul or of
-// quantized_matmul were cut into parts. Thread i.
+// out[i] = Σ_p parts[p, i], in the order of p: the final reduction when the tiles of matmul or
+// quantized_matmul are split into parts. Thread i.
 template <typename T>
 [[kernel]] void matmul_sum_parts(device const float* parts [[buffer(0)]],  // P × size
                                  device T* out [[buffer(1)]],              // size
@@ -85,7 +85,7 @@ template <typename T>
     INSTANTIATE("tile64_ragged", name, T, T, false, 64, 64, 2, 2) \
     INSTANTIATE("tile32_ragged", name, T, T, false, 32, 32, 1, 2)
 
-// In float32 that is tile32 itself.
+// For float32 this equals tile32.
 #define INSTANTIATE_PARTS(name, T)                                  \
     INSTANTIATE("tile32_parts", name, T, float, true, 32, 32, 1, 2) \
     INSTANTIATE("tile32_parts_ragged", name, T, float, false, 32, 32, 1, 2)

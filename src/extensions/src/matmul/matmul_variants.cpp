@@ -9,11 +9,11 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Fewer threadgroups leave much of a GPU idle: Apple's have 8 to 80 cores, and each wants several.
+// Fewer threadgroups underuse the GPU: Apple's have 8 to 80 cores, each of which needs several.
 constexpr int64_t MIN_THREADGROUPS = 128;
 
-constexpr int MATVEC_OUTPUTS = 4;     // of a simdgroup: OUTPUTS in the kernels
-constexpr int MATVEC_SIMDGROUPS = 2;  // of a threadgroup; they share nothing
+constexpr int MATVEC_OUTPUTS = 4;     // per simdgroup: OUTPUTS in the kernels
+constexpr int MATVEC_SIMDGROUPS = 2;  // per threadgroup; independent
 
 int64_t tiles(int64_t M, int64_t O, int size) { return ceil_div(M, size) * ceil_div(O, size); }
 

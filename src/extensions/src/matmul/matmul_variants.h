@@ -24,9 +24,9 @@ constexpr int MATVEC_ROWS = 8;
 
 /// Grid of a variant.
 struct MatmulGrid {
-    std::string variant;  // in the kernel's name: matvec comes with the rows it takes at a time
+    std::string variant;  // in the kernel's name; for matvec, with its rows per pass
     Extent groups, threads;
-    int64_t parts;  // groups.z: of the sums, in float32, if more than one
+    int64_t parts;  // groups.z: of float32 partial sums if above 1
 };
 MatmulGrid matmul_grid(MatmulVariant variant, int64_t M, int64_t O, int64_t I, int max_threads);
 

@@ -1,5 +1,5 @@
-// Which tokens a sequence has in a call of paged_attention, and where its keys are: what the fast
-// kernels share. For Metal only. paged_attention.h has the contract, for indices out of range too.
+// Sequence ranges and key lookup of paged_attention, shared by the fast kernels. Metal only.
+// Contract, including indices out of range: paged_attention.h.
 #pragma once
 
 #include <metal_stdlib>
@@ -11,19 +11,19 @@ namespace tiny_llm_ext {
 
 using namespace metal;
 
-/// The tokens with queries of a sequence: first … first + L − 1.
+/// A sequence's tokens with queries: first … first + L − 1.
 struct Tokens {
     int first, L;
 };
 
-/// Those of sequence b, or of none (b = B): then what is left behind the last. To be called by all
-/// lanes of a simdgroup for one b.
+/// Tokens of sequence b; for b = B, those after the last sequence. Call from all lanes of a
+/// simdgroup with the same b.
 inline Tokens tokens_of(constant const PagedAttentionParams& params, device const int* cu_seqlens_q,
                         int b, uint lane) {
     if (params.L > 0) {
         return {b * params.L, params.L};
     }
-    int first = 0;  // cu_seqlens_q[b], if they ascend; at least where an earlier sequence begins
+    int first = 0;  // cu_seqlens_q[b] if ascending; at least the start of every earlier sequence
     for (int i = int(lane); i <= b; i += 32) {
         first = max(first, cu_seqlens_q[i]);
     }
@@ -32,7 +32,7 @@ inline Tokens tokens_of(constant const PagedAttentionParams& params, device cons
     return {first, end - first};
 }
 
-/// A sequence's rows in pages. Its `pages` must be there (see misses_pages).
+/// A sequence's rows in pages, all of which must be valid (see misses_pages).
 template <typename T>
 struct PageSource {
     constant const PagedAttentionParams* params;
@@ -40,13 +40,13 @@ struct PageSource {
     Tokens tokens;
     uint lane;
     device const T* queries;      // of all sequences
-    device const T* key_pages;    // P×H×page_size×D, from `key_head` on
-    device const T* value_pages;  // P×H×page_size×D, the same
+    device const T* key_pages;    // P×H×page_size×D, starting at `key_head`
+    device const T* value_pages;  // P×H×page_size×D, likewise
     long page_stride;             // H·page_size·D
     device const int* pages;      // of this sequence
     device T* results;            // T×H_q×D
-    int page_begin;               // the first key of the page that was looked up last
-    long page_start;              // and where its row is
+    int page_begin;               // first key of the current page
+    long page_start;              // offset of that key's row
     device const T *key, *value;
 
     device const T* query(int head, int l) const {
@@ -55,7 +55,7 @@ struct PageSource {
                               : (tokens.first + l) * params->query_strides[2]);
     }
 
-    /// The table is looked at once for each page, by one lane. s must not be less than before.
+    /// Reads the table once per page, in one lane. s must be non-decreasing.
     void seek(int s) {
         if (s - page_begin >= params->page_size) {
             const int number = s / params->page_size;
@@ -87,17 +87,17 @@ struct PageSource {
         return results + (long(tokens.first + l) * params->H_q + head) * params->D;
     }
 
-    /// Only sequences with few queries have partial results, so that the memory of a long chunk in
-    /// the same call is not wanted: min(T, B·FEW) tokens of them. Sequence b's begin at
-    /// min(first, b·FEW), which is never before the end of an earlier one's, as this has at most
-    /// FEW of them and ends where the next one's tokens begin.
+    /// Only sequences with few queries have partial results, so a long chunk in the same call needs
+    /// no memory: they cover min(T, B·FEW) tokens. Sequence b's begin at min(first, b·FEW). This
+    /// never overlaps an earlier sequence, which has at most FEW tokens and ends where the next
+    /// one's tokens begin.
     long partial_row(int head, int l) const {
         const int begin = min(tokens.first, b * ATTENTION_FEW_QUERIES);
         return long(begin + l) * params->H_q + head;
     }
 };
 
-/// The work of a sequence's key head.
+/// Problem size of a sequence's key head.
 inline AttentionGroup paged_group(constant const PagedAttentionParams& params,
                                   device const int* context_lens, int b, int key_head, int L) {
     const int G = params.H_q / params.H;
@@ -112,7 +112,7 @@ PageSource<T> page_source(constant const PagedAttentionParams& params, int b, in
                           device const T* key_pages, device const T* value_pages,
                           device const int* block_table, device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
-    const int nowhere = -params.page_size;  // every key is behind the page that begins there
+    const int nowhere = -params.page_size;  // every key is past the page that begins here
     const long head = long(params.page_size) * params.D;
     key_pages += key_head * head;
     value_pages += key_head * head;
@@ -120,7 +120,7 @@ PageSource<T> page_source(constant const PagedAttentionParams& params, int b, in
             params.H * head, pages, out,      nowhere, 0,    key_pages, value_pages};
 }
 
-/// Whether one of the pages of keys first … end − 1 is not there. For all lanes of a simdgroup.
+/// Whether any page of keys first … end − 1 is invalid. Call from all lanes of a simdgroup.
 inline bool misses_pages(constant const PagedAttentionParams& params, device const int* pages,
                          int first, int end, uint lane) {
     bool misses = false;

@@ -1,4 +1,4 @@
-// paged_attention on the CPU: which kernel runs, and on which rows of which sequence.
+// paged_attention on the CPU: kernel selection and distribution of rows and sequences.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -26,27 +26,27 @@ namespace {
 
 int64_t no_paged_attention_scratch(const PagedAttentionJob&, int) { return 0; }
 
-// What eval_cpu knows: the numbers in these arrays may be computed by earlier tasks of the stream.
+// Pointers only in eval_cpu: earlier tasks of the stream may still compute the arrays' values.
 struct Batch {
     int64_t B, max_pages, P;
     const int32_t* block_table;   // B×max_pages
     const int32_t* context_lens;  // B
-    const int32_t* cu_seqlens_q;  // B+1, or null: L queries for each sequence
+    const int32_t* cu_seqlens_q;  // B+1, or null: L queries per sequence
     int64_t T, L;
     int64_t query_batch_stride;
 };
 
-// Query rows that one thread computes: some of one sequence, for each key/value head in turn.
+// Query rows of one thread: some rows of one sequence, for each key/value head in turn.
 struct Block {
     const PagedSequence* sequence;
     int64_t first_row;
     int rows;
-    int64_t cost;  // pairs of query and key
+    int64_t cost;  // number of query-key pairs
 };
 
 std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batch& batch) {
     std::vector<PagedSequence> sequences;
-    int64_t end = 0;  // of the tokens that a sequence has so far
+    int64_t end = 0;  // end of the sequences' tokens so far
     for (int64_t b = 0; b < batch.B; b++) {
         PagedSequence sequence = {};
         if (batch.cu_seqlens_q == nullptr) {
@@ -68,7 +68,7 @@ std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batc
     return sequences;
 }
 
-// Whether all pages that the sequence's keys are in exist.
+// Whether all pages of the sequence's keys are valid.
 bool has_all_pages(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t P) {
     const int64_t pages = (sequence.S + job.page_size - 1) / job.page_size;
     return std::all_of(sequence.pages, sequence.pages + pages,
@@ -82,12 +82,12 @@ void fill(const PagedAttentionJob& job, int64_t first_token, int64_t end_token, 
     }
 }
 
-// The work in pieces, the largest first: what takes long must not be begun last.
+// Pieces of work in descending order of cost, so that long ones do not start last.
 std::vector<Block> blocks_of(const PagedAttentionJob& job,
                              const std::vector<PagedSequence>& sequences, const Batch& batch) {
     const int64_t group = job.H_q / job.H;
     std::vector<Block> blocks;
-    int64_t told = 0;  // tokens whose rows of out are accounted for
+    int64_t told = 0;  // tokens whose rows of out are assigned
     for (const PagedSequence& sequence : sequences) {
         fill(job, told, sequence.token, 0);  // tokens of no sequence
         told = sequence.token + sequence.L;
@@ -110,7 +110,7 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
     return blocks;
 }
 
-// A head of one sequence, whose keys and values are in pages: where they are.
+// Keys and values of a sequence's head, in pages.
 struct HeadInPages {
     const PagedAttentionJob* job;
     const PagedSequence* sequence;
@@ -128,7 +128,7 @@ struct HeadInPages {
     }
 };
 
-// Rows first_row … of a head, up to QUERY_ROWS of `rows`, as Week 4's kernels take them.
+// Up to QUERY_ROWS of `rows` rows of a head, from first_row on, as arguments of Week 4's kernels.
 AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int64_t first_row,
                       int64_t rows) {
     const int64_t group = job.H_q / job.H;
@@ -155,7 +155,7 @@ AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int
     return block;
 }
 
-// All blocks by a kernel of Week 4.
+// Computes all blocks with a Week 4 kernel.
 void run_week4(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
     std::vector<HeadInPages> heads;
     for (const Block& block : blocks) {

@@ -1,10 +1,10 @@
-// paged_attention on the GPU for sequences with few queries: decoding. metal_attention_decode.h
-// says how; where the keys are is in metal_pages.h.
+// paged_attention on the GPU for sequences with few queries: decoding. Algorithm:
+// metal_attention_decode.h; key lookup: metal_pages.h.
 //
-// In the ragged form sequences with many queries stand among them, which are left to
-// paged_attention_tile. The host knows neither how many of each there are nor their lengths, only
-// B, T and max_pages: the grid has room for the largest, and what is not there ends at once. One
-// place in the grid is for the tokens of no sequence, whose rows become zero.
+// In the varlen form the batch may also contain sequences with many queries, which are left to
+// paged_attention_tile. Their numbers and lengths are unknown on the host, which only has B, T and
+// max_pages: the grid has room for the maximum, and surplus threadgroups exit immediately. One
+// extra grid index zeroes the rows of tokens of no sequence.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_decode.h"
@@ -13,8 +13,8 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// Zeros for the tokens before the first sequence's and behind the last one's, for one group of
-// heads; `share` of `shares` threadgroups.
+// Zeroes the rows of tokens before the first and after the last sequence, for one head group;
+// `share` of `shares` threadgroups.
 template <typename T>
 void clear_tokens_of_no_sequence(constant const PagedAttentionParams& params,
                                  device const int* cu_seqlens_q, int key_head, device T* out,
@@ -34,7 +34,7 @@ void clear_tokens_of_no_sequence(constant const PagedAttentionParams& params,
     }
 }
 
-// A page of this split is not there: NaN for its rows, which spreads when splits are merged.
+// A page of this split is invalid: NaN in its rows, which the merge of splits propagates.
 template <typename T>
 void tell_missing_page(thread const AttentionGroup& group, thread const PageSource<T>& source,
                        thread const Split& split, int row, uint lane) {
@@ -54,9 +54,9 @@ template <typename T, int ROWS, int DIM>
     device const T* value_pages [[buffer(2)]],     // P×H×page_size×D
     device const int* block_table [[buffer(3)]],   // B×max_pages
     device const int* context_lens [[buffer(4)]],  // B
-    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the ragged form
-    device T* out [[buffer(6)]],                   // T×H_q×D, written if there is one split
-    device float* partial [[buffer(7)]],           // min(T, B·FEW)×H_q×splits×D, if there are more
+    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the varlen form
+    device T* out [[buffer(6)]],                   // T×H_q×D, written if splits = 1
+    device float* partial [[buffer(7)]],           // min(T, B·FEW)×H_q×splits×D, otherwise
     device float* statistics [[buffer(8)]],        // min(T, B·FEW)×H_q×splits×2
     constant const PagedAttentionParams& params [[buffer(9)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
@@ -89,7 +89,7 @@ template <typename T, int ROWS, int DIM>
     attend_to_split<ROWS, DIM>(group, source, split, first_row, memory, simdgroup, lane);
 }
 
-// A simdgroup a row: of token x of sequence z, and query head y.
+// One simdgroup per row: token x of sequence z, query head y.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void paged_attention_merge(
     device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],

@@ -1,12 +1,12 @@
-// The CPU kernels of paged_attention, on plain memory: no MLX, no templates of the standard library
-// (see common/half.h).
+// CPU kernels of paged_attention on plain memory: no MLX, no standard library templates (see
+// common/half.h).
 #pragma once
 
 #include "src/flash_attention/flash_attention_kernels.h"
 
 namespace tiny_llm_ext {
 
-/// Arguments of a CPU kernel that all sequences share.
+/// Kernel arguments shared by all sequences.
 struct PagedAttentionJob {
     int64_t H_q, H, D, page_size;
     float scale;
@@ -40,7 +40,7 @@ void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence
                                int64_t h, int64_t first_row, int rows, const PagedSequence* next,
                                float* scratch);
 
-namespace {  // a copy in each file: see common/half.h
+namespace {  // internal linkage: see common/half.h
 
 /// Number of leading keys visible to query l of a sequence.
 [[maybe_unused]] inline int64_t visible_keys(const PagedAttentionJob& job,

@@ -8,20 +8,20 @@ namespace {
 
 bool is_ragged(const PagedAttentionParams& params) { return params.L == 0; }
 
-// A query head's rows share their keys with those of the other heads of the group.
+// Query heads of a group share keys, so their rows share a threadgroup.
 int64_t group_of(const PagedAttentionParams& params) { return params.H_q / params.H; }
 
-// The kernels exist for two sizes of a head: a smaller one is padded with zeros in registers.
+// Kernels exist for two head sizes; smaller heads are padded with zeros in registers.
 std::string head_size(const PagedAttentionParams& params) {
     return params.D <= 128 ? "_d128" : "_d256";
 }
 
-// The most queries that a sequence for decode may have.
+// Maximum queries per sequence in the decode kernel.
 int64_t max_queries(const PagedAttentionParams& params) {
     return is_ragged(params) ? std::min<int64_t>(params.T, ATTENTION_FEW_QUERIES) : params.L;
 }
 
-// Rows that decode takes at a time. If there is a token a sequence, each is likely to have one.
+// Rows per pass of decode. With one token per sequence on average, each is likely to have one.
 int decode_rows(const PagedAttentionParams& params) {
     const bool one_each = is_ragged(params) && params.T <= params.B;
     const int64_t rows = group_of(params) * (one_each ? 1 : max_queries(params));
@@ -58,7 +58,7 @@ MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, For
 }
 
 MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Format format) {
-    // Of one sequence, or of all of them together: see paged_attention_tile.metal.
+    // Blocks per sequence, or of all sequences together: see paged_attention_tile.metal.
     const int64_t rows = group_of(params) * (is_ragged(params) ? params.T : params.L);
     const int64_t simdgroups =
         std::min<int64_t>(ceil_div(rows, ATTENTION_MATRIX_ROWS), ATTENTION_MATRIX_SIMDGROUPS);

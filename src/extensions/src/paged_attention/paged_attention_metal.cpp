@@ -1,4 +1,4 @@
-// paged_attention on the GPU: the encoder.
+// paged_attention on the GPU: encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Runs kernels on inputs, which are those of paged_attention_launch.h.
+// Dispatches kernels; inputs as in paged_attention_launch.h.
 void encode_paged_readable(const mx::Stream& stream, const PagedAttentionParams& params,
                            Format format, const std::vector<mx::array>& inputs,
                            const mx::array& out) {
@@ -46,7 +46,7 @@ void encode_paged_fast(const mx::Stream& stream, const PagedAttentionParams& par
 }
 // [/solution only]
 
-// Whether x, row-contiguous, begins at a multiple of four elements and so do its rows of D.
+// Whether row-contiguous x and its rows of D begin at multiples of four elements.
 bool pages_in_fours(const mx::array& x) {
     return (x.offset() / x.itemsize()) % 4 == 0 && x.shape(-1) % 4 == 0;
 }
@@ -64,7 +64,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         in.push_back(metal::row_contiguous(inputs[i], stream()));
     }
     if (!ragged_) {
-        in.push_back(in[4]);  // for cu_seqlens_q, which is not read
+        in.push_back(in[4]);  // placeholder for cu_seqlens_q, not read
     }
     const auto& query = in[0];
     const auto& key_pages = in[1];

@@ -1,4 +1,4 @@
-// The parameters of the kernels in paged_attention*.metal.
+// Parameters of the kernels in paged_attention*.metal.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -6,13 +6,13 @@ namespace tiny_llm_ext {
 struct PagedAttentionParams {
     int H_q, H, D;
     int B, max_pages, P, page_size;
-    int T;  // tokens with queries, of all sequences
-    int L;  // of each sequence; 0 in the ragged form
+    int T;  // tokens with queries, over all sequences
+    int L;  // queries per sequence; 0 in the varlen form
     float scale;
     int causal;
-    int splits;             // of the keys, for the decode kernel; 1 if nothing is merged
+    int splits;             // of the keys, for the decode kernel; 1 if there is no merge
     int aligned;            // rows of the pages begin at, and have, multiples of four elements
-    long query_strides[3];  // from one sequence, head and token to the next, in elements
+    long query_strides[3];  // strides of sequence, head and token, in elements
 };
 
 }  // namespace tiny_llm_ext

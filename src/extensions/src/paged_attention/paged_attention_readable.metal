@@ -1,9 +1,9 @@
-// paged_attention on the GPU, both forms, as it can be read: a simdgroup a query row, one key after
-// the other. paged_attention.h has the contract.
+// Readable paged_attention on the GPU, both forms: one simdgroup per query row, one key at a time.
+// Contract: paged_attention.h.
 //
-// Lane i holds elements i, i + 32, … of the query row and of its result. Nothing is shared between
-// rows, so every key is read once for each of them: it is correct for every shape, and slow where
-// many rows have the same keys.
+// Lane i holds elements i, i + 32, … of the query row and of its output. Rows share nothing, so
+// every key is read once per row: correct for every shape, but slow if many rows have the same
+// keys.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_scores.h"
@@ -14,9 +14,9 @@ using namespace tiny_llm_ext;
 
 constant constexpr int SLICES = 8;  // of 32 elements: D up to 256
 
-// A sequence, and which of its queries a token is.
+// A token's sequence, and its query index within it.
 struct Query {
-    int sequence;  // −1: the token is of no sequence
+    int sequence;  // −1: token of no sequence
     int l, L;
 };
 
@@ -25,7 +25,7 @@ inline Query query_of(constant const PagedAttentionParams& params, device const 
     if (params.L > 0) {
         return {token / params.L, token % params.L, params.L};
     }
-    int end = 0;  // of the tokens that the sequences so far have
+    int end = 0;  // end of the sequences' tokens so far
     for (int b = 0; b < params.B; b++) {
         const int first = clamp(cu_seqlens_q[b], end, params.T);
         end = clamp(cu_seqlens_q[b + 1], first, params.T);
@@ -43,7 +43,7 @@ template <typename T>
     device const T* value_pages [[buffer(2)]],     // P×H×page_size×D
     device const int* block_table [[buffer(3)]],   // B×max_pages
     device const int* context_lens [[buffer(4)]],  // B
-    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the ragged form
+    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the varlen form
     device T* out [[buffer(6)]],                   // T×H_q×D
     constant const PagedAttentionParams& params [[buffer(7)]],
     uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {

@@ -1,4 +1,4 @@
-// paged_attention, the readable reference: that of flash_attention, with another way to find a key.
+// paged_attention: readable reference; flash_attention's with keys located through the block table.
 #include "src/flash_attention/attention_reference.h"
 #include "src/paged_attention/paged_attention_kernels.h"
 

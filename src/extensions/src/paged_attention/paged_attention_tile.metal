@@ -1,12 +1,12 @@
-// paged_attention on the GPU with simdgroup matrices: for chunks of prompts.
-// metal_attention_tile.h says how; where the keys are is in metal_pages.h.
+// paged_attention on the GPU with simdgroup matrices: chunks of prompts. Algorithm:
+// metal_attention_tile.h; key lookup: metal_pages.h.
 //
-// A threadgroup has a block of up to 64 rows of one sequence. In the ragged form the host does not
-// know how many blocks a sequence has, only that all of them have R = T·G rows: sequence b's blocks
-// begin at place (rows before it) / 64 + b of the grid, rounded down. So no two sequences meet, all
-// have their places among R / 64 + B, and a threadgroup finds its sequence from its place. At most
-// B places stay empty, and those of sequences with few queries, which paged_attention_decode
-// serves: there a threadgroup ends at once.
+// A threadgroup has a block of up to 64 rows of one sequence. In the varlen form the number of
+// blocks per sequence is unknown on the host; only the total of R = T·G rows is known. Sequence b's
+// blocks begin at grid index (rows before it) / 64 + b, rounded down. Sequences therefore never
+// overlap, R / 64 + B indices suffice, and a threadgroup finds its sequence from its index. At most
+// B indices are unused, plus those of sequences with few queries, which paged_attention_decode
+// computes: their threadgroups exit immediately.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_tile.h"
@@ -15,7 +15,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// The largest of this lane's and all lower lanes'.
+// Inclusive prefix maximum over lanes.
 inline int largest_so_far(int x, uint lane) {
     for (ushort step = 1; step < 32; step *= 2) {
         const int lower = simd_shuffle_up(x, step);
@@ -24,15 +24,15 @@ inline int largest_so_far(int x, uint lane) {
     return x;
 }
 
-// The sequence that a place in the grid belongs to: the last one that begins there or before.
-// rows_per_token / rows_per_block: G / 64.
+// Sequence of a grid index: the last one that begins at or before it. rows_per_token /
+// rows_per_block: G / 64.
 inline int sequence_at(constant const PagedAttentionParams& params, device const int* cu_seqlens_q,
                        int place, int rows_per_token, int rows_per_block, uint lane) {
     int found = 0, token = 0;
-    for (int begin = 0; begin < params.B; begin += 32) {  // a lane a sequence
+    for (int begin = 0; begin < params.B; begin += 32) {  // one lane per sequence
         const int b = begin + int(lane);
         const int mine = b < params.B ? clamp(cu_seqlens_q[b], token, params.T) : params.T;
-        const int first = largest_so_far(mine, lane);  // its first token, as in tokens_of
+        const int first = largest_so_far(mine, lane);  // first token, as in tokens_of
         const bool begins = b < params.B && first * rows_per_token / rows_per_block + b <= place;
         const int count = simd_sum(begins ? 1 : 0);
         found = count > 0 ? begin + count - 1 : found;
@@ -51,7 +51,7 @@ template <typename T, int DIM>
     device const T* value_pages [[buffer(2)]],     // P×H×page_size×D
     device const int* block_table [[buffer(3)]],   // B×max_pages
     device const int* context_lens [[buffer(4)]],  // B
-    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the ragged form
+    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the varlen form
     device T* out [[buffer(6)]],                   // T×H_q×D
     constant const PagedAttentionParams& params [[buffer(7)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
@@ -62,7 +62,7 @@ template <typename T, int DIM>
     threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::FOURS];
     const int key_head = int(at.y), G = params.H_q / params.H;
     const int rows_per_block = int(simdgroups) * ATTENTION_MATRIX_ROWS;
-    int place = int(groups.x - 1 - at.x);  // the last rows first: with a causal mask they see most
+    int place = int(groups.x - 1 - at.x);  // last rows first: with a causal mask they see most keys
     int b = int(at.z);
     if (params.L == 0) {
         b = sequence_at(params, cu_seqlens_q, place, G, rows_per_block, lane);

@@ -32,7 +32,7 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
         flat ? mx::Shape{tokens.shape(0)} : mx::Shape{tokens.shape(0), tokens.shape(2)};
     check(slots.shape() == expected, PAGED_CACHE_WRITE, "expected slots of shape ", expected,
           ", one for each token, got ", slots.shape());
-    // T×H×D is seen as 1×H×T×D.
+    // Views T×H×D as 1×H×T×D.
     const auto by_head = flat ? mx::expand_dims(mx::swapaxes(tokens, 0, 1, s), 0, s) : tokens;
     const auto places = flat ? mx::expand_dims(slots, 0, s) : slots;
     return mx::array(pages.shape(), pages.dtype(),

@@ -1,4 +1,4 @@
-// paged_cache_write on the GPU: an element a thread. paged_cache_write.h has the contract.
+// paged_cache_write on the GPU: one thread per element. Contract: paged_cache_write.h.
 #include <metal_stdlib>
 
 #include "src/paged_cache_write/paged_cache_write_params.h"

@@ -1,4 +1,4 @@
-// paged_cache_write on the CPU: memory is moved, nothing is computed.
+// paged_cache_write on the CPU: copies memory only.
 #include <cstring>
 
 #include "common/rows.h"
@@ -10,7 +10,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Everything that is needed to write, in bytes.
+// Arguments of the write; strides and sizes in bytes.
 struct Write {
     const char* tokens;  // B×H×L×D
     int64_t B, H, L, D;
@@ -19,7 +19,7 @@ struct Write {
     char* pages;           // P×H×page_size×D
     int64_t places;        // P · page_size
     int64_t page_size;
-    int64_t item;  // bytes of an element
+    int64_t item;  // bytes per element
 };
 
 void write_token(const Write& write, int64_t b, int64_t l) {

@@ -1,4 +1,4 @@
-// How the kernels of paged_cache_write.metal are started: an element a thread, tokens along y.
+// Launch of paged_cache_write.metal: one thread per element, tokens along y.
 #pragma once
 
 #include "common/metal_launch.h"
@@ -6,8 +6,8 @@
 
 namespace tiny_llm_ext {
 
-/// Buffers: tokens B×H×L×D at their strides, slots B×L int32, the pages P×H×page_size×D; elements
-/// of item_size bytes.
+/// Buffers: tokens B×H×L×D (strided), slots B×L int32, pages P×H×page_size×D; elements of item_size
+/// bytes.
 MetalLaunch paged_cache_write_launch(const PagedCacheWriteParams& params, int item_size,
                                      int max_threads);
 

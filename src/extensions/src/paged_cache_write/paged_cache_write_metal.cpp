@@ -1,4 +1,4 @@
-// paged_cache_write on the GPU: the encoder.
+// paged_cache_write on the GPU: encoder.
 #include "common/metal_device.h"
 #include "common/rows.h"
 #include "src/paged_cache_write/paged_cache_write.h"

@@ -25,32 +25,32 @@ namespace {
 constexpr int64_t LARGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
-// Smaller matrices are moved by one thread: to wake another takes as long.
+// Smaller matrices are copied by one thread: waking another would take as long.
 constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
 
-// What a thread reads of a file before it moves it: it is still in the core's cache then.
+// Bytes read from a file before they are prepacked, while still in the core's cache.
 constexpr int64_t READ_BYTES = int64_t{1} << 18;
 
-// An array that is computed already: there is memory for it, and nothing else to do.
+// An array marked as evaluated: allocated, with nothing left to compute.
 mx::array finished(mx::Shape shape, mx::Dtype dtype) {
     mx::array out(std::move(shape), dtype, nullptr, {});
     out.set_status(mx::array::Status::available);
     return out;
 }
 
-// Whole large pages of a piece of memory.
+// Requests huge pages for all that lie entirely within a memory range.
 void ask_for_large_pages(char* memory, int64_t bytes) {
 #if defined(__linux__)
     const auto address = reinterpret_cast<intptr_t>(memory);
     const intptr_t first = (address + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
     const intptr_t last = (address + bytes) / LARGE_PAGE * LARGE_PAGE;
-    if (first < last) {  // it is a wish: where it is not granted, nothing is lost
+    if (first < last) {  // a hint: failure is harmless
         madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
     }
 #endif
 }
 
-// R rows that go together, R×W -> W×R: a cache line of each after the other, so that no line is
+// Transposes a pack of R rows, R×W -> W×R, one cache line of each row in turn, so that no line is
 // read twice.
 template <typename T>
 void prepack_block(const T* from, T* to, int64_t W, int64_t rows) {
@@ -65,7 +65,7 @@ void prepack_block(const T* from, T* to, int64_t W, int64_t rows) {
     }
 }
 
-// Runs body(block) for each, on all threads if they have much to move.
+// Runs body(block) for each block, on all threads if there is enough to copy.
 template <typename Body>
 void for_blocks(int64_t blocks, int64_t bytes, const Body& body) {
     if (bytes >= SHARED_BYTES) {
@@ -84,7 +84,7 @@ void prepack_blocks(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows)
     });
 }
 
-// An open file.
+// RAII wrapper of an open file.
 class File {
    public:
     explicit File(const std::string& path)
@@ -97,8 +97,8 @@ class File {
     File(const File&) = delete;
     File& operator=(const File&) = delete;
 
-    // Has the disk read this part ahead, and nothing behind it: piece by piece, because Linux reads
-    // no more ahead at a time than a file's readahead.
+    // Starts disk readahead of this range only, in pieces, because Linux limits a single readahead
+    // to the file's readahead size.
     void ask_for([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t bytes) const {
 #if defined(__linux__)
         posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
@@ -109,8 +109,7 @@ class File {
 #endif
     }
 
-    // Fills memory with the bytes from a place on. Returns 0 or the error's number, and -1 where
-    // the file has ended.
+    // Reads bytes at an offset into memory. Returns 0, an errno value, or −1 at end of file.
     int read(void* memory, int64_t bytes, int64_t place) const {
         auto* to = static_cast<char*>(memory);
         while (bytes > 0) {
@@ -164,7 +163,7 @@ void prepack_blocks(const File& file, int64_t begin, T* out, int64_t O, int64_t 
 
 constexpr const char* PREPACK = "prepack_weight";
 
-// Where an prepacked matrix is to be: a part of the memory.
+// Destination of a prepacked matrix: a slice of the memory.
 mx::array part_of(const mx::array& memory, int64_t offset, mx::Shape shape, mx::Dtype dtype) {
     mx::array out = finished(std::move(shape), dtype);
     const mx::array::Flags flags{
@@ -192,7 +191,7 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
 
 mx::array large_pages(int64_t bytes) {
     check(bytes >= 0, "large_pages", "expected bytes of 0 or more, got ", bytes);
-    // Two dimensions: one counts no further than 2³¹.
+    // Two dimensions: a single one is limited to 2³¹.
     constexpr int64_t PAGE = 4096;
     mx::array memory =
         finished({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);

@@ -1,4 +1,4 @@
-// qk_norm_rope on the GPU: a simdgroup a head. qk_norm_rope.h has the contract.
+// qk_norm_rope on the GPU: one simdgroup per head. Contract: qk_norm_rope.h.
 #include <metal_stdlib>
 
 #include "src/qk_norm_rope/qk_norm_rope_params.h"
@@ -6,9 +6,9 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int KEPT = 4;  // pairs that a lane keeps in registers: D up to 256
+constant constexpr int KEPT = 4;  // pairs per lane in registers: D up to 256
 
-// Turns the pair (x[i], x[i + D/2]), normalized first if the model does that, by the angle of i.
+// Rotates the pair (x[i], x[i + D/2]), after the optional norm, by angle i.
 template <typename T>
 void turn(float2 x, float factor, int i, int half_size, bool normalizes, device const T* weight,
           float c, float s, device T* out) {
@@ -28,12 +28,12 @@ template <typename T>
     device T* out [[buffer(4)]], constant const QkNormRopeParams& params [[buffer(5)]],
     uint group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
-    // Heads of a token lie together, so neighbouring simdgroups read the same angles.
+    // A token's heads are adjacent, so neighbouring simdgroups read the same angles.
     const long head = long(group) * simdgroups + simdgroup;
     const long token = head / params.H;
     const long b = token / params.L;
     if (b >= params.B) {
-        return;  // the whole simdgroup
+        return;  // uniform over the simdgroup
     }
     const int h = int(head % params.H), l = int(token % params.L);
     const int half_size = params.D / 2;

@@ -1,4 +1,4 @@
-// The CPU kernels of qk_norm_rope, as plain functions on plain memory.
+// CPU kernels of qk_norm_rope on plain memory.
 #pragma once
 
 #include <stdint.h>
@@ -12,16 +12,16 @@ struct QkNormRopeJob {
     float eps;
     Format format;       // of x, weight and out
     const void* x;       // B × L × H × D, at the strides below; D is contiguous
-    const void* weight;  // D; null if the heads are not normalized
+    const void* weight;  // D; null to skip the norm
     const float* cos;    // B × L × D/2, or the same L × D/2 for every b: angle_stride is 0
-    const float* sin;    // the same
+    const float* sin;    // as cos
     void* out;           // B × H × L × D
     int64_t x_strides[3];
-    int64_t angle_stride;  // from one sequence to the next
+    int64_t angle_stride;  // stride of a sequence
 };
 
-/// The reference. Computes all heads of tokens first … last − 1, of B·L; qk_norm_rope in
-/// fast/qk_norm_rope_simd.cpp does the same.
+/// The reference: computes all heads of tokens first … last − 1, of B·L. Same interface:
+/// qk_norm_rope in fast/qk_norm_rope_simd.cpp.
 void qk_norm_rope_reference(const QkNormRopeJob& job, int64_t first, int64_t last);
 using QkNormRopeKernel = void (*)(const QkNormRopeJob& job, int64_t first, int64_t last);
 

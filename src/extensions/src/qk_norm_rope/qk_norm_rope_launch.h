@@ -1,4 +1,4 @@
-// How the kernels of qk_norm_rope.metal are started: a simdgroup a head.
+// Launch of qk_norm_rope.metal: one simdgroup per head.
 #pragma once
 
 #include "common/metal_launch.h"
@@ -6,7 +6,7 @@
 
 namespace tiny_llm_ext {
 
-/// Buffers: x at its strides, weight D, cos and sin (B or 1)×L×D/2, out B×H×L×D.
+/// Buffers: x (strided), weight D, cos and sin (B or 1)×L×D/2, out B×H×L×D.
 MetalLaunch qk_norm_rope_launch(const QkNormRopeParams& params, Format format, int max_threads);
 
 }  // namespace tiny_llm_ext

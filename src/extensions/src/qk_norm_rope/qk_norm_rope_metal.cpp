@@ -1,4 +1,4 @@
-// qk_norm_rope on the GPU: the encoder.
+// qk_norm_rope on the GPU: encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

@@ -1,4 +1,4 @@
-// The parameters of the kernels in qk_norm_rope.metal.
+// Parameters of the kernels in qk_norm_rope.metal.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -7,8 +7,8 @@ struct QkNormRopeParams {
     int B, L, H, D;
     float eps;
     long x_strides[3];  // of B, L and H, in elements
-    long angle_stride;  // of B in cos and sin; 0 if all sequences have the same
-    int normalizes;     // 0: the heads are turned as they are, and no weight is read
+    long angle_stride;  // of B in cos and sin; 0 if shared by all sequences
+    int normalizes;     // 0: no norm, and weight is not read
 };
 
 }  // namespace tiny_llm_ext

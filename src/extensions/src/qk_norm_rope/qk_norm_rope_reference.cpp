@@ -1,4 +1,4 @@
-// qk_norm_rope, the readable reference.
+// qk_norm_rope: readable reference.
 #include <cmath>
 
 #include "src/qk_norm_rope/qk_norm_rope_kernels.h"
@@ -7,7 +7,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// One head: x and out are the first elements of D.
+// One head: x and out are the first of D elements.
 void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
                  int64_t out) {
     const int64_t half = job.D / 2;

@@ -1,5 +1,4 @@
-// quantized_embedding on the GPU: a thread makes the numbers of one word plain.
-// quantized_embedding.h has the contract.
+// quantized_embedding on the GPU: one thread dequantizes one word. Contract: quantized_embedding.h.
 #include <metal_stdlib>
 
 #include "src/quantized_embedding/quantized_embedding_params.h"
@@ -7,10 +6,10 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// q · scale + bias is rounded twice, in float32 too: not fused.
+// q · scale + bias is rounded twice, in float32 too: no FMA.
 #pragma METAL fp contract(off)
 
-// The row of the table that an id means: a negative one counts from the end. −1 if there is none.
+// Table row of an id: a negative id counts from the end. −1 if out of range.
 inline long row_of(uint id, constant const QuantizedEmbeddingParams& params) {
     long row = id;
     if (params.ids_are_signed) {

@@ -1,5 +1,5 @@
-// quantized_embedding on the CPU. A step looks up one row for each of its tokens, a few kilobytes:
-// plain C++ is enough, and there is no version with vectors.
+// quantized_embedding on the CPU. A step looks up one row per token, a few kilobytes: too little to
+// need a vector kernel.
 #include <cmath>
 
 #include "common/checks.h"
@@ -18,15 +18,15 @@ struct Job {
     int group_size, bits;
     int64_t pack_rows;       // of the table
     Format format;           // of scales, biases and out
-    bool is_signed;          // the ids
+    bool is_signed;          // dtype of the ids
     const uint32_t* ids;     // N
     const void* scales;      // V × (E/group_size)
-    const void* biases;      // V × (E/group_size); nullptr for floating-point numbers of 4 bits
+    const void* biases;      // V × (E/group_size); nullptr for 4-bit floating-point weights
     const uint32_t* weight;  // V × (E·bits/32)
     void* out;               // N × E
 };
 
-// The row of the table that id n means, or −1 if there is none.
+// Table row of id n, or −1 if out of range.
 int64_t row_of(const Job& job, int64_t n) {
     int64_t id = job.ids[n];
     if (job.is_signed) {
@@ -36,7 +36,7 @@ int64_t row_of(const Job& job, int64_t n) {
     return id >= 0 && id < job.V ? id : -1;
 }
 
-// Where an element of a row of `columns` is.
+// Offset of an element of a row of `columns`.
 int64_t place_of(const Job& job, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = row / job.pack_rows * job.pack_rows;
     return first * columns + column * job.pack_rows + row % job.pack_rows;
@@ -53,7 +53,7 @@ void look_up(const Job& job, int64_t n) {
     const uint32_t mask = (1u << job.bits) - 1;
     const int64_t words_per_group = job.group_size * job.bits / 32;
     const int64_t groups = job.E / job.group_size;
-    int64_t i = n * job.E;  // of the next number of out
+    int64_t i = n * job.E;  // next element of out
     for (int64_t g = 0; g < groups; g++) {
         const int64_t group = place_of(job, row, g, groups);
         const float scale = load_element(job.scales, group, job.format);

@@ -1,4 +1,4 @@
-// How the kernels of quantized_embedding.metal are started: a word of weight a thread.
+// Launch of quantized_embedding.metal: one thread per word of weight.
 #pragma once
 
 #include "common/metal_launch.h"

@@ -1,4 +1,4 @@
-// quantized_embedding on the GPU: the encoder.
+// quantized_embedding on the GPU: encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

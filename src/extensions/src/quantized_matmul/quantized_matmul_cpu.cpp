@@ -1,4 +1,4 @@
-// quantized_matmul on the CPU: from arrays to jobs.
+// quantized_matmul on the CPU: conversion of arrays to jobs.
 #include <utility>
 
 #include "common/checks.h"
@@ -16,7 +16,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// One of the products that a node computes, as its inputs and its output lie in memory.
+// One of a node's products, as row views of its inputs and output.
 QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool has_biases,
                           int group_size, int bits, const mx::array& a, const mx::array& b,
                           mx::array& out, mx::Stream stream) {

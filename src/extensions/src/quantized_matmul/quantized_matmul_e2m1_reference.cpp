@@ -1,4 +1,4 @@
-// quantized_matmul of floating-point weights of 4 bits, the readable reference: three loops.
+// quantized_matmul with 4-bit floating-point weights: readable reference, three loops.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {
@@ -7,7 +7,7 @@ namespace {
 
 float number_of(uint32_t code) { return 0.5f * TWICE_E2M1[code]; }
 
-// Sums one output of one row, group by group, in the order of i.
+// Computes one output of one row, group by group, in the order of i.
 float dot_e2m1(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
     const int64_t groups = job.I / job.group_size;
     const uint32_t* words = job.b + o * (job.I / 8);

@@ -1,17 +1,17 @@
-// quantized_matmul, Week 4's first step: work that no output needs for itself is done once.
+// quantized_matmul, Week 4's first step: hoists work that does not depend on the output.
 //
-// The three loops do three things again for every output: they ask in which format an activation
-// is stored, they widen it, and they add it to the sum of its group. Here a row's activations
-// are widened once, and summed by group once; an output is left with its own integers.
+// For every output the three loops repeat three things: branching on the activations' format,
+// widening them, and summing each group. Here a row's activations are widened and summed by group
+// once; only the integers remain per output.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {
 
 namespace {
 
-// Widens row m of the activations, and sums each of its groups in the order of i.
+// Widens row m of the activations and sums each of its groups in the order of i.
 //
-// a: room for I numbers. sums: room for I/group_size.
+// a: space for I elements. sums: space for I/group_size.
 void prepare(const QuantizedMatmulJob& job, int64_t m, float* a, float* sums) {
     // [task 4.2.1 prepare]
     for (int64_t i = 0; i < job.I; i++) {
@@ -26,7 +26,7 @@ void prepare(const QuantizedMatmulJob& job, int64_t m, float* a, float* sums) {
     // [/task 4.2.1 prepare]
 }
 
-// Output o of the row that was prepared: unpacks a word at a time.
+// Output o of the prepared row: unpacks a word at a time.
 float dot(const QuantizedMatmulJob& job, int64_t o, const float* a, const float* sums) {
     // [task 4.2.1 dot]
     const int64_t groups = job.I / job.group_size;

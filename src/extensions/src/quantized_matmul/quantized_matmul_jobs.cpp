@@ -15,13 +15,13 @@ namespace {
 
 using Jobs = QuantizedMatmulJobs;
 
-// Work that each job has a number of pieces of.
+// Work divided into a number of pieces per job.
 //
-// Runs body(job, piece) for every piece of every job, on all threads: one run over all of them,
-// because threads wait for each other at the end of a run.
+// Runs body(job, piece) for every piece of every job on all threads, in a single parallel_for,
+// because each one ends with a barrier.
 template <typename Pieces, typename Body>
 void for_pieces(const Jobs& jobs, const Pieces& pieces_of, const Body& body) {
-    std::vector<int64_t> ends;  // of each job's pieces
+    std::vector<int64_t> ends;  // cumulative number of pieces
     int64_t total = 0;
     for (const auto& job : jobs) {
         ends.push_back(total += pieces_of(job));
@@ -32,8 +32,8 @@ void for_pieces(const Jobs& jobs, const Pieces& pieces_of, const Body& body) {
     });
 }
 
-// Runs body(job, first, last) for ranges that make up all outputs of all jobs, each beginning at a
-// multiple of `step`.
+// Runs body(job, first, last) for ranges that partition all outputs of all jobs, each beginning at
+// a multiple of `step`.
 template <typename Body>
 void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
     for_pieces(
@@ -44,11 +44,11 @@ void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
 }
 
 // [solution only]
-// The activations of all jobs, as a kernel lays them out. Neighbours with the same ones share them.
+// Prepared activations of all jobs. Consecutive jobs with the same activations share them.
 class PreparedActivations {
    public:
     PreparedActivations(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
-        // Preparing looks at no weights: the first of such neighbours stands for all of them.
+        // Preparation does not depend on weights: the first of the sharing jobs represents all.
         Jobs inputs;
         std::vector<int64_t> places;
         int64_t bytes = 0;
@@ -63,7 +63,7 @@ class PreparedActivations {
         memory_ = std::make_unique_for_overwrite<char[]>(bytes + ALIGNMENT);
         const auto address = reinterpret_cast<uintptr_t>(memory_.get());
         aligned_ = memory_.get() + (ALIGNMENT - address % ALIGNMENT) % ALIGNMENT;
-        constexpr int64_t ROWS = 4;  // of a piece
+        constexpr int64_t ROWS = 4;  // per piece
         for_pieces(
             inputs, [](const QuantizedMatmulJob& input) { return (input.M + ROWS - 1) / ROWS; },
             [&](size_t n, int64_t piece) {
@@ -84,7 +84,7 @@ class PreparedActivations {
 
 void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     const PreparedActivations prepared(jobs, kernel);
-    // Threads wait for each other's last chunk, so chunks are small: about 24 a thread, or a panel.
+    // Threads wait for the last chunk, so chunks are small: about 24 per thread, or one panel.
     constexpr int64_t CHUNKS = 24;
     int64_t outputs = 0;
     for (const auto& job : jobs) {
@@ -98,7 +98,7 @@ void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
                 });
 }
 
-// The kernel of an instruction set, or nullptr: the reference.
+// The kernel of an instruction set; nullptr for the reference.
 const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 #if defined(__x86_64__)
     if (set == InstructionSet::amx) {

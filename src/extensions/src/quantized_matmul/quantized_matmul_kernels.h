@@ -1,4 +1,4 @@
-// The CPU kernels of quantized_matmul, as plain functions on plain memory.
+// CPU kernels of quantized_matmul on plain memory.
 //
 // Includes neither MLX nor templates of the standard library (see common/half.h).
 #pragma once
@@ -35,7 +35,7 @@ struct QuantizedMatmulJob {
 void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                 int64_t last_output);
 
-/// Week 4's kernels, with the same interface: see the files of these names.
+/// Week 4's kernels, with the same interface, in the files of these names.
 void quantized_matmul_factored(const QuantizedMatmulJob& job, int64_t first_output,
                                int64_t last_output);
 #if defined(__x86_64__)
@@ -110,7 +110,7 @@ extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
-extern const QuantizedMatmulKernel quantized_matmul_tiles;     // many rows; few go to the next
+extern const QuantizedMatmulKernel quantized_matmul_tiles;     // many rows; few use the next
 extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // one or two rows of integers
 /// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,

@@ -1,14 +1,13 @@
-// quantized_matmul for a few rows of a, as in decoding: bound by how fast weights can be read.
+// quantized_matmul for a few rows of a, as in decoding: bound by the bandwidth of reading weights.
 //
-// A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read neighbouring words of a
-// row of weights, 8 or 16 bytes each, in one go; what a lane has of a stays in registers for all
-// outputs, and the weights that it unpacked serve all rows. Lanes add up what they have at the very
-// end. Nothing is shared through threadgroup memory.
+// A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read adjacent words of a row
+// of weights, 8 or 16 bytes each. A lane's elements of a stay in registers for all outputs, and its
+// unpacked weights serve all rows. Lanes are reduced once, at the very end. Threadgroup memory is
+// not used.
 //
-// The order of a sum depends on I alone: lane l takes the numbers 16·l to 16·l + 15 of every 512,
-// then the lanes are added. ROWS changes what else a simdgroup does, not the order: a row of a
-// gives the same bits in any company. The tile of quantized_matmul_tile.metal adds up in another
-// order.
+// The summation order depends only on I: lane l accumulates elements 16·l to 16·l + 15 of every
+// 512, then the lanes are reduced. It is independent of ROWS, so a row of a gives the same bits in
+// any batch. quantized_matmul_tile.metal uses another summation order.
 #include <metal_stdlib>
 
 #include "src/quantized_matmul/quantized_matmul_params.h"
@@ -17,14 +16,14 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 constant constexpr int LANES = 32;
-constant constexpr int OUTPUTS = 4;  // of a simdgroup
-constant constexpr int VALUES = 16;  // of a row, that a lane takes at a time
+constant constexpr int OUTPUTS = 4;  // per simdgroup
+constant constexpr int VALUES = 16;  // elements of a row per lane and step
 
 constant constexpr int STEP = LANES * VALUES;
 
-// The next numbers of a for this lane, and their sum. For weights of 4 bits, four in 16 bits, a
-// number is divided by 1, 16, 256 or 4,096, as load_weights wants it. That changes no digit of it.
-// Four are loaded at a time, as a vec<T, 4>: one access instead of four.
+// This lane's next elements of a, and their sum. For 4-bit weights, four per 16 bits, elements are
+// divided by 1, 16, 256 or 4,096 to match load_weights. This is exact. Four are loaded at a time as
+// a vec<T, 4>: one access instead of four.
 template <typename T, int BITS>
 float load_activations(device const T* a, thread float* x) {
     float sum = 0;
@@ -41,9 +40,8 @@ float load_activations(device const T* a, thread float* x) {
     return sum;
 }
 
-// The next weights for this lane, integers. Of 4 bits they stay where they lie in their 16 bits,
-// not shifted to the right: each is too large by a power of two, by which its number of a is too
-// small.
+// This lane's next weights, as integers. 4-bit weights are masked within their 16 bits but not
+// shifted right: each is too large by a power of two, by which its element of a is too small.
 template <int BITS>
 void load_weights(device const uchar* b, thread float* q) {
     // [task 4.2.3 weights]
@@ -82,15 +80,15 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     if (first_output >= O) {
         return;
     }
-    // This lane's first numbers in the first output's and the first row's arrays.
+    // This lane's first elements in the arrays of the first output and row.
     const int first = int(lane) * VALUES;
     device const uchar* weights =
         (device const uchar*)b + long(first_output) * row_bytes + first / 8 * BITS;
     scales += long(first_output) * row_groups + first / GROUP_SIZE;
     biases += long(first_output) * row_groups + first / GROUP_SIZE;
     a += long(first_row) * I + first;
-    // Beyond the last output or row the last one is computed again, and not stored: the loop has
-    // no conditions, and nothing outside of the arrays is read.
+    // Past the last output or row, the last one is recomputed and not stored: the loop has no
+    // branches and no out-of-bounds reads.
     int output[OUTPUTS] = {0}, row[ROWS] = {0};
     for (int o = 1; o < OUTPUTS; o++) {
         output[o] = min(o, O - 1 - first_output);

@@ -1,4 +1,4 @@
-// The parameters of the kernels in quantized_matmul*.metal.
+// Parameters of the kernels in quantized_matmul*.metal.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -6,7 +6,7 @@ namespace tiny_llm_ext {
 struct QuantizedMatmulParams {
     int M;  // rows of a
     int O;  // rows of b
-    int I;  // elements of a row of a or b
+    int I;  // inner dimension
 };
 
 }  // namespace tiny_llm_ext

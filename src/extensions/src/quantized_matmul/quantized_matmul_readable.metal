@@ -1,15 +1,15 @@
-// quantized_matmul on the GPU, as readable as it gets: a thread computes one output.
-// quantized_matmul.h has the contract, quantized_matmul_launch.cpp the grid.
+// Readable quantized_matmul on the GPU: one thread per output. Contract: quantized_matmul.h; grid:
+// quantized_matmul_launch.cpp.
 //
-//  1. quantized_matmul_readable      this file. A thread walks along a whole row of weights, so the
-//                                    lanes of a simdgroup read 32 rows at once, far apart, and each
-//                                    row of a reads all weights again.
-//  2. quantized_matmul_matvec.metal  for a few rows of a: a simdgroup reads one row of weights side
-//                                    by side.
-//  3. quantized_matmul_tile.metal    for many rows: a threadgroup unpacks a tile of weights
-//                                    once, and multiplies it in the matrix units.
+//  1. quantized_matmul_readable      this file. A thread iterates over a whole row of weights, so
+//                                    the lanes of a simdgroup read 32 distant rows at once, and
+//                                    each row of a reads all weights again.
+//  2. quantized_matmul_matvec.metal  few rows of a: a simdgroup reads adjacent words of one row of
+//                                    weights.
+//  3. quantized_matmul_tile.metal    many rows: a threadgroup unpacks a tile of weights once and
+//                                    multiplies it with simdgroup matrices.
 //
-// This version takes any mix of dtypes; it is what runs if a and the scales differ in theirs.
+// This kernel accepts any mix of dtypes and runs if a and the scales differ in dtype.
 #include <metal_stdlib>
 
 #include "src/quantized_matmul/quantized_matmul_params.h"
@@ -18,8 +18,8 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 // out[m, o] = Σ_g ( scale[o, g] · Σ_i q[o, i] · a[m, i]  +  bias[o, g] · Σ_i a[m, i] ), in the
-// order of i. Thread (o, m); the grid is made of whole threadgroups, so some threads are beyond the
-// edge.
+// order of i. Thread (o, m). The grid consists of whole threadgroups, so some threads are out of
+// range.
 template <typename T, typename S, int BITS, int GROUP_SIZE>
 [[kernel]] void quantized_matmul_readable(device const S* scales [[buffer(0)]],  // O × I/GROUP_SIZE
                                           device const S* biases [[buffer(1)]],  // O × I/GROUP_SIZE
@@ -60,7 +60,7 @@ template <typename T, typename S, int BITS, int GROUP_SIZE>
     // [/task 2.3.3 output]
 }
 
-// A template becomes a kernel by being instantiated, under the name that the host asks for.
+// Instantiating a template creates a kernel, under the name used by the host.
 #define INSTANTIATE(name, T, S, BITS, GROUP_SIZE)                                         \
     template [[host_name("quantized_matmul_readable_" name "_b" #BITS                     \
                          "_g" #GROUP_SIZE)]] [[kernel]] void                              \

@@ -1,11 +1,11 @@
-// quantized_matmul, the readable reference: three loops.
+// quantized_matmul: readable reference, three loops.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {
 
 namespace {
 
-// Sums one output of one row, group by group, in the order of i.
+// Computes one output of one row, group by group, in the order of i.
 float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
     // [task 2.2.2 dot]
     const int64_t groups = job.I / job.group_size;

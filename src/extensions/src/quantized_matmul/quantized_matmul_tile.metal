@@ -1,15 +1,15 @@
-// quantized_matmul for many rows of a, as in prefill: bound by arithmetic. common/metal_tile.h says
-// how a tile is multiplied, and in which order numbers are added up.
+// quantized_matmul for many rows of a, as in prefill: compute-bound. Tile multiplication and
+// summation order: common/metal_tile.h.
 //
 // A threadgroup reads a tile of weights once for its BM rows of a and unpacks it in threadgroup
-// memory, as integers in the 16 bits of a's format, which holds them exactly. So the matrix units
-// multiply integers, and where a group of weights ends the products are scaled, in float32:
+// memory to integers in a's 16-bit format, which represents them exactly. The matrix units multiply
+// integers, and at the end of each quantization group the products are scaled, in float32:
 //
 //     part += scale · Σ q·a + bias · Σ a
 //
-// which is the order of quantized_matmul_readable.metal, and loses nothing by rounding a weight.
-// Threadgroups with the same weights follow one another in the grid (x is the rows), so that
-// weights come from memory about once and a, which is smaller, from the cache.
+// This is the order of quantized_matmul_readable.metal, and no weight is rounded. Threadgroups with
+// the same weights are consecutive in the grid (x indexes the rows), so weights are read from
+// memory about once and the smaller a from the cache.
 #include <metal_stdlib>
 
 #include "common/metal_tile.h"
@@ -18,25 +18,25 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int UNPACKED = 8;  // values that a thread unpacks at a time, 4 or 8 bytes
+constant constexpr int UNPACKED = 8;  // values per thread and step: 4 or 8 bytes
 
-// Unpacks BN rows of TILE_K weights at a time, integers. A thread always has the same rows, and its
-// pointers only move along.
+// Unpacks BN rows of TILE_K weights at a time to integers. A thread always has the same rows, so
+// its pointers only advance.
 template <typename T, int BITS, int BN, int THREADS>
 struct WeightStager {
     typedef vec<ushort, UNPACKED * BITS / 16> Packed;
     enum {
         PER_BYTE = 8 / BITS,
-        AT_ONCE = THREADS * UNPACKED / TILE_K,  // rows
+        AT_ONCE = THREADS * UNPACKED / TILE_K,  // rows per round
         ROUNDS = BN / AT_ONCE,
     };
     static_assert(ROUNDS * AT_ONCE == BN, "threads unpack whole rows, several times");
 
-    device const uchar* from[ROUNDS];  // this thread's next weights in each round's row
-    threadgroup T* to;                 // the place of the first round's weights
+    device const uchar* from[ROUNDS];  // this thread's next weights of each round's row
+    threadgroup T* to;                 // destination of the first round
 
-    // b: the tile's first row, of row_bytes; its first weights are those that are staged first.
-    // Beyond the last row that one's are staged again, as in RowStager.
+    // b: the tile's first row, of row_bytes, at the first weights to stage. Past the last row, the
+    // last one is staged again, as in RowStager.
     WeightStager(threadgroup T* tile, device const uchar* b, int row_bytes, int outputs_left,
                  uint thread_index) thread {
         const int first = int(thread_index) / (TILE_K / UNPACKED);
@@ -48,7 +48,7 @@ struct WeightStager {
         to = tile + first * tile_stride<T>() + column;
     }
 
-    // The next TILE_K weights of each row. They are not shifted to the right, but divided.
+    // Stages the next TILE_K weights of each row, divided instead of shifted right.
     void stage() thread {
         for (int round = 0; round < ROUNDS; round++) {
             const Packed packed = *(device const Packed*)from[round];
@@ -67,8 +67,8 @@ struct WeightStager {
     }
 };
 
-// The sums of a group of numbers for each of a tile's rows: a thread has added up those that it
-// copied (see RowStager); the four of a row add up theirs, and the sum goes to `sums`, BM.
+// Group sums of the activations for each row of a tile: a thread has summed the elements it copied
+// (see RowStager); the four threads of a row add theirs, and the result goes to `sums`, BM.
 template <int ROUNDS, int AT_ONCE>
 void tell_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint thread_index) {
     for (int round = 0; round < ROUNDS; round++) {
@@ -81,17 +81,17 @@ void tell_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint 
     }
 }
 
-// The products q·a of a simdgroup's rows and outputs for a group of weights, which become part of
-// its sums where the group ends.
+// Products q·a of a simdgroup's rows and outputs for a group of weights, added to its sums at the
+// end of the group.
 template <typename T, int GROUP_SIZE, int ROWS, int COLUMNS>
 struct GroupProducts {
     simdgroup_float8x8 products[ROWS][COLUMNS];
     device const T *scales, *biases;  // of the next group, for the tile's first output
-    int output[COLUMNS][2];           // from there to those of this lane's outputs
-    int row;                          // this lane's first in the tile
+    int output[COLUMNS][2];           // offsets from there to this lane's outputs
+    int row;                          // this lane's first row in the tile
 
-    // scales, biases: of the tile's first output and first group. Beyond the last output that of
-    // the last is taken, and nothing is stored.
+    // scales, biases: of the tile's first output and first group. Past the last output, the last
+    // one's are read and nothing is stored.
     GroupProducts(device const T* scales, device const T* biases, int I, int outputs_left,
                   int first_row, int first_column, uint lane) thread : scales(scales),
                                                                        biases(biases) {
@@ -114,7 +114,7 @@ struct GroupProducts {
         }
     }
 
-    // The group ends: part += scale · products + bias · row_sums, and the next one begins.
+    // Ends a group: part += scale · products + bias · row_sums.
     void finish(thread simdgroup_float8x8 (&part)[ROWS][COLUMNS],
                 threadgroup const float* row_sums) thread {
         float sums[ROWS];
@@ -135,7 +135,7 @@ struct GroupProducts {
     }
 };
 
-// U: T, or float for the sums of a single part each, part z of P × M × O.
+// U: T, or float for partial sums: part z of P × M × O.
 template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int SM, int SN>
 [[kernel, max_total_threads_per_threadgroup(SM * SN * 32)]] void quantized_matmul_tile(
     device const T* scales [[buffer(0)]],  // O × I/GROUP_SIZE
@@ -148,7 +148,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
     uint3 groups [[threadgroups_per_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float4 memory[tile_bytes<T, T, BM, BN>() / 16];
-    threadgroup float row_sums[BM];  // of a group of numbers
+    threadgroup float row_sums[BM];  // per row, over the current group
     threadgroup T* weights = (threadgroup T*)memory;
     threadgroup T* activations = weights + BN * tile_stride<T>();
     constexpr int THREADS = SM * SN * 32;
@@ -177,7 +177,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
         const int part_end = min(end, part + TILE_PART);
         for (int k = part; k < part_end; k += GROUP_SIZE) {
             for (int done = 0; done < GROUP_SIZE; done += TILE_K) {
-                threadgroup_barrier(mem_flags::mem_threadgroup);  // all have used the last tiles
+                threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
                 weight_stager.stage();
                 row_stager.stage(0, added);
                 if (done + TILE_K == GROUP_SIZE) {

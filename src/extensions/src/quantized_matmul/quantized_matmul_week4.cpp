@@ -1,5 +1,5 @@
-// Which of Week 4's kernels runs. It is chosen before the work is handed to other threads, where no
-// caller could catch an error.
+// Selection of Week 4's kernel, on the calling thread: an exception in a worker thread could not be
+// caught.
 #include "src/quantized_matmul/quantized_matmul_week4.h"
 
 #include <charconv>
@@ -19,7 +19,7 @@ Week4Matmul factored() {
     // [/task 4.2.1 choose]
 }
 
-// The kernel of an instruction set, which has vectors.
+// The vector kernel of an instruction set.
 Week4Matmul vectors([[maybe_unused]] InstructionSet set) {
     // [task 4.2.2 choose]
 #if defined(__x86_64__)
@@ -62,7 +62,7 @@ std::string variable(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-// The kernels with vectors, and how many rows they want prepacked.
+// Vector kernels, and the rows per pack they require.
 struct Step {
     const char* name;
     Week4Matmul (*kernel)(InstructionSet set);
@@ -76,7 +76,7 @@ constexpr Step STEPS[] = {
     {"pairs", pairs, PACK_ROWS},
 };
 
-// The one that TINY_LLM_MATMUL names, which is none of the others.
+// The kernel named by TINY_LLM_MATMUL, which is not among the others.
 const Step& named_step(const std::string& name) {
     for (const Step& step : STEPS) {
         if (step.name == name) {

@@ -1,7 +1,7 @@
-// rms_norm and add_rms_norm on the GPU: a threadgroup a row. rms_norm.h has the contract.
+// rms_norm and add_rms_norm on the GPU: one threadgroup per row. Contract: rms_norm.h.
 //
 // A row is read from memory once: a thread keeps its elements in registers while the threadgroup
-// adds up the squares. Only what does not fit there (D > 8192) is read again.
+// sums the squares. Only elements beyond register capacity (D > 8192) are read again.
 #include <metal_stdlib>
 
 #include "common/metal_reduce.h"
@@ -19,7 +19,7 @@ T normalize(float x, float factor, T weight) {
     return T(float(T(x * factor)) * float(weight));
 }
 
-// The element that is normalized: x[i], or x[i] + y[i] rounded, which is stored in sum.
+// The element to normalize: x[i], or x[i] + y[i] rounded, which is stored in sum.
 template <typename T>
 struct Plain {
     device const T* x;
@@ -39,7 +39,7 @@ struct Added {
         sum[i] = added;
         return float(added);
     }
-    float again(int i) const { return float(sum[i]); }  // this thread wrote it
+    float again(int i) const { return float(sum[i]); }  // written by this thread
 };
 
 template <typename T, typename Row>

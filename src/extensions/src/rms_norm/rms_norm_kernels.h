@@ -1,4 +1,4 @@
-// The CPU kernels of rms_norm, as plain functions on plain memory.
+// CPU kernels of rms_norm on plain memory.
 #pragma once
 
 #include <stdint.h>
@@ -12,14 +12,15 @@ struct RmsNormJob {
     float eps;
     Format format;       // of all arrays
     const void* x;       // M × D, rows x_stride elements apart
-    const void* y;       // the same, or null: nothing is added
+    const void* y;       // same, or null for no addition
     const void* weight;  // D
     void* sum;           // M × D, or null if y is; may be the memory of x
-    void* out;           // M × D; may be the memory of y, or of x if there is no y
+    void* out;           // M × D; may be the memory of y, or of x if y is null
     int64_t x_stride, y_stride;
 };
 
-/// The reference. Computes rows first … last − 1; rms_norm in fast/rms_norm_simd.cpp does the same.
+/// The reference: computes rows first … last − 1. Same interface: rms_norm in
+/// fast/rms_norm_simd.cpp.
 void rms_norm_reference(const RmsNormJob& job, int64_t first, int64_t last);
 using RmsNormKernel = void (*)(const RmsNormJob& job, int64_t first, int64_t last);
 

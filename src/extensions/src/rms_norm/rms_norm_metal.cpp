@@ -1,4 +1,4 @@
-// rms_norm and add_rms_norm on the GPU: the encoder.
+// rms_norm and add_rms_norm on the GPU: encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
@@ -10,10 +10,10 @@ namespace tiny_llm_ext {
 void RmsNorm::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     const bool adds = inputs.size() == 3;
     const auto& x = inputs.front();
-    const auto& y = inputs[1];  // the weight if nothing is added
+    const auto& y = inputs[1];  // the weight if there is no addition
     if (adds) {
         allocate_or_reuse(outputs[0], x);
-        allocate_or_reuse(outputs[1], y);  // a row is added up before it is normalized
+        allocate_or_reuse(outputs[1], y);  // a row is summed before it is normalized
     } else {
         allocate_or_reuse(outputs[0], x);
     }

@@ -1,4 +1,4 @@
-// The parameters of the kernels in rms_norm.metal.
+// Parameters of the kernels in rms_norm.metal.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -10,7 +10,7 @@ enum { RMS_NORM_READS = 4, RMS_NORM_KEPT = 2 };
 struct RmsNormParams {
     int D;
     float eps;
-    long x_stride, y_stride;  // from one row to the next, in elements
+    long x_stride, y_stride;  // row strides in elements
 };
 
 }  // namespace tiny_llm_ext

@@ -1,4 +1,4 @@
-// rms_norm, the readable reference.
+// rms_norm: readable reference.
 #include <cmath>
 
 #include "src/rms_norm/rms_norm_kernels.h"

@@ -1,4 +1,4 @@
-// swiglu on the GPU: a thread computes four neighbours of a row. swiglu.h has the contract.
+// swiglu on the GPU: four adjacent elements per thread. Contract: swiglu.h.
 #include <metal_stdlib>
 
 #include "src/swiglu/swiglu_params.h"

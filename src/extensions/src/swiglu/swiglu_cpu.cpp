@@ -1,4 +1,4 @@
-// swiglu on the CPU: which kernel runs, and on which rows of which arrays.
+// swiglu on the CPU: kernel selection and row parallelism.
 #include "common/checks.h"
 #include "common/fused.h"
 #include "common/rows.h"

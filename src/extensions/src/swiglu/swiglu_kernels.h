@@ -1,4 +1,4 @@
-// The CPU kernels of swiglu, as plain functions on plain memory.
+// CPU kernels of swiglu on plain memory.
 #pragma once
 
 #include <stdint.h>
@@ -11,12 +11,12 @@ struct SwigluJob {
     int64_t M, I;
     Format format;     // of all arrays
     const void* gate;  // M × I, rows gate_stride elements apart
-    const void* up;    // the same
-    void* out;         // M × I; may be the memory of gate or of up
+    const void* up;    // same
+    void* out;         // M × I; may be the memory of gate or up
     int64_t gate_stride, up_stride;
 };
 
-/// The reference. Computes rows first … last − 1; swiglu in fast/swiglu_simd.cpp does the same.
+/// The reference: computes rows first … last − 1. Same interface: swiglu in fast/swiglu_simd.cpp.
 void swiglu_reference(const SwigluJob& job, int64_t first, int64_t last);
 using SwigluKernel = void (*)(const SwigluJob& job, int64_t first, int64_t last);
 

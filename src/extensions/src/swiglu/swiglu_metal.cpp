@@ -1,4 +1,4 @@
-// swiglu on the GPU: the encoder.
+// swiglu on the GPU: encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"

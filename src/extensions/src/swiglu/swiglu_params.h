@@ -1,4 +1,4 @@
-// The parameters of the kernels in swiglu.metal.
+// Parameters of the kernels in swiglu.metal.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -7,7 +7,7 @@ enum { SWIGLU_READS = 4 };  // consecutive elements per thread
 
 struct SwigluParams {
     int I;
-    long gate_stride, up_stride;  // from one row to the next, in elements
+    long gate_stride, up_stride;  // row strides in elements
 };
 
 }  // namespace tiny_llm_ext

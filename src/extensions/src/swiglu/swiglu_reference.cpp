@@ -1,4 +1,4 @@
-// swiglu, the readable reference.
+// swiglu: readable reference.
 #include <cmath>
 
 #include "src/swiglu/swiglu_kernels.h"

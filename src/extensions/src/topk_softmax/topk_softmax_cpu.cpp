@@ -1,5 +1,4 @@
-// topk_softmax on the CPU. A token has a few hundred logits: plain C++ is enough, and there is no
-// version with vectors.
+// topk_softmax on the CPU. A token has a few hundred logits: too few to need a vector kernel.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -23,7 +22,7 @@ struct TopkSoftmaxJob {
     float* weights;     // N × K
 };
 
-// Rows first … last − 1.
+// Computes rows first … last − 1.
 void route(const TopkSoftmaxJob& job, int64_t first, int64_t last) {
     std::vector<float> logits(job.X);
     std::vector<uint32_t> order(job.X);
@@ -42,7 +41,7 @@ void route(const TopkSoftmaxJob& job, int64_t first, int64_t last) {
             });
         std::copy_n(order.begin(), job.K, job.experts + n * job.K);
 
-        // What the others would weigh cancels if the chosen ones are to sum to 1.
+        // If the selected weights are normalized, the other experts' weights cancel.
         const float largest = logits[order[0]];
         float sum = 0;
         for (int64_t x = 0; x < (job.normalize ? job.K : job.X); x++) {
@@ -70,7 +69,7 @@ void TopkSoftmax::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
     };
     if (job.N > 0) {
         add_task(stream(), [job] {
-            for_rows(job.N, 4 * job.X,  // sorting takes longer than reading
+            for_rows(job.N, 4 * job.X,  // sorting costs more than reading
                      [&](int64_t first, int64_t last) { route(job, first, last); });
         });
     }

@@ -10,7 +10,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// N..×E of N..×K×E.
+// Output shape N..×E of x, N..×K×E.
 mx::Shape sum_shape(const mx::array& x) {
     auto shape = x.shape();
     shape.erase(shape.end() - 2);

@@ -1,4 +1,4 @@
-// weighted_sum on the CPU: which kernel runs, and on which rows of which arrays.
+// weighted_sum on the CPU: kernel selection and row parallelism.
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"

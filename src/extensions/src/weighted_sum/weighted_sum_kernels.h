@@ -1,4 +1,4 @@
-// The CPU kernels of weighted_sum, as plain functions on plain memory.
+// CPU kernels of weighted_sum on plain memory.
 #pragma once
 
 #include <stdint.h>
@@ -15,8 +15,8 @@ struct WeightedSumJob {
     void* out;             // N × E
 };
 
-/// The reference. Computes rows first … last − 1 of out; weighted_sum in fast/weighted_sum_simd.cpp
-/// has the same bits.
+/// The reference: computes rows first … last − 1 of out. weighted_sum in fast/weighted_sum_simd.cpp
+/// gives the same bits.
 void weighted_sum_reference(const WeightedSumJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

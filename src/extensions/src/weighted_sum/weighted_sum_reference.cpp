@@ -1,4 +1,4 @@
-// weighted_sum, the readable reference.
+// weighted_sum: readable reference.
 #include "src/weighted_sum/weighted_sum_kernels.h"
 
 namespace tiny_llm_ext {

@@ -1,4 +1,4 @@
-// add_bias with vectors: the steps of the reference, LANES elements at a time.
+// Vectorized add_bias: the reference, LANES elements at a time.
 #include "common/simd.h"
 #include "src/add_bias/add_bias_kernels.h"
 

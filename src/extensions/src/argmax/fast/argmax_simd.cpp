@@ -1,5 +1,5 @@
-// argmax with vectors: each lane keeps the largest it has seen and where, and the lanes meet at the
-// end of the part.
+// Vectorized argmax: each lane tracks its maximum and index; lanes are reduced at the end of the
+// part.
 #include "common/simd.h"
 #include "src/argmax/argmax_kernels.h"
 
@@ -11,7 +11,7 @@ template <Format F>
 ArgmaxResult argmax_part(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
     const int64_t x = row * job.stride;
     Floats best = splat(-__builtin_inff());
-    Ints at = lane_numbers() + static_cast<int32_t>(first);  // where `best` was
+    Ints at = lane_numbers() + static_cast<int32_t>(first);  // index of `best`
     Ints now = at;
     int64_t i = first;
     for (; i + LANES <= last; i += LANES, now += LANES) {

@@ -1,38 +1,38 @@
-// A block of query rows attends to keys and values, tile by tile: the inside of flash attention.
+// Flash attention's inner loop: a block of query rows attends to keys and values, tile by tile.
 //
-// It does not know where tiles come from: its caller hands over 64 addresses at a time, of
-// rows in one buffer or in pages. Both matrix products of a tile are one function: scores += query
-// · keys (with the keys transposed) and out += weights · values. A sum is never split over lanes;
-// it grows in the order of its index, whatever rows are computed beside it.
+// Independent of the storage of tiles: the caller passes 64 row addresses at a time, in one buffer
+// or in pages. Both matrix products of a tile use one function: scores += query · keys (with the
+// keys transposed) and out += weights · values. A sum is never split over lanes; it runs in index
+// order, independent of the other rows.
 #pragma once
 
 #include "src/flash_attention/fast/attention_tile.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
-/// The state of a block of query rows, and room for the tile at hand. All in one piece of scratch.
+/// State of a block of query rows and of its current tile, in one scratch allocation.
 struct AttentionBlock {
     int rows;
     int64_t D;
     int64_t width;   // D, rounded up to whole vectors
-    float* scores;   // rows × KEYS; then the weights
-    float* out;      // rows × width, not yet divided by sums
-    float* keys;     // score_steps × KEYS, and in the same place once the scores are known,
-    float* values;   // KEYS × width: together they would not fit in the L1 cache
-    float* sums;     // rows × LANES: of the weights, lane by lane
-    float* largest;  // rows: the largest score so far
-    float* query;    // rows × D numbers, or half as many pairs
+    float* scores;   // rows × KEYS; later the weights
+    float* out;      // rows × width, before division by sums
+    float* keys;     // score_steps × KEYS; shares memory with `values`
+    float* values;   // KEYS × width, loaded after scoring: both would not fit in L1
+    float* sums;     // rows × LANES: per-lane sums of the weights
+    float* largest;  // rows: running maximum of the scores
+    float* query;    // rows × D elements, or half as many pairs
     float scale;     // of the scores
     Format format;   // of query, keys and values
 };
 
-/// Floats of scratch that a block needs.
+/// Scratch size of a block in floats.
 inline int64_t block_scratch(int rows, int64_t D) {
     const int64_t width = rounded_up(D);
     return rows * (KEYS + width + LANES + D) + rounded_up(rows) + KEYS * width;
 }
 
-/// A block that has seen no keys. `query` has to be filled in.
+/// A block before its first key. The caller fills in `query`.
 inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format, float* scratch) {
     AttentionBlock block;
     auto take = [&](int64_t floats) {
@@ -63,20 +63,20 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     return block;
 }
 
-/// Rows from `first` on attend to a tile: attention_block_simd.cpp.
+/// Rows ≥ `first` attend to a tile: attention_block_simd.cpp.
 ///
-/// visible: of each row of the block, how many keys of the tile it may see; does not fall from row
-///   to row. mask: null or rows × KEYS numbers to add to the scores.
+/// visible: per row of the block, number of visible keys in the tile; non-decreasing. mask: null,
+///   or rows × KEYS values added to the scores.
 void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
             const Tile& tile, Prefetcher& ahead);
 
 // --- the whole block ----------------------------------------------------------------------------
 
-/// Row `row` of the block's query = D elements of an array from `from` on.
+/// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
     float* to = block.query + row * block.D;
     if (in_pairs(block.format)) {
-        to[(block.D - 1) / 2] = 0;  // the last number may be alone
+        to[(block.D - 1) / 2] = 0;  // D may be odd: pads the last pair
         memcpy(to, element(query, from, block.format), bytes_of(block.D, block.format));
         return;
     }
@@ -92,12 +92,11 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
 
 /// The block attends to keys 0 … end − 1.
 ///
-/// visible_keys(row): how many keys a row of the block may see, from the first; it does not fall
-///   from row to row, and is at most `end` for the last.
-/// tile_at(first, tile): writes addresses of the keys and values from `first` on; from `end` on, as
-///   if they followed these, of those that are likely to be needed next, or none.
-/// mask: null, or room for rows × KEYS numbers that load_mask(first, count) fills; it returns
-///   whether any row sees any of these keys.
+/// visible_keys(row): number of leading visible keys of a row; non-decreasing, at most `end`.
+/// tile_at(first, tile): writes the addresses of keys and values from `first` on. For first ≥ end:
+///   those likely to be needed next, as a prefetch hint, or none.
+/// mask: null, or rows × KEYS values filled by load_mask(first, count), which returns whether any
+///   of these keys is visible to any row.
 template <typename VisibleKeys, typename TileAt, typename LoadMask>
 void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& visible_keys,
                    const TileAt& tile_at, const float* mask, const LoadMask& load_mask) {
@@ -111,12 +110,12 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
         tile_at(first_key + distance, next);
         after.count = 0;
         if (next.count < tile.count && first_key + distance < end) {
-            tile_at(end, after);  // the rest of what is fetched while this tile is worked on
+            tile_at(end, after);  // prefetched while this tile is computed
         }
         Prefetcher ahead(tile, next, after, bytes_of(block.D, block.format));
         if (mask == nullptr || load_mask(first_key, tile.count)) {
             int visible[MAX_BLOCK_ROWS];
-            int first = block.rows;  // the first row that sees a key of this tile
+            int first = block.rows;  // first row with a visible key in this tile
             for (int row = block.rows - 1; row >= 0; row--) {
                 const int64_t seen = visible_keys(row) - first_key;
                 visible[row] = static_cast<int>(seen < 0 ? 0 : seen < KEYS ? seen : KEYS);
@@ -127,7 +126,7 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
     }
 }
 
-/// Divides a row by the sum of its weights and rounds it; zero if it saw no key.
+/// Normalizes a row by the sum of its weights and rounds it; zero without visible keys.
 inline void finish_row(const AttentionBlock& block, int row, void* to, int64_t offset) {
     const float total = sum(load_bits<Floats>(block.sums + row * LANES));
     const float* out = block.out + row * block.width;

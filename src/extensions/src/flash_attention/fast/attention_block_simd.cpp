@@ -1,7 +1,7 @@
-// A block of query rows attends to one tile: scores, the online softmax, and the weighted values.
+// A block of query rows attends to one tile: scores, online softmax, weighted values.
 //
-// In a file of its own because it is most of what there is to compile, and because flash and paged
-// attention share it: what they differ in is where tiles come from.
+// A separate file because it dominates compile time, and because flash and paged attention share
+// it: they differ only in the source of tiles.
 #include "common/simd_matmul.h"
 #include "src/flash_attention/fast/attention_block.h"
 #include "src/flash_attention/fast/attention_few_rows.h"
@@ -14,7 +14,7 @@ constexpr int KEY_VECTORS = KEYS / LANES;
 
 // --- the online softmax -------------------------------------------------------------------------
 
-// Measures sums and out of a row relative to a larger score.
+// Rescales a row's sums and out to a larger maximum.
 inline void rescale(const AttentionBlock& block, int row, float factor) {
     float* sums = block.sums + row * LANES;
     store(sums, 0, Format::float32, load_bits<Floats>(sums) * factor);
@@ -24,10 +24,9 @@ inline void rescale(const AttentionBlock& block, int row, float factor) {
     }
 }
 
-/// Turns a row's scores, times scale, into weights exp(score − largest), zero from key `visible`
-/// on.
+/// Turns a row's scores, times scale, into weights exp(score − largest); zero for keys ≥ `visible`.
 ///
-/// `mask` is null, or has KEYS numbers to add; −inf hides a key whatever its score.
+/// mask: null, or KEYS values to add; −inf hides a key whatever its score.
 inline void softmax_weights(const AttentionBlock& block, int row, int visible, const float* mask) {
     const Floats hidden = splat(-__builtin_inff());
     float* scores = block.scores + row * KEYS;
@@ -46,7 +45,7 @@ inline void softmax_weights(const AttentionBlock& block, int row, int visible, c
         most = max(x[v], most);
     }
     const float largest = max(most);
-    // Where every key is hidden so far, 0 keeps −inf − largest from being NaN.
+    // While every key is hidden, 0 avoids −inf − (−inf) = NaN.
     const Floats base = splat(largest == -__builtin_inff() ? 0 : largest);
     if (largest > before) {
         rescale(block, row, exp_of_negative(splat(before) - base)[0]);
@@ -64,13 +63,13 @@ inline void softmax_weights(const AttentionBlock& block, int row, int visible, c
 
 // --- a tile -------------------------------------------------------------------------------------
 
-// A few rows leave the memory idle while they are multiplied, so their products are cut into slices
-// of this many steps, with some prefetching after each. Many rows have time enough for it all.
+// With few rows, memory would idle during the products, so they are cut into slices of this many
+// steps with some prefetching after each. With many rows, one prefetch pass suffices.
 constexpr int SLICE = 16;
 
 inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : inner; }
 
-/// scores of rows from `first` on = query · keys.
+/// scores = query · keys, for rows ≥ `first`.
 template <typename Number>
 inline void score(const AttentionBlock& block, int first, Prefetcher& ahead) {
     const int rows = block.rows - first, steps = score_steps(block.D, block.format);
@@ -88,11 +87,11 @@ inline void score(const AttentionBlock& block, int first, Prefetcher& ahead) {
     }
 }
 
-/// out of rows from `first` on += weights · values, for the first visible[row] keys of the tile;
-/// visible does not fall from row to row.
+/// out += weights · values, for rows ≥ `first` and the first visible[row] keys of the tile; visible
+/// is non-decreasing.
 ///
-/// Several rows share the values that all of them see; the rest is each row's own. So a key that a
-/// row may not see is not multiplied by zero, which would be NaN for an infinite value.
+/// Rows share the values visible to all of them; the remainder is per row. A hidden key is skipped,
+/// not multiplied by zero, which would be NaN for an infinite value.
 inline void add_values(const AttentionBlock& block, int first, const int* visible,
                        Prefetcher& ahead) {
     const int columns = static_cast<int>(block.width);
@@ -115,8 +114,7 @@ inline void add_values(const AttentionBlock& block, int first, const int* visibl
     }
 }
 
-/// ROWS rows from `first` on, the last of the block, attend to a tile: nothing is stored in
-/// between.
+/// The last ROWS rows of the block, from `first` on, attend to a tile, without intermediate stores.
 template <int ROWS, Format FORMAT>
 void attend_few(const AttentionBlock& block, int first, const int* visible, const float* mask,
                 const Tile& tile, Prefetcher& ahead) {

@@ -1,12 +1,11 @@
-// A few query rows attend to a tile: decoding, where memory is what one waits for.
+// A few query rows attend to a tile: decoding, which is memory-bound.
 //
-// Keys and values that many rows use are worth a place in the L1 cache as float32. For a few rows a
-// store and a load would buy one to four multiplications: here keys are multiplied as soon as they
-// are transposed, and values as soon as they are read. After every few multiplications a row of a
-// later tile is asked for: in larger portions, memory and arithmetic would wait for each other.
+// For many rows, storing keys and values in L1 as float32 pays off. For a few rows, each store and
+// load would serve only one to four multiplications: here keys are multiplied right after their
+// transposition, and values right after loading. One row of a later tile is prefetched after every
+// few multiplications; larger batches of prefetches would serialize memory and arithmetic.
 //
-// Every sum grows in the same order as in attention_block.h, so that a row's bits do not depend on
-// which of the two computes it.
+// Summation orders equal those of attention_block.h, so a row's bits do not depend on the kernel.
 #pragma once
 
 #include "src/flash_attention/fast/attention_tile.h"
@@ -16,11 +15,11 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int FEW_ROWS = 4;
-constexpr int SCORE_VECTORS = 2;  // of keys, side by side
+constexpr int SCORE_VECTORS = 2;  // vectors of keys side by side
 constexpr int SCORE_KEYS = SCORE_VECTORS * LANES;
 static_assert(KEYS % SCORE_KEYS == 0);
 
-// A number that the compiler knows: where it is a count, there is nothing to ask at run time.
+// Compile-time integer: a count of this type needs no branch at run time.
 template <int N>
 struct Known {
     constexpr operator int() const { return N; }
@@ -32,7 +31,7 @@ constexpr int REGISTERS_FOR_OUT = 8;  // of 16
 constexpr int REGISTERS_FOR_OUT = 16;  // of 32
 #endif
 
-// sums += query · keys, of `count` columns from d on: ROWS rows, LANES keys.
+// sums += query · keys, for `count` columns starting at d: ROWS rows, LANES keys.
 template <int ROWS, Format FORMAT>
 __attribute__((always_inline)) inline void add_columns_of_keys(const void* const* keys,
                                                                const float* query, int64_t D,
@@ -75,8 +74,8 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
     }
 }
 
-// scores of ROWS rows with SCORE_KEYS keys = query · keys. Rows of query are D words apart, those
-// of scores KEYS. A sum waits for its last addition; while one vector's do, the other's go on.
+// scores = query · keys, for ROWS rows and SCORE_KEYS keys. Rows of query are D words apart, rows
+// of scores KEYS. Several vectors of sums hide the latency of additions.
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
                                          float* scores, Prefetcher& ahead) {
@@ -104,8 +103,8 @@ __attribute__((noinline)) void score_few(const void* const* keys, const float* q
     }
 }
 
-// Columns d … of ROWS rows of out += weights · values, keys `from` to `to` − 1. A single vector may
-// have fewer columns: `count`. Unless `ahead` is null, a row is fetched for every key.
+// out += weights · values, for columns d … of ROWS rows and keys `from` … `to` − 1. A single vector
+// may have fewer columns: `count`. Unless `ahead` is null, one row is prefetched per key.
 template <int ROWS, Format FORMAT, int VECTORS>
 __attribute__((noinline)) void add_columns(const float* weights, const void* const* values,
                                            int from, int to, int64_t d, int count, float* out,
@@ -143,7 +142,7 @@ __attribute__((noinline)) void add_columns(const float* weights, const void* con
     }
 }
 
-// ROWS rows of out += weights · values, keys `from` to `to` − 1.
+// out += weights · values, for ROWS rows and keys `from` … `to` − 1.
 template <int ROWS, Format FORMAT>
 void add_values_few(const float* weights, const void* const* values, int from, int to, int64_t D,
                     float* out, int64_t width, Prefetcher& ahead) {

@@ -1,5 +1,5 @@
-// Tiles of keys and values, on their way from memory into the L1 cache: values as float32, keys
-// too, or where the machine multiplies pairs of bfloat16 numbers, as they are.
+// Loading of key and value tiles into the L1 cache: values as float32; keys as float32, too, or
+// unchanged where the instruction set multiplies bfloat16 pairs.
 #pragma once
 
 #include "common/simd_transpose.h"
@@ -22,10 +22,10 @@ inline int64_t bytes_of(int64_t D, Format format) {
     return D * (format == Format::float32 ? 4 : 2);
 }
 
-/// Whether scores are sums over pairs of numbers, as they lie in memory.
+/// Whether scores are sums over pairs of elements in their storage order.
 inline bool in_pairs(Format format) { return MULTIPLIES_PAIRS && format == Format::bfloat16; }
 
-/// How many numbers, or pairs of them, a score adds up.
+/// Elements or pairs per score.
 inline int score_steps(int64_t D, Format format) {
     return static_cast<int>(in_pairs(format) ? (D + 1) / 2 : D);
 }
@@ -34,10 +34,10 @@ inline const void* element(const void* row, int64_t d, Format format) {
     return static_cast<const char*>(row) + bytes_of(d, format);
 }
 
-/// A tile of the keys before `end`, from `first` on; an empty one if there are none.
+/// Tile of the keys first … end − 1; empty if first ≥ end.
 ///
-/// source: knows where a head's keys and values are. Its find_keys(first, count, rows) writes the
-///   addresses of `count` keys from `first` on, and find_values those of their values.
+/// source: locates a head's keys and values. find_keys(first, count, rows) writes the addresses of
+///   `count` keys starting at `first`; find_values those of their values.
 template <typename Source>
 __attribute__((noinline)) void find_tile(const Source& source, int64_t first, int64_t end,
                                          Tile& tile) {
@@ -47,19 +47,19 @@ __attribute__((noinline)) void find_tile(const Source& source, int64_t first, in
     source.find_values(first, tile.count, tile.values);
 }
 
-/// Fetches rows of later tiles into the caches while one is worked on, a little at a time: a core
-/// waits for a few dozen lines at once, and when it is asked for more it stands still, or forgets.
+/// Prefetches rows of later tiles a little at a time while a tile is computed: a core tracks a few
+/// dozen outstanding lines; beyond that it stalls or drops prefetches.
 class Prefetcher {
    public:
-    /// Rows of `next` and then of `after` will be fetched, as many as `tile` has: so memory has an
-    /// even load, also where a tile is not full, and where one head ends and another begins.
+    /// Prefetches rows of `next` and then of `after`, as many as `tile` has: an even memory load,
+    /// including at partial tiles and head boundaries.
     Prefetcher(const Tile& tile, const Tile& next, const Tile& after, int64_t row_bytes)
         : tile_(tile), next_(next), after_(after), row_bytes_(row_bytes) {
         const int later = next.count + after.count;
         rows_ = 2 * (later < tile.count ? later : tile.count);
     }
 
-    /// Asks for what is still missing of a part of the rows: from 0 to 1, or more for all.
+    /// Issues outstanding prefetches up to a fraction of the rows: 0 to 1; larger values for all.
     void fetch(float part) {
         const int end = static_cast<int>(part * static_cast<float>(rows_));
         while (done_ < end && done_ < rows_) {
@@ -67,8 +67,8 @@ class Prefetcher {
         }
     }
 
-    /// Asks for one row more, and once more for a row that is needed soon: of the first requests
-    /// some are lost. Called often enough, memory and arithmetic need not take turns.
+    /// Prefetches the next row, and repeats the prefetch of a row needed soon, since some early
+    /// ones are dropped. Frequent calls let memory and arithmetic overlap.
     void fetch_and_remind() {
         if (done_ < rows_) {
             fetch_row();
@@ -77,9 +77,9 @@ class Prefetcher {
     }
 
    private:
-    static constexpr int SOON = 24;  // rows; a few KB, which do not drive each other out of L1
+    static constexpr int SOON = 24;  // rows: a few KB, which fit in L1 together
 
-    // Keys and values in turns: memory serves two places at once faster.
+    // Alternates keys and values: memory serves two streams faster.
     void fetch_row() {
         const int i = done_ / 2, beyond = i - next_.count;
         const Tile& tile = beyond < 0 ? next_ : after_;
@@ -88,7 +88,7 @@ class Prefetcher {
         done_++;
     }
 
-    // Rows in the order of their use: the keys of a tile, its values, the keys of the next.
+    // Rows in order of use: a tile's keys, its values, the next tile's keys.
     void prefetch_again() {
         const int count = tile_.count, i = reminded_++;
         if (i < count) {
@@ -100,7 +100,7 @@ class Prefetcher {
         }
     }
 
-    // LOCALITY 3: into the L1 cache; 2: into L2.
+    // LOCALITY 3: into L1; 2: into L2.
     template <int LOCALITY>
     __attribute__((always_inline)) void request(const void* row) {
         for (int64_t byte = 0; byte < row_bytes_; byte += 64) {
@@ -117,13 +117,13 @@ class Prefetcher {
 
 namespace {
 
-// How many columns of keys are transposed at once. Two neighbours of bfloat16 are moved as one
-// 32-bit word, which needs half the shuffles.
+// Columns of keys transposed at once. Two adjacent bfloat16 elements move as one 32-bit word, which
+// halves the shuffles.
 template <Format FORMAT>
 constexpr int COLUMNS = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
 
-// x = `count` columns of LANES keys from column d on, a vector each; of bfloat16 two, as 32-bit
-// words.
+// Loads `count` columns of LANES keys starting at column d, one vector each; for bfloat16 two
+// columns each, as 32-bit words.
 template <Format FORMAT>
 __attribute__((always_inline)) inline void load_transposed(const void* const* keys, int64_t d,
                                                            auto count, Floats* x) {
@@ -141,8 +141,8 @@ __attribute__((always_inline)) inline void load_transposed(const void* const* ke
     transpose(x);
 }
 
-// `to` = columns d … d + count − 1 of LANES rows, transposed: rows of LANES, KEYS apart. Pairs of
-// bfloat16 are taken apart, unless they are multiplied as pairs.
+// to = columns d … d + count − 1 of LANES rows, transposed: rows of LANES, KEYS apart. Pairs of
+// bfloat16 are separated, unless they are multiplied as pairs.
 template <Format FORMAT>
 __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_t d, int count,
                                                  float* to) {
@@ -173,7 +173,7 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
 }
 
 /// keys = the tile's, transposed: score_steps × KEYS. Columns beyond the last key repeat it, up to
-/// a vector.
+/// a whole vector.
 inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, Prefetcher& ahead) {
     const bool narrow = format == Format::bfloat16;
     const int64_t step = narrow ? COLUMNS<Format::bfloat16> : COLUMNS<Format::float32>;

@@ -1,12 +1,12 @@
-// flash_attention with vectors: tiles of one buffer, found by index arithmetic. What happens to a
-// tile is in attention_block.h.
+// Vectorized flash_attention: tiles of one buffer, located by index arithmetic. Computation:
+// attention_block.h.
 #include "src/flash_attention/fast/attention_block.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Where the keys and values of a head are: at strides, in one buffer.
+// Keys and values of a head, at strides in one buffer.
 struct HeadInBuffer {
     const FlashAttentionJob& job;
     int64_t b, h;
@@ -29,7 +29,7 @@ struct HeadInBuffer {
     }
 };
 
-// A tile of the head that is likely to come after this one: worth fetching early.
+// The head's tile likely to be needed next, as a prefetch hint.
 void find_tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t l,
                             int64_t first, Tile& tile) {
     const int64_t next = b * job.H + h + 1;
@@ -41,7 +41,7 @@ void find_tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, 
               visible_keys(job, next / job.H, l), tile);
 }
 
-// What the mask adds to LANES scores from element i on, which are next to each other.
+// Mask terms of LANES consecutive scores, starting at element i.
 Floats mask_vector(const FlashAttentionJob& job, int64_t i) {
     if (job.mask_kind == MaskKind::additive) {
         return load(job.mask, i, job.mask_format);
@@ -51,8 +51,8 @@ Floats mask_vector(const FlashAttentionJob& job, int64_t i) {
     return __builtin_convertvector(visible, Ints) != 0 ? Floats{} : splat(-__builtin_inff());
 }
 
-// mask = what the mask adds to the block's scores of `count` keys, rows × KEYS. Returns whether any
-// row sees any of them.
+// mask = mask terms of the block's scores for `count` keys, rows × KEYS. Returns whether any row
+// sees any of them.
 __attribute__((noinline)) bool load_mask(const AttentionBlock& block, const FlashAttentionJob& job,
                                          int64_t b, int64_t h, int64_t first_row, int64_t first_key,
                                          int count, float* mask) {

@@ -1,8 +1,7 @@
-// Week 4's attention, second step: the online softmax of a tile and its weighted values, in
-// vectors.
+// Week 4's attention, second step: vectorized online softmax and weighted values of a tile.
 //
-// Weights are powers of two: exp(x) = 2^(x · log₂ e), and the factor log₂ e is in the scale that
-// the scores are multiplied by anyway. What is between two whole powers is a polynomial.
+// Weights are powers of two: exp(x) = 2^(x · log₂ e), with log₂ e folded into the scale of the
+// scores. The fractional part is a polynomial.
 #include "common/simd.h"
 #include "src/flash_attention/attention_week4.h"
 
@@ -11,9 +10,9 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr int VECTOR_BLOCK = 8;  // vectors of columns whose sums grow side by side
+constexpr int VECTOR_BLOCK = 8;  // vectors of columns accumulated side by side
 
-// 2ᶠ for −½ ≤ f ≤ ½ is the sum of POWERS_OF_2[i] · fⁱ, to 2.4 parts in ten million.
+// 2ᶠ = Σ POWERS_OF_2[i] · fⁱ for −½ ≤ f ≤ ½, with relative error 2.4 · 10⁻⁷.
 constexpr int DEGREE = 5;
 constexpr float POWERS_OF_2[DEGREE + 1] = {
     1.0f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647273f,
@@ -24,21 +23,21 @@ Floats exp2_of_negative(Floats x) {
     // [task 4.6.2 exp]
     const Floats lowest = splat(-126.0f);
     const Floats clamped = max(lowest, x);
-    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to a whole number
+    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
     const Floats shifted = clamped + magic;
     const Floats f = clamped - (shifted - magic);
     Floats p = splat(POWERS_OF_2[DEGREE]);
     for (int i = DEGREE - 1; i >= 0; i--) {
         p = fma(p, f, splat(POWERS_OF_2[i]));
     }
-    // The whole number stands in the lowest bits of `shifted`; there it becomes an exponent.
+    // The integer is in the lowest bits of `shifted`; shifted up, it becomes an exponent.
     const Floats two_to_n = as_floats((as_ints(shifted) << 23) + (127 << 23));
     return x < lowest ? Floats{} : p * two_to_n;
     // [/task 4.6.2 exp]
 }
 
-// Turns the scores of `count` keys into weights 2^(score − largest), and takes them into the state:
-// a larger score changes the unit of what is there. Room for a whole vector of scores at the end.
+// Turns the scores of `count` keys into weights 2^(score − largest) and adds them to the state,
+// which is rescaled for a larger maximum. `scores` is padded to a whole vector.
 void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
     // [task 4.6.2 softmax]
     for (int s = count; s % LANES != 0; s++) {
@@ -57,7 +56,7 @@ void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
         }
         state.largest = largest;
     }
-    // Where all scores are −inf, 0 keeps −inf − largest from being NaN.
+    // If all scores are −inf, 0 avoids −inf − (−inf) = NaN.
     const Floats base = splat(largest == -__builtin_inff() ? 0 : largest);
     Floats total = {};
     for (int s = 0; s < count; s += LANES) {
@@ -69,7 +68,7 @@ void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
     // [/task 4.6.2 softmax]
 }
 
-// out += the weighted values of `count` keys, key after key in every column.
+// out += weighted values of `count` keys, in key order for every column.
 template <Format format>
 void add_values(const float* weights, const void* values, const KeyTile& tile, int count, int64_t D,
                 float* out) {
@@ -103,7 +102,7 @@ void add_values(const float* weights, const void* values, const KeyTile& tile, i
     // [/task 4.6.2 values]
 }
 
-// A row's query as float32, with zeros up to a whole vector.
+// A row's query as float32, zero-padded to a whole vector.
 void widen_query(const AttentionRows& block, int row, float* query) {
     for (int64_t d = 0; d < block.D; d += LANES) {
         const int count = static_cast<int>(block.D - d < LANES ? block.D - d : LANES);
@@ -146,7 +145,7 @@ void attention_split(const AttentionRows& block, int64_t first, int64_t end, Sof
         KeyTile tile;
         tile.count = static_cast<int>(end - from < ATTENTION_TILE ? end - from : ATTENTION_TILE);
         block.find(block.head, from, tile);
-        for (int row = 0; row < block.rows; row++) {  // all rows, while the tile is in the cache
+        for (int row = 0; row < block.rows; row++) {  // all rows while the tile is cached
             const int64_t seen = block.visible[row] - from;
             if (seen > 0) {
                 const int count = static_cast<int>(seen < tile.count ? seen : tile.count);

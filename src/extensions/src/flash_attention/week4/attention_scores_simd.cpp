@@ -1,8 +1,8 @@
-// Week 4's attention, first step: scores of a query with a tile of keys, in vectors.
+// Week 4's attention, first step: vectorized scores of a query with a tile of keys.
 //
-// A key is D neighbours in memory, and so is the query: a vector of one is multiplied by a vector
-// of the other, lane by lane, and the lanes are added at the end of the key. A sum waits about four
-// cycles for its last addition, so the sums of several keys grow side by side.
+// A key and the query are D contiguous elements each: vectors are multiplied lane by lane, and the
+// lanes are summed at the end of the key. An addition has a latency of about four cycles, so the
+// sums of several keys are accumulated side by side.
 #include "common/simd.h"
 #include "src/flash_attention/attention_week4.h"
 
@@ -10,17 +10,17 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int KEY_BLOCK = 8;  // keys whose sums grow side by side
+constexpr int KEY_BLOCK = 8;  // keys accumulated side by side
 
-// scores[s] = query · key s · scale for the first `count` keys, at least one. `format` is a
-// constant of the template, so that `load` asks for it once.
+// scores[s] = query · key s · scale, for the first `count` ≥ 1 keys. `format` is a template
+// parameter, so that `load` does not branch on it.
 template <Format format>
 void scores_of(const float* query, const void* keys, const KeyTile& tile, int count, int64_t D,
                float scale, float* scores) {
     // [task 4.6.1 scores]
     const int64_t whole = D / LANES * LANES;
     for (int first = 0; first < count; first += KEY_BLOCK) {
-        int64_t place[KEY_BLOCK];  // beyond the last key the last one again
+        int64_t place[KEY_BLOCK];  // offsets; beyond the last key, the last one repeats
         for (int k = 0; k < KEY_BLOCK; k++) {
             place[k] = tile.keys[first + k < count ? first + k : count - 1];
         }

@@ -1,10 +1,10 @@
-// matmul with vectors: dot products of rows, a block of rows of a against a block of rows of b.
+// Vectorized matmul: dot products of a block of rows of a with a block of rows of b.
 //
-// Both matrices store the numbers to be multiplied next to each other, so nothing is rearranged. A
-// block of ROWS × COLUMNS dot products keeps its sums in registers, one vector each, and uses every
-// vector it loads several times. At the end the lanes of each sum are added up, in one fixed order.
+// Both matrices are contiguous along the inner dimension, so nothing is rearranged. A block of ROWS
+// × COLUMNS dot products keeps its sums in registers, one vector each, and uses every loaded vector
+// several times. At the end the lanes of each sum are added in a fixed order.
 //
-// The size of a block changes how often memory is read, never the order of a sum.
+// The block size affects memory traffic, never the summation order.
 #include "common/simd.h"
 #include "src/matmul/matmul_kernels.h"
 
@@ -12,16 +12,16 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// AVX2 has 16 registers, the others have 32.
+// AVX2 has 16 registers, the other sets 32.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int ROWS = 2;
 #else
 constexpr int ROWS = 4;
 #endif
 constexpr int COLUMN_BLOCK = 4;
-constexpr int64_t AHEAD = 8192;  // bytes between what is multiplied and what is prefetched
+constexpr int64_t AHEAD = 8192;  // prefetch distance in bytes
 
-// How many numbers one step of a dot product takes, how they are loaded, and the step.
+// Elements per step of a dot product, their loads, and the step.
 template <Format F>
 struct Dot {
     using Vector = Floats;
@@ -34,7 +34,7 @@ struct Dot {
 };
 
 #if defined(__AVX512BF16__)
-// Two products a lane: vdpbf16ps, which takes subnormal numbers for zero.
+// Two products per lane: vdpbf16ps, which flushes subnormals to zero.
 template <>
 struct Dot<Format::bfloat16> {
     using Vector = __m512i;
@@ -56,7 +56,7 @@ inline void prefetch(const void* array, int64_t i, Format format) {
     __builtin_prefetch(static_cast<const char*>(array) + i * bytes + AHEAD);
 }
 
-// R × C outputs from row m and output o on.
+// R × C outputs, starting at row m and output o.
 template <Format F, int R, int C>
 void multiply_block(const MatmulJob& job, int64_t m, int64_t o) {
     using D = Dot<F>;
@@ -94,7 +94,7 @@ void multiply_block(const MatmulJob& job, int64_t m, int64_t o) {
     }
 }
 
-// All rows of the tile against C rows of b, which stay in the L1 cache.
+// All rows of the tile times C rows of b, which stay in the L1 cache.
 template <Format F, int C>
 void multiply_columns(const MatmulJob& job, const MatmulTile& tile, int64_t o) {
     int64_t m = tile.first_row;

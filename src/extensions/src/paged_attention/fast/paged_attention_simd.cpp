@@ -1,5 +1,5 @@
-// paged_attention with vectors: tiles of pages, found through the block table. What happens to a
-// tile is in attention_block.h, and the same as in flash_attention.
+// Vectorized paged_attention: tiles of pages, located through the block table. Computation:
+// attention_block.h, as for flash_attention.
 #include "src/flash_attention/fast/attention_block.h"
 #include "src/paged_attention/paged_attention_kernels.h"
 
@@ -7,7 +7,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Where the keys and values of a sequence's head h are: in pages.
+// Keys and values of a sequence's head h, in pages.
 struct HeadInPages {
     const PagedAttentionJob& job;
     const PagedSequence& sequence;

@@ -1,4 +1,4 @@
-// qk_norm_rope with vectors: the steps of the reference, LANES pairs at a time.
+// Vectorized qk_norm_rope: the reference, LANES pairs at a time.
 #include "src/qk_norm_rope/qk_norm_rope_kernels.h"
 #include "src/rms_norm/fast/rms_norm_vectors.h"
 
@@ -6,7 +6,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Turns `count` ≤ LANES pairs, from pair i on, of the head at element x; the result goes to out.
+// Rotates `count` ≤ LANES pairs, starting at pair i, of the head at element x; stores to out.
 template <Format F>
 inline void rotate_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const float* cos,
                          const float* sin, int64_t out, int64_t i, int count) {
@@ -28,7 +28,7 @@ inline void rotate_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, con
     // [/task 4.5.3 pairs]
 }
 
-// A whole head: x and out are the first of D elements; cos and sin have D/2.
+// One head: x and out are the first of D elements; cos and sin have D/2.
 template <Format F>
 void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
                  int64_t out) {

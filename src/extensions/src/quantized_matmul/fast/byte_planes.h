@@ -1,9 +1,9 @@
-// Activations as bytes, for kernels that multiply bytes.
+// Activations as byte planes, for kernels that multiply bytes.
 //
-// An integer of fixed_point_rounding.h is 256 · high + low, both signed: the high and the low bytes
-// are two *planes*. 64 bytes of a row of b, a *vector*, hold 64 8-bit numbers or 128 4-bit ones, of
-// which the even and the odd ones unpack to a vector each: two *parts*. Activations are laid out to
-// match, by vector of b × block of rows × part × plane × row × byte.
+// An integer of fixed_point_rounding.h is 256 · high + low, both signed: the high and low bytes
+// form two *planes*. A *vector* is 64 bytes of a row of b: 64 8-bit weights, or 128 4-bit weights
+// whose even and odd elements unpack to one vector each, its two *parts*. Activations are laid out
+// to match: vector of b × block of rows × part × plane × row × byte.
 #pragma once
 
 #include "common/avx512.h"
@@ -18,19 +18,19 @@ constexpr int VECTOR = 64;  // bytes
 constexpr int MAX_PARTS = 2;
 constexpr int PLANES = 2;
 
-// Where the activations of a call lie in its scratch memory.
+// Layout of one call's activations in scratch memory.
 struct PlanesLayout {
     int64_t row_bytes;  // of b
-    int64_t vectors;    // in a row of b; the last may be cut short
-    int64_t groups;     // in a row of b
+    int64_t vectors;    // per row of b; the last may be partial
+    int64_t groups;     // per row of b
     int group_bytes;    // 16, 32, 64 or 128
     int parts;          // 2 or 1
-    int64_t rows;       // of integers
+    int64_t rows;       // rows of integers
     int block_rows;
-    int64_t blocks;   // of rows; the last may be cut short
-    int64_t factors;  // in bytes from the start of scratch: groups × blocks · block_rows steps …
+    int64_t blocks;   // blocks of rows; the last may be partial
+    int64_t factors;  // byte offset in scratch: groups × blocks · block_rows steps …
     int64_t sums;     // … and as many sums
-    int64_t bytes;    // of scratch
+    int64_t bytes;    // scratch size
 
     PlanesLayout(const QuantizedMatmulJob& job, int block_rows)
         : row_bytes(job.I * job.bits / 8),
@@ -45,20 +45,20 @@ struct PlanesLayout {
           sums(factors + groups * blocks * block_rows * 4),
           bytes(sums + groups * blocks * block_rows * 4) {}
 
-    // Where a block of rows begins, in bytes from the start of scratch.
+    // Byte offset of a block of rows in scratch.
     int64_t tile(int64_t vector, int64_t block, int part, int plane) const {
         return (((vector * blocks + block) * parts + part) * PLANES + plane) * tile_bytes();
     }
     int64_t tile_bytes() const { return block_rows * VECTOR; }
 
-    // Where the bytes from one byte of a row of b on meet theirs.
+    // Offset of the activations for the weights from a given byte of a row of b on.
     int64_t at(int64_t byte, int64_t row, int part, int plane) const {
         return tile(byte / VECTOR, row / block_rows, part, plane) + row % block_rows * VECTOR +
                byte % VECTOR;
     }
 };
 
-// What 64 bytes of b are, in so many vectors of bytes.
+// Unpacks 64 bytes of b to one or two vectors of bytes.
 struct EightBits {
     static constexpr int PARTS = 1;
     static void unpack(__m512i bytes, __m512i* weights) { weights[0] = bytes; }
@@ -81,7 +81,7 @@ struct FloatingPoint : FourBits {
     }
 };
 
-// Calls f.operator()<Numbers>() for what b's numbers are.
+// Calls f.operator()<Numbers>() for the weight format of b.
 template <typename Function>
 inline void with_numbers(const QuantizedMatmulJob& job, const Function& f) {
     if (job.biases == nullptr) {
@@ -93,7 +93,7 @@ inline void with_numbers(const QuantizedMatmulJob& job, const Function& f) {
     }
 }
 
-// The high or the low bytes of a group's integers, in the order of its weights' bytes: part × byte.
+// High or low bytes of a group's integers in the order of its weights' bytes: part × byte.
 inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int parts,
                      uint8_t (*out)[MAX_GROUP]) {
     alignas(64) uint8_t bytes[MAX_GROUP] = {};
@@ -114,7 +114,7 @@ inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int
     }
 }
 
-// Lays out one group of a row of integers. Beyond the last row, that is one of zeros.
+// Lays out one group of a row of integers. Rows past the last one are zero.
 inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout,
                        const RoundedGroup& rounded, int64_t row, int64_t g, char* scratch) {
     const int64_t at = g * layout.blocks * layout.block_rows + row;
@@ -136,7 +136,7 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
     }
 }
 
-// Prepares rows first_row … last_row − 1 of a, and with the last one what fills its block.
+// Prepares rows first_row … last_row − 1 of a; the last row also zero-fills the rest of its block.
 inline void prepare_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, char* scratch,
                          int64_t first_row, int64_t last_row) {
     const int together = rows_of_integers(job.format);

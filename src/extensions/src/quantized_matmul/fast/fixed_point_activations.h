@@ -1,4 +1,4 @@
-// The prepared activations of quantized_matmul_avx2_neon.cpp.
+// Prepared activations of quantized_matmul_avx2_neon.cpp.
 #pragma once
 
 #include "src/quantized_matmul/fast/fixed_point_rounding.h"
@@ -8,7 +8,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// R = M · rows_of_integers rows, a group of all of them after the other.
+// R = M · rows_of_integers rows, grouped by quantization group.
 struct Activations {
     int64_t R, group_size;
     int16_t* integers;  // groups × R × group_size
@@ -25,8 +25,8 @@ struct Activations {
     }
 };
 
-// Where unpacking leaves element i of a group. Bytes with two 4-bit numbers unpack to a vector of
-// the even ones and a vector of the odd ones.
+// Position of element i of a group after unpacking: bytes with two 4-bit values unpack to a vector
+// of even and a vector of odd elements.
 inline int place_of(int i, int bits) {
     const int run = i / (2 * SHORTS) * (2 * SHORTS);
     return bits == 8 ? i : run + i % 2 * SHORTS + (i - run) / 2;

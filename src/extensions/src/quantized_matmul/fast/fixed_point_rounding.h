@@ -1,12 +1,11 @@
-// Activations as 16-bit integers, group by group: a[i] ≈ step · A[i].
+// Fixed-point activations: 16-bit integers with one step per group, a[i] ≈ step · A[i].
 //
-// The step is a power of two, so that nothing but A is rounded: the smallest with
-// |A| < 255/128 · 2¹⁴, and so with A = 256 · high + low in two signed bytes, for the kernels that
-// multiply bytes. quantized_matmul_avx2_neon.cpp says what that costs in precision. float16
-// numbers (11 bits) get a second row of integers for what the first one leaves, with steps 2¹⁵
-// times smaller. A group with NaN or infinity has a step of NaN.
+// The step is a power of two, so only A is rounded. It is the smallest with |A| < 255/128 · 2¹⁴, so
+// that A = 256 · high + low fits two signed bytes, for the kernels that multiply bytes.
+// quantized_matmul_avx2_neon.cpp bounds the error. float16 (11 bits) uses a second row of integers
+// for the remainder, with steps 2¹⁵ times smaller. A group with NaN or infinity has a step of NaN.
 //
-// The integers, and so all sums of products with them, are the same on every instruction set.
+// The integers, and therefore their sums of products, are the same on every instruction set.
 #pragma once
 
 #include "common/simd.h"
@@ -19,22 +18,22 @@ namespace {
 constexpr int MAX_GROUP = 128;
 constexpr int MAX_ROWS_OF_INTEGERS = 2;
 
-// A row of float16 is the sum of two rows of integers.
+// Rows of integers per row: a float16 row is the sum of two.
 inline int rows_of_integers(Format format) { return format == Format::float16 ? 2 : 1; }
 
-// What a group of a row of integers is multiplied by.
+// Factors of a group of a row of integers.
 struct Factors {
     float step;
     float sum;  // step · Σ A
 };
 
-// A group of one row of integers.
+// One group of a row of integers.
 struct RoundedGroup {
     Ints integers[MAX_GROUP / LANES];  // in the order of i
     Factors factors;
 };
 
-// The largest magnitude, as float32's bits, which are in the order of the numbers.
+// Maximum magnitude as float32 bits, which order like the values.
 inline int largest_magnitude(const Floats* a, int count) {
     Ints largest = {};
     for (int v = 0; v < count; v++) {
@@ -44,9 +43,9 @@ inline int largest_magnitude(const Floats* a, int count) {
     return max(largest);
 }
 
-// Rounds a[0 … group_size), in units of the step; what that leaves of a is written back to a.
+// Rounds a[0 … group_size) to multiples of the step; the remainder is written back to a.
 inline void round_once(Floats* a, int count, float step, RoundedGroup& rounded) {
-    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to a whole number
+    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
     Ints sums = {};
     for (int v = 0; v < count; v++) {
         const Floats shifted = a[v] + magic;
@@ -67,8 +66,8 @@ inline void round_group(const QuantizedMatmulJob& job, int64_t m, int64_t g,
     }
     const int largest = largest_magnitude(a, count);
     const bool finite = largest < 0x7f800000;
-    int exponent = (largest + 0x10000) >> 23;  // 255/128 and more counts as 2
-    exponent = exponent < 30 ? 30 : exponent;  // the steps of both rows are normal numbers
+    int exponent = (largest + 0x10000) >> 23;  // ≥ 255/128 counts as 2
+    exponent = exponent < 30 ? 30 : exponent;  // keeps the steps of both rows normal
     const float inverse = bits_to_float(static_cast<uint32_t>(254 + 14 - exponent) << 23);
     float step = bits_to_float(static_cast<uint32_t>(exponent - 14) << 23);
     for (int v = 0; v < count; v++) {

@@ -1,4 +1,4 @@
-// What quantized_matmul_avx2_neon.cpp does with vectors of integers.
+// Integer vector operations of quantized_matmul_avx2_neon.cpp.
 #pragma once
 
 #include "common/simd.h"
@@ -10,7 +10,8 @@ typedef int16_t Shorts __attribute__((vector_size(SHORTS * 2), may_alias));
 
 namespace {
 
-/// SHORTS bytes, each in a lane. (GCC 12 makes four instructions of __builtin_convertvector.)
+/// Widens SHORTS bytes to 16-bit lanes. (GCC 12 emits four instructions for
+/// __builtin_convertvector.)
 inline Shorts load_bytes(const uint8_t* from) {
 #if defined(__AVX2__)
     return (Shorts)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from));
@@ -19,11 +20,11 @@ inline Shorts load_bytes(const uint8_t* from) {
 #endif
 }
 
-/// What a table of 16 bytes, which may be negative, has at the numbers 0 … 15 in x.
+/// Looks up the values 0 … 15 in x in a table of 16 signed bytes.
 inline Shorts look_up(const int8_t (&table)[16], Shorts x) {
 #if defined(__AVX2__)
     const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
-    const __m256i high = _mm256_slli_epi16((__m256i)x, 8);  // and in the low bytes nothing
+    const __m256i high = _mm256_slli_epi16((__m256i)x, 8);  // low bytes are zero
     return (Shorts)_mm256_srai_epi16(_mm256_shuffle_epi8(bytes, high), 8);
 #elif defined(__aarch64__)
     const int8x16_t high = vreinterpretq_s8_s16(vshlq_n_s16((int16x8_t)x, 8));
@@ -32,7 +33,8 @@ inline Shorts look_up(const int8_t (&table)[16], Shorts x) {
 #endif
 }
 
-/// sums + a · b, the products of two 16-bit lanes to a 32-bit one; which two is left open.
+/// sums + a · b, adding the products of two 16-bit lanes per 32-bit lane. The pairing of lanes
+/// depends on the instruction set.
 inline Ints multiply_add(Ints sums, Shorts a, Shorts b) {
 #if defined(__AVX2__)
     return sums + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
@@ -59,7 +61,7 @@ inline Ints sum_each(const Ints (&x)[LANES]) {
 #endif
 }
 
-/// a₀ b₀ a₁ b₁ …: the first LANES of them, and the rest.
+/// Interleaves: a₀ b₀ a₁ b₁ …; first LANES elements, then the rest.
 inline void zip_lanes(Halves a, Halves b, Halves& first, Halves& second) {
 #if defined(__AVX2__)
     first = (Halves)_mm_unpacklo_epi16((__m128i)a, (__m128i)b);
@@ -70,7 +72,7 @@ inline void zip_lanes(Halves a, Halves b, Halves& first, Halves& second) {
 #endif
 }
 
-/// LANES×LANES numbers: interleaving the upper with the lower half, log₂ LANES times.
+/// Transposes LANES×LANES elements: interleaves the upper with the lower half, log₂ LANES times.
 inline void transpose(Halves (&x)[LANES]) {
 #pragma GCC unroll 3
     for (int size = 1; size < LANES; size *= 2) {

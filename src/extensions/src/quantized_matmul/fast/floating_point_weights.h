@@ -1,9 +1,9 @@
-// Floating-point weights of 4 bits for kernels that multiply integers which are not negative: each
-// number is doubled, which makes it whole, and 12 is added.
+// 4-bit floating-point weights for kernels that multiply unsigned integers: doubling makes each
+// value an integer, and adding 12 makes it non-negative.
 //
 //     number · scale = (2 · number + 12) · scale/2 − 6 · scale
 //
-// So they are affine weights with a scale and a bias of their own.
+// They are therefore affine weights with derived scales and biases.
 #pragma once
 
 #include "common/simd.h"
@@ -18,7 +18,7 @@ constexpr int8_t OFFSET = 12;
 inline Floats affine_bias(Floats scale) { return -6.0f * scale; }
 inline Floats affine_scale(Floats scale) { return 0.5f * scale; }
 
-// Scales of floating-point numbers become scales and biases of integers.
+// Converts scales of floating-point weights to scales and biases of integers.
 inline void make_affine(Floats* scales, Floats* biases, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         biases[i] = affine_bias(scales[i]);

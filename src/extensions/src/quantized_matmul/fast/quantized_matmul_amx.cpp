@@ -1,10 +1,10 @@
 // quantized_matmul with AMX: one tdpbsud multiplies 64 activations of up to 16 rows by 64 weights
 // of 16 outputs, in integers.
 //
-// The numbers are those of quantized_matmul_avx2_neon.cpp: activations rounded to 16-bit
-// integers, exact sums over a group, and the same float32 operations after them. A row therefore
-// has the same bits whichever kernel computes it, and one or two rows, for which tiles would be too
-// empty, are left to another. AMX multiplies bytes; byte_planes.h makes two of an integer:
+// The arithmetic is that of quantized_matmul_avx2_neon.cpp: activations rounded to 16-bit integers,
+// exact sums over a group, and the same float32 operations after them. A row therefore has the same
+// bits in either kernel. One or two rows, which would underfill the tiles, are left to another
+// kernel. AMX multiplies bytes, so byte_planes.h splits each integer into two:
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
@@ -17,23 +17,23 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 2;     // of integers: up to here, tiles are too empty to pay
+constexpr int64_t FEW_ROWS = 2;     // rows of integers: fewer underfill the tiles
 constexpr int64_t MAX_BLOCKS = 32;  // of SIDE rows, whose totals stay in the L2 cache
 
-// A panel of outputs on its way.
+// State of a panel of outputs.
 struct AmxPanel {
     const QuantizedMatmulJob* job;
     PlanesLayout layout;
     Units units;
     const char* scratch;  // activations: see PlanesLayout
-    int64_t first;        // output
+    int64_t first;        // first output
     int outputs;          // PANEL, or fewer at the end
     Floats* scales;       // groups × PANEL_TILES
     Floats* biases;       // groups × PANEL_TILES
-    Floats* totals;       // blocks × PANEL_TILES × block_rows: outputs are the lanes
+    Floats* totals;       // blocks × PANEL_TILES × block_rows; lanes are outputs
 };
 
-// O × groups of 16-bit numbers -> groups × PANEL of float32.
+// Transposes O × groups 16-bit values to groups × PANEL float32.
 void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.layout.groups;
     const Format format = panel.job->scale_format;
@@ -51,9 +51,9 @@ void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     }
 }
 
-// Four tiles of sums that left their registers, and where they belong.
+// Sums of four tiles, stored from registers, and their destination.
 struct Products {
-    const float* step;  // of the rows of a block
+    const float* step;  // per row of a block
     const float* sum;
     const Floats* scales;  // of two tiles of outputs
     const Floats* biases;
@@ -75,12 +75,12 @@ __attribute__((always_inline)) inline void add(const Products& from, int first, 
     }
 }
 
-// One group of two tiles of outputs and one block of rows. A group fills STEPS tiles of weights,
-// and so do the activations for it, `step` bytes apart.
+// Multiplies one group of two tiles of outputs with one block of rows. A group fills STEPS tiles of
+// weights and as many of activations, `step` bytes apart.
 //
-// Meanwhile, the products before these are added, a few rows between two multiplications: tiles and
-// vectors are different units, and a core looks too few instructions ahead to find work for both by
-// itself. It also gives tiles that were just stored the time to arrive.
+// Meanwhile the previous products are accumulated, a few rows between two multiplications: tile and
+// vector units can run in parallel, but the out-of-order window is too small to overlap them
+// otherwise. This also hides the latency of the tile stores.
 template <int STEPS, int ROWS>
 __attribute__((always_inline)) inline void multiply(const char* activations, int64_t step,
                                                     const char* weights, const Products* before,
@@ -118,8 +118,8 @@ __attribute__((always_inline)) inline void multiply(const char* activations, int
     _tile_stored(3, products.sums[1][1], VECTOR);
 }
 
-// Rounds and stores the totals of the blocks of rows from first_block. A float16 row is the sum of
-// two rows of integers.
+// Rounds and stores the totals of blocks of rows, starting at first_block. A float16 row is the sum
+// of two rows of integers.
 void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
     const QuantizedMatmulJob& job = *panel.job;
     const PlanesLayout& layout = panel.layout;
@@ -143,7 +143,7 @@ void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
     }
 }
 
-// The panel's outputs for `blocks` blocks of rows.
+// Computes the panel's outputs for `blocks` blocks of rows.
 template <int STEPS, int ROWS>
 void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weights& weights) {
     const PlanesLayout& layout = panel.layout;
@@ -194,7 +194,7 @@ bool are_few(const QuantizedMatmulJob& job) {
     return job.M * rows_of_integers(job.format) <= FEW_ROWS;
 }
 
-// Tiles need not be full: a multiplication takes as long as its activations have rows.
+// Tiles may be partial: the cost of a multiplication is proportional to its rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
     const int64_t rows = job.M * rows_of_integers(job.format);
     return PlanesLayout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : SIDE);
@@ -222,9 +222,9 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const Units units(layout);
     const int64_t most = layout.blocks < MAX_BLOCKS ? layout.blocks : MAX_BLOCKS;
     const int64_t floats = (2 * layout.groups + most * layout.block_rows) * PANEL_TILES;
-    // A load waits for an earlier store whose address has the same lowest 12 bits. Wherever malloc
-    // put this, one of four places for the activations made a product of four rows a third slower;
-    // from the start of a page, none did.
+    // A load stalls on an earlier store whose address has the same lowest 12 bits. With malloc's
+    // alignment, one in four positions of the activations made a product of four rows a third
+    // slower; with page alignment, none did.
     constexpr int PAGE = 4096;
     auto memory = static_cast<char*>(_mm_malloc(sizeof(Weights) + floats * sizeof(Floats), PAGE));
     Floats* totals = (Floats*)memory;
@@ -264,4 +264,4 @@ const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, ru
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
-#endif  // elsewhere nothing is left of this file
+#endif  // not compiled for other instruction sets

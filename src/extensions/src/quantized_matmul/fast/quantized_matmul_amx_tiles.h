@@ -1,11 +1,11 @@
 // Weights as AMX tiles of bytes.
 //
-// A tile of activations has a row of integers (byte_planes.h) in each row. A tile of weights has an
-// output in each column: four bytes, a word of its row of b, below each other's. Words become
-// columns by a transposition, and 4-bit numbers bytes after it.
+// A tile of activations has one row of integers (byte_planes.h) per row. A tile of weights has one
+// output per column: its words of four bytes from a row of b, stacked vertically. Words are
+// transposed to columns first; then 4-bit weights are unpacked to bytes.
 //
-// A *segment* is the part of a group that fits into a vector, and a *unit* the least number of
-// whole groups and whole vectors.
+// A *segment* is the part of a group within one vector. A *unit* is the smallest number of whole
+// groups and whole vectors.
 #pragma once
 
 #include "src/quantized_matmul/fast/byte_planes.h"
@@ -14,17 +14,17 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int SIDE = 16;        // outputs, or most rows of integers, in a tile
-constexpr int PANEL_TILES = 4;  // tiles of outputs that are unpacked together
+constexpr int SIDE = 16;        // outputs, or maximum rows of integers, per tile
+constexpr int PANEL_TILES = 4;  // tiles of outputs unpacked together
 constexpr int PANEL = QUANTIZED_MATMUL_PANEL;
-constexpr int MAX_STEPS = 2;  // tiles that a group fills: two parts of a vector, or two vectors
+constexpr int MAX_STEPS = 2;  // tiles per group: two parts of a vector, or two vectors
 static_assert(PANEL == PANEL_TILES * SIDE);
 
 // Groups, vectors and segments.
 struct Units {
-    int vectors;        // in a unit, and segments in a group: 1 or 2
-    int groups;         // in a unit: 4, 2 or 1; the last unit may have fewer
-    int64_t count;      // of units in a row of b
+    int vectors;        // vectors per unit, and segments per group: 1 or 2
+    int groups;         // groups per unit: 4, 2 or 1; the last unit may have fewer
+    int64_t count;      // units per row of b
     int segment_bytes;  // 16, 32 or 64
 
     explicit Units(const PlanesLayout& layout)
@@ -36,7 +36,7 @@ struct Units {
 
 // --- registers ----------------------------------------------------------------------------------
 
-// What _tile_loadconfig reads: the shape of the eight tile registers.
+// Operand of _tile_loadconfig: shapes of the eight tile registers.
 struct alignas(64) TileShapes {
     uint8_t palette = 1;
     uint8_t start_row = 0;
@@ -45,8 +45,8 @@ struct alignas(64) TileShapes {
     uint8_t rows[16] = {};
 };
 
-// The compiler may not keep what was stored for later, or throw it away: GCC's intrinsics do not
-// say that tiles are loaded from memory.
+// Compiler barrier: GCC's intrinsics do not declare that tiles are loaded from memory, so preceding
+// stores could be delayed or eliminated.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
 // Registers 0–3 hold sums, 4–5 weights, 6–7 activations.
@@ -63,13 +63,13 @@ inline void configure_tiles(int rows, int segment_bytes) {
 
 // --- weights ------------------------------------------------------------------------------------
 
-// A unit of a panel, unpacked: tile of outputs × vector or part × word.
+// An unpacked unit of a panel: tile of outputs × vector or part × word.
 struct Weights {
     alignas(64) __m512i words[PANEL_TILES][MAX_STEPS][SIDE];
 };
 constexpr int64_t TILE_BYTES = SIDE * VECTOR;
 
-// A word of each of 16 outputs, as bytes: `v` is the vector it comes from, within its unit.
+// Stores one word of each of 16 outputs as bytes: `v` is its vector within the unit.
 template <typename Numbers>
 inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS][SIDE]) {
     __m512i parts[Numbers::PARTS];
@@ -79,15 +79,16 @@ inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS
     }
 }
 
-// How many words of a row its vector number `vector` has.
+// Number of words of a row in vector number `vector`.
 inline int words_in(const PlanesLayout& layout, int64_t vector) {
     const int64_t left = (layout.row_bytes - vector * VECTOR) / 4;
     return left < SIDE ? static_cast<int>(left) : SIDE;
 }
 
-// Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more places in memory
-// than a processor follows by itself: as many bytes of the next panel are fetched meanwhile, from a
-// few places that go forward. Those it does follow, and runs ahead of; one is not enough for it.
+// Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more streams than the
+// hardware prefetcher tracks, so an equal number of bytes of the next panel is prefetched
+// meanwhile, along a few sequential streams. The hardware recognizes those and runs ahead; a single
+// one would not suffice.
 template <typename Numbers>
 inline void unpack_rows(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                         int64_t unit, int outputs, Weights& weights) {
@@ -118,14 +119,14 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
     finish_stores();
 }
 
-// The same, of prepacked rows: each tile is read from a place of its own, which goes forward.
-// Words that a row does not have, and outputs that the panel does not have, keep what they were:
-// the former are never multiplied and the latter never stored.
+// Same, for prepacked rows: each tile is a separate sequential stream. Words past the row and
+// outputs past the panel keep their old contents: the former are never multiplied, the latter never
+// stored.
 template <typename Numbers>
 inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                              int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = SIDE * layout.row_bytes;
-    constexpr int64_t AHEAD = 32 * VECTOR;  // bytes of a tile's rows
+    constexpr int64_t AHEAD = 32 * VECTOR;  // prefetch distance within a tile's rows
     const int tiles = outputs / SIDE;
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;

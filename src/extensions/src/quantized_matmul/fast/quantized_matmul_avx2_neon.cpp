@@ -1,20 +1,20 @@
-// quantized_matmul for AVX2 and NEON, which multiply no bfloat16 numbers but do multiply integers:
-// the activations become 16-bit integers too, and every sum over a group is exact.
+// quantized_matmul for AVX2 and NEON, which have no bfloat16 products but integer ones: activations
+// become 16-bit integers, too, and every sum over a group is exact.
 //
-// 1. prepare: a group of activations a[i] becomes step · A[i], |A[i]| < 2¹⁵ integers. The step is a
-//    power of two, so that nothing but A is rounded (fixed_point_rounding.h).
-// 2. unpack: a byte of weights widens to a 16-bit lane: one 8-bit number, or two 4-bit ones.
-// 3. multiply: Σ q·A in 32 bits; 255 · 32767 · 128 < 2³¹. As integers add up to the same in any
-//    order, one row alone may unpack as it goes, and many rows share weights that were unpacked.
+// 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵. The step
+//    is a power of two, so only A is rounded (fixed_point_rounding.h).
+// 2. unpack: a byte of weights widens to a 16-bit lane: one 8-bit value, or two 4-bit ones.
+// 3. multiply: Σ q·A in 32 bits; 255 · 32767 · 128 < 2³¹. Integer sums do not depend on the order,
+//    so a single row may unpack on the fly while many rows share unpacked weights.
 // 4. total += (scale · step) · Σ q·A + bias · (step · Σ A), in float32, group after group.
 //
-// What it costs in precision. |a − step·A| ≤ step/2 ≤ 1.004 · 2⁻¹⁵ · max |a|, and 0 for a bfloat16
-// number (8 significant bits) that is more than 2⁻⁷ of the largest of its group. The largest of 128
-// is at most √128 times their root mean square, so the activations are off by less than 2⁻¹¹ of
-// that, where rounding the weights to bfloat16 would be off by up to 2⁻⁹. It is the same A that
-// meets q and the bias, so this error is one of Σ w·a and not of its two larger halves. float16
-// numbers (11 bits) get a second row of integers for what the first one leaves, with steps 2¹⁵
-// times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
+// Error bound. |a − step·A| ≤ step/2 ≤ 1.004 · 2⁻¹⁵ · max |a|, and 0 for a bfloat16 value (8
+// significant bits) above 2⁻⁷ of its group's maximum. The maximum of 128 values is at most √128
+// times their root mean square, so the activations' error is less than 2⁻¹¹ of that, whereas
+// rounding the weights to bfloat16 has errors up to 2⁻⁹. The same A multiplies q and the bias, so
+// the error is relative to Σ w·a and not to its two larger terms. float16 (11 bits) uses a second
+// row of integers for the remainder, with steps 2¹⁵ times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max
+// |a|.
 //
 // A group with NaN or infinity makes its row NaN. Steps are at least 2⁻¹¹¹.
 #include <stdlib.h>
@@ -29,23 +29,23 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int DIRECT_ROWS = 2;               // up to here, unpacking as we go is cheaper
-constexpr int64_t CACHE_BYTES = 256 * 1024;  // of activations that are used panel after panel
-constexpr int64_t FAR_AHEAD = 16 * 1024;     // bytes of weights
+constexpr int DIRECT_ROWS = 2;               // up to here, unpacking on the fly is cheaper
+constexpr int64_t CACHE_BYTES = 256 * 1024;  // of activations, reused by every panel
+constexpr int64_t FAR_AHEAD = 16 * 1024;     // prefetch distance in bytes of weights
 
 // --- weights ------------------------------------------------------------------------------------
 
-// LANES outputs from `first`; in the last panel some of them may not exist.
+// LANES outputs, starting at `first`; the last panel may have fewer.
 struct FixedPointPanel {
     const QuantizedMatmulJob* job;
     int64_t first;
     int outputs;
-    Floats* scales;  // groups, one output a lane
+    Floats* scales;  // groups, one output per lane
     Floats* biases;
-    const uint8_t* rows[LANES];  // of weights; an output that does not exist repeats the last one's
+    const uint8_t* rows[LANES];  // of weights; lanes past the last output repeat its row
 };
 
-// O × groups of 16-bit numbers -> groups vectors of float32, one output a lane.
+// Transposes O × groups 16-bit values to groups vectors of float32, one output per lane.
 void load_by_group(const FixedPointPanel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.job->I / panel.job->group_size;
     const int last = panel.outputs - 1;
@@ -65,7 +65,7 @@ void load_by_group(const FixedPointPanel& panel, const uint16_t* in, Floats* out
         }
         transpose(block);
         const bool narrow = panel.job->scale_format == Format::float16;
-        Floats* to = out + g;  // has room for a multiple of LANES
+        Floats* to = out + g;  // padded to a multiple of LANES
 #pragma GCC unroll 8
         for (int i = 0; i < LANES; i++) {
             to[i] = narrow ? widen_float16(block[i]) : widen_bfloat16(block[i]);
@@ -73,7 +73,7 @@ void load_by_group(const FixedPointPanel& panel, const uint16_t* in, Floats* out
     }
 }
 
-// Step 2: what SHORTS bytes of weights are, in so many vectors.
+// Step 2: unpacks SHORTS bytes of weights to one or two vectors.
 struct EightBits {
     static constexpr int PARTS = 1;
     static void unpack(const uint8_t* bytes, Shorts* weights) { weights[0] = load_bytes(bytes); }
@@ -94,12 +94,12 @@ struct FloatingPoint : FourBits {
     }
 };
 
-// Asks for weights of later panels while SHORTS bytes from byte i on of each row are used.
+// Prefetches weights of later panels while SHORTS bytes of each row, starting at byte i, are used.
 //
-// The rows of a panel are as many places in memory as there are lanes: read side by side, they are
-// no stream that the processor would recognize and run ahead of. So the next panel's bytes are
-// asked for in the order in which they lie, as many at a time as are used; and long before that,
-// into the second cache, which has more room for requests under way than the first.
+// A panel's rows are LANES separate streams, read side by side, which the hardware prefetcher does
+// not recognize. Therefore the next panel's bytes are prefetched in address order, as many at a
+// time as are used. Farther ahead, bytes are prefetched into the L2 cache, which allows more
+// outstanding requests than L1.
 template <typename Numbers>
 __attribute__((always_inline)) inline void fetch_ahead(const FixedPointPanel& panel, int64_t i) {
     const uint8_t* next_panel = panel.rows[0] + LANES * panel.job->I / Numbers::PARTS;
@@ -111,7 +111,7 @@ __attribute__((always_inline)) inline void fetch_ahead(const FixedPointPanel& pa
 
 // --- products -----------------------------------------------------------------------------------
 
-// Step 3 for one row of integers: Σ q·A of a group, unpacking as we go.
+// Step 3 for one row of integers: Σ q·A of a group, unpacking on the fly.
 template <typename Numbers>
 inline Ints dot_direct(const FixedPointPanel& panel, int64_t g, const Shorts* a) {
     constexpr int PARTS = Numbers::PARTS;
@@ -132,7 +132,7 @@ inline Ints dot_direct(const FixedPointPanel& panel, int64_t g, const Shorts* a)
     return sum_each(sums);
 }
 
-// The same with weights unpacked before: vectors × LANES outputs.
+// Step 3 with unpacked weights: vectors × LANES outputs.
 inline Ints dot_unpacked(const Shorts (*weights)[LANES], int vectors, const Shorts* a) {
     Ints sums[LANES] = {};
     for (int v = 0; v < vectors; v++) {
@@ -165,7 +165,7 @@ void few_rows(const FixedPointPanel& panel, const Activations& a, int64_t first_
     }
 }
 
-// A group of weights of a panel: vectors × LANES outputs.
+// Unpacked weights of one group of a panel: vectors × LANES outputs.
 template <typename Numbers>
 void unpack_group(const FixedPointPanel& panel, int64_t g, Shorts (*weights)[LANES]) {
     constexpr int PARTS = Numbers::PARTS;
@@ -199,7 +199,7 @@ void many_rows(const FixedPointPanel& panel, const Activations& a, int64_t first
     }
 }
 
-// One panel of outputs for some rows of integers.
+// Computes one panel of outputs for some rows of integers.
 void run_panel(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
                Floats* totals) {
     const QuantizedMatmulJob& job = *panel.job;
@@ -245,7 +245,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
          int64_t last_output) {
     const Activations activations(job, const_cast<void*>(scratch));
     const int64_t groups = (job.I / job.group_size + LANES - 1) / LANES * LANES;
-    int64_t block = CACHE_BYTES / (job.I * 2) / 2 * 2;  // rows of integers that stay in the cache
+    int64_t block = CACHE_BYTES / (job.I * 2) / 2 * 2;  // rows of integers per cache block
     block = block < 16 ? 16 : block;
     block = block < activations.R ? block : activations.R;
     auto memory =

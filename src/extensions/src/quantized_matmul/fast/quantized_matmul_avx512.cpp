@@ -1,11 +1,10 @@
-// quantized_matmul with AVX-512: exact products of integers and bfloat16 numbers, 64 outputs at
+// quantized_matmul with AVX-512: exact products of integers and bfloat16 values, 64 outputs at
 // once.
 //
-// The instruction vdpbf16ps multiplies 32 pairs of bfloat16 numbers and adds neighbours into 16
-// float32 sums, one a lane, in the order of the pairs: the same for one row as for a thousand. Up
-// to six rows share weights that are unpacked as they are multiplied, in registers: the
-// instructions that unpack run beside those that multiply, and more rows unpack the same weights
-// again. quantized_matmul_avx512_panel.h says how weights and activations get into registers.
+// vdpbf16ps multiplies 32 pairs of bfloat16 values and adds neighbours to 16 float32 sums, one per
+// lane, in the order of the pairs, for any number of rows. Up to six rows share weights that are
+// unpacked in registers as they are multiplied; unpacking overlaps with multiplication. More rows
+// unpack the same weights again. Register layouts: quantized_matmul_avx512_panel.h.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512BF16__)
@@ -20,7 +19,7 @@ namespace {
 constexpr int64_t MAX_ROWS = 6;     // rows × panels accumulators fit in the registers
 constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and totals stay in the L2 cache
 
-// totals[r][c] += scale · sums of the group + bias · Σ a
+// totals[r][c] += scale · group sums + bias · Σ a
 template <int ROWS, typename Weights>
 inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t first_row,
                       int64_t group, const __m512 (&products)[ROWS][PANELS], __m512* totals) {
@@ -39,13 +38,13 @@ inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t 
     }
 }
 
-// Sums of the most rows, weights, an activation and a table leave one register of 32; a second
-// table, where one would do, costs a sum its own. With fewer rows both are read for 4 bits too,
-// which halves what there is to compile.
+// With the maximum number of rows, sums, weights, an activation and a table leave one register of
+// 32; a redundant second table would spill a sum. Fewer rows use both tables for 4 bits, too, which
+// halves the instantiations to compile.
 template <int ROWS, int BITS>
 constexpr int TABLES_IN_REGISTERS = ROWS == MAX_ROWS && BITS == 4 ? 1 : 2;
 
-// One group of ROWS rows.
+// One group for ROWS rows.
 template <int ROWS, int TABLES, int PLANES, typename Weights>
 __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {
@@ -92,7 +91,7 @@ __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const We
     add_group(panel, weights, first_row, group, products, totals);
 }
 
-// Calls f.operator()<rows>(): loops over rows unroll for a number that the compiler knows.
+// Calls f.operator()<rows>(): loops over a compile-time number of rows unroll.
 template <int MOST, typename Function>
 inline void with_rows(int64_t rows, const Function& f) {
     if (rows == MOST) {
@@ -102,7 +101,7 @@ inline void with_rows(int64_t rows, const Function& f) {
     }
 }
 
-// Calls f.operator()<ROWS>(row) for portions of `rows` rows of nearly the same size.
+// Calls f.operator()<ROWS>(row) for near-equal portions of `rows` rows.
 template <typename Function>
 void for_portions(int64_t rows, const Function& f) {
     const int64_t portions = (rows + MAX_ROWS - 1) / MAX_ROWS;
@@ -125,8 +124,8 @@ inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, con
     }
 }
 
-// Prepacked weights are read where they lie, all of them for every portion of rows: so its totals
-// never leave the L1 cache, and rows are written a few at a time.
+// Prepacked weights are read in place, all of them per portion of rows: totals stay in the L1
+// cache, and outputs are written a few rows at a time.
 template <int BITS, int PLANES>
 void run_in_place(const Avx512Panel& panel) {
     const InPlace weights(panel);
@@ -141,7 +140,7 @@ void run_in_place(const Avx512Panel& panel) {
     });
 }
 
-// Weights by row are transposed a block at a time, for as many rows as `totals` has room for.
+// Row-major weights are transposed a block at a time, for as many rows as `totals` can hold.
 template <int BITS, int PLANES>
 void run_transposed(const Avx512Panel& panel, Transposed& weights, __m512* totals) {
     const Avx512Layout& layout = panel.layout;
@@ -214,4 +213,4 @@ const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, r
 
 }  // namespace tiny_llm_ext
 
-#endif  // elsewhere nothing is left of this file
+#endif  // not compiled for other instruction sets

@@ -1,16 +1,16 @@
-// Weights as vectors: a panel of 64 outputs, from MLX's layout to bfloat16 numbers in registers.
+// Weight panels of 64 outputs: MLX's layout to bfloat16 vectors in registers.
 //
-// Sixteen *outputs* lie in the lanes of a vector, so a sum is never split over lanes, and the order
-// in which it grows does not depend on the number of rows.
+// The lanes of a vector are 16 *outputs*: a sum is never split over lanes, and its order does not
+// depend on the number of rows.
 //
-// 1. transpose: a block of 16 rows × 16 words of b becomes 16 vectors of one word from each row.
-//    Prepacked rows are such vectors already, and are used where they lie.
-// 2. unpack: a 16-bit lane holds four 4-bit numbers. vpermw looks up the bfloat16 number of each
-//    among 32, by the lowest five bits of the lane; the table ignores the fifth, so nothing needs
-//    masking. Four shifts, four look-ups: 128 weights.
+// 1. transpose: a block of 16 rows × 16 words of b becomes 16 vectors of one word per row.
+//    Prepacked rows already have this layout and are used in place.
+// 2. unpack: a 16-bit lane holds four 4-bit values. vpermw looks up the bfloat16 value of each
+//    among 32, by the lowest five bits of the lane; the table is independent of the fifth bit, so
+//    no masking is needed. Four shifts and four lookups: 128 weights.
 //
-// 8-bit numbers are two 4-bit ones: q = 16·high + low, with a second table for the high halves and
-// every activation present twice. The rest is the same.
+// 8-bit values are two 4-bit ones: q = 16·high + low, with a second table for the high halves and
+// each activation stored twice.
 #pragma once
 
 #include "common/avx512.h"
@@ -20,25 +20,25 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int LANES = 16;  // outputs in a vector
-constexpr int PANELS = 4;  // vectors of outputs in a panel
-constexpr int BLOCK = 32;  // words of b that are transposed at once; at least a group's
-constexpr int PAIRS = 4;   // look-ups a word: each gives a pair of weights to every lane
+constexpr int LANES = 16;  // outputs per vector
+constexpr int PANELS = 4;  // vectors of outputs per panel
+constexpr int BLOCK = 32;  // words of b transposed at once; at least one group
+constexpr int PAIRS = 4;   // lookups per word: each gives a pair of weights per lane
 constexpr int TILE = 4;    // words whose pairs fill a vector of activations: 16 pairs
 
 static_assert(QUANTIZED_MATMUL_PANEL % (PANELS * LANES) == 0, "ranges of outputs begin at panels");
 
-// How the activations of a call lie in scratch memory: in vectors of 16 pairs, in the order in
-// which the weights' bits unpack, and summed by group. The vectors of all rows for one tile lie
-// together, so that those of a few rows are at distances that the compiler knows.
+// Layout of a call's activations in scratch memory: vectors of 16 pairs, in the order in which the
+// weights unpack, and group sums. All rows' vectors of one tile are adjacent, so that the distances
+// between a few rows are compile-time constants.
 struct Avx512Layout {
-    int64_t words;  // of b in a row
+    int64_t words;  // words per row of b
     int64_t groups;
     int words_per_group;
     int planes;            // 1 for bfloat16 activations, 2 for float16
-    int64_t tile_vectors;  // from one tile to the next: M · planes, and one more if that is even
+    int64_t tile_vectors;  // stride of a tile: M · planes, rounded up to an odd number
     int64_t sums_offset;   // in floats from the start of scratch: M × groups sums
-    int64_t bytes;         // of scratch
+    int64_t bytes;         // scratch size
 };
 
 inline Avx512Layout layout_of(const QuantizedMatmulJob& job) {
@@ -47,15 +47,15 @@ inline Avx512Layout layout_of(const QuantizedMatmulJob& job) {
     layout.groups = job.I / job.group_size;
     layout.words_per_group = job.group_size * job.bits / 32;
     layout.planes = job.format == Format::float16 ? 2 : 1;
-    layout.tile_vectors = job.M * layout.planes | 1;  // odd: tiles share out the sets of a cache
+    layout.tile_vectors = job.M * layout.planes | 1;  // odd: spreads tiles over cache sets
     layout.sums_offset = layout.words / TILE * layout.tile_vectors * LANES;
     layout.bytes = 4 * (layout.sums_offset + job.M * layout.groups);
     return layout;
 }
 
-// Which activations of a tile meet in which pair. A word unpacks by 4-bit steps of its two halves.
-//   4 bits: 8 activations a word; look-up p multiplies numbers p and 4 + p.
-//   8 bits: 4 activations a word; look-ups 2p and 2p + 1 (low and high halves) bytes p and 2 + p.
+// Pairing of a tile's activations. A word unpacks in 4-bit steps of its two halves.
+//   4 bits: 8 activations per word; lookup p multiplies elements p and 4 + p.
+//   8 bits: 4 activations per word; lookups 2p and 2p + 1 (low and high halves): bytes p and 2 + p.
 inline __m512i order_of_pairs(int bits) {
     alignas(64) uint16_t order[32];
     for (int i = 0; i < 32; i++) {
@@ -66,12 +66,12 @@ inline __m512i order_of_pairs(int bits) {
     return _mm512_load_si512(order);
 }
 
-// Lays out the activations of one row in `order`, and sums its groups.
+// Lays out one row's activations in `order` and sums its groups.
 inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layout, __m512i order,
                         int64_t row, void* scratch) {
     const uint16_t* a = job.a + row * job.I;
     __m512i* out = static_cast<__m512i*>(scratch) + row * layout.planes;
-    const int count = 128 / job.bits;  // activations a tile: 32, or 16 that appear twice
+    const int count = 128 / job.bits;  // activations per tile: 32, or 16 stored twice
     for (int64_t tile = 0; tile < layout.words / TILE; tile++) {
         const __m512i x = _mm512_maskz_loadu_epi16(count == 32 ? ~0u : 0xffffu, a);
         if (layout.planes == 1) {
@@ -99,16 +99,16 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
     }
 }
 
-// Sixteen numbers that are exact in bfloat16, twice: the fifth bit of an index makes no difference.
+// Table of sixteen values exact in bfloat16, stored twice: the fifth index bit is ignored.
 inline __m512i table_of(__m512 numbers) {
     const __m512i bits = _mm512_castps_si512(numbers);
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
-// What even and odd look-ups find at the lowest four bits of an index.
+// Values of even and odd lookups for the lowest four index bits.
 inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
     __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    if (job.biases == nullptr) {  // floating-point numbers
+    if (job.biases == nullptr) {  // 4-bit floating-point weights
         const __m128i twice = _mm_loadu_si128((const __m128i*)TWICE_E2M1);
         numbers =
             _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(twice)), _mm512_set1_ps(0.5f));
@@ -117,35 +117,35 @@ inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
     tables[1] = job.bits == 8 ? table_of(_mm512_mul_ps(numbers, _mm512_set1_ps(16))) : tables[0];
 }
 
-// Look-up p of a vector of words: 32 weights.
+// Lookup p of a vector of words: 32 weights.
 inline __m512i unpack(__m512i words, int p, __m512i table) {
     return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * p), table);
 }
 
-// The state of one call on one panel: 64 outputs from `first`.
+// State of one call on one panel: 64 outputs, starting at `first`.
 struct Avx512Panel {
     const QuantizedMatmulJob* job;
     Avx512Layout layout;
     const __m512i* activations;  // prepared: see Avx512Layout
     const float* sums;           // M × groups
-    int64_t first;               // output
+    int64_t first;               // first output
     int outputs;                 // 64, or fewer at the end
-    __m512i tables[2];           // of even and of odd look-ups
+    __m512i tables[2];           // of even and odd lookups
 
-    // How many of the outputs are in vector c.
+    // Number of outputs in vector c.
     int outputs_of(int c) const {
         const int left = outputs - c * LANES;
         return left < 0 ? 0 : left < LANES ? left : LANES;
     }
 };
 
-// --- the weights of a panel, in two kinds -------------------------------------------------------
+// --- weights of a panel, two variants ------------------------------------------------------------
 //
-// What only fetches has to be inlined: GCC takes such a function to do nothing, and drops the call.
+// Prefetch-only functions must be inlined: GCC considers them free of side effects and drops calls.
 
-// Prepacked rows, where they lie: the words of a panel are one piece of memory, and so are its
-// scales and its biases. Each is read from its first byte to its last, and the next panel's follow:
-// the hardware knows what comes next. Asking for it, too, makes up for what it does late.
+// Prepacked rows, in place: a panel's words are contiguous, and so are its scales and its biases.
+// Each is read sequentially, followed by the next panel's, which the hardware prefetcher
+// recognizes; software prefetching covers its delays.
 class InPlace {
    public:
     explicit InPlace(const Avx512Panel& panel)
@@ -159,7 +159,7 @@ class InPlace {
         }
     }
 
-    // Word w of vector c's rows, and the factors of their group g.
+    // Word w of vector c's rows, and the factors of group g.
     __m512i word(int64_t w, int c) const {
         return _mm512_loadu_si512(words_ + (w * PANELS + c) * sizeof(__m512i));
     }
@@ -168,13 +168,13 @@ class InPlace {
         return biases_ == nullptr ? _mm512_setzero_ps() : factor(biases_, g, c);
     }
 
-    // Asks for one of the lines of the word that is AHEAD bytes further on.
+    // Prefetches one line of the word AHEAD bytes further on.
     __attribute__((always_inline)) void fetch(int64_t w, int p) const {
         static_assert(PAIRS == PANELS);
         _mm_prefetch(words_ + (w * PANELS + p) * sizeof(__m512i) + AHEAD, _MM_HINT_T0);
     }
 
-    // Asks for group g's factors of the next panel.
+    // Prefetches group g's factors of the next panel.
     __attribute__((always_inline)) void fetch_factors(int64_t g) const {
         const int64_t next = PANELS * LANES * (groups_ + g);
         const auto fetch_lines = [next](const uint16_t* factors) __attribute__((always_inline)) {
@@ -188,7 +188,7 @@ class InPlace {
     }
 
    private:
-    // 8 and 16 kB are as fast; 2 kB are too late for 16 rows.
+    // 8 and 16 KB are equally fast; 2 KB is too late for 16 rows.
     static constexpr int64_t AHEAD = 4096;
 
     __m512 factor(const uint16_t* in, int64_t g, int c) const {
@@ -201,11 +201,11 @@ class InPlace {
     const uint16_t *scales_, *biases_;
 };
 
-// Weights by row, transposed into memory of the kernel's own: the factors of a whole panel, the
-// words of a block.
+// Row-major weights, transposed into the kernel's buffer: the factors of a whole panel, the words
+// of a block.
 class Transposed {
    public:
-    // `memory` has room for `vectors` vectors.
+    // `memory` has space for `vectors` vectors.
     explicit Transposed(void* memory) : factors_(static_cast<__m512*>(memory)) {}
     static int64_t vectors(const Avx512Layout& layout) { return 2 * layout.groups * PANELS; }
 
@@ -219,7 +219,7 @@ class Transposed {
         }
     }
 
-    // Up to BLOCK words of each row. Rows beyond the last output are zero.
+    // Transposes up to BLOCK words per row. Rows past the last output are zero.
     void load_words(const Avx512Panel& panel, int64_t first_word, int count) {
         first_word_ = first_word;
         ahead_ = block_ahead(panel, first_word);
@@ -243,10 +243,10 @@ class Transposed {
     __m512 scale(int64_t g, int c) const { return factors_[g * PANELS + c]; }
     __m512 bias(int64_t g, int c) const { return factors_[(groups_ + g) * PANELS + c]; }
 
-    void fetch_factors(int64_t) const {}  // by_group does
+    void fetch_factors(int64_t) const {}  // prefetched by by_group
 
-    // Asks for a cache line of a later block, one for each look-up p of each word w. A block has
-    // two lines a row.
+    // Prefetches one cache line of a later block per lookup p of each word w. A block has two lines
+    // per row.
     __attribute__((always_inline)) void fetch(int64_t w, int p) const {
         static_assert(BLOCK * sizeof(uint32_t) == 2 * 64 && BLOCK * PAIRS == 2 * PANELS * LANES);
         const int64_t line = (w - first_word_) * PAIRS + p;
@@ -254,9 +254,9 @@ class Transposed {
     }
 
    private:
-    // The block after the next one. Its 64 rows are 64 places in memory, more than a processor
-    // follows by itself, so they are asked for line by line while others are multiplied: in one
-    // burst they would keep everything else waiting, and one block ahead is too late.
+    // Prefetches the block after the next one. Its 64 rows are more streams than the hardware
+    // prefetcher tracks, so lines are prefetched one by one during multiplication: a burst would
+    // delay all other loads, and one block ahead is too late.
     const char* block_ahead(const Avx512Panel& panel, int64_t first_word) {
         row_words_ = panel.layout.words;
         int64_t word = first_word + 2 * BLOCK, row = panel.first;
@@ -267,7 +267,7 @@ class Transposed {
         return (const char*)(panel.job->b + row * row_words_ + word);
     }
 
-    // O × groups of 16-bit numbers -> groups × PANELS vectors of float32.
+    // Transposes O × groups 16-bit values to groups × PANELS vectors of float32.
     static void by_group(const Avx512Panel& panel, const uint16_t* in, __m512* out) {
         const int64_t groups = panel.layout.groups;
         const Format format = panel.job->scale_format;
@@ -289,7 +289,7 @@ class Transposed {
     const char* ahead_;
 };
 
-// --- what a panel leaves ------------------------------------------------------------------------
+// --- outputs of a panel -------------------------------------------------------------------------
 
 // Rounds a row of totals and stores it.
 __attribute__((noinline)) void store(const Avx512Panel& panel, int64_t row, const __m512* totals) {

@@ -1,20 +1,20 @@
-// quantized_matmul for one or two rows, where the time goes into reading the weights: bytes
-// multiplied in vectors (AVX-512 VNNI), which every machine with AMX has.
+// quantized_matmul for one or two rows, bound by reading the weights: byte products in vectors
+// (AVX-512 VNNI), available on every machine with AMX.
 //
-// The numbers are those of quantized_matmul_avx2_neon.cpp, and so is every bit of the result;
-// byte_planes.h says how activations become bytes. A *panel* is 16 outputs, whose rows of b lie one
-// after the other in memory.
+// Arithmetic and results are bit-identical to quantized_matmul_avx2_neon.cpp; byte_planes.h
+// converts activations to bytes. A *panel* is 16 outputs, whose rows of b are consecutive in
+// memory.
 //
-// 1. multiply: four rows of b side by side, vector after vector. vpdpbusd adds up four products in
-//    a lane of 32 bits; the lanes of four outputs are folded into one vector, their *quads*:
-//    lane 4q + o is output o's sum over the q-th 16 bytes.
-// 2. add: the quads of 16 outputs are transposed, and those of a group added: Σ q·A, with an output
-//    in each lane. From there on it is float32, group after group.
+// 1. multiply: four rows of b side by side, vector by vector. vpdpbusd accumulates four products
+//    per 32-bit lane; the lanes of four outputs are folded into one vector, their *quads*: lane 4q
+//    + o is output o's sum over the q-th 16 bytes.
+// 2. add: the quads of 16 outputs are transposed and summed over each group: Σ q·A, one output per
+//    lane. The remainder is float32, group by group.
 //
-// Memory is what this is about. Rows 0–3 are read beside rows 8–11, then 4–7 beside 12–15: two
-// places in memory that go forward are what the processor follows best, and four rows at each keep
-// their sums in registers. Each line that is used asks for the line a panel ahead, into the second
-// cache. benchmark/LOG.md has how fast that reads, and what else was tried.
+// The access pattern is what matters. Rows 0–3 are read along with rows 8–11, then 4–7 with 12–15:
+// two sequential streams suit the hardware prefetcher best, and four rows of each keep their sums
+// in registers. Each line used prefetches the line one panel ahead into the L2 cache. Measured
+// bandwidth and rejected alternatives: benchmark/LOG.md.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512VNNI__)
@@ -25,7 +25,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int OUTPUTS = 16;  // in a panel
+constexpr int OUTPUTS = 16;  // per panel
 constexpr int QUAD = 4;      // outputs, or lanes
 constexpr int QUADS = OUTPUTS / QUAD;
 constexpr int QUAD_BYTES = VECTOR / QUADS;
@@ -49,14 +49,14 @@ inline Ints fold(const Ints (&x)[QUAD]) {
     return (Ints)_mm512_unpacklo_epi64(low, high) + (Ints)_mm512_unpackhi_epi64(low, high);
 }
 
-// Four rows of b, row_bytes apart, from one byte of each on.
+// Four rows of b, row_bytes apart, starting at a given byte.
 struct FourRows {
     const char* b;
     int64_t row_bytes;
-    const char* ahead;  // what to fetch meanwhile
+    const char* ahead;  // prefetch address
 };
 
-// The next vector of four rows of b times all rows of activations. `words` are those that exist.
+// Multiplies the next vector of four rows of b with all rows of activations. `words`: valid words.
 template <typename Numbers, int ROWS>
 __attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mmask16 words,
                                                            const char* a, Ints* quads,
@@ -91,7 +91,7 @@ __attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mma
     }
 }
 
-// The quads of a panel: rows × vectors × QUADS.
+// Quads of a panel: rows × vectors × QUADS.
 template <typename Numbers, int ROWS>
 void multiply_panel(const PlanesLayout& layout, const char* b, const char* a, Ints* quads) {
     constexpr int HALF = QUADS / 2;
@@ -115,7 +115,7 @@ void multiply_panel(const PlanesLayout& layout, const char* b, const char* a, In
 
 // --- 2. add -------------------------------------------------------------------------------------
 
-// Transposes the quads of a vector of b: quad q of all 16 outputs.
+// Transposes the quads of one vector of b: quad q of all 16 outputs.
 inline void transpose_quads(Ints* quads) {
     const __m512i* x = (const __m512i*)quads;
     const __m512i a = _mm512_shuffle_i32x4(x[0], x[1], 0x44);  // quads 0 and 1 of outputs 0–7
@@ -189,7 +189,7 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
     for (int64_t o = first_output; o < last_output; o += OUTPUTS) {
         const char* b = (const char*)job.b + o * layout.row_bytes;
         int outputs = OUTPUTS;
-        if (last_output - o < OUTPUTS) {  // no other rows may be read
+        if (last_output - o < OUTPUTS) {  // no rows past the last output may be read
             outputs = static_cast<int>(last_output - o);
             b = (const char*)memcpy(rows_that_exist, b, outputs * layout.row_bytes);
         }
@@ -221,4 +221,4 @@ const QuantizedMatmulKernel quantized_matmul_few_rows = {few_rows_scratch_bytes,
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
-#endif  // elsewhere nothing is left of this file
+#endif  // not compiled for other instruction sets

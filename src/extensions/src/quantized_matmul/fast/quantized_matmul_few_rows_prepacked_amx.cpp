@@ -1,12 +1,12 @@
-// quantized_matmul for one or two rows, as quantized_matmul_few_rows_amx.cpp, where the weights are
-// prepacked: a vector of b is a word of 16 outputs, an output in each lane.
+// quantized_matmul for one or two rows, as quantized_matmul_few_rows_amx.cpp, with prepacked
+// weights: a vector of b is one word of 16 outputs, one output per lane.
 //
-// vpdpbusd adds up the four products of a lane, so every lane is multiplied by the same word of
-// activations, which the instruction spreads over the vector as it reads it. Nothing is folded or
-// transposed: a group of weights is so many vectors, one after the other, and then float32.
+// vpdpbusd accumulates the four products of a lane, so all lanes multiply the same word of
+// activations, which the instruction broadcasts as it loads. Nothing is folded or transposed: a
+// group is a fixed number of consecutive vectors, followed by float32 arithmetic.
 //
-// Four *columns* of 16 outputs are read side by side: memory that is read at four places, each of
-// which goes forward, comes faster than from one (benchmark/LOG.md).
+// Four *columns* of 16 outputs are read side by side: four sequential streams have a higher
+// bandwidth than one (benchmark/LOG.md).
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512VNNI__)
@@ -19,9 +19,9 @@ namespace {
 
 constexpr int MAX_COLUMNS = 4;
 constexpr int WORD = 4;             // bytes
-constexpr int64_t AHEAD = 32 * 64;  // bytes of a column that are fetched before they are used
+constexpr int64_t AHEAD = 32 * 64;  // prefetch distance within a column
 
-// What it takes to compute some columns, from output `first` on.
+// State for some columns, starting at output `first`.
 struct Columns {
     const QuantizedMatmulJob& job;
     const PlanesLayout& layout;
@@ -30,7 +30,7 @@ struct Columns {
 
     int64_t column_bytes() const { return LANES * layout.row_bytes; }
     const char* b() const { return (const char*)job.b + first * layout.row_bytes; }
-    // 16 scales, or biases, of a group.
+    // 16 scales or biases of a group.
     Floats by_group(const uint16_t* in, int column, int64_t group) const {
         const uint16_t* at = in + (first + column * LANES) * layout.groups + group * LANES;
         return (Floats)load_halves(at, job.scale_format);
@@ -64,7 +64,7 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
     }
 }
 
-// The sums of some columns over all groups.
+// Computes the sums of some columns over all groups.
 template <typename Numbers, int ROWS, int COLUMNS>
 void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     const PlanesLayout& layout = columns.layout;
@@ -80,12 +80,13 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     for (int64_t g = 0; g < layout.groups; g++, step += ROWS, sum += ROWS) {
         Ints sums[ROWS][PLANES][COLUMNS] = {};
         for (int s = 0; s < layout.group_bytes; s += segment) {
-            const int64_t byte = g * layout.group_bytes + s;  // of a row
+            const int64_t byte = g * layout.group_bytes + s;  // within a row
             const char* a = columns.activations +
                             byte / VECTOR * (Numbers::PARTS * PLANES * ROWS * VECTOR) +
                             byte % VECTOR;
             const char* b = columns.b() + byte * LANES;
-            // Beyond the end of a column is the next, which is being read; then the next columns.
+            // Past the end of a column follows the next one, which is being read; then the next
+            // columns.
             const char* ahead = b + AHEAD;
             if (byte * LANES + AHEAD >= column_bytes) {
                 ahead += (COLUMNS - 1) * column_bytes;
@@ -114,7 +115,7 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     }
 }
 
-// The outputs of some columns.
+// Computes the outputs of some columns.
 template <typename Numbers, int ROWS, int COLUMNS>
 void run_columns(const Columns& columns) {
     const QuantizedMatmulJob& job = columns.job;

@@ -1,14 +1,13 @@
-// Many rows of activations times a panel of weights at a time: what the kernels of day 4.4 share.
+// Many rows of activations times one panel of weights at a time: shared by the kernels of day 4.4.
 //
-// PACK_ROWS outputs of one group are unpacked into a panel, which stays in the first cache, and a
-// tile of rows after the other multiplies with it:
+// PACK_ROWS outputs of one group are unpacked into a panel, which stays in the L1 cache while one
+// tile of rows after another multiplies with it:
 //
 //     totals[m, n] += scale[n] · Σ_i q[n, i] · a[m, i]  +  bias[n] · Σ_i a[m, i]
 //
-// What a panel looks like, and how a tile multiplies with it, is the kernel's: a class `Kernel`
-// with
+// Panel layout and tile product are defined by the kernel, a class `Kernel` with
 //
-//     Number                              of a panel
+//     Number                              element type of a panel
 //     unpack<bits>(words, group_size, panel)
 //     products<rows>(job, a, m, g, panel)  of group g and rows m … m + rows − 1
 #pragma once
@@ -21,20 +20,20 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Rows that are computed together: their sums, VECTORS each, have to fit into the registers, 32 of
-// them on AVX-512 and NEON, 16 on AVX2.
+// Rows computed together: their sums, VECTORS each, must fit the registers, 32 on AVX-512 and NEON,
+// 16 on AVX2.
 constexpr int TILE_ROWS = LANES == 16 ? 8 : LANES == 8 ? 3 : 2;
 
-/// The sums of a tile: for each row VECTORS vectors of outputs.
+/// Sums of a tile: VECTORS vectors of outputs per row.
 template <int rows>
 struct TileSums {
     Floats of[rows][VECTORS];
 };
 
-/// What all panels of a job work with.
+/// Buffers shared by all panels of a job.
 struct WidenedRows {
     const float* a;     // M × I
-    const float* sums;  // M × (I/group_size): of the groups
+    const float* sums;  // M × (I/group_size): group sums
     float* totals;      // M × PACK_ROWS
 };
 
@@ -55,7 +54,7 @@ void add_tile(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t
     }
 }
 
-// Group g of all rows, TILE_ROWS at a time, and those that are left one by one.
+// Group g of all rows: TILE_ROWS at a time, then the remainder one by one.
 template <typename Kernel>
 void add_panel(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t first, int64_t g,
                const typename Kernel::Number* panel) {
@@ -74,7 +73,7 @@ void add_panel(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_
     }
 }
 
-// Outputs first … first + PACK_ROWS − 1 of all rows.
+// Computes outputs first … first + PACK_ROWS − 1 of all rows.
 template <typename Kernel>
 void panel_block(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t first,
                  typename Kernel::Number* panel) {
@@ -97,7 +96,7 @@ void panel_block(const QuantizedMatmulJob& job, const WidenedRows& widened, int6
     }
 }
 
-/// Outputs first_output … last_output − 1 of all rows; the job's weights are prepacked.
+/// Computes outputs first_output … last_output − 1 of all rows; the job's weights are prepacked.
 template <typename Kernel>
 void multiply_panels(const QuantizedMatmulJob& job, int64_t first_output, int64_t last_output) {
     const int64_t groups = job.I / job.group_size;

@@ -1,14 +1,14 @@
 // quantized_matmul, Week 4's fifth step: panels of bfloat16 pairs.
 //
-// One instruction of AVX-512 multiplies two bfloat16 numbers of a lane with two others, and adds
-// both products to the lane's float32 sum. Integers up to 255 are exact in bfloat16, and so are the
-// activations, which have this format. A panel has two neighbouring inputs in a lane:
+// One AVX-512 instruction multiplies the two bfloat16 values of a lane with two others and adds
+// both products to the lane's float32 sum. Integers up to 255 are exact in bfloat16, and the
+// activations already have this format. A panel has two adjacent inputs per lane:
 //
 //     panel[i/2 · PACK_ROWS + n] = q[first + n, i] in the lower half, q[first + n, i + 1] above
 //
-// Other instruction sets take two instructions for each half, and gain nothing but a panel of half
-// the size. Sums round in another order than those of float32 panels, so one row goes this way,
-// too: a row must have the same bits in any batch. Activations in float16 are left to float32.
+// Other instruction sets need two instructions per half and only gain a panel of half the size.
+// Sums round in a different order than with float32 panels, so a single row uses this kernel, too:
+// a row must have the same bits in any batch. float16 activations use the float32 panels.
 #include "src/quantized_matmul/week4/panels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -26,10 +26,10 @@ struct PanelsOfPairs {
                                    int64_t g, const int32_t* panel);
 };
 
-// Unpacks one group of PACK_ROWS outputs. A float32 of 0 … 255 is a bfloat16 number in its upper
-// half; its lower half is 0.
+// Unpacks one group of PACK_ROWS outputs. An integer 0 … 255 in float32 has its bfloat16 value in
+// the upper half and zeros in the lower half.
 //
-// words: the group's, prepacked. panel: group_size/2 × PACK_ROWS.
+// words: the group's prepacked words. panel: group_size/2 × PACK_ROWS.
 template <int bits>
 void PanelsOfPairs::unpack(const uint32_t* words, int group_size, int32_t* panel) {
     // [task 4.4.2 unpack]
@@ -50,7 +50,7 @@ void PanelsOfPairs::unpack(const uint32_t* words, int group_size, int32_t* panel
     // [/task 4.4.2 unpack]
 }
 
-// As of float32 panels, but the activations are read where they are: job.a, two at a time.
+// As for float32 panels, but the activations are read in place: job.a, two at a time.
 template <int rows>
 TileSums<rows> PanelsOfPairs::products(const QuantizedMatmulJob& job, const float*, int64_t m,
                                        int64_t g, const int32_t* panel) {

@@ -1,13 +1,13 @@
 // quantized_matmul, Week 4's fourth step: a panel of weights is unpacked once for many rows.
 //
-// With one row of activations a weight is unpacked, multiplied once and forgotten. With M rows the
-// kernels before unpack it M times. Here the integers of PACK_ROWS outputs of one group become
-// float32 once, 16 kB at most, and all rows multiply with them:
+// With one row of activations, a weight is unpacked and used once. With M rows, the previous
+// kernels unpack it M times. Here the integers of PACK_ROWS outputs of one group become float32
+// once, at most 16 KB, and all rows multiply with them:
 //
 //     panel[i · PACK_ROWS + n] = q[first + n, i]
 //
-// The integers are exact, and every sum has the order that it has in quantized_matmul_prepacked: a
-// row has the same bits in either kernel. So a few rows are left to that one.
+// The integers are exact and summation orders equal those of quantized_matmul_prepacked, so a row
+// has the same bits in both kernels, and few rows are delegated to that one.
 #include "src/quantized_matmul/week4/panels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -27,7 +27,7 @@ struct PanelsOfFloats {
 
 // Unpacks one group of PACK_ROWS outputs.
 //
-// words: the group's, prepacked. panel: group_size × PACK_ROWS.
+// words: the group's prepacked words. panel: group_size × PACK_ROWS.
 template <int bits>
 void PanelsOfFloats::unpack(const uint32_t* words, int group_size, float* panel) {
     // [task 4.4.1 unpack]
@@ -46,9 +46,9 @@ void PanelsOfFloats::unpack(const uint32_t* words, int group_size, float* panel)
 }
 
 // Σ_i q[n, i] · a[m, i] over group g, for rows m … m + rows − 1 and PACK_ROWS outputs. `rows` is a
-// constant of the template, so that all sums can stay in registers.
+// template parameter, so that all sums stay in registers.
 //
-// a: M × I. panel: the group's.
+// a: M × I. panel: of group g.
 template <int rows>
 TileSums<rows> PanelsOfFloats::products(const QuantizedMatmulJob& job, const float* a, int64_t m,
                                         int64_t g, const float* panel) {

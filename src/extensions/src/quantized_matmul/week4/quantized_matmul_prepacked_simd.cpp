@@ -1,18 +1,18 @@
-// quantized_matmul, Week 4's third step: weights in the order in which they are read.
+// quantized_matmul, Week 4's third step: weights in read order.
 //
-// The vector kernel reads LANES words of one output, adds its lanes up, and goes on to the next
-// row. Here the first words of PACK_ROWS rows are neighbours, then come their second words, and so
+// The vector kernel reads LANES words of one output, reduces its lanes, and continues with the next
+// row. Here the first words of PACK_ROWS rows are adjacent, followed by their second words, and so
 // on (common/prepacked.h). A vector of words is one word of LANES outputs:
 //
 //     lane l of vector v has weight (w · per_word + k) of output  first + v · LANES + l
 //
-// All lanes want the same activation, scales and biases are loaded as vectors, too, and nothing is
-// added across lanes. After each group,
+// All lanes multiply the same activation, scales and biases are loaded as vectors, and nothing is
+// reduced across lanes. After each group,
 //
 //     total = fma(scale, Σ_i q[i] · a[i], total), and then total = fma(bias, Σ_i a[i], total)
 //
-// in this order, which is panels.h's, too: a row has the same bits in both. Memory is read from the
-// first byte to the last, so it is known long before what will be needed: that is fetched.
+// in this order, as in panels.h: a row has the same bits in both. Memory is read sequentially, so
+// later words can be prefetched.
 #include "common/simd.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 #include "src/quantized_matmul/week4/widened_rows.h"
@@ -21,10 +21,10 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t LINE = 64;  // bytes of a cache line
+constexpr int64_t LINE = 64;  // bytes per cache line
 
-// Asks for the words that lie `ahead` bytes behind these, PACK_ROWS of them. Nothing waits for
-// what was asked for, and an address beyond the weights does no harm.
+// Prefetches the PACK_ROWS words `ahead` bytes after these. Prefetches do not block, and an address
+// past the weights is harmless.
 inline void fetch(const uint32_t* words, int64_t ahead) {
     // [task 4.3.3 fetch]
     const char* later = reinterpret_cast<const char*>(words) + ahead;
@@ -34,8 +34,8 @@ inline void fetch(const uint32_t* words, int64_t ahead) {
     // [/task 4.3.3 fetch]
 }
 
-// Outputs first … first + PACK_ROWS − 1 of the row that was prepared, as VECTORS vectors. `bits`
-// and `fetches` are constants of the template: with them shifts are, and no question is left.
+// Outputs first … first + PACK_ROWS − 1 of the prepared row, as VECTORS vectors. `bits` and
+// `fetches` are template parameters: shifts are constants, and the loop has no branches.
 template <int bits, bool fetches>
 void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const float* sums,
            Floats* out) {
@@ -75,10 +75,10 @@ void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const f
     // [/task 4.3.2 block]
 }
 
-// All rows of a job: weights that are not prepacked are left to the vector kernel.
+// All rows of a job; weights that are not prepacked are left to the vector kernel.
 template <bool fetches>
 void multiply(const QuantizedMatmulJob& job, int64_t first_output, int64_t last_output) {
-    if (!job.prepacked) {  // the number of outputs is no multiple of PACK_ROWS
+    if (!job.prepacked) {  // the number of outputs is not a multiple of PACK_ROWS
         quantized_matmul_vectors(job, first_output, last_output);
         return;
     }

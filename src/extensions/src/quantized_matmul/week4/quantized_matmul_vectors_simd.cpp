@@ -1,14 +1,14 @@
 // quantized_matmul, Week 4's second step: LANES words of weights at a time.
 //
-// A vector of words holds LANES · per_word weights, and lane l has word l. Shifting all lanes by
-// k · bits and masking them gives weight k of every word: the weights l · per_word + k. They are
-// multiplied by a vector of the activations of the same numbers, so a row's activations are laid
-// out in that order once, before any output is computed:
+// A vector of words holds LANES · per_word weights; lane l has word l. Shifting all lanes by k ·
+// bits and masking gives weight k of every word: weights l · per_word + k. They are multiplied by a
+// vector of the corresponding activations, so a row's activations are laid out in that order once,
+// before any output is computed:
 //
 //     laid[(block · per_word + k) · LANES + l] = a[(block · LANES + l) · per_word + k]
 //
-// The lanes' sums are added at the very end, in an order that depends on I alone: a row has the
-// same bits alone and among others.
+// Lanes are reduced at the very end, in an order that depends only on I: a row has the same bits in
+// any batch.
 #include "common/simd.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
@@ -16,17 +16,17 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Lays row m of the activations out, and sums each of its groups in the order of i.
+// Lays out row m of the activations and sums each of its groups in the order of i.
 //
-// laid: room for I numbers. sums: room for I/group_size.
+// laid: space for I elements. sums: space for I/group_size.
 void prepare(const QuantizedMatmulJob& job, int64_t m, float* laid, float* sums) {
     // [task 4.2.2 prepare]
-    // Loops in the order of i: a division for each number would take longer than the products.
+    // Loops in the order of i: a division per element would take longer than the products.
     const int per_word = 32 / job.bits;
     int64_t i = 0;
     for (int64_t g = 0; g < job.I / job.group_size; g++) {
         sums[g] = 0;
-        for (; i < (g + 1) * job.group_size; laid += LANES * per_word) {  // a block
+        for (; i < (g + 1) * job.group_size; laid += LANES * per_word) {  // one block
             for (int lane = 0; lane < LANES; lane++) {
                 for (int k = 0; k < per_word; k++, i++) {
                     const float x = load_element(job.a, m * job.I + i, job.format);
@@ -39,19 +39,18 @@ void prepare(const QuantizedMatmulJob& job, int64_t m, float* laid, float* sums)
     // [/task 4.2.2 prepare]
 }
 
-// Output o of the row that was prepared. `bits` is a constant of the template, so that the shifts
-// are, too.
+// Output o of the prepared row. `bits` is a template parameter, so that shifts are constants.
 template <int bits>
 float dot(const QuantizedMatmulJob& job, int64_t o, const float* laid, const float* sums) {
     // [task 4.2.2 dot]
     constexpr int PER_WORD = 32 / bits;
     const int64_t groups = job.I / job.group_size;
-    const int blocks = job.group_size / (LANES * PER_WORD);  // of a group
+    const int blocks = job.group_size / (LANES * PER_WORD);  // per group
     const uint32_t* words = job.b + o * (job.I / PER_WORD);
     Floats total = {};
     float biased = 0;
     for (int64_t g = 0; g < groups; g++) {
-        // Two sums, so that an addition need not wait for the one before it.
+        // Two accumulators hide the latency of additions.
         Floats even = {}, odd = {};
         for (int block = 0; block < blocks; block++, words += LANES, laid += PER_WORD * LANES) {
             const Ints word = load_bits<Ints>(words);
@@ -76,7 +75,7 @@ float dot(const QuantizedMatmulJob& job, int64_t o, const float* laid, const flo
 
 void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output) {
-    if (job.group_size < LANES * (32 / job.bits)) {  // a vector of words has several groups
+    if (job.group_size < LANES * (32 / job.bits)) {  // a vector of words spans several groups
         quantized_matmul_factored(job, first_output, last_output);
         return;
     }

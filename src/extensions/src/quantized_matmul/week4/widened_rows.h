@@ -1,5 +1,5 @@
-// Activations as the kernels for prepacked weights want them: all lanes multiply with the same
-// number, so a row stays in its order, and is only widened.
+// Activations of the kernels for prepacked weights: all lanes multiply the same element, so a row
+// keeps its order and is only widened.
 #pragma once
 
 #include "common/simd.h"
@@ -9,11 +9,11 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int VECTORS = PACK_ROWS / LANES;  // of outputs that are computed together
+constexpr int VECTORS = PACK_ROWS / LANES;  // of outputs computed together
 
-// Widens row m of the activations, and sums each of its groups.
+// Widens row m of the activations and sums each of its groups.
 //
-// a: room for I numbers. sums: room for I/group_size.
+// a: space for I elements. sums: space for I/group_size.
 inline void widen(const QuantizedMatmulJob& job, int64_t m, float* a, float* sums) {
     // [task 4.3.2 widen]
     for (int64_t g = 0; g < job.I / job.group_size; g++) {

@@ -1,4 +1,4 @@
-// rms_norm with vectors: each row is added up, measured and scaled while it is in the first cache.
+// Vectorized rms_norm: each row is added, reduced and scaled while in the L1 cache.
 #include "src/rms_norm/fast/rms_norm_vectors.h"
 #include "src/rms_norm/rms_norm_kernels.h"
 
@@ -6,7 +6,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// sum = x + y, rounded to the format: D elements from the given ones on.
+// sum = x + y, rounded to the format, for D elements from the given offsets.
 template <Format F>
 void add_row(const void* x, int64_t x_start, const void* y, int64_t y_start, void* sum,
              int64_t start, int64_t D) {
@@ -22,7 +22,7 @@ void add_row(const void* x, int64_t x_start, const void* y, int64_t y_start, voi
     // [/task 4.5.2 add]
 }
 
-// out = x · factor, rounded, · weight: row `start` / D of the job's output, from D elements of x.
+// out = round(x · factor) · weight for row `start` / D of the output; x: D elements.
 template <Format F>
 void norm_row(const void* x, int64_t x_start, const RmsNormJob& job, int64_t start) {
     // [task 4.5.2 norm]

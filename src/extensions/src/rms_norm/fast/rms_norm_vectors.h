@@ -1,4 +1,4 @@
-// The reduction that all kernels with a normalization in them share.
+// Mean-square reduction shared by all kernels with a norm.
 #pragma once
 
 #include "common/simd.h"
@@ -9,7 +9,7 @@ namespace {
 
 /// 1 / √(mean of squares + eps) of D elements from element `start` of x.
 ///
-/// Four sums grow side by side: an addition waits four cycles for the one before it.
+/// Four accumulators hide the addition latency of four cycles.
 template <Format F>
 inline float rms_norm_factor(const void* x, int64_t start, int64_t D, float eps) {
     // [task 4.5.2 factor]

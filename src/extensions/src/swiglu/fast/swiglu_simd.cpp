@@ -1,4 +1,4 @@
-// swiglu with vectors: the steps of the reference, LANES elements at a time.
+// Vectorized swiglu: the reference, LANES elements at a time.
 #include "common/simd.h"
 #include "src/swiglu/swiglu_kernels.h"
 
@@ -6,8 +6,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// round_to for numbers from `top` / 2 to `top`, a power of two. They all have one spacing: next to
-// `shift` float32 has the same, and adding it leaves nothing finer.
+// round_to for values in `top` / 2 … `top`, a power of two, which share one spacing. float32 has
+// that spacing near `shift`, so adding `shift` discards all finer bits.
 template <Format F>
 inline Floats round_up_to(float top, Floats x) {
     if (F == Format::float32) {
@@ -25,7 +25,7 @@ inline Floats silu(Floats x) {
     const Floats power =
         round_to(exp_of_negative(as_floats(as_ints(x) | sign)), F);  // e^−|x|, 0 … 1
     const Floats sigmoid = round_up_to<F>(1, 1.0f / round_up_to<F>(2, 1.0f + power));
-    // 1 − sigmoid needs no rounding: it is a multiple of the same spacing, and smaller.
+    // 1 − sigmoid is exact: a smaller multiple of the same spacing.
     return round_to(x * (x < 0.0f ? 1.0f - sigmoid : sigmoid), F);
     // [/task 4.5.4 silu]
 }

@@ -1,4 +1,4 @@
-// weighted_sum with vectors: the steps of the reference, LANES elements at a time.
+// Vectorized weighted_sum: the reference, LANES elements at a time.
 #include "common/simd.h"
 #include "src/weighted_sum/weighted_sum_kernels.h"
 
@@ -6,7 +6,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// `count` elements from e on, of LANES at most.
+// `count` ≤ LANES elements starting at e.
 inline Floats sum_of(const WeightedSumJob& job, int64_t n, int64_t e, int count) {
     Floats sum = {};
     for (int64_t k = 0; k < job.K; k++) {

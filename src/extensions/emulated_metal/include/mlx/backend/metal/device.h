@@ -1,9 +1,9 @@
-// MLX's interface to Metal, as far as the extension uses it, for machines without Metal: the code
-// that starts kernels (common/metal_device.cpp, src/<op>/<op>_metal.cpp) is compiled against it,
-// unchanged, and what it asks of the GPU is recorded and given to an emulator of Metal kernels.
+// Subset of MLX's Metal interface used by the extension, for machines without Metal: the encoders
+// (common/metal_device.cpp, src/<op>/<op>_metal.cpp) compile against it unchanged, and their
+// dispatches are recorded for an emulator of Metal kernels.
 //
-// Names, arguments and behaviour are those of MLX 0.32's mlx/backend/metal/device.h. What is not
-// MLX's is at the end of each class.
+// Names, arguments and behaviour are those of MLX 0.32's mlx/backend/metal/device.h. Additions are
+// at the end of each class.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class ComputePipelineState {
 
     std::string library, kernel;
     size_t max_threads = 1024;
-    std::set<int> written;  // indices of the buffers that it may write to
+    std::set<int> written;  // indices of writable buffers
 };
 
 class Library {
@@ -46,14 +46,14 @@ class Library {
 
 namespace mlx::core::metal {
 
-/// One dispatch: a kernel with all that it was given.
+/// One dispatch: a kernel with its arguments.
 struct Command {
     struct Bound {
         int index;
         Dtype dtype;
-        const array::Data* data;  // whose memory it is; it is not kept
-        const char* memory;       // the lowest address of an element
-        size_t bytes;             // up to the end of the highest
+        const array::Data* data;  // owner of the memory; non-owning pointer
+        const char* memory;       // lowest element address
+        size_t bytes;             // to the end of the highest element
         size_t lead;              // from the lowest address to the first element
         bool is_output;
     };
@@ -62,22 +62,21 @@ struct Command {
         std::vector<uint8_t> data;
     };
 
-    std::string operation;  // of whose evaluation it is part
+    std::string operation;  // operation being evaluated
     const MTL::ComputePipelineState* pipeline = nullptr;
     std::vector<Bound> buffers;
     std::vector<Bytes> bytes;
     std::map<int, size_t> threadgroup_memory;
     std::vector<size_t> grid, group;
-    bool has_barrier = false;  // before it
+    bool has_barrier = false;  // a barrier precedes the command
 };
 
-/// Records what a stream's operations dispatch.
+/// Records the dispatches of a stream's operations.
 ///
-/// Commands run at the same time unless a barrier stands between them. There is one before a
-/// command that reads what a command since the last barrier wrote, or writes what one read or wrote
-/// (MLX: CommandEncoder::set_input_array, register_output_array and maybeInsertBarrier). "What"
-/// is whole buffers, and what MLX was told: a kernel that writes to an array bound as an input
-/// goes unseen.
+/// Commands run concurrently unless separated by a barrier. A barrier precedes a command that reads
+/// a buffer written since the last barrier, or writes a buffer read or written since (MLX:
+/// CommandEncoder::set_input_array, register_output_array and maybeInsertBarrier). Tracking is per
+/// buffer and relies on the declared roles: a write to an array bound as an input is not detected.
 class CommandEncoder {
    public:
     void set_compute_pipeline_state(MTL::ComputePipelineState* pipeline);
@@ -94,22 +93,22 @@ class CommandEncoder {
         command_.bytes.push_back({index, {first, first + n * sizeof(T)}});
     }
 
-    // What follows is not MLX's. An operation's evaluation, from its first command to its last; its
-    // commands run at the end, or with `is_deferred` when `run` is called. Throws
-    // std::runtime_error for what would go wrong on a GPU: memory that is freed before the
-    // commands have run, or that others still read when it is written.
+    // Additions to MLX's interface. Evaluation of an operation, from its first command to its last;
+    // the commands run at its end, or with `is_deferred` on a call to `run`. Throws
+    // std::runtime_error for errors on a real GPU: memory freed before the commands have run, or
+    // overwritten while other commands still read it.
     void begin(const std::string& operation, const std::vector<array>& inputs);
     void end(const std::vector<array>& inputs, const std::vector<array>& outputs);
     void run();
-    void forget();  // all that was recorded, after an error
+    void forget();  // discards the recording, after an error
 
     bool is_deferred = false;
-    size_t delay = 0;  // for how many more operations the GPU counts as busy with one
+    size_t delay = 0;  // number of later operations for which an operation stays in flight
 
    private:
     using Data = std::shared_ptr<array::Data>;
 
-    // Memory that commands in flight read, and of how many operations they are.
+    // Memory read by commands in flight, and the operations they belong to.
     struct Kept {
         Data data;
         int operations = 0;
@@ -123,13 +122,13 @@ class CommandEncoder {
     void complete_first();
 
     std::string operation_;
-    std::vector<bool> may_overwrite_;  // of each input
+    std::vector<bool> may_overwrite_;  // per input
     Command command_;
     std::vector<Command> commands_;
-    size_t first_command_ = 0;  // of this operation
+    size_t first_command_ = 0;  // of the current operation
     std::vector<array> temporaries_;
     std::unordered_map<const array::Data*, Kept> kept_;
-    std::deque<std::vector<const array::Data*>> in_flight_;  // an entry an operation
+    std::deque<std::vector<const array::Data*>> in_flight_;  // one entry per operation
     bool needs_barrier_ = false;
     std::unordered_set<const void*> previous_inputs_, previous_outputs_, next_inputs_,
         next_outputs_;
@@ -137,15 +136,15 @@ class CommandEncoder {
 
 class Device {
    public:
-    /// Compiles the text that `builder` returns when the library is first asked for. Throws
+    /// Compiles the source returned by `builder` on the first request for the library. Throws
     /// std::runtime_error with the compiler's messages.
     MTL::Library* get_library(const std::string& name, const std::function<std::string()>& builder);
 
     MTL::ComputePipelineState* get_kernel(const std::string& name, MTL::Library* library);
 
-    // Not MLX's: the emulator. `compile` returns a library's kernels; `run` runs commands, of which
-    // those without a barrier between them may run in any order; `failed` is told why an operation
-    // did not run, as whoever evaluates a graph may take an error for one of its input's.
+    // Addition to MLX's interface: the emulator. `compile` returns a library's kernels; `run` runs
+    // commands, in any order between barriers; `failed` receives the reason why an operation did
+    // not run, since the evaluator may attribute the error to another operation.
     struct Emulator {
         std::function<MTL::Library(const std::string& name, const std::string& text)> compile;
         std::function<void(const std::vector<Command>&)> run;
