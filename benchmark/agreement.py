@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Agreement:
-    """Counts of compared tokens, equal tokens, ties, answers and equal answers."""
+    """Counts of compared tokens, equal tokens, ties, outputs and equal outputs."""
 
     tokens: int = 0
     equal: int = 0
@@ -22,7 +22,7 @@ class Agreement:
     def __str__(self) -> str:
         return (
             f"{self.equal} of {self.tokens} predictions are equal, {self.ties} more are ties; "
-            f"{self.equal_answers} of {self.answers} greedy answers are equal token for token"
+            f"{self.equal_answers} of {self.answers} greedy outputs are equal token for token"
         )
 
     @property
@@ -40,7 +40,7 @@ def agreement(
         logits: our logits, L×V.
         predicted: L tokens.
         tie: largest distance below the maximum logit that counts as a tie, L numbers.
-        answer: slice of L that is the answer.
+        answer: slice of L with the generated tokens.
     """
     ours = logits.argmax(-1)
     theirs = np.array(predicted)

@@ -5,8 +5,8 @@
 
 Sums arrays of the sizes of decoding (few rows) and prefill (hundreds) on N processes, as tensor
 parallelism does. Sizes take turns, so that load from other processes affects all of them. A line
-fitted to the minima gives the latency of a message and the bandwidth, which `parallel_cost` takes
-as `--latency-us … --link-gbit …`. The medians include waiting for a core: each rank needs one, and
+fitted to the minima gives message latency and bandwidth, the inputs of `parallel_cost`:
+`--latency-us … --link-gbit …`. The medians include waiting for a core: each rank needs one, and
 the ring's threads another.
 """
 

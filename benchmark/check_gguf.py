@@ -2,8 +2,8 @@
 
     python -m benchmark.check_gguf --llama-python PYTHON
 
-A speed comparison is meaningless if the systems compute different models. The demo model answers
-its prompts; llama.cpp then predicts the most likely token after each token of prompt and answer.
+A speed comparison is meaningless if the systems compute different models. The demo model
+completes its prompts; llama.cpp then predicts the token after each token of prompt and output.
 With the float32 file the weights are identical, so all tokens but ties must agree: our logits are
 bfloat16, which cannot distinguish 20 from 20.1. Q4_0 quantizes the weights a second time, which
 changes some.
@@ -46,11 +46,11 @@ TIE = 2.0**-7
 
 @dataclass(frozen=True)
 class Text:
-    """A question and our greedy answer.
+    """A prompt and our greedy output.
 
     Attributes:
-        ids: token ids of both.
-        prompt_tokens: length of the question.
+        ids: token ids of prompt and output.
+        prompt_tokens: length of the prompt.
         logits: our logits after each token, L×V.
     """
 
@@ -65,7 +65,7 @@ class Text:
 
 
 def demo_texts() -> list[Text]:
-    """Questions with our greedy answers."""
+    """Prompts with our greedy outputs."""
     mlx_model, tokenizer = load_weights("demo")
     model = Qwen3ModelWeek2(mlx_model)
     sampler = make_sampler(temp=0)

@@ -4,7 +4,7 @@
 
 A speed comparison is meaningless if the systems compute different models. The checkpoint is a small
 random model whose matrices are 4-bit integers times a power of two, which the exporters preserve
-exactly. Each system answers prompts greedily, through prefill and decoding. We compute the logits
+exactly. Each system completes prompts greedily, through prefill and decoding. We compute the logits
 of the same tokens in float32: each token must be our most likely one or a tie.
 
 The tie threshold depends on the arithmetic. `--exact` workers compute in float32, but accumulate in
@@ -74,18 +74,18 @@ class Reference:
         self._model = Qwen3ModelWeek2(mlx_model)
 
     def agreement(self, prompt: list[int], reply: dict[str, list[int]], tie: float) -> Agreement:
-        """Compares a system's answer with our logits.
+        """Compares a system's output with our logits.
 
         Args:
             prompt: the system's input tokens.
-            reply: `tokens`, its answer, and `never`, tokens it cannot choose.
+            reply: `tokens`, its output, and `never`, tokens it cannot choose.
             tie: see `TIES`.
         """
         tokens = reply["tokens"]
-        assert len(tokens) == NEW_TOKENS, "an answer has as many tokens as were asked for"
+        assert len(tokens) == NEW_TOKENS, "the output has the wrong length"
         cache = self._model.create_kv_cache()
         logits = np.array(self._model(mx.array([prompt + tokens]), 0, cache)[0])
-        logits = logits[len(prompt) - 1 : -1]  # logits that predict the answer
+        logits = logits[len(prompt) - 1 : -1]  # logits that predict the output
         allowed = tie * logits.std(-1)
         logits[:, reply["never"]] = -np.inf
         return agreement(logits, tokens, allowed)
@@ -98,7 +98,7 @@ def prompts() -> list[list[int]]:
 
 
 def check(system: str, python: str, exact: bool, work: Path, plain: Path) -> Agreement:
-    """Exports the model, generates an answer with a system, and compares it with ours.
+    """Exports the model, generates an output with a system, and compares it with ours.
 
     Args:
         system: a key of `WORKERS`.

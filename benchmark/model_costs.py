@@ -1,8 +1,7 @@
-"""What a token costs a model: bytes to read and operations to compute, from its config.json.
+"""Model costs per token from its config.json: bytes read and operations.
 
-These are the costs that no implementation can avoid: each weight matrix once a step, the keys and
-values of the past once a sequence. Activations are too small to matter, and so is the one row of
-the embedding that a token looks up.
+These are lower bounds for any implementation: each weight matrix once per step, and each sequence's
+cached keys and values once. Activations and embedding rows are negligible.
 """
 
 import json
@@ -19,17 +18,17 @@ from tiny_llm.models.families.config import DecoderConfig
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.registry import config_of, read_config
 
-KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
+KV_BYTES = 2  # per cached number: bfloat16 or float16
 
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """A model's sizes, and the costs that follow from them.
+    """A model's dimensions and the derived costs.
 
     Attributes:
-        args: the sizes.
-        weight_bits: of a stored weight, its share of scales and biases included.
-        kv_item_bytes: of a number in the cache.
+        args: the dimensions.
+        weight_bits: bits per stored weight, including scales and biases.
+        kv_item_bytes: bytes per cached number.
     """
 
     args: DecoderConfig
@@ -38,10 +37,10 @@ class ModelCosts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelCosts":
-        """From a parsed `config.json`, of a quantized checkpoint or a plain one.
+        """From a parsed `config.json`, quantized or not.
 
         Raises:
-            ValueError: a field is missing, or makes no sense.
+            ValueError: a field is missing or invalid.
         """
         quantization = config.get("quantization")
         bits = 16.0
@@ -51,11 +50,11 @@ class ModelCosts:
 
     @classmethod
     def from_model(cls, args: Any, model: Any) -> "ModelCosts":
-        """From a model, with its weights as they are stored.
+        """From a loaded model, with its weight format.
 
         Args:
-            args: its configuration, as `mlx_lm` or `load_weights` reads it.
-            model: of Week 3, or a `Decoder`.
+            args: its configuration, as read by `mlx_lm` or `load_weights`.
+            model: Week 3's model or a `Decoder`.
         """
         args = config_of(args)
         weights = cls(args, weight_bits=8).weight_bytes()
@@ -69,7 +68,7 @@ class ModelCosts:
 
     @cached_property
     def layers_weights(self) -> int:
-        """Weights of the layers' matrices that a token goes through: of experts, those chosen."""
+        """Weights in the layers' matrices used per token: only selected experts count."""
         shapes = [
             shape for path, shape in matrix_shapes(self.args) if path.startswith("model.layers.")
         ]
@@ -78,49 +77,49 @@ class ModelCosts:
 
     @property
     def head_weights(self) -> int:
-        """Weights that score the vocabulary: `lm_head`, or the embedding if it is tied."""
+        """Weights of the output projection: `lm_head`, or the tied embedding."""
         head = "model.embed_tokens" if self.args.tie_word_embeddings else "lm_head"
         return math.prod(dict(matrix_shapes(self.args))[head])
 
     @property
     def step_weights(self) -> int:
-        """Weights that a token's step multiplies: those of all layers, and of the head."""
+        """Weights multiplied per token: all layers and the head."""
         return self.layers_weights + self.head_weights
 
     def weight_bytes(self, weight_bits: float | None = None) -> float:
-        """Bytes of weights that a step reads; `weight_bits` replaces the checkpoint's."""
+        """Bytes of weights read per step; `weight_bits` replaces the checkpoint's."""
         return self.step_weights * (weight_bits or self.weight_bits) / 8
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that a token of the past occupies in all layers."""
+        """Bytes of a cached token's keys and values in all layers."""
         args = self.args
         numbers = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
         return numbers * self.kv_item_bytes
 
     def decode_bytes(self, batch: int, context: int, weight_bits: float | None = None) -> float:
-        """Bytes that one step reads: the weights once, and each sequence's past."""
+        """Bytes read per step: the weights once, and each sequence's KV cache."""
         return self.weight_bytes(weight_bits) + batch * context * self.kv_bytes_per_token
 
     def decode_flops(self, batch: int, context: int) -> float:
-        """Operations of one step: a multiplication and an addition count as two."""
+        """Operations per step; a multiply-add counts as two."""
         return batch * (2.0 * self.step_weights + self._attention_flops(context))
 
     def prefill_flops(self, tokens: int) -> float:
-        """Operations of a prompt whose last token alone is scored against the vocabulary.
+        """Operations of a prompt, with logits of its last token only.
 
-        Each token attends to those before it and itself: (tokens + 1)/2 of them on average.
+        Causal attention: (tokens + 1)/2 keys per token on average.
         """
         products = 2.0 * tokens * self.layers_weights
         attention = tokens * self._attention_flops((tokens + 1) / 2)
         return products + attention + 2.0 * self.head_weights
 
     def bytes_per_token(self, context: int, batch: int = 1) -> float:
-        """Bytes that decoding a token must read: its share of the weights, and its own past.
+        """Bytes read to decode a token: its share of the weights, and its KV cache.
 
         Args:
-            context: how many tokens came before it.
-            batch: how many sequences decode in the same step, and share the weights.
+            context: number of preceding tokens.
+            batch: number of sequences per step, which share the weights.
         """
         return self.decode_bytes(batch, context) / batch
 
@@ -129,18 +128,18 @@ class ModelCosts:
         return self.decode_flops(1, context)
 
     def _attention_flops(self, context: float) -> float:
-        """One token's: query · key, then weight · value, in every head of every layer."""
+        """One token's attention: query · key and weight · value in all heads and layers."""
         args = self.args
         return 4.0 * context * args.num_hidden_layers * args.num_attention_heads * args.head_dim
 
 
 def affine_bits(bits: int, group_size: int) -> float:
-    """Bits of a weight in MLX's affine format: a 16-bit scale and bias are shared by a group."""
+    """Bits per weight in MLX's affine format, with a 16-bit scale and bias per group."""
     return bits + 32 / group_size
 
 
 def _matrix_bytes(model: Any) -> int:
-    """Bytes of the matrices that a step reads."""
+    """Bytes of the matrices read per step."""
     weights = [model.w_lm_head]
     for layer in model.layers:
         attention, mlp = layer.self_attn, layer.mlp

@@ -55,7 +55,7 @@ class Case:
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding, batches and prefill. MLX's kernel is timed with one row only: it takes seconds."""
+    """Decoding, batches and prefill. MLX's slow kernel is timed with one row only."""
     for O, I_ in ((I, E), (E, I), (V, E)):
         weights = quantized_pool(O, I_)
         for M in (1, 4, 16, 64, 512):

@@ -9,7 +9,7 @@ explains why). A step takes
 
     max(bytes / bandwidth, operations / peak) / N + collectives(N)
 
-The first term is `benchmark.model_costs` over a machine's limits: a lower bound, not what a program
+The first term is `benchmark.model_costs` over a machine's limits: a lower bound that no program
 reaches. The second is `collectives` below; `all_reduce` measures it on a real link. The model
 assumes no overlap: a layer needs the sum before it can continue.
 """
@@ -24,7 +24,7 @@ from benchmark.model_costs import KV_BYTES, ModelCosts
 
 from .make_checkpoint import SHAPES, qwen3_config
 
-# Meta's Llama 3 70B, as its config.json has it.
+# From the config.json of Meta's Llama 3 70B.
 LLAMA_70B = {
     "model_type": "llama",
     "hidden_size": 8192,

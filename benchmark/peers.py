@@ -3,10 +3,10 @@
     python -m benchmark.peers --work FOLDER --llama-python PYTHON --torch-python PYTHON \
         --openvino-python PYTHON --onnx-python PYTHON
 
-Each system runs in a process of its own with all cores. Measurements are interleaved: in every
-round each metric goes through all systems, so that a slow minute of the machine is everybody's.
+Each system runs in a separate process with all cores. Measurements are interleaved: in every round
+each metric goes through all systems, so that a slow minute of the machine affects all of them.
 The machine's limits are measured between the rounds. Random weights in a real model's shapes, made
-once in --work, serve as the checkpoint. benchmark/README.md says how to set the peers up.
+once in --work, serve as the checkpoint. benchmark/README.md has the setup of the peers.
 """
 
 import argparse

@@ -116,8 +116,8 @@ class Results:
     def share_in_its_round(self, system: str, metric: Metric) -> float | None:
         """Median of the rounds' fractions of the limits measured in the same round.
 
-        With variable memory bandwidth, this compares a system with what was available at the time;
-        `share` compares it with the best of all rounds.
+        If memory bandwidth varies, this compares a system with the bandwidth at the time; `share`
+        compares it with the best of all rounds.
         """
         seconds = self.seconds.get((system, metric.name))
         if not seconds or not self.machines:

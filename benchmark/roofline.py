@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PROBE = Path(__file__).with_name("probe.cpp")
-# Some servers have caches of hundreds of megabytes. A limit has to hold for a model that fits in
-# one, so the faster of the two counts.
+# Some servers have caches of hundreds of megabytes. A limit must also hold for models that fit in
+# cache, so the higher bandwidth counts.
 READ_BYTES = (5 << 26, 1 << 30)
 SECONDS = 0.4  # per quantity
 
-# The instruction set that a kernel may be held to with TINY_LLM_CPU_ISA, as the compiler knows it.
+# Compiler flags of the instruction sets that TINY_LLM_CPU_ISA selects.
 ISA_FLAGS = {
     "native": ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"],
     "avx2": ["-mavx2", "-mfma"],

@@ -24,7 +24,7 @@ class ServerProcess:
 
     Args:
         command: command line; `{port}` is replaced by its port.
-        path: path that answers 200 when the server is ready.
+        path: path that returns 200 when the server is ready.
 
     Attributes:
         url: base URL.

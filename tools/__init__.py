@@ -1,1 +1,1 @@
-"""What helps to develop: each module is a `pdm run` script, or belongs to one."""
+"""Development tools, run as `pdm run` scripts."""

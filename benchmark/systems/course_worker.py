@@ -2,9 +2,9 @@
 
     python -m benchmark.systems.course_worker FOLDER --week 2 --solution mine
 
-The owner depends on the `tiny_llm` that this process imports. A learner's kernels may be plain
+The model's owner is the owner of the imported `tiny_llm`. A learner's kernels may be plain
 loops, a hundred times slower than ours, so every measurement stops after a few seconds; a longer
-prompt is measured by its first tokens, and the note says so.
+prompt is truncated, with a note in the reply.
 """
 
 import argparse
@@ -86,7 +86,7 @@ class CourseEngine:
         self.weight_bits = ModelCosts.from_folder(folder).weight_bits
         self.about = f"week {week}"
         flags = ["--model", str(folder), "--solution", solution, "--loader", f"week{week}"]
-        # Flash attention is Week 2's choice; if it is still to be written, plain attention may do.
+        # Falls back to plain attention if the learner has not implemented flash attention.
         attempts = [["--enable-flash-attn"], ["--no-enable-flash-attn"]] if week == 2 else [[]]
         for attention in attempts:
             args = make_parser("main").parse_args([*flags, *attention])

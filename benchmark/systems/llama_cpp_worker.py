@@ -1,9 +1,9 @@
 """llama.cpp as a worker: `python -m benchmark.systems.llama_cpp_worker FILE.gguf`.
 
-Through the low-level API of llama-cpp-python, so that several sequences share a batch. Whether
-flash attention and one KV buffer for all sequences are faster depends on the machine and the
-metric: the first measurement of a metric tries them all, later ones use the fastest. How much
-longer the others took stands in the reply's note.
+Uses the low-level API of llama-cpp-python, so that several sequences share a batch. The fastest
+setting (flash attention, one KV buffer for all sequences) depends on machine and metric: the first
+measurement of a metric tries all settings, later ones use the fastest. The reply's note has the
+other settings' slowdown.
 """
 
 import argparse
@@ -65,12 +65,12 @@ class Context:
         self.run(token_ids(tokens, self._vocab_size), sequence)
 
     def run(self, ids: Sequence[int], sequence: int = 0, every: bool = False) -> list[int]:
-        """Replaces a sequence by these tokens; returns the most likely next token.
+        """Replaces a sequence by `ids`; returns the most likely next token.
 
         Args:
             ids: tokens.
             sequence: index of the sequence.
-            every: return the most likely token after each of them.
+            every: return the most likely token after each token.
         """
         self.cut(0, sequence)
         predicted: list[int] = []

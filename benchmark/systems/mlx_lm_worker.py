@@ -1,6 +1,6 @@
 """mlx-lm as a worker: `python -m benchmark.systems.mlx_lm_worker FOLDER`.
 
-Without a GPU it takes seconds a token. It is then measured on a few tokens, and the note says so.
+Without a GPU it takes seconds a token and is measured on a few tokens, with a note in the reply.
 """
 
 import argparse

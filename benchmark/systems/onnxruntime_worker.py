@@ -1,8 +1,8 @@
 """ONNX Runtime GenAI as a worker: `python -m benchmark.systems.onnxruntime_worker FOLDER`.
 
-`--export` makes the folder from a plain one first, with the library's own model builder. Accuracy
-level 4, its default for CPUs, multiplies activations of 8 bits. `--exact`, with which the folder
-must have been made, is level 1: float32 activations. Keys and values are always float32.
+`--export` first creates the folder from an unquantized one, with the library's model builder.
+Accuracy level 4, its default for CPUs, rounds activations to 8 bits. `--exact` (also required at
+export) is level 1: float32 activations. Keys and values are always float32.
 """
 
 import json
@@ -52,7 +52,7 @@ class OnnxRuntime:
         return {"seconds": decode_seconds(self._begin(batch, context).generate_next_token)}
 
     def answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Greedy answer to a prompt: {"tokens": …, "never": tokens that cannot occur}."""
+        """Greedy output for a prompt: {"tokens": …, "never": tokens that cannot occur}."""
         generator = self._generator([ids], tokens)
         for _ in range(tokens - 1):
             generator.generate_next_token()
@@ -61,7 +61,7 @@ class OnnxRuntime:
         return {"tokens": chosen, "never": ends if isinstance(ends, list) else [ends]}
 
     def _begin(self, batch: int, tokens: int) -> Any:
-        """Generator for prompts of so many tokens."""
+        """Generator for prompts of a given length."""
         return self._generator([token_ids(tokens, self._vocab_size)] * batch, DECODE_STEPS + 8)
 
     def _generator(self, prompts: list[list[int]], new_tokens: int) -> Any:

@@ -1,11 +1,11 @@
 """OpenVINO GenAI as a worker: `python -m benchmark.systems.openvino_worker FOLDER`.
 
-`--export` makes the folder from a plain one first, through optimum-intel: every matrix, the table
-of tokens included, as symmetric 4-bit integers with a scale for 128 of them.
+`--export` first creates the folder from an unquantized one through optimum-intel: every matrix,
+including the embedding, in symmetric 4-bit groups of 128.
 
-OpenVINO rounds activations to 8 bits before it multiplies them (dynamic quantization): its products
-are those of integers. Keys and values are kept in 16 bits, as in the other systems; by default it
-would round them to 8. `--exact` rounds nothing but the weights: float32, keys and values too.
+OpenVINO rounds activations to 8 bits (dynamic quantization) and multiplies integers. Keys and
+values are set to 16 bits, as in the other systems; the default is 8. `--exact` quantizes only the
+weights: activations, keys and values are float32.
 """
 
 import json
@@ -67,11 +67,11 @@ class OpenVino:
         return {"seconds": (seconds - first) / (DECODE_STEPS - 1)}
 
     def answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Greedy answer to a prompt: {"tokens": …, "never": tokens that cannot occur}."""
+        """Greedy output for a prompt: {"tokens": …, "never": tokens that cannot occur}."""
         return {"tokens": list(self._generate([ids], tokens).tokens[0]), "never": []}
 
     def _time(self, batch: int, tokens: int, new_tokens: int) -> tuple[float, float]:
-        """Seconds of an answer, and until its first token."""
+        """Seconds to complete an output, and to its first token."""
         prompts = [token_ids(tokens, self._vocab_size)] * batch
         start = time.perf_counter()
         result = self._generate(prompts, new_tokens)
@@ -79,7 +79,7 @@ class OpenVino:
         return seconds, result.perf_metrics.get_ttft().mean / 1000
 
     def _generate(self, prompts: list[list[int]], new_tokens: int) -> Any:
-        """Greedy answers of a given length to prompts of one length."""
+        """Greedy outputs of a given length for prompts of equal length."""
         ids = self._np.array(prompts, self._np.int64)
         mask = self._np.ones_like(ids)
         inputs = self._api.TokenizedInputs(self._openvino.Tensor(ids), self._openvino.Tensor(mask))

@@ -30,7 +30,7 @@ class System(Protocol):
     weight_bits: float
 
     def prefill(self, tokens: int) -> dict[str, Any]:
-        """Runs a prompt of so many tokens: {"seconds": …}, optionally with a "note"."""
+        """Runs a prompt of the given length: {"seconds": …}, optionally with a "note"."""
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
         """Decodes sequences with a context: {"seconds": … per step}, optionally with a "note"."""

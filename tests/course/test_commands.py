@@ -41,7 +41,7 @@ def test_start_course_overwrites_only_when_it_is_told(tree, capsys):
 def test_start_course_leaves_other_folders_alone(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert start.main([str(tmp_path), "--force"]) == 2
-    assert "no learner's tree" in capsys.readouterr().err
+    assert "not a learner's tree" in capsys.readouterr().err
     for folder in (ROOT, ROOT / "src", ROOT / "src" / "tiny_llm", ROOT.parent):
         assert start.main([str(folder), "--force"]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]

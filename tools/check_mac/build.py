@@ -24,7 +24,7 @@ set(CMAKE_MODULE_LINKER_FLAGS_INIT
 # CMake tries the compiler without linking: ziglang compiles its C++ library for the first link.
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 """
-# ziglang's word about the folder of frameworks that MLX's build was made with, once for each file.
+# ziglang's warning, once per file, about the framework folder of MLX's own build machine.
 NOISE = "warning: unable to open library directory"
 
 
@@ -53,7 +53,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-darwin"
     configure += [f"-DSKBUILD_SOABI={tag}", "-DTINY_LLM_UNITY=ON"]
     configure += ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
-    # It is not run. The kernels' own flags still say -O3, which decides what clang warns of.
+    # The module is not run. The kernels' own flags keep -O3, which determines clang's warnings.
     configure += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
     output = ""
     # The environment's CMake and Ninja, regardless of PATH.

@@ -91,7 +91,7 @@ def imported(module: Path) -> dict[str, list[str]]:
     libraries = strings(module, "LC_LOAD_DYLIB")
     names: dict[str, list[str]] = {library: [] for library in [*libraries, OPEN]}
     for entry, name in SymbolTable(MachO(str(module))).undefsyms or []:
-        # The upper byte of n_desc is the number of the library among those that are loaded, from 1.
+        # The upper byte of n_desc is the library's index in load order, from 1.
         number = (entry.n_desc >> 8) & 0xFF
         library = libraries[number - 1] if 1 <= number <= len(libraries) else OPEN
         names[library].append(name.decode())

@@ -1,9 +1,8 @@
-"""What the build wants of macOS besides what ziglang has: declarations, and names to link with.
+"""Headers and linker stubs of macOS frameworks that ziglang lacks.
 
-ziglang has the C and Objective-C headers and libSystem. Apple's frameworks are not in it, so here
-are the few declarations that Metal's C++ interface wants of them, and text-based stubs (.tbd): a
-linker reads from them which library has a symbol. A symbol that is in no stub stays undefined, and
-that is an error.
+ziglang has the C and Objective-C headers and libSystem, but not Apple's frameworks. This module
+writes the few declarations that Metal's C++ interface needs, and text-based stubs (.tbd), which
+map symbols to libraries for the linker. A symbol without a stub stays undefined: an error.
 """
 
 from pathlib import Path
@@ -13,12 +12,12 @@ HEADERS = {
     "IOSurface/IOSurfaceRef.h": "typedef struct __IOSurface* IOSurfaceRef;",
 }
 
-# What MLX's own build says that its users link with. Foundation passes on libobjc's symbols.
+# Link dependencies that MLX's CMake package exports. Foundation re-exports libobjc's symbols.
 FRAMEWORKS = ("Metal", "Foundation", "QuartzCore", "Accelerate")
 OBJC = "/usr/lib/libobjc.A.dylib"
 OBJC_SYMBOLS = ["_objc_msgSend", "_sel_registerName", "_objc_lookUpClass", "_objc_getProtocol"]
 
-# No library: on a Mac these names stay open until the interpreter loads the module.
+# Not a library: on a Mac these symbols stay undefined until the interpreter loads the module.
 INTERPRETER = "the Python interpreter"
 
 
@@ -36,14 +35,14 @@ def write_system(folder: Path, interpreter_symbols: list[str]) -> None:
 
 
 def write(file: Path, text: str) -> None:
-    """Writes a file, and the folders above it. One that is the same is not touched."""
+    """Writes a file and its parent folders; an identical file keeps its mtime."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.exists() or file.read_text() != text:
         file.write_text(text)
 
 
 def stub(library: str, symbols: list[str], passed_on: str | None = None) -> str:
-    """A library for the linker (text-based stub, version 4): its path, symbols and re-exports."""
+    """Text-based stub (version 4) of a library: path, symbols and re-exports."""
     targets = "targets: [ arm64-macos ]"
     lines = ["--- !tapi-tbd", "tbd-version: 4", targets, f"install-name: '{library}'"]
     if passed_on:
@@ -54,9 +53,10 @@ def stub(library: str, symbols: list[str], passed_on: str | None = None) -> str:
 
 
 def interpreter_symbols(nanobind: Path) -> list[str]:
-    """The names that nanobind tells a Mac's linker to leave open: those of Python's C interface.
+    """Symbols of Python's C API, which nanobind leaves undefined at link time on a Mac.
 
-    nanobind: its folder `cmake`, in which darwin-ld-cpython.sym has a line `-U name` for each.
+    Args:
+        nanobind: its `cmake` folder, with darwin-ld-cpython.sym: one `-U name` per line.
     """
     lines = (nanobind / "darwin-ld-cpython.sym").read_text().splitlines()
     return [line.split()[1] for line in lines if line.startswith("-U ")]

@@ -1,4 +1,4 @@
-"""MLX's macOS wheel: its headers, which have Metal's C++ interface with them, and libmlx.dylib."""
+"""MLX's macOS wheel: headers, including Metal's C++ interface, and libmlx.dylib."""
 
 import subprocess
 import sys
@@ -6,14 +6,14 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-# The oldest macOS that MLX has a wheel for.
+# The oldest macOS with an MLX wheel.
 MACOS = "14.0"
 
 
 def macos_wheel(work: Path) -> Path | None:
-    """The package `mlx` of the macOS wheel of the MLX that is installed here, unpacked into `work`.
+    """Package `mlx` of the macOS wheel for the installed MLX version, unpacked into `work`.
 
-    None if it cannot be had. The compiled Metal kernels in it, 100 MB of them, are left out.
+    None if the download fails. Omits the compiled Metal kernels (100 MB).
     """
     folder = work / f"mlx-{version('mlx')}"
     if not folder.exists():

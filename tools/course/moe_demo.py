@@ -2,8 +2,8 @@
 
 Every MLP becomes eight identical experts, with a random router that selects two per token. Some
 mixtures are initialized like this ("sparse upcycling"); training then differentiates the copies.
-Until then, the weights of identical experts sum to 1, so the mixture answers like the demo if
-routing, sorting and summation are correct, and with noise otherwise.
+Before training, the experts' routing weights sum to 1, so the mixture generates the demo's output
+if routing, sorting and summation are correct, and noise otherwise.
 
 Source: Komatsuzaki et al., "Sparse Upcycling" (2022), arXiv 2212.05055.
 """

@@ -1,8 +1,8 @@
 """`pdm run mutants --day 2.4`: a quiz on mutations of the solution.
 
 Each question shows the failing tests and their messages, as they would appear for the learner's
-code, and a list of mistakes of that day, one of which was made. The answer is followed by the diff.
-Mistakes in C++ are compiled: minutes for the first, seconds for the others. The score is stored in
+code, and a list of that day's mutations, one of which was applied. The diff follows the answer.
+Mutations in C++ are compiled: minutes for the first, seconds for the others. The score is stored in
 the tree's history. Without --day it lists the days with their best scores.
 """
 
@@ -50,13 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--day", metavar="N.M", help="such as 2.4")
     parser.add_argument("--count", type=int, default=QUESTIONS, metavar="N", help="questions (4)")
     parser.add_argument(
-        "--seed", type=int, metavar="N", help="which questions; a new round has new ones"
+        "--seed", type=int, metavar="N", help="seed of the questions (default: new ones each round)"
     )
     parser.add_argument(
         "--answer",
         type=_numbers,
         metavar="N,N,…",
-        help="the answers, one a question, instead of asking for them",
+        help="answers, one per question, instead of prompts",
     )
     args = parser.parse_args(argv)
     tree = selected_tree(parser, None)
@@ -90,7 +90,7 @@ def mistakes_of(day: Day) -> list[Wrong]:
     """Mistakes of a day that can run on this machine.
 
     Raises:
-        LookupError: there are none.
+        LookupError: none can run.
     """
     mistakes = [wrong for wrong in WRONG if day_of_task(wrong.task) is day]
     shown = [wrong for wrong in mistakes if suffix_of(wrong) != ".metal" or has_clang()]
@@ -128,11 +128,11 @@ def play(
 
     Args:
         round_of: output of `questions`.
-        ask: number of options -> the chosen one, from 1, or None to stop.
+        ask: number of options -> chosen option, from 1, or None to stop.
         console: output.
 
     Returns:
-        Numbers of correct answers and of answers.
+        Number of correct answers, number of answers.
     """
     named = asked = 0
     for number, ((made, choices), outcomes) in enumerate(test_failures(round_of, console), 1):
@@ -233,7 +233,7 @@ def overview(tree: Path | None) -> Table:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first names, and the number of the others."""
+    """The first names, and the number of omitted ones."""
     more = len(names) - SHOWN_TESTS
     return ", ".join(names[:SHOWN_TESTS]) + (f" and {more} more" if more > 0 else "")
 

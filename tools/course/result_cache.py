@@ -73,7 +73,7 @@ def contents_of(tree: Path | None, day: Day) -> str:
     """
     digest = hashlib.sha256(shared_contents().encode())
     module = solution_module() if tree is None else built_module(tree)
-    # Week 1's Python runs without the extension. What was built may be older than its sources.
+    # Week 1 runs without the extension. The build may be older than its sources.
     if module is not None and (day.week, day.day) >= (1, 7):
         digest.update(module.read_bytes())
     if tree is None:

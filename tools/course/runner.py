@@ -97,7 +97,7 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
             arguments = ["-q", "-p", "tools.course.pytest_json", "-p", "no:cacheprovider"]
-            arguments.append("--disable-plugin-autoload")  # it takes longer than a task's tests
+            arguments.append("--disable-plugin-autoload")  # slower than a task's tests
             job = {
                 "arguments": [*arguments, *options, *tests],
                 "environment": {**environment(tree), "TINY_LLM_REPORT": str(report)},

@@ -34,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         if not is_tree(folder):
             print(
-                f"start-course: {folder} is not empty and no learner's tree; --force overwrites "
-                "none but those. Give another folder.",
+                f"start-course: {folder} is not empty and not a learner's tree; --force only "
+                "overwrites learner's trees. Give another folder.",
                 file=sys.stderr,
             )
             return 2

@@ -60,16 +60,16 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
             f"{indent})",
         ]
     message = unwritten_message(block.task, _c_function(lines, block))
-    if path.suffix == ".metal":  # a kernel can raise nothing: its encoder in C++ does
+    if path.suffix == ".metal":  # a kernel cannot raise; its C++ encoder does
         return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
     quoted = _quoted(message, indent + "    ")
     return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
 
 
 def first_unwritten(text: str, path: Path) -> str | None:
-    """What the starter says in the first block of a Metal file that has no code yet, or None.
+    """Placeholder message of a Metal file's first unwritten block, or None.
 
-    A block is written when it has anything but comments, so that the starter's need not be deleted.
+    A block counts as written if it has code: the starter's comment may stay.
     """
     lines = text.split("\n")
     for block in find_blocks(text, path):
@@ -79,12 +79,12 @@ def first_unwritten(text: str, path: Path) -> str | None:
 
 
 def has_code(lines: Iterable[str]) -> bool:
-    """Whether some lines of Metal have anything but comments."""
+    """Whether lines of Metal contain code besides comments."""
     return any(line.strip()[:2] not in ("", "//") for line in lines)
 
 
 def _quoted(message: str, indent: str) -> list[str]:
-    """A message as string literals that follow each other, a line each."""
+    """A message as adjacent string literals, one per line."""
     assert '"' not in message
     pieces = _wrapped(message, WIDTH - len(indent) - 3)
     return [
@@ -94,12 +94,12 @@ def _quoted(message: str, indent: str) -> list[str]:
 
 
 def _wrapped(message: str, width: int) -> list[str]:
-    """Lines that make the message again when a space is put between each two."""
+    """Wraps a message into lines; joined by spaces they restore it."""
     return textwrap.wrap(message, width, break_on_hyphens=False)
 
 
 def _python_function(text: str, block: Block, path: Path) -> str:
-    """The qualified name of the function that a block is in.
+    """Qualified name of the function around a block.
 
     Raises:
         MarkerError: it is in none, or cuts a statement in two.
@@ -119,7 +119,7 @@ def _python_function(text: str, block: Block, path: Path) -> str:
 def _innermost(
     statements: list[ast.stmt], first: int, last: int, name: str = "", function: str | None = None
 ) -> tuple[str | None, list[ast.stmt]]:
-    """The innermost function around some lines, and the innermost list of statements."""
+    """Innermost function and innermost statement list around some lines."""
     for outer in statements:
         if not (outer.lineno < first and last <= (outer.end_lineno or 0)):
             continue
@@ -138,7 +138,7 @@ def _innermost(
 
 
 def _c_function(lines: list[str], block: Block) -> str:
-    """The function that a block of C++ or Metal is in: the last one that begins a line."""
+    """Name of the function around a C++ or Metal block: the last one at a line's start."""
     for line in reversed(lines[: block.start]):
         line = re.sub(r"^\[\[.*?\]\]\s*", "", line)
         match = re.match(r"(?!template|namespace|//)\w.*?([\w:]+)\(", line)
@@ -148,7 +148,7 @@ def _c_function(lines: list[str], block: Block) -> str:
 
 
 def _with_import(lines: list[str], path: Path) -> list[str]:
-    """The lines, and what the placeholders need and the file does not have."""
+    """Adds the import or include that the placeholders need, if missing."""
     if path.suffix == ".py":
         tree = ast.parse("\n".join(lines))
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -165,7 +165,7 @@ def _with_import(lines: list[str], path: Path) -> list[str]:
 
 
 def _with_include(lines: list[str], needed: str) -> list[str]:
-    """The lines, and one more header of the standard library in its place among those."""
+    """Inserts a standard header in sorted order."""
     depth, at = 0, None
     for index, line in enumerate(lines):
         depth += line.startswith("#if") - line.startswith("#endif")

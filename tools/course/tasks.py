@@ -16,11 +16,11 @@ class Task:
 
     Attributes:
         id: such as "1.3.2".
-        title: what is written.
-        needs: tasks of this or of a later day without which its tests cannot pass. What comes
-            before is needed anyway.
-        metal: a kernel in Metal; without a Mac it runs in the emulator.
-        optional: the course is complete without it; so it is without an optional week's tasks.
+        title: subject of the task.
+        needs: other tasks of this or a later day that its tests require. Earlier days are
+            always required.
+        metal: whether it is a Metal kernel, which runs in the emulator without a Mac.
+        optional: not required to complete the course, like all tasks of an optional week.
     """
 
     id: str
@@ -355,10 +355,10 @@ TASKS = {task.id: task for day in DAYS for task in day.tasks}
 
 
 def day_of(week: int, day: int) -> Day:
-    """The chapter that has this day.
+    """The day with this week and number.
 
     Raises:
-        LookupError: there is none; the message lists those there are.
+        LookupError: no such day; the message lists all days.
     """
     for chapter in DAYS:
         if (chapter.week, chapter.day) == (week, day):
@@ -368,10 +368,10 @@ def day_of(week: int, day: int) -> Day:
 
 
 def day_with_task(day: Day, number: int) -> Day:
-    """The day that has task K where a day was named: that one, or the other of its pair.
+    """The day with task K: the given day, or the other one of its pair.
 
     Returns:
-        `day` itself if neither has such a task.
+        `day` itself if neither has the task.
     """
     place = DAYS.index(day)
     for other in DAYS[max(0, place - 1) : place + 2]:
@@ -401,11 +401,11 @@ def with_needs(tasks: Iterable[str]) -> set[str]:
 
 
 def unwritten_message(task_id: str, what: str) -> str:
-    """The sentence that stands where a learner is to write.
+    """Placeholder message of an unwritten task.
 
     Args:
         task_id: such as "1.1.1".
-        what: the function, such as "softmax".
+        what: name of the function, such as "softmax".
     """
     task, day = TASKS[task_id], day_of_task(task_id)
     return (

@@ -2,10 +2,10 @@
 
     mine/
       README.md             for the learner
-      src/tiny_llm/         the modules in which there is something to write
-      src/extensions/       the C++ extension, whole, but for the solution's fast kernels
+      src/tiny_llm/         the modules with tasks
+      src/extensions/       the C++ extension without the solution's fast kernels
       site/                 makes `import tiny_llm` mean this tree: see sitecustomize.py there
-      build/                what build-ext made
+      build/                output of build-ext
 
 Modules missing from the learner's tree (commands, loading, the demo model) are imported from the
 solution.
@@ -24,11 +24,11 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PACKAGE = Path("src/tiny_llm")
 EXTENSION = Path("src/extensions")
 
-# Which folder it is, if not `mine` beside the solution.
+# Path of the learner's tree; default: `mine` in the solution's root.
 VARIABLE = "TINY_LLM_MINE"
 
-# Kernels that the course does not ask for, of operations that it does: in the learner's tree those
-# run the learner's own. "Going to memory speed" reads them in the solution. And the tests of them.
+# Fast kernels that are no tasks, and their tests. In the learner's tree these operations run the
+# learner's kernels; "Going to memory speed" discusses the solution's.
 SOLUTION_ONLY = (
     "src/flash_attention/fast/*",
     "src/paged_attention/fast/*",
@@ -38,12 +38,12 @@ SOLUTION_ONLY = (
 
 
 def default_folder() -> Path:
-    """Where the learner's tree is, or would be."""
+    """Path of the learner's tree, existing or not."""
     return (ROOT / os.environ.get(VARIABLE, "mine")).resolve()
 
 
 def shown(path: Path) -> str:
-    """A path as one would type it: from here if it is below, and else whole."""
+    """Path for display: relative if below the current folder, else absolute."""
     here = Path.cwd()
     return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
 
@@ -54,12 +54,12 @@ def is_tree(folder: Path) -> bool:
 
 
 def find_tree() -> Path | None:
-    """The learner's tree, if there is one."""
+    """The learner's tree, or None."""
     return default_folder() if is_tree(default_folder()) else None
 
 
 def environment(tree: Path | None) -> dict[str, str]:
-    """The environment in which `tiny_llm` is that of a learner's tree, or the solution's."""
+    """Environment variables that select a learner's `tiny_llm`, or the solution's."""
     result = {**os.environ}
     paths = result.get("PYTHONPATH", "").split(os.pathsep)
     paths = [path for path in paths if path and not is_tree(Path(path).parent)]
@@ -73,10 +73,10 @@ def environment(tree: Path | None) -> dict[str, str]:
 
 
 def starter_files(folder: Path) -> dict[Path, str]:
-    """Every file of a new learner's tree: path below the folder -> contents.
+    """Files of a new learner's tree: relative path -> contents.
 
     Args:
-        folder: where the tree will be; the path from there to the solution is written into it.
+        folder: root of the tree; the files contain its relative path to the solution.
     """
     files = {Path("README.md"): _template("README.md", os.path.relpath(ROOT, folder))}
     for path in marked_files(ROOT / PACKAGE):
@@ -94,11 +94,11 @@ def starter_files(folder: Path) -> dict[Path, str]:
 
 
 def import_files(folder: Path, modules: Iterable[Path]) -> dict[Path, str]:
-    """The files by which Python finds a folder's modules, and else the solution's.
+    """Files that make Python import a folder's modules, and all others from the solution.
 
     Args:
-        folder: where the modules will be; the path from there to the solution is written.
-        modules: below the folder.
+        folder: root of the tree; the files contain its relative path to the solution.
+        modules: paths below the folder.
     """
     solution = os.path.relpath(ROOT, folder)
     files = {Path("site/sitecustomize.py"): _template("sitecustomize.py", solution)}
@@ -114,10 +114,10 @@ def _is_solution_only(path: Path) -> bool:
 
 
 def learners_file(path: Path) -> Path:
-    """A file of the solution, or the learner's version of it if these are a learner's tests.
+    """A file of the solution, or the learner's version when testing a learner's tree.
 
     Args:
-        path: below the project's root.
+        path: relative to the project's root.
     """
     tree = getattr(sys.modules.get("sitecustomize"), "TREE", None)
     return tree / path if tree is not None and (tree / path).exists() else ROOT / path

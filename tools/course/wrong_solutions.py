@@ -23,17 +23,17 @@ from .tree import ROOT, import_files
 BLOCKS = all_blocks(ROOT / "src")
 SECONDS = 120  # for the tests of one task
 
-# What the emulator runs needs no build; with Metal there is a library of kernels, which does.
+# Emulated kernels need no build; with Metal, the kernel library must be rebuilt.
 INTERPRETED = {".py"} if mx.metal.is_available() else {".py", ".metal"}
 
 
 def suffix_of(wrong: Wrong) -> str:
-    """The ending of the file in which a mistake is made, such as ".cpp"."""
+    """File suffix of a mistake, such as ".cpp"."""
     return BLOCKS[wrong.block][0].suffix
 
 
 def apply_mistake(wrong: Wrong) -> tuple[Path, str]:
-    """The file of a mistake, below the project's root, and its contents with the mistake."""
+    """Relative path of the mistake's file, and its contents with the mistake."""
     path, block = BLOCKS[wrong.block]
     lines = path.read_text(encoding="utf-8").split("\n")
     code = "\n".join(lines[block.start : block.end])
@@ -55,25 +55,25 @@ def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Ou
 
 
 def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """A tree that has nothing but the wrong file; all else is the solution's, the extension too.
+    """Runs the tests on a tree with only the wrong file; all else is the solution's.
 
     Args:
-        runner: for the tests.
-        folder: a new one.
+        runner: runs the tests.
+        folder: new folder for the tree.
         wrong: a mistake in Python or, without a Mac, in Metal.
-        options: for pytest.
+        options: options of pytest.
     """
     write_tree_of(folder, *apply_mistake(wrong))
     return run_task(runner, folder, wrong, *options)
 
 
 def write_tree_of(folder: Path, path: Path, text: str) -> None:
-    """Writes a learner's tree with one module; all others are the solution's, as is the extension.
+    """Writes a learner's tree with one module; the rest is the solution's.
 
     Args:
-        folder: a new one.
-        path: of the module, below the project's root.
-        text: its contents.
+        folder: new folder for the tree.
+        path: the module, relative to the project's root.
+        text: contents of the module.
     """
     for name, contents in {**import_files(folder, [path]), path: text}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -86,19 +86,19 @@ def write_tree_of(folder: Path, path: Path, text: str) -> None:
 
 
 def write_complete_tree(tree: Path) -> None:
-    """Writes a learner's tree with every task solved; what is the same already keeps its time."""
+    """Writes a learner's tree with every task solved; identical files keep their mtime."""
     write_tree(tree)
     apply_tasks(tree, {block.task for _, block in BLOCKS.values() if block.task is not None})
 
 
 def run_compiled(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Compiles a mistake in C++ into a complete tree, runs the tests, and takes it out again.
+    """Compiles a mistake in C++ into a complete tree, runs the tests, and reverts it.
 
     Args:
-        runner: for the tests.
-        tree: from `write_complete_tree`.
+        runner: runs the tests.
+        tree: output of `write_complete_tree`.
         wrong: the mistake.
-        options: for pytest.
+        options: options of pytest.
     """
     path, text = apply_mistake(wrong)
     right = (tree / path).read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Letter of msl::Parameter.element -> what Metal calls it, by size for integers.
+# Letter of msl::Parameter.element -> Metal type name, by size for integers.
 FLOATS = {"f": "float32", "h": "float16", "b": "bfloat16"}
 METAL = {"f": "float", "h": "half", "b": "bfloat", "?": "bool"}
 INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}

@@ -36,12 +36,12 @@ LANGUAGE = [
     "-fno-strict-aliasing",
     "-ferror-limit=0",
     "-fbracket-depth=1024",
-    # One rounding an operation, in the operation's own type.
+    # One rounding per operation, in the operation's type.
     "-ffp-contract=off",
     *("-Xclang", "-ffloat16-excess-precision=none"),
     *("-Xclang", "-fbfloat16-excess-precision=none"),
     *("-Xclang", "-cl-single-precision-constant"),  # 1.0 is a float
-    "-ftrivial-auto-var-init=pattern",  # what is not initialised is NaN
+    "-ftrivial-auto-var-init=pattern",  # uninitialized variables are NaN
     "-Wno-everything",
     "-Wuninitialized",
     "-Wsometimes-uninitialized",
@@ -49,11 +49,11 @@ LANGUAGE = [
     "-Wunused-value",
 ]
 LINES = ["-gdwarf-4", "-gline-tables-only"]  # locations of faults
-# Calls of __ubsan_handle_…_minimal, which are ours (runtime/faults.cpp).
+# Calls __ubsan_handle_…_minimal, defined in runtime/faults.cpp.
 CHECKS = "bounds,integer-divide-by-zero"
 CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
-# Every load and store becomes a call: the outlined form of the address sanitizer for operating
-# system kernels, whose functions are then ours (runtime/access.cpp).
+# Replaces every load and store by a call: KernelAddressSanitizer in its outlined form, with hooks
+# defined in runtime/access.cpp.
 REPORTED_ACCESSES = ["-fsanitize=kernel-address", "-fno-vectorize", "-fno-slp-vectorize"]
 for option in (
     "asan-instrumentation-with-call-threshold=0",
@@ -63,8 +63,8 @@ for option in (
     "asan-opt-same-temp=0",
 ):
     REPORTED_ACCESSES += ["-mllvm", f"-{option}"]
-# Loops of a known number of rounds are unrolled and functions inlined, as compilers for GPUs do:
-# indices are no arithmetic then, and arrays of a thread are registers. No other loops are unrolled.
+# Constant trip counts are unrolled and functions inlined, as in GPU compilers: indices then cost no
+# arithmetic, and a thread's arrays are registers. Other loops are not unrolled.
 UNROLLED = ["-funroll-loops", "-finline-functions", "-mllvm", "-inline-threshold=100000"]
 for option in ("threshold=4000", "allow-partial=false", "runtime=false"):
     UNROLLED += ["-mllvm", f"-unroll-{option}"]
@@ -87,7 +87,7 @@ WATCHER = {
     "loose": ["watch_none", "loose"],
 }
 
-# Modes that change what clang has made of the kernels, before it becomes machine code.
+# Modes that rewrite clang's LLVM IR of the kernels before code generation.
 CHANGED_IR = {"count": instrument, "loose": choose_contraction}
 
 
@@ -110,7 +110,7 @@ def prepare(
     code: Rewritten = rewrite(preprocess(path, include_dirs, defines, BUILD), constants)
     text = code.text + kernel_table(code.kernels)
     if code.diagnostics:
-        # What clang finds besides is told together: a learner mends a file at once.
+        # Includes clang's findings, so that all errors of a file are reported at once.
         others, _ = _syntax(text)
         known = {(d.file, d.line) for d in code.diagnostics}
         others = [d for d in others if (d.file, d.line) not in known and d.file != KERNEL_TABLE]
@@ -169,7 +169,7 @@ def _precompiled_header() -> Path:
 def _sort(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
     errors = [d for d in found if d.severity == "error"]
-    # An error in a kernel's signature shows in the table of kernels, too.
+    # A wrong signature also causes errors in the kernel table.
     errors = [d for d in errors if d.file != KERNEL_TABLE] or errors
     return errors, [d for d in found if d.severity != "error"]
 

@@ -11,7 +11,7 @@ CALL = re.compile(
     r"(\s*)(%[\w.]+) = (?:tail |musttail |notail )?call ([^@]*?)@llvm\.fmuladd\.(\w+)\((.*?)\)"
     r"((?: #\d+)?(?:, ![\w.]+ !\d+)*)$"
 )
-# Words between `call` and the type: flags of floating-point arithmetic.
+# Tokens between `call` and the type: fast-math flags.
 FLAGS = re.compile(r"^(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast|noundef) )*")
 
 

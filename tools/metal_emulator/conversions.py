@@ -1,4 +1,4 @@
-"""Rejects implicit float-to-bfloat conversions, which Metal does not have.
+"""Rejects implicit float-to-bfloat conversions, which Metal lacks.
 
 clang has them, and its own warning ignores constants that fit. The dump of the syntax tree shows
 every implicit conversion, in template instances too.

@@ -13,8 +13,8 @@ GUARD = re.compile(r"call void @__sanitizer_cov_trace_pc_guard\(.*\)(?= #\d+|, !
 VECTOR = re.compile(r"<(\d+) x ")
 INTEGERS = r"(?:\w+ )*?(?:<\d+ x )?i(?:8|16|32|64)\b"
 
-# In the order of msl_count_block's arguments. A logical operation on conditions (i1) is none, and
-# neither is a conversion between integers. A signed division by a power of two is a shift.
+# In the order of msl_count_block's arguments. Logical operations on conditions (i1) and
+# integer conversions are not counted. A signed division by a power of two is a shift.
 MULTIPLY_ADD = re.compile(
     r" = (?:tail |musttail |notail )?(?:fmul |call [^(]*@llvm\.(?:fma|fmuladd)\.)"
 )
@@ -24,7 +24,7 @@ INTEGER = re.compile(
     rf" = (?:(?:add|sub|shl|lshr|ashr|and|or|xor) {INTEGERS}|icmp "
     r"|(?:tail )?call [^(]*@llvm\.[su](?:min|max)\.)"
 )
-# The address of an element whose index is a variable: an addition.
+# Address of an element at a variable index: one addition.
 ADDRESS = re.compile(r" = getelementptr .*, i(?:32|64) %")
 CONVERSION = re.compile(r" = (?:[us]itofp|fpto[us]i|fpext|fptrunc) ")
 KINDS = ("multiply_adds", "integer_multiplies", "divisions", "integers", "conversions")

@@ -2,7 +2,7 @@
 
 The extension's own GPU code runs (`eval_gpu`, launches, copies, temporaries), records the commands
 it would send to Metal, and determines where MLX would insert barriers
-(src/extensions/emulated_metal). This module runs the recorded commands in order, in reverse or in
+(src/extensions/emulated_metal). This module runs the encoded commands in order, in reverse or in
 random order, as far as barriers allow, each in the emulator with all its checks.
 """
 
@@ -110,7 +110,7 @@ class Device:
         return described
 
     def run(self, commands: Sequence[dict[str, Any]]) -> None:
-        """Runs the recorded commands.
+        """Runs the encoded commands.
 
         Raises:
             MetalFault: a fault of a kernel, or a conflicting access to the same memory by two
@@ -200,7 +200,7 @@ def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
     """Finds unordered commands with conflicting accesses to the same memory.
 
     Raises:
-        MetalFault: there are two.
+        MetalFault: unordered conflicting accesses.
     """
     ranges = []
     for command in commands:

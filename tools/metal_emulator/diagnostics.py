@@ -4,7 +4,7 @@ import re
 
 from .errors import Diagnostic
 
-# How clang prints what msl/*.h makes of Metal's types and address spaces.
+# clang's spellings of Metal's types and address spaces as defined in msl/*.h.
 WORDS = [
     (r"\b__global\b", "device"),
     (r"\b__local\b", "threadgroup"),
@@ -53,7 +53,7 @@ def read_diagnostics(output: str, own_folder: str) -> list[Diagnostic]:
 
 
 def _judge(file: str, line: int, severity: str, message: str) -> Diagnostic:
-    """What a message of clang means in Metal, which has rules of its own."""
+    """Translates a message of clang to Metal's terms."""
     if "no matching constructor for initialization" in message:
         message += COPY_HINT
     return Diagnostic(file, line, message, "warning" if severity == "warning" else "error")

@@ -14,7 +14,7 @@ from .errors import Diagnostic, MetalFault
 from .process import ORDERS, Process, describe
 
 MAX_THREADS = 1024
-MIN_ALLOWED = 384  # an assumption: what a kernel of many registers is allowed at least
+MIN_ALLOWED = 384  # assumed lower bound for a kernel with many registers
 
 
 class Launch:
@@ -189,7 +189,7 @@ class Library:
 
 
 def _three(size: Sequence[int]) -> tuple[int, int, int]:
-    """Pads sizes to three dimensions by ones."""
+    """Pads sizes to three dimensions with ones."""
     x, y, z = (*size, 1, 1)[:3]
     return int(x), int(y), int(z)
 

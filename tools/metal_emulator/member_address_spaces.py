@@ -1,14 +1,13 @@
-"""Metal 4.1's address space of `this`, which C++ does not have.
+"""Checks Metal 4.1's generic address space of `this`, which C++ lacks.
 
-Until Metal 4.0 `this` was in `thread`. Metal 4.1, which MLX asks for from macOS 27 on, has a
-generic address space, and `this` and the object's members are in it; a reference to `thread`
-cannot be bound to one, and a pointer to `thread` cannot point there. A member function with
-`thread` behind its parameters has the old meaning in all versions, but can then be called only
-where the object is known to be in `thread`: so this goes on to the functions that call it. What is
-known of this is in MLX's change for it, https://github.com/ml-explore/mlx/pull/3963.
+Until Metal 4.0 `this` was in `thread`. In Metal 4.1, used by MLX from macOS 27 on, `this` and the
+object's members are in a generic address space: a `thread` reference cannot bind to them, and a
+`thread` pointer cannot point to them. A member function qualified with `thread` keeps the old
+meaning in all versions, but its callers must have the object in `thread` too, so the qualifier
+propagates to member functions that call it. See https://github.com/ml-explore/mlx/pull/3963.
 
-Reading a member and assigning to it are allowed anywhere. What may bind a reference is refused
-here in all functions without `thread`, also where Metal's own function takes a value.
+Reading a member and assigning to it are always allowed. Possible reference bindings are rejected
+in all functions without `thread`, even if Metal's own callee takes a value.
 """
 
 import re
@@ -18,13 +17,13 @@ from .errors import Diagnostic
 from .syntax_tree import Node
 
 METHOD = re.compile(r"CXX(?:Method|Constructor|Conversion)Decl (0x\w+)")
-# Of a template there are the text, which says little of types, and its instances.
+# clang dumps both the template, mostly untyped, and its instances.
 TEMPLATE = re.compile(r"(?:Class|Function)Template(?:PartialSpecialization)?Decl ")
 INSTANCE = re.compile(r"ClassTemplateSpecializationDecl ")
-# What leads from an object to a part of it.
+# Nodes from an object to its parts.
 PART = re.compile(r"(?:MemberExpr|ArraySubscriptExpr|ParenExpr|ExtVectorElementExpr) ")
 CALLED = re.compile(r"MemberExpr .*'<bound member function type>'.* (0x\w+)$")
-# What makes a reference or a pointer of it.
+# Nodes that bind a reference or take an address.
 BINDS = re.compile(
     r"(?:CallExpr|CXXMemberCallExpr|CXXOperatorCallExpr|VarDecl|ReturnStmt|CXXStaticCastExpr|"
     r"CXXReinterpretCastExpr|CStyleCastExpr|UnaryOperator .* '&'|"
@@ -37,7 +36,7 @@ ADVICE = (
 
 
 def misqualified_members(nodes: Sequence[Node]) -> list[Diagnostic]:
-    """Where a member function without `thread` uses its object in a way that wants it there."""
+    """Member functions without `thread` whose use of the object requires it."""
     qualified = _qualified(nodes)
     found = []
     path: list[Node] = []  # from the root to this node
@@ -55,7 +54,7 @@ def misqualified_members(nodes: Sequence[Node]) -> list[Diagnostic]:
 
 
 def _qualified(nodes: Sequence[Node]) -> set[str]:
-    """The member functions with `thread`, by clang's number: rewrite.py left them a mark."""
+    """Node ids of the member functions with `thread`, as annotated by rewrite.py."""
     methods: set[str] = set()
     path: list[Node] = []
     for node in nodes:
@@ -70,7 +69,7 @@ def _qualified(nodes: Sequence[Node]) -> set[str]:
 
 
 def _method(path: Sequence[Node]) -> str | None:
-    """The number of the member function that this path is in, if its types are known."""
+    """Node id of the enclosing member function; None in an uninstantiated template."""
     for at in range(len(path) - 1, -1, -1):
         method = METHOD.match(path[at].text)
         if not method:
@@ -89,7 +88,7 @@ def _method(path: Sequence[Node]) -> str | None:
 
 
 def _wanted(path: Sequence[Node], qualified: set[str]) -> str | None:
-    """What of the nodes above `this` wants it in thread: in a word, or None."""
+    """The kind of use that requires `this` in thread: "call", "pointer", "reference" or None."""
     decayed = False
     for node in reversed(path):
         called = CALLED.match(node.text)

@@ -8,8 +8,8 @@ from pathlib import Path
 from .errors import Diagnostic, MetalError
 from .toolchain import clang
 
-# Metal's own headers. For the preprocessor each of them is msl/macros.h: what they declare is in
-# msl/metal.h, which is compiled in front of the flat text.
+# Metal's standard headers. The preprocessor sees msl/macros.h for each; their declarations are in
+# msl/metal.h, which is compiled before the flat text.
 STANDARD_HEADERS = [
     *("array", "atomic", "common", "compute", "geometric", "integer", "limits", "logging", "math"),
     *("matrix", "numeric", "pack", "packing", "quadgroup", "relational", "simdgroup"),

@@ -29,7 +29,7 @@ def _round_up(n: int, to: int) -> int:
 def _places(arguments: Sequence[Argument]) -> tuple[list[int], int]:
     """Offsets of the arguments' pages in the file, and the end.
 
-    An array bound twice and written has one place.
+    An array bound twice and written is stored once.
     """
     offsets, end = [], 0
     known: dict[tuple[int, int], int] = {}
@@ -59,7 +59,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # to kill its children with it
+            start_new_session=True,  # so that its children can be killed too
             pass_fds=[self._file.fileno()],
             env=_environment(),
         )

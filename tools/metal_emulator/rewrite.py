@@ -107,7 +107,7 @@ def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
             )
             return source.newlines(match[0])
         code.kernels.append(KernelFunction(host_name, function, signature))
-        # In one line, at the declaration's own: an error in it is reported there.
+        # On the declaration's line, where errors are reported.
         return f"template decltype({function}) {function};" + source.newlines(match[0])
 
     strings = r'((?:"[^"]*"\s*)+)'

@@ -1,4 +1,4 @@
-r"""`pdm run metal-run`: runs one Metal kernel on this machine's CPU and shows what it wrote.
+r"""`pdm run metal-run`: runs one Metal kernel on the CPU and prints its outputs.
 
     pdm run metal-run axpby_float32 \
         --buffer float:1024:random --buffer float:1024:arange --buffer float:1024:zeros \
@@ -12,7 +12,7 @@ r"""`pdm run metal-run`: runs one Metal kernel on this machine's CPU and shows w
     FILE.npy          an array that NumPy saved
     TYPE:N,N,N        a struct whose members all have this type
     NUMBER            a scalar of the parameter's type
-    -                 nothing is bound
+    -                 unbound
 TYPE is float, half, bfloat, bool or an integer such as int, uint, uchar, long.
 """
 
@@ -51,7 +51,7 @@ SHOWN = 8
 
 
 def main() -> int:
-    """Exit status 0 if the kernel ran, 1 if it is wrong or did wrong, 2 for a wrong command."""
+    """Exit status: 0 if the kernel ran, 1 for an invalid kernel or a fault, 2 for a usage error."""
     parser = _parser()
     args = parser.parse_args()
     try:
@@ -98,16 +98,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="metal-run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("kernel", metavar="KERNEL", help="the name by which the host knows it")
+    parser.add_argument("kernel", metavar="KERNEL", help="host name of the kernel")
     parser.add_argument(
-        "--file", type=Path, help="where it is; otherwise src/extensions is searched"
+        "--file", type=Path, help="its .metal file; default: searches src/extensions"
     )
     parser.add_argument("--buffer", action="append", default=[], metavar="SPEC", help="see above")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--grid", type=_size, metavar="X,Y,Z", help="threadgroups")
-    size.add_argument("--grid-threads", type=_size, metavar="X,Y,Z", help="threads in all")
+    size.add_argument("--grid-threads", type=_size, metavar="X,Y,Z", help="total threads")
     parser.add_argument(
-        "--threads", type=_size, required=True, metavar="X,Y,Z", help="of a threadgroup"
+        "--threads", type=_size, required=True, metavar="X,Y,Z", help="threads per threadgroup"
     )
     parser.add_argument(
         "--threadgroup-memory", action="append", default=[], type=_pair, metavar="INDEX=BYTES"
@@ -122,8 +122,8 @@ def _parser() -> argparse.ArgumentParser:
         help="a function constant",
     )
     parser.add_argument("--mode", choices=MODES, default="plain")
-    parser.add_argument("--order", choices=list(ORDERS), default="forward", help="of the lanes")
-    parser.add_argument("--seed", type=int, default=1, help="of random data, order and arithmetic")
+    parser.add_argument("--order", choices=list(ORDERS), default="forward", help="order of lanes")
+    parser.add_argument("--seed", type=int, default=1, help="seed of data, order and arithmetic")
     return parser
 
 
@@ -156,12 +156,12 @@ def _number(text: str) -> float:
 
 
 def read_buffer(text: str, seed: int) -> Bindable | None:
-    """What a --buffer says; raises `ValueError` with a sentence if it says nothing."""
+    """Parses a --buffer argument; raises `ValueError` if it is invalid."""
     if text == "-":
         return None
     if text.endswith(".npy"):
         array: NDArray[np.generic] = np.load(text)
-        # NumPy's format has no bfloat16: it saves two bytes without a name.
+        # NumPy's format has no bfloat16 and saves it as untyped two-byte elements.
         return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
     kind, *rest = text.split(":")
     if kind in TYPES and len(rest) == 2 and rest[1] in FILLS:
@@ -187,7 +187,7 @@ def _filled(shape: tuple[int, ...], fill: str, seed: int) -> NDArray[np.float64]
 
 
 def find_kernel(name: str) -> Path:
-    """The file of the extension that has the kernel; raises `ValueError` with those there are."""
+    """The extension's file with this kernel; raises `ValueError`, listing all kernels."""
     known: list[str] = []
     for path in kernel_files([KERNELS]):
         kernels = compiler.prepare(path, include_dirs(), {}, {}).kernels

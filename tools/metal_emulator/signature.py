@@ -158,7 +158,7 @@ def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagno
             continue  # an explicit instantiation, not a definition
         end = source.closing(text, match.end() - 1)
         if end < 0:
-            continue  # clang says it better
+            continue  # clang's message is better
         reader = _Reader(match[1], text)
         signature = Signature(match[1])
         for offset, declaration in source.split(text[match.end() : end - 1]):

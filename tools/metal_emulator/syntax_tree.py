@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .errors import Diagnostic
 
-# A place in the dump: of the file and line before it, unless it says otherwise.
+# A location in the dump; file and line are omitted if unchanged.
 PLACE = re.compile(r"(<[a-z -]+>|[^\s<>:,]+):(\d+):\d+|col:\d+")
 TYPE = re.compile(r" '([^']*)'(?::'([^']*)')?")
 BRANCHES = re.compile(r"[| `-]*")

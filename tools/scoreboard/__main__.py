@@ -44,7 +44,7 @@ from .score import Row, Score
 from .table import print_score
 
 KIND = "scoreboard"
-ROOFLINE_ROUNDS = 2  # measurements of the machine's limits, of which the best counts
+ROOFLINE_ROUNDS = 2  # measurements of the machine's limits; the best counts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
     remarks, engines = [], []
     if week == 0:
         remarks.append(
-            "Your model runs when task 1.5.3 is done; until then there is no speed of it."
+            "Your model runs when task 1.5.3 is done; its speed is measured from then on."
         )
     elif tree is not None:
         chosen = kernels_of_week_4(outcomes) if week > LAST_MODEL else (None, None)
@@ -112,14 +112,12 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
         python = find_llama(args.llama_python)
         if python is None:
             remarks.append(
-                "llama.cpp: not installed; --llama-python names an interpreter that has it."
+                "llama.cpp: not installed; --llama-python selects an interpreter with it."
             )
         else:
             engines.append(llama_engine(python, folder, work_folder(), usable_threads()))
     except ImportError:
-        remarks.append(
-            "llama.cpp: `pdm run python -m pip install gguf` installs what writes its file."
-        )
+        remarks.append("llama.cpp: `pdm run python -m pip install gguf` installs its file writer.")
     except (OSError, subprocess.CalledProcessError):
         remarks.append(f"llama.cpp: {python} has no llama_cpp.")
     rows = measure_engines(engines, console)

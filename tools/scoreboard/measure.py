@@ -25,8 +25,8 @@ from .score import METRICS, Row
 # Tasks required by each week's model.
 ENGINE_TASKS = {1: ("1.5.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
 LAST_MODEL = max(ENGINE_TASKS)
-# Week 4 has no model of its own: its kernels run Week 3's. The task, and what TINY_LLM_MATMUL is,
-# the best first. Pairs are better than panels on some machines only: they have to be asked for.
+# Week 4 has no model; its kernels run Week 3's. Task -> value of TINY_LLM_MATMUL, best first.
+# "pairs" is opt-in, as it beats "panels" on some machines only.
 PRODUCT_KERNELS = {
     "4.4.1": "panels",
     "4.3.3": "prefetched",
@@ -34,7 +34,7 @@ PRODUCT_KERNELS = {
     "4.2.2": "vectors",
     "4.2.1": "factored",
 }
-# The same of attention, and TINY_LLM_ATTENTION.
+# Likewise for attention: task -> value of TINY_LLM_ATTENTION.
 ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
 SECONDS = 90  # timeout per measurement
 IN_CACHE = 64e6  # bytes of weights that may fit in a CPU cache
@@ -243,7 +243,7 @@ def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
     if costs.weight_bytes() < IN_CACHE:
         row.notes.append(
             f"the model's {costs.weight_bytes() / 1e6:.0f} MB may stay in the processor's cache, "
-            "which is faster than the memory that the limit of decoding is computed with"
+            "which is faster than memory, the limit of decoding in this table"
         )
     return row
 

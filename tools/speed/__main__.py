@@ -1,11 +1,11 @@
 """`pdm run speed --day N.M`: Week 4's measurements, with your own clock and roofline.
 
-Day 4.1: the products of a decoding step, one of which does its work several times. Times and bytes
-are shown; you say which it is (--answer NAME). A minute with plain loops.
-Days from 4.2 on: the day's kernels and yesterday's in turns, their share of this machine's limit,
-and ours beside them. The share is your score. It is kept in your tree's history, and no test asks
-for it.
---day all: all kernels of the week, one by one what each day gains.
+Day 4.1: the products of a decoding step, one of which repeats its work. Find it from the printed
+times and bytes (--answer NAME). Takes a minute with plain loops.
+Days from 4.2 on: the day's kernels and the previous day's in turns, their share of this machine's
+limit, and our kernels' share. Your share is your score, kept in your tree's history; no test
+depends on it.
+--day all: all kernels of the week, to compare the days.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MODULES = {
     "4.5": "fused_ops",
     "4.6": "attention",
     "4.7": "decode_steps",
-}  # not measured by products.py
+}  # days not measured by matmuls.py
 ROOFLINE_ROUNDS = 3  # measurements of the limits; the best counts
 
 
@@ -48,10 +48,13 @@ def main(argv: list[str] | None = None) -> int:
         prog="speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--day", choices=sorted(("4.1", *DAY_KERNELS, *MODULES)), required=True)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="of each (5)")
-    parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: which product is slow")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="per kernel (5)")
+    parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: seed of the slow product")
     parser.add_argument(
-        "--answer", choices=PRODUCTS, metavar="NAME", help="day 4.1: without asking"
+        "--answer",
+        choices=PRODUCTS,
+        metavar="NAME",
+        help="day 4.1: answer, instead of a prompt",
     )
     add_solution_argument(parser)
     args = parser.parse_args(argv)
@@ -137,7 +140,7 @@ def run_matmuls(
     """Measures in a process that imports the tree's `tiny_llm`.
 
     Raises:
-        FailedError: with the process's output.
+        FailedError: the process failed; the message is its last error line.
     """
     limits = ("--read", str(machine.read_gb_per_s * 1e9)), ("--peak", str(_peak(machine)))
     module = next((name for day, name in MODULES.items() if day in options), "matmuls")
@@ -149,7 +152,7 @@ def result_of(command: Sequence[str], tree: Path | None) -> dict[str, Any]:
     """Last output line of a process, as JSON. Progress lines are shown immediately.
 
     Raises:
-        FailedError: with the process's output.
+        FailedError: the process failed; the message is its last error line.
     """
     with (
         tempfile.TemporaryFile("w+") as errors,

@@ -26,7 +26,7 @@ from .matmuls import row, run_interleaved
 VARIABLE = "TINY_LLM_ATTENTION"
 KERNELS = ("loops", "scores", "online", "split")
 ON_ONE_HEAD = ("online", "split")
-# H_q, H, D, S, and how many such sets of keys: more than any cache holds.
+# H_q, H, D, S, and number of key/value sets, larger than any cache.
 HEADS = (16, 8, 128, 4096, 4)
 ONE_HEAD = (8, 1, 128, 4096, 16)
 

@@ -1,4 +1,4 @@
-"""Day 4.7: decoding steps as many nodes of MLX's graph, and captured as one.
+"""Day 4.7: decoding steps as separate graph nodes, and captured as one node.
 
     python -m tools.speed.decode_steps kernels --read 40e9 --peak 500e9 --day 4.7 --rounds 5
 
@@ -30,16 +30,16 @@ from tiny_llm.kernels.roofline import (
 from . import matmuls
 
 CONTEXT, STEPS = 64, 8  # context, and steps per run
-WAYS = {"nodes": "off", "recorded": "on"}
-PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")  # the best first
+WAYS = {"nodes": "off", "captured": "on"}
+PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")  # best first
 CHAIN = (1, 64, 128, 256)  # graph sizes, for the cost of a node
-CHAIN_ROUNDS = 3  # factor of the rounds: these runs are short
+CHAIN_ROUNDS = 3  # factor of the rounds, as these runs are short
 
 
 def best_product() -> str | None:
     """Best implemented matmul kernel of Week 4, or the requested one.
 
-    Without one, this machine's best is used, which is Week 2's loops in a learner's tree.
+    None selects this machine's best: in a learner's tree, Week 2's loops.
     """
     if os.environ.get(matmuls.VARIABLE):
         return os.environ[matmuls.VARIABLE]
@@ -105,7 +105,7 @@ def chain(nodes: int) -> Callable[[], mx.array]:
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Both ways in turns if implemented; else only captured steps, labelled "best"."""
+    """Measures both ways in turns; with `best`, only captured steps, labelled "best"."""
     decoding: dict[str, Decoding] = {}
     unwritten: dict[str, str] = {}
     product = None if best else best_product()
@@ -141,13 +141,13 @@ def remarks_of(
         remarks.append(f"seconds_per_node() of your roofline.py says {1e6 * node:.1f} µs a node")
         if set(times) == set(WAYS):
             seconds = times["nodes"].minimum / STEPS
-            told = captured_time_fraction(nodes["nodes"], nodes["recorded"], node, seconds)
-            took = times["recorded"].minimum / times["nodes"].minimum
+            predicted = captured_time_fraction(nodes["nodes"], nodes["captured"], node, seconds)
+            took = times["captured"].minimum / times["nodes"].minimum
             remarks.append(
-                f"captured_time_fraction() says {told:.2f} of the time; it took {took:.2f}"
+                f"captured_time_fraction() predicts {predicted:.2f} of the time; it took {took:.2f}"
             )
     except TaskNotImplemented as error:
-        unwritten["what a node costs"] = str(error)
+        unwritten["cost of a node"] = str(error)
     return remarks
 
 

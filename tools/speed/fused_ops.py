@@ -22,7 +22,7 @@ from .matmuls import row, run_interleaved, run_measurement, with_variables
 VARIABLE = "TINY_LLM_FUSED"
 # Prompt length with Qwen3-0.6B's sizes, larger than any cache.
 TOKENS, E, H_Q, H, D, I = 4096, 1024, 16, 8, 128, 3072
-FEW_TOKENS, FEW_ROUNDS = 512, 8  # and rounds, times those of the others
+FEW_TOKENS, FEW_ROUNDS = 512, 8  # short prompt, and factor of its rounds
 EPS = 1e-6
 # Compared settings: TINY_LLM_FUSED, and the schedule.
 WAYS = {

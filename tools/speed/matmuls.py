@@ -43,8 +43,8 @@ DAY_KERNELS = {
     "all": ("loops", "factored", "vectors", "prepacked", "prefetched", "panels", "pairs"),
 }
 AHEAD = (256, 1024, 4096, 16384)  # bytes, all measured by day 4.3
-# Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and how many of each are
-# measured together: so many that no cache holds them all.
+# Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and number of copies measured
+# together, enough to exceed every cache.
 PRODUCTS = {
     "qkv": (4096, 1024, 8),
     "o": (1024, 2048, 16),
@@ -191,14 +191,14 @@ def measure_planted(name: str, limits: HardwareLimits, rounds: int) -> dict[str,
 def measure_kernels(
     names: Sequence[str | None], limits: HardwareLimits, rounds: int, day: str | None = None
 ) -> dict[str, Any]:
-    """One product by the kernels of Week 4 that are written, or by this machine's best.
+    """Measures one product with the implemented kernels of Week 4, or this machine's best.
 
     Args:
-        names: of `DAY_KERNELS`; None is the best, by the name "best". "prefetched" is measured at
-            each distance of `AHEAD`, and called "prefetched 256" and so on.
-        limits: the machine's.
-        rounds: of the comparison.
-        day: of `MANY_ROWS`, or any other: then a product has one row.
+        names: entries of `DAY_KERNELS`; None is this machine's best, labelled "best". "prefetched"
+            is measured at each distance of `AHEAD`, labelled "prefetched 256" and so on.
+        limits: the machine's limits.
+        rounds: rounds of the comparison.
+        day: day of the course; those in `MANY_ROWS` have several rows of activations.
     """
     product, copies = KERNELS_ON
     M, copies = MANY_ROWS.get(day or "", (1, copies))
@@ -211,7 +211,7 @@ def measure_kernels(
             try:
                 run = products.with_kernel(name, ahead)
                 run()
-            except (RuntimeError, ValueError) as error:  # yours to write, or not for this machine
+            except (RuntimeError, ValueError) as error:  # not implemented, or not for this machine
                 unwritten[name or "best"] = str(error)
             else:
                 runs[label] = run
@@ -224,7 +224,7 @@ def measure_kernels(
 
 
 def nearest_of(fetched: dict[int, Timings]) -> int | None:
-    """What the learner's `best_prefetch_distance` says of measured distances, if it is written."""
+    """Result of the learner's `best_prefetch_distance`; None if not implemented."""
     try:
         return best_prefetch_distance(fetched) if fetched else None
     except TaskNotImplemented:
@@ -232,13 +232,13 @@ def nearest_of(fetched: dict[int, Timings]) -> int | None:
 
 
 def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict[str, Any]]) -> int:
-    """The program of a process that measures: prints what it found, as JSON.
+    """Main program of a measuring process: prints the results as JSON.
 
     Args:
-        measure: takes the arguments and the machine's limits.
+        measure: function of the arguments and the machine's limits.
 
     Returns:
-        Exit status 2 if something of day 4.1 is to be written first.
+        Exit status: 0, or 2 if something of day 4.1 must be implemented first.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("planted", "kernels", "best"))
@@ -260,7 +260,7 @@ def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict
 
 
 def measure_matmuls(args: argparse.Namespace, limits: HardwareLimits) -> dict[str, Any]:
-    """What is asked for of this file."""
+    """Runs the measurement selected on the command line."""
     if args.what == "planted":
         return measure_planted(args.name, limits, args.rounds)
     names = DAY_KERNELS[args.day] if args.what == "kernels" else (None,)

@@ -1,4 +1,4 @@
-"""The tables of `pdm run speed`, and what a learner's answer is worth."""
+"""Tables of `pdm run speed`, and the verdict on a learner's answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ Row = Mapping[str, float]
 
 
 def planted_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
-    """The products of a step: what they read, and their times; shares only after the answer."""
+    """A step's products with bytes read and times; shares only after the answer."""
     table = Table("product", "MB", "median, ms", "minimum, ms")
     if with_shares:
         table.add_column("least, ms")
@@ -47,10 +47,10 @@ def kernels_table(yours: Mapping[str, Row], ours: Row) -> Table:
 
 
 def print_answer(answer: str, planted: str, found: Mapping[str, Any], console: Console) -> bool:
-    """Says whether the answer names the planted product, and what the learner's code says.
+    """Prints whether the answer is correct, and the result of the learner's own function.
 
     Returns:
-        Whether it does.
+        Whether the answer names the planted product.
     """
     console.print(planted_table(found["rows"], with_shares=True))
     right = answer == planted
@@ -60,7 +60,7 @@ def print_answer(answer: str, planted: str, found: Mapping[str, Any], console: C
 
 
 def percent(share: float) -> str:
-    """A share as it stands in a table."""
+    """A share as a table cell."""
     return f"{100 * share:.1f} %"
 
 

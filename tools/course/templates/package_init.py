@@ -1,6 +1,6 @@
 """Your tiny_llm. The modules in this folder are yours; all others are the solution's own.
 
-The names are those of the solution: what its `__init__.py` exports is taken from your modules.
+Exports the same names as the solution's `__init__.py`, from your modules where they exist.
 """
 
 from pathlib import Path

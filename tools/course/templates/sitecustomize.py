@@ -1,8 +1,8 @@
-"""Makes `import tiny_llm` mean the learner's tree that this folder belongs to.
+"""Import hook: `import tiny_llm` imports the learner's tree around this folder.
 
-Python runs this file before any other if the folder is on PYTHONPATH, which is what
-`--solution mine` does. The installed tiny_llm is found by an import hook, so a path alone would not
-come before it: this is another hook, in front of it.
+Python runs this file at startup if the folder is on PYTHONPATH, as set by `--solution mine`. The
+installed tiny_llm has an import hook too, which takes precedence over sys.path: this hook is
+inserted before it.
 """
 
 import sys
@@ -15,7 +15,7 @@ FOLDERS = {"tiny_llm": TREE / "src", "tiny_llm_ext": TREE / "build" / "package"}
 
 
 class LearnersTree:
-    """Finds tiny_llm and tiny_llm_ext in the learner's tree, and nothing else."""
+    """Finds only tiny_llm and tiny_llm_ext, in the learner's tree."""
 
     @staticmethod
     def find_spec(
@@ -26,7 +26,7 @@ class LearnersTree:
         if package not in FOLDERS:
             return None
         spec = PathFinder.find_spec(fullname, path if rest else [str(FOLDERS[package])])
-        if spec is None and not rest:  # or the solution's would be found instead
+        if spec is None and not rest:  # do not fall back to the solution
             raise ModuleNotFoundError(f"{FOLDERS[package]} has no {fullname}", name=fullname)
         return spec
 

@@ -1,5 +1,5 @@
-// Address spaces as types: clang's OpenCL qualifiers are checked strictly in C++ too, and on x86-64
-// and ARM all of them are ordinary memory, so that the program that was checked can also run.
+// Address spaces as types: clang checks OpenCL qualifiers strictly in C++ too, and on x86-64 and
+// ARM all of them map to ordinary memory, so the checked program can also run.
 #pragma once
 
 #define device __attribute__((opencl_global))
@@ -8,12 +8,12 @@
 #define thread
 
 #define MSL_INLINE static inline __attribute__((always_inline))
-// Functions of the emulator that access memory on the kernel's behalf and report it themselves.
+// Emulator functions that access memory on the kernel's behalf and report the access explicitly.
 #define MSL_UNSEEN [[clang::disable_sanitizer_instrumentation]]
 
 namespace msl {
 
-// A type without reference, const and address space.
+// Removes reference, const and address space.
 template <class T>
 struct plain {
     typedef std::remove_cv_t<std::remove_reference_t<T>> type;

@@ -1,5 +1,5 @@
-// <metal_atomic>. One thread of the host runs all threads of the launch, so that a plain
-// read-modify-write is atomic; the race detector is told that it is meant to be.
+// <metal_atomic>. All threads of a launch run on one host thread, so a plain read-modify-write is
+// atomic; it is reported to the race detector as atomic.
 #pragma once
 
 namespace metal {

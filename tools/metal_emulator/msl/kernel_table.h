@@ -1,9 +1,9 @@
-// From a kernel's function type to its entry in the table, and from a launch's bindings to a call.
+// Builds a kernel's table entry from its function type, and its call from a launch's bindings.
 #pragma once
 
 namespace msl {
 
-// A parameter as the rewriter read it: the rest of msl::Parameter follows from its C++ type.
+// A parameter as parsed by the rewriter; msl::Parameter's other fields follow from the C++ type.
 struct Declared {
     const char* name;
     Binding binding;
@@ -74,7 +74,7 @@ MSL_INLINE decltype(auto) argument(const Parameter& parameter, const Bindings& b
     }
 }
 
-// The table's entry for `function`, whose parameters were declared as `DECLARED`.
+// Table entry for `function` with the parameters `DECLARED`.
 template <auto function, const auto& DECLARED>
 struct Entry;
 template <class... P, void (*function)(P...), const auto& DECLARED>

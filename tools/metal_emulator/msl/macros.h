@@ -1,4 +1,4 @@
-// What Metal's headers define for the preprocessor. Types and functions come later, from metal.h.
+// Preprocessor definitions of Metal's headers. metal.h has the types and functions.
 #pragma once
 #define METAL_FUNC inline
 #define METAL_INTERNAL inline

@@ -1,6 +1,5 @@
-// <metal_math>: each function for float, half and vectors of them. They are plain overloads, not
-// templates, so that max(half, float) is ambiguous here as it is in Metal; bfloat converts to
-// float.
+// <metal_math>: each function for float, half and their vectors. Plain overloads rather than
+// templates, so that max(half, float) is ambiguous as in Metal; bfloat converts to float.
 #pragma once
 
 #define MSL_APPROXIMATE_1(DO)                        \
@@ -61,7 +60,7 @@
     DO(fmedian3, msl::median(x, y, z))
 
 namespace msl {
-// What Metal promises to a few units in the last place only. In the mode "loose" chance moves it.
+// Functions that Metal rounds only to a few ulps. The mode "loose" perturbs them.
 constexpr float approximate(float x) {
 #ifdef MSL_LOOSE
     if !consteval {
@@ -114,7 +113,7 @@ constexpr float median(float x, float y, float z) {
 #define MSL_APPROXIMATED_1(NAME, VALUE) MSL_DEFINE_1(NAME, msl::approximate(VALUE))
 #define MSL_APPROXIMATED_2(NAME, VALUE) MSL_DEFINE_2(NAME, msl::approximate(VALUE))
 
-// min, max and clamp of one type; a NaN loses against a number, as in Metal.
+// min, max and clamp of one type; a number is preferred over NaN, as in Metal.
 #define MSL_DEFINE_ORDER(T, LESS, MORE)                                      \
     MSL_INLINE constexpr T min(T x, T y) { return (T)(LESS); }               \
     MSL_INLINE constexpr T max(T x, T y) { return (T)(MORE); }               \

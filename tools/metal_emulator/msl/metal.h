@@ -1,5 +1,5 @@
-// The Metal Shading Language for a C++ compiler: everything a kernel may use.
-// Included before the rewritten kernel; see ../README.md for how the two fit together.
+// The Metal Shading Language as a C++ library. Included before the rewritten kernel:
+// see ../README.md.
 #pragma once
 #include <concepts>
 #include <limits>
@@ -11,7 +11,7 @@
 #pragma clang diagnostic ignored "-Wuser-defined-literals"
 #pragma clang diagnostic ignored "-Wreserved-user-defined-literal"
 
-// Each of these uses those above it.
+// In dependency order.
 // clang-format off
 #include "address_spaces.h"
 #include "types.h"

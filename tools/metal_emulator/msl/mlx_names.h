@@ -1,4 +1,4 @@
-// Names below Metal's own surface that MLX's headers use (bf16_math.h, logging.h).
+// Internal Metal names that MLX's headers use (bf16_math.h, logging.h).
 #pragma once
 
 #define MSL_PRIMITIVE_1(NAME, VALUE) \
@@ -35,7 +35,7 @@ template <class T>
 MSL_INLINE T __metal_simd_xor(T value, msl::Site site = msl::Site::here()) {
     return metal::simd_xor(value, site);
 }
-// MLX defines simd_xor of a bfloat through float, for which there is none; nothing calls it.
+// MLX defines simd_xor of bfloat through float, which Metal lacks; it is never called.
 MSL_INLINE float __metal_simd_xor(float) { __builtin_trap(); }
 
 #define MSL_PRIMITIVE_SHUFFLE(NAME)                                                       \

@@ -1,5 +1,5 @@
-// <metal_simdgroup_matrix>: an 8×8 matrix spread over the 32 lanes of a simdgroup. Each lane holds
-// two neighbours of one row, in the layout of Apple's GPUs, on which MLX's kernels rely.
+// <metal_simdgroup_matrix>: an 8×8 matrix distributed over the 32 lanes of a simdgroup. Each lane
+// holds two adjacent elements of a row, in the layout of Apple's GPUs, on which MLX's kernels rely.
 #pragma once
 
 namespace metal {
@@ -43,8 +43,8 @@ MSL_INLINE simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T val
 
 namespace msl {
 
-// This lane's element i of a matrix in memory. What finds it is not counted: a GPU does that once
-// for all loads of a loop, or in the instruction itself.
+// This lane's element i of a matrix in memory. The address computation is not counted: a GPU does
+// it once per loop, or in the instruction itself.
 template <class P>
 MSL_UNSEEN __attribute__((noinline)) P matrix_element(P memory, ulong i, ulong elements_per_row,
                                                       ulong2 origin, bool transpose) {
@@ -95,7 +95,7 @@ struct Fragment {
     float elements[2];
 };
 
-// In which order a product adds up: the order on a GPU is not documented.
+// Accumulation order of a product, which is undocumented on GPUs.
 struct Summands {
     int k[8];
     bool c_first;

@@ -1,5 +1,5 @@
 // Structs in address spaces. C++ has no assignment operator for an object in device or threadgroup
-// memory, so the rewriter puts MSL_STRUCT(S) into every struct: one for each pair of spaces.
+// memory, so the rewriter puts MSL_STRUCT(S), one operator per pair of spaces, into every struct.
 #pragma once
 
 namespace msl {
@@ -26,8 +26,8 @@ MSL_INLINE constexpr D& copy(D& destination, S& source) {
     MSL_COPY(S, thread, threadgroup)    \
     MSL_COPY(S, thread, constant)
 // clang-format on
-// A struct with constructors of its own has no aggregate initialisation to lose: it can also be
-// constructed from a copy in any space.
+// A struct with its own constructors is no aggregate anyway: it also gets copy constructors from
+// every space.
 #define MSL_CONSTRUCT(S)                                      \
     S(const device S& from) { msl::copy(*this, from); }       \
     S(const threadgroup S& from) { msl::copy(*this, from); }  \
@@ -36,7 +36,7 @@ MSL_INLINE constexpr D& copy(D& destination, S& source) {
     S& operator=(const S&) = default;
 
 namespace msl {
-// Three elements without padding: packed_float3 and its like.
+// Three elements without padding, as in packed_float3.
 template <class T>
 struct Packed3 {
     typedef vec<T, 3> V;

@@ -17,8 +17,8 @@ constexpr bfloat operator"" bf(long double value) { return (bfloat)(float)value;
     DO(char)            \
     DO(uchar) DO(short) DO(ushort) DO(int) DO(uint) DO(long) DO(ulong) DO(half) DO(bfloat) DO(float)
 
-// Packed vectors have the alignment of one element. Three of them take three elements' space,
-// which the compiler's own vectors do not: they are a struct, in structs.h.
+// Packed vectors have the alignment of one element. Vectors of three have no padding, unlike the
+// compiler's vectors, and are structs: see structs.h.
 #define MSL_VECTORS(T)                                                               \
     typedef T T##2 __attribute__((ext_vector_type(2)));                              \
     typedef T T##3 __attribute__((ext_vector_type(3)));                              \
@@ -59,7 +59,7 @@ concept vector = shape<V>::is_vector;
 template <class V>
 concept floating_vector = vector<V> && floating<element_t<V>>;
 
-// Calls `f` on each component of the vectors.
+// Applies `f` to each component.
 template <class V, class F, class... Others>
 inline __attribute__((always_inline)) V each(F f, V first, Others... others) {
     V result;

@@ -1,4 +1,4 @@
-// <metal_relational>, <metal_geometric> and what is done to vectors component by component.
+// <metal_relational>, <metal_geometric> and componentwise operations on vectors.
 #pragma once
 
 namespace metal {

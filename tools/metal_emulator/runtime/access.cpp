@@ -1,5 +1,5 @@
-// Race and count mode: clang turns each load and store of a kernel into a call of a function here,
-// those of the address sanitizer for operating system kernels, which is made to be replaced.
+// Race and count mode. clang replaces each load and store of a kernel by a call to one of these
+// functions: the hooks of KernelAddressSanitizer, which are meant to be overridden.
 #include "access.h"
 
 #include <string.h>
@@ -9,8 +9,7 @@
 
 namespace msl {
 
-// Which memory it is decides; a thread's own variables and the program's constants are no one's
-// business.
+// Dispatches on the memory region; a thread's local variables and constants are not watched.
 static void observe(const void* address, const Access& access) {
     if (on_a_stack(address) || current == nullptr || access.size == 0) {
         return;
@@ -34,7 +33,7 @@ static void observe(const void* address, const Access& access) {
 
 using namespace msl;
 
-// The call, not what follows it: that may be of another line.
+// Address of the call itself: the next instruction may belong to another line.
 static const void* call_before(const void* return_address) {
     return (const char*)return_address - 1;
 }

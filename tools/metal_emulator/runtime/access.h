@@ -1,4 +1,4 @@
-// What instrumented kernels report: every load and store of theirs.
+// Load and store hooks of instrumented kernels.
 #pragma once
 #include "memory.h"
 
@@ -10,8 +10,8 @@ struct Access {
     const void* pc;
 };
 
-// Each mode that watches has its own version of these three.
-void start_watching();  // when the buffers are bound
+// Implemented once per instrumented mode.
+void start_watching();  // after the buffers are bound
 void watch_device(Buffer& buffer, uint64_t offset, const Access& access);
 void watch_threadgroup(uint64_t offset, const Access& access);
 

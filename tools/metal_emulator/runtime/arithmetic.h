@@ -1,10 +1,10 @@
-// How a launch computes with floats: exactly as IEEE says, or as loosely as a GPU may.
+// Floating-point behaviour of a launch: exact IEEE, or the freedom that Metal allows.
 #pragma once
 #include <stdint.h>
 
 namespace msl {
 
-// Each of the two has its own version: ieee.cpp, and loose.cpp for the mode "loose".
+// Implemented in ieee.cpp, and in loose.cpp for the mode "loose".
 void begin_arithmetic(uint32_t seed);
 
 }  // namespace msl

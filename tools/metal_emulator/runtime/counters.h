@@ -1,4 +1,4 @@
-// What a launch did, in numbers. ../README.md says what one of each is.
+// Counters of a launch. ../README.md defines the units.
 #pragma once
 #include "interface.h"
 
@@ -6,7 +6,7 @@ namespace msl {
 
 struct Counters {
     uint64_t threads, simd_operations, barriers, matrix_multiply_adds;
-    // Only in a library compiled to count:
+    // Count mode only:
     uint64_t threadgroup_read, threadgroup_written, threadgroup_accesses;
     uint64_t multiply_adds, integer_multiplies, integer_divisions, integer_operations, conversions;
 };

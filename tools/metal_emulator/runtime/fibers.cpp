@@ -1,6 +1,6 @@
-// The switch in assembly is some twenty times faster than swapcontext, which asks the kernel for
-// the signal mask each time; a launch makes millions. MSL_UCONTEXT chooses swapcontext all the
-// same.
+// The context switch in assembly is about twenty times faster than swapcontext, which makes a
+// system call for the signal mask each time; a launch makes millions. MSL_UCONTEXT selects
+// swapcontext regardless.
 #include "fibers.h"
 
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #ifndef MSL_UCONTEXT
 extern "C" void msl_switch(msl::Context* from, msl::Context to);
 
-// Saves the registers that a function must preserve on the stack, changes stacks, restores them.
+// Pushes the callee-saved registers, switches stacks, pops them.
 #if defined(__x86_64__)
 constexpr int SAVED_WORDS = 6;  // below the return address
 asm(R"(
@@ -100,8 +100,8 @@ bool stack_overflowed(size_t i) {
 
 void prepare(Context& context, size_t i, void (*start)()) {
     char* bottom = stacks + i * STACK_SIZE;
-    // Tops at different distances from a page: the same variable of all threads would otherwise
-    // fall into one set of the first cache.
+    // Stack tops are staggered: at the same page offset, a variable of all threads would fall into
+    // one set of the L1 cache.
     char* top = bottom + STACK_SIZE - 64 - (i % 32) * 192 - (i / 32) * 64;
 #ifdef MSL_UCONTEXT
     getcontext(&context);
@@ -111,7 +111,7 @@ void prepare(Context& context, size_t i, void (*start)()) {
     makecontext(&context, start, 0);
 #elif defined(__x86_64__)
     void** stack = (void**)((uintptr_t)top & ~(uintptr_t)15);
-    *--stack = nullptr;  // where `start` would return to, and the alignment that a call leaves
+    *--stack = nullptr;  // return address of `start`, and the alignment after a call
     *--stack = (void*)start;
     for (int word = 0; word < SAVED_WORDS; ++word) {
         *--stack = nullptr;
@@ -122,7 +122,7 @@ void prepare(Context& context, size_t i, void (*start)()) {
     for (int word = 0; word < SAVED_WORDS; ++word) {
         stack[word] = nullptr;
     }
-    stack[11] = (void*)start;  // x30, to which `ret` goes
+    stack[11] = (void*)start;  // x30, the target of `ret`
     context = stack;
 #endif
 }

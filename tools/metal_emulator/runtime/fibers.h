@@ -1,4 +1,4 @@
-// Fibers: the threads of a threadgroup as functions that can be left in the middle and resumed.
+// Fibers: the threads of a threadgroup, suspended and resumed by switching stacks.
 #pragma once
 #include <stddef.h>
 
@@ -14,22 +14,22 @@ namespace msl {
 #ifdef MSL_UCONTEXT
 typedef ucontext_t Context;
 #else
-typedef void* Context;  // the stack pointer; all else that must survive lies on the stack
+typedef void* Context;  // stack pointer; all other saved state is on the stack
 #endif
 
 constexpr size_t STACK_SIZE = 256 << 10;
 
-// `count` stacks, as address space: pages become memory when they are touched.
+// Reserves `count` stacks; pages are committed when touched.
 void reserve_stacks(size_t count);
 // Whether `address` is in one of the stacks.
 bool on_a_stack(const void* address);
-// Whether `address` is just below the first stack, where nothing may be.
+// Whether `address` is in the guard region below the first stack.
 bool in_stack_guard(const void* address);
-// Whether the running code has used more than stack number `i`.
+// Whether the running fiber has overflowed stack number `i`.
 bool stack_overflowed(size_t i);
 // Prepares `context` to enter `start` on stack number `i`; `start` never returns.
 void prepare(Context& context, size_t i, void (*start)());
-// Leaves the running code, to be resumed through `from`, and resumes `to`.
+// Saves the running context in `from` and resumes `to`.
 void switch_context(Context& from, Context& to);
 
 }  // namespace msl

@@ -1,4 +1,4 @@
-// All modes but "loose": what the processor does by itself is right.
+// All modes except "loose": the processor's IEEE arithmetic.
 #include "arithmetic.h"
 
 namespace msl {

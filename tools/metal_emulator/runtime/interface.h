@@ -1,4 +1,4 @@
-// What kernels (compiled with msl/*.h) and the runtime know of each other.
+// Interface between kernels (compiled with msl/*.h) and the runtime.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -7,8 +7,8 @@ namespace msl {
 
 constexpr uint32_t LANES = 32;
 
-// A place in the kernel's source. As a default argument, `Site::here()` is where the caller wrote
-// the call; the column tells two barriers of one line apart.
+// A source location of the kernel. As a default argument, `Site::here()` is the location of the
+// call; the column distinguishes two barriers on one line.
 struct Site {
     const char* file;
     uint32_t line, column;
@@ -19,17 +19,17 @@ struct Site {
     }
 };
 
-// What a simdgroup's lanes can meet for. Reductions and shuffles are defined for the lanes that
-// take part; a matrix operation and a simdgroup barrier need all of them.
+// Kinds of synchronization in a simdgroup. Reductions and shuffles are defined for the
+// participating lanes; matrix operations and simdgroup barriers require all lanes.
 enum class Meeting : uint32_t { REDUCTION, SHUFFLE, MATRIX, BARRIER };
 
-// The table through which the lanes of a simdgroup exchange values.
+// Exchange table of a simdgroup's lanes.
 struct Exchange {
     alignas(64) unsigned char input[LANES][64];
     alignas(64) unsigned char result[LANES][64];
 };
 
-// Where a thread is: what the attributes of kernel parameters ask for.
+// A thread's position in the grid: the source of position attributes of kernel parameters.
 struct Position {
     uint32_t thread_in_grid[3], thread_in_group[3], group_in_grid[3];
     uint32_t group_size[3], nominal_group_size[3], grid_size[3], groups_in_grid[3];
@@ -52,7 +52,7 @@ struct Parameter {
     char element;  // f float, h half, b bfloat, i signed, u unsigned, ? bool, s struct, v void, -
                    // none
     uint32_t element_size;  // of one scalar (or struct)
-    uint32_t size;          // of what the pointer or reference points at
+    uint32_t size;          // of the pointee
     bool reference, writes, constant_space, optional;
 };
 
@@ -65,25 +65,25 @@ struct Kernel {
 
 }  // namespace msl
 
-// Written by the compiler glue, one entry for each kernel of the library.
+// Generated table, one entry per kernel of the library.
 extern const msl::Kernel msl_kernels[];
 extern const uint32_t msl_kernel_count;
 
 extern "C" {
-// The calling lane waits until its simdgroup is there. The lane that arrives last gets the mask of
-// those that take part and must compute their results; the others get 0 and find them computed.
+// Blocks the calling lane until its simdgroup has arrived. The last lane to arrive gets the mask of
+// the participating lanes and must compute their results; the others get 0 and read the results.
 uint32_t msl_meet(msl::Meeting, const char* name, msl::Site);
 msl::Exchange* msl_exchange();
 uint32_t msl_lane();
 void msl_threadgroup_barrier(uint32_t flags, msl::Site);
 void msl_simdgroup_barrier(uint32_t flags, msl::Site);
-// Storage of a `threadgroup` variable of the kernel's body, the same for the whole threadgroup.
+// Storage of a `threadgroup` variable in a kernel's body, shared by the threadgroup.
 void* msl_threadgroup_variable(uint32_t id, const char* name, uint64_t size, uint64_t alignment,
                                msl::Site);
 [[noreturn]] void msl_fail(const char* kind, const char* text, msl::Site);
 void msl_atomic(const volatile void* address, uint32_t size, bool writes, void* caller);
-// Of the mode "loose" alone: a random number by its number, the same in the whole launch; a result
-// that need not be exact; whether a multiply-add is fused.
+// Mode "loose" only: a random number by index, fixed within a launch; a result perturbed within
+// its allowed error; whether a multiply-add is fused.
 uint32_t msl_choice(uint32_t number);
 float msl_approximate(float exact);
 bool msl_contracts(uint32_t place);

@@ -1,4 +1,4 @@
-// The mode "loose": chance decides, by the launch's seed, what Metal leaves open.
+// Mode "loose": randomizes everything that Metal leaves unspecified, by the launch's seed.
 #include <math.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -10,7 +10,7 @@
 
 static uint32_t seed_of_launch = 0;
 
-static uint32_t mixed(uint32_t x) {  // every bit of x changes half of the result's
+static uint32_t mixed(uint32_t x) {  // avalanche hash
     x = (x ^ x >> 16) * 0x7feb352du;
     x = (x ^ x >> 15) * 0x846ca68bu;
     return x ^ x >> 16;
@@ -18,7 +18,7 @@ static uint32_t mixed(uint32_t x) {  // every bit of x changes half of the resul
 
 void msl::begin_arithmetic(uint32_t seed) {
     seed_of_launch = mixed(seed + 0x9e3779b9u);
-    // Denormals are zero, as operands and as results.
+    // Flushes denormal operands and results to zero.
 #if defined(__x86_64__)
     _mm_setcsr(_mm_getcsr() | 0x8040);
 #elif defined(__aarch64__)
@@ -28,13 +28,13 @@ void msl::begin_arithmetic(uint32_t seed) {
 #endif
 }
 
-// A GPU does the same each time: what chance decides is fixed for a launch.
+// A GPU is deterministic: random choices are fixed within a launch.
 uint32_t msl_choice(uint32_t number) { return mixed(number ^ seed_of_launch); }
 
-// A compiler decides for each place in the code, not for each execution.
+// A compiler decides per code location, not per execution.
 bool msl_contracts(uint32_t place) { return msl_choice(place) & 1; }
 
-// x, moved by up to 4 of its last places, and the same x by as many. Zero, infinity and NaN stay.
+// x perturbed by up to 4 ulps, the same for equal x. Zero, infinity and NaN are unchanged.
 float msl_approximate(float x) {
     int32_t bits;
     memcpy(&bits, &x, sizeof bits);

@@ -7,7 +7,7 @@
 #include "faults.h"
 #include "scheduler.h"
 
-// Present if the kernel was compiled with AddressSanitizer.
+// Defined if the kernel was compiled with AddressSanitizer.
 extern "C" {
 __attribute__((weak)) void __asan_poison_memory_region(const volatile void*, size_t);
 __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void*, size_t);
@@ -18,11 +18,11 @@ namespace msl {
 Buffer buffers[MAX_BUFFERS];
 
 constexpr uint64_t PAGE = 4096;
-// A buffer starts at a multiple of this, as in Metal, so its end may be up to 15 bytes before the
-// guard page. They hold a pattern that must not change.
+// Alignment of buffers, as in Metal. A buffer may thus end up to 15 bytes before the guard page;
+// these bytes hold a canary pattern.
 constexpr uint64_t ALIGNMENT = 16;
 constexpr unsigned char SLACK = 0xa5;
-// Between threadgroup variables, so that an instrumented mode sees an access beyond one's end.
+// Red zone between threadgroup variables, so that instrumented modes detect overruns.
 constexpr uint64_t RED_ZONE = 64;
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -52,7 +52,7 @@ void map_buffer(uint32_t index, int file, uint64_t offset, uint64_t size, bool c
 }
 
 Buffer* buffer_at(const void* address_) {
-    static Buffer* last = buffers;  // most accesses are to the buffer of the one before
+    static Buffer* last = buffers;  // most accesses hit the same buffer as the previous one
     const char* address = (const char*)address_;
     if (last->bound && address >= last->reserved && address < last->reserved_end) {
         return last;
@@ -72,7 +72,7 @@ struct Variable {
     const char* name;
     uint32_t id;
     uint64_t offset, size;
-    uint32_t group_number;  // in which it was cleared last
+    uint32_t group_number;  // of the last clear
 };
 static Variable variables[256];
 static uint32_t variable_count;
@@ -147,7 +147,7 @@ void forget_threadgroup_memory() {
     }
 }
 
-// ---- Accesses that go wrong ----
+// ---- Invalid accesses ----
 
 void describe_place(const Buffer* buffer, uint64_t offset, char* text, size_t size) {
     if (buffer != nullptr) {

@@ -33,9 +33,9 @@ static uint32_t next_random(uint32_t& state) {  // xorshift32
     return state;
 }
 
-// ---- Which thread runs next ----
+// ---- Selection of the next thread ----
 
-// The ready lane that follows `lane` in the order that was asked for.
+// Next ready lane after `lane` in the requested order.
 static uint32_t next_lane(Simdgroup& simdgroup, uint32_t lane) {
     uint32_t ready = simdgroup.ready;
     if (order == Order::FORWARD) {
@@ -65,7 +65,7 @@ static void resume(Context& from, Thread& thread) {
     fail("stack-overflow", text, thread.site);
 }
 
-// Leaves the current thread: for the next ready lane of its simdgroup, else for the scheduler.
+// Yields to the next ready lane of the simdgroup, else to the scheduler.
 static void leave() {
     Thread& thread = *current;
     Simdgroup& simdgroup = *thread.simdgroup;
@@ -92,7 +92,7 @@ static void thread_main() {
     abort();  // a thread that has returned is never resumed
 }
 
-// ---- What to say when threads wait for each other ----
+// ---- Deadlock reports ----
 
 static bool same(const Site& x, const Site& y) {
     return x.line == y.line && x.column == y.column && strcmp(x.file, y.file) == 0;
@@ -101,7 +101,7 @@ static bool wait_together(const Thread& x, const Thread& y) {
     return x.waiting_for == y.waiting_for && same(x.site, y.site);
 }
 
-// Appends to a text of fixed size.
+// Appends to a fixed-size buffer.
 struct Text {
     char characters[900];
     size_t length = 0;
@@ -132,7 +132,7 @@ static void add_lanes(Text& text, uint32_t lanes) {
     }
 }
 
-// Who of the simdgroup is where, one clause for each place.
+// Locations of the simdgroup's lanes, one clause per location.
 static void add_whereabouts(Text& text, const Simdgroup& simdgroup) {
     uint32_t waiting = simdgroup.meeting | simdgroup.at_barrier;
     while (waiting) {
@@ -208,9 +208,9 @@ void describe_current_thread(char* text, size_t size) {
     fail("divergent-barrier", text.characters, first.site);
 }
 
-// ---- Meetings ----
+// ---- Synchronization ----
 
-// Lets the lanes that wait in a simd operation go on without those that have returned.
+// Releases lanes waiting in a simd operation once all others have returned.
 static void meet_without_returned(Simdgroup& simdgroup) {
     Thread& first = simdgroup.threads[__builtin_ctz(simdgroup.meeting)];
     const bool undefined = first.meeting == Meeting::MATRIX || first.meeting == Meeting::BARRIER;
@@ -250,7 +250,7 @@ static void release_barrier() {
     count_barrier();
 }
 
-// No thread can go on by itself: one meeting must take place, or the threads never meet.
+// No thread is ready: completes one synchronization, or reports a deadlock.
 static void resolve() {
     for (uint32_t i = 0; i < simdgroup_count; ++i) {
         if (simdgroups[i].meeting) {
@@ -289,7 +289,7 @@ static void run_threadgroup() {
     }
 }
 
-// Prepares the threads of the threadgroup at `group`, which has fewer at a non-uniform grid's end.
+// Prepares the threads of the threadgroup at `group`; edge groups of a grid may be smaller.
 static void start_threadgroup(const Grid& grid, const uint32_t groups[3], const uint32_t group[3]) {
     Position shared{};
     for (int d = 0; d < 3; ++d) {
@@ -344,7 +344,7 @@ void run_grid(const Kernel& kernel_, const Bindings& bindings_, const Grid& grid
     bindings = &bindings_;
     order = order_;
     random_state = seed * 2654435761u + 1;
-    random_state = random_state == 0 ? 1 : random_state;  // where xorshift would stay for ever
+    random_state = random_state == 0 ? 1 : random_state;  // 0 is a fixed point of xorshift
     uint32_t groups[3];
     for (int d = 0; d < 3; ++d) {
         groups[d] =
@@ -352,7 +352,7 @@ void run_grid(const Kernel& kernel_, const Bindings& bindings_, const Grid& grid
     }
     const uint64_t total = (uint64_t)groups[0] * groups[1] * groups[2];
     for (uint64_t i = 0; i < total; ++i) {
-        // A wrong assumption about the order of threadgroups shows in the reverse one.
+        // Reverse order exposes dependence on the threadgroup order.
         const uint64_t number = order == Order::REVERSE ? total - 1 - i : i;
         const uint32_t group[3] = {(uint32_t)(number % groups[0]),
                                    (uint32_t)(number / groups[0] % groups[1]),
@@ -367,7 +367,7 @@ void run_grid(const Kernel& kernel_, const Bindings& bindings_, const Grid& grid
 
 }  // namespace msl
 
-// ---- What kernels call ----
+// ---- Entry points for kernels ----
 
 using namespace msl;
 

@@ -1,4 +1,4 @@
-// Runs a threadgroup: its threads as fibers, which meet in simd operations and barriers.
+// Runs a threadgroup: threads are fibers that synchronize in simd operations and barriers.
 #pragma once
 #include "fibers.h"
 #include "interface.h"
@@ -9,7 +9,7 @@ constexpr uint32_t MAX_THREADS = 1024;
 
 enum class Order : uint32_t { FORWARD, REVERSE, RANDOM };
 
-// How much two accesses are ordered: a barrier that covers the memory starts a new epoch.
+// Ordering of accesses: a barrier that covers the memory starts a new epoch.
 struct Epochs {
     uint32_t executed, device_memory, threadgroup_memory;
 };
@@ -20,18 +20,18 @@ struct Thread {
     Context context;
     Simdgroup* simdgroup;
     Position at;
-    // Where it waits, if it does, and for what.
+    // Location and kind of a pending wait.
     Site site;
     const char* waiting_for;
     Meeting meeting;
     uint32_t flags;       // of the barrier
-    uint32_t to_compute;  // by the lane that arrived last: the lanes that take part
+    uint32_t to_compute;  // set for the last lane to arrive: participating lanes
 };
 
 struct Simdgroup {
     uint32_t all, alive, ready, meeting, at_barrier;  // masks of lanes
     bool at_different_sites;
-    uint32_t epoch, memory_epochs[2];  // simdgroup barriers; those for device, threadgroup memory
+    uint32_t epoch, memory_epochs[2];  // simdgroup barriers: all; by device and threadgroup memory
     uint32_t random;
     Thread* threads;
     Exchange exchange;
@@ -43,11 +43,11 @@ struct Grid {
     bool in_threads;
 };
 
-// All threadgroups, one after the other.
+// Runs all threadgroups sequentially.
 void run_grid(const Kernel& kernel, const Bindings& bindings, const Grid& grid, Order order,
               uint32_t seed);
 
-// The thread that runs, or null between threadgroups.
+// Current thread, or null between threadgroups.
 extern Thread* current;
 // Counts threadgroups from 1, and barriers within them.
 extern uint32_t group_number;

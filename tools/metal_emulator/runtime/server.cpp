@@ -1,5 +1,5 @@
-// The program that a library of kernels becomes. It waits for launches on standard input and runs
-// each in a child of its own, so that a launch that crashes leaves no trace:
+// Main program of a compiled kernel library. Reads launches from standard input and runs each in a
+// child process, so that a crash does not affect later launches:
 //
 //   Python  ── Launch, buffers, threadgroup memory ──▶  server  ── fork ──▶  child
 //           ◀── "fault…" or "counters…", then "end" ──                       │ buffers: one file,
@@ -21,7 +21,7 @@
 
 using namespace msl;
 
-// As launch.py packs them.
+// Wire format, packed in Python by process.py.
 struct Launch {
     uint32_t kernel, order, seed, in_threads;
     uint32_t grid[3], group[3];
@@ -29,7 +29,7 @@ struct Launch {
 };
 struct BoundBuffer {
     uint64_t index, offset, size, constant_space;
-    uint64_t lead;  // from the buffer's beginning to where the kernel's pointer points
+    uint64_t lead;  // offset of the kernel's pointer in the buffer
 };
 struct BoundMemory {
     uint64_t index, size;

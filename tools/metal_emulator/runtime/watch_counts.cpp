@@ -1,4 +1,4 @@
-// Count mode: adds up what the kernel's threads ask for, and marks which bytes they touch.
+// Count mode: totals the bytes that threads request, and marks the bytes they touch.
 #include <stdlib.h>
 
 #include "access.h"
@@ -94,7 +94,7 @@ void write_counters() {
 
 void msl_matrix_multiply_accumulated() { msl::counters.matrix_multiply_adds += 8 * 8 * 8; }
 
-// Called at the start of each basic block that computes: see ../counting.py.
+// Called at the start of each basic block with arithmetic: see ../count_instrumentation.py.
 extern "C" void msl_count_block(uint32_t multiply_adds, uint32_t integer_multiplies,
                                 uint32_t integer_divisions, uint32_t integer_operations,
                                 uint32_t conversions) {

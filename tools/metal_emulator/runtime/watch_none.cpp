@@ -1,4 +1,4 @@
-// Plain and address-sanitizer mode: the kernel's accesses are not reported.
+// Plain and AddressSanitizer mode: accesses are not reported.
 #include "access.h"
 #include "counters.h"
 

@@ -1,10 +1,10 @@
-// Race mode: remembers for each byte who wrote it last and who has read it since, and asks at each
-// access whether a barrier orders it after those. Two accesses of which one writes race if
-//   - they are of different threadgroups, which nothing orders, or
-//   - of one threadgroup, with no threadgroup_barrier between them that names the memory, unless
-//     of one thread, or of one simdgroup with such a simdgroup_barrier between them,
-// and not both are atomic. What happens to be ordered in this run does not matter: any order of
-// lanes finds the same races.
+// Race mode: stores the last writer and the readers since then of each byte, and checks at each
+// access that a barrier orders it after them. Two accesses, at least one of them a write, race if
+//   - they are from different threadgroups, which are unordered, or
+//   - they are from one threadgroup without a threadgroup_barrier for that memory between them,
+//     except within one thread, or within one simdgroup with such a simdgroup_barrier between them,
+// and at least one is not atomic. The actual order of a run is irrelevant: any lane order finds the
+// same races.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -21,16 +21,16 @@ void write_counters() {}
 
 // Accesses of some lanes of one simdgroup between two barriers.
 struct Past {
-    uint32_t group;            // number of the threadgroup; 0: there was none
-    uint32_t executed, epoch;  // threadgroup barriers before it; those that name the memory
-    uint32_t simd_executed, simd_epoch;  // the same of simdgroup barriers
+    uint32_t group;            // number of the threadgroup; 0: no access yet
+    uint32_t executed, epoch;  // threadgroup barriers so far: all; for this memory
+    uint32_t simd_executed, simd_epoch;  // simdgroup barriers, likewise
     uint32_t simdgroup, lanes;
     uint32_t pc;  // the program is linked below 4 GiB
     bool atomic;
 };
 
-// Two readers of different simdgroups are enough: a writer is foreign to at least one of them. A
-// reader of another threadgroup has its own place, as no barrier makes it harmless.
+// Two readers from different simdgroups suffice: any writer is foreign to at least one of them. A
+// reader from another threadgroup is stored separately, as no barrier orders it.
 struct Byte {
     Past writer, readers[2], foreign_reader;
 };
@@ -69,7 +69,7 @@ static Past present(const Access& access, bool device_memory) {
             access.atomic};
 }
 
-// Whether nothing orders `now` after `past`. Of the same lane, the program does.
+// Whether `now` is unordered after `past`. Accesses of one lane are in program order.
 static bool unordered(const Past& past, const Past& now) {
     if (past.group == 0 || (past.atomic && now.atomic)) {
         return false;
@@ -160,7 +160,7 @@ void watch_threadgroup(uint64_t offset, const Access& access) {
     for (uint32_t i = 0; i < access.size; ++i) {
         Byte& byte = threadgroup_bytes[offset + i];
         if (byte.writer.group != group_number && byte.readers[0].group != group_number) {
-            byte = {};  // another threadgroup's: its memory is not this one's
+            byte = {};  // state of an earlier threadgroup, whose memory is unrelated
         }
         if (!access.writes && byte.writer.group == 0) {
             char who[128], what[96];
