@@ -28,19 +28,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Clears the terminal's variables, which pytest's own output has used by now."""
+    """Clears the terminal's variables; pytest has already read them for its own output."""
     hermetic.reset_display()
 
 
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
-    """Whether random tests try as much as they can, instead of what CI has time for."""
+    """Whether --exhaustive is set: random tests run in full instead of a sample."""
     return request.config.getoption("--exhaustive")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what a quick run leaves out, and puts long files first."""
+    """Deselects exhaustive tests, marks thorough ones and sorts long files first."""
     if not config.getoption("--exhaustive"):
         kept, left_out = [], []
         for item in items:
@@ -51,9 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quick.longest_first(items)
 
 
-# The tests in these folders are about the CPU, on a Mac too: a request has the same bits there
-# however it is computed, which a GPU does not promise (src/extensions/README.md has what it does).
-# Those that ask for `either_device` run on both.
+# Tests in these folders run on the CPU, on a Mac too: they assert bitwise batch invariance, which
+# the GPU does not guarantee (see src/extensions/README.md). `either_device` runs a test on both.
 ABOUT_THE_CPU = ("benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
 
 
@@ -66,17 +65,17 @@ def _device_of_folder(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the test on every device that this machine has."""
+    """Runs the test on every device of this machine."""
     with use_device(request.param):
         yield request.param
 
 
 @pytest.fixture(params=["cpu", "gpu"])
 def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the test on the CPU and on a GPU: this machine's, or else an emulated one.
+    """Runs the test on the CPU and on a GPU: this machine's or an emulated one.
 
-    The emulator is slow: such a test has few tokens and a small model. What it computes with is
-    made within the test.
+    The emulator is slow: use few tokens and a small model. Create arrays and models in the test, on
+    its device.
     """
     if request.param in DEVICES:
         with use_device(request.param):
@@ -92,7 +91,7 @@ def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def on_cpu() -> Iterator[None]:
-    """Runs the test on the CPU: for its kernels, or for bits that a GPU does not promise."""
+    """Runs the test on the CPU: for CPU kernels, or for bitwise guarantees."""
     with use_device("cpu"):
         yield
 
@@ -103,20 +102,20 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     return request.param
 
 
-# In a learner's tree these operations have the learner's kernels, plain C++: see tools/course.
+# In a learner's tree the operations run the learner's plain C++ kernels: see tools/course.
 IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
 
-# Commands take a learner's tree if there is one; beside the solution it changes no test of it.
+# Commands use a learner's tree if it exists; tests of the solution must not.
 if not IS_LEARNERS_TREE:
     os.environ["TINY_LLM_MINE"] = "/there-is-no-learners-tree"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, None, None]:
-    """A kernel that a learner has written in part fails the test that needs the rest.
+    """Fails a test that reaches an unimplemented part of a learner's kernel.
 
-    What is not written throws in a thread of the stream. It would be told by the next operation,
-    which this test may not have.
+    The kernel throws on the stream's thread, and only the next operation would raise the error.
+    This test may not have one.
     """
     try:
         return (yield)
@@ -132,7 +131,7 @@ INSTRUCTION_SETS = (
 )
 
 
-# A quick run takes plain C++ and the best that this machine has.
+# A quick run takes plain C++ and this machine's best instruction set.
 @pytest.fixture(
     params=[
         name
@@ -144,9 +143,9 @@ INSTRUCTION_SETS = (
 def instruction_set(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, on_cpu: None
 ) -> str:
-    """Runs the test with every kind of CPU kernel that this machine can run, and on no GPU.
+    """Runs the test on the CPU with every instruction set of this machine.
 
-    A kernel is chosen when its operation is evaluated: call `mx.eval` inside the test.
+    The kernel is selected at evaluation: call `mx.eval` inside the test.
     """
     monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
     return request.param
@@ -154,14 +153,14 @@ def instruction_set(
 
 @pytest.fixture(autouse=True)
 def _fail_on_gpu_faults() -> Iterator[None]:
-    """TINY_LLM_EMULATED_METAL=1: a fault fails the test that meets it, whatever catches it."""
+    """Fails tests with faults of the emulated GPU, even caught ones (TINY_LLM_EMULATED_METAL=1)."""
     yield
-    assert not kernels.report_emulator_faults(), "the emulated GPU found faults; stderr has them"
+    assert not kernels.report_emulator_faults(), "the emulated GPU reported faults; see stderr"
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Every test draws the same random numbers, alone or with others."""
+    """Seeds every test, so random numbers do not depend on other tests."""
     mx.random.seed(20_251_121)
 
 

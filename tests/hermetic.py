@@ -1,4 +1,4 @@
-"""Resets process state that pytest inherits from its parent and passes on to child processes.
+"""Resets process state inherited by pytest and passed on to child processes.
 
 conftest.py calls `reset_process` before other imports and `reset_display` once pytest has read the
 terminal's variables for its own output. A shell's `nohup`, a CI runner or a user's profile then
@@ -14,7 +14,7 @@ import time
 import warnings
 from contextlib import suppress
 
-# What runs are configured with on purpose, and what finds the interpreter's modules.
+# Deliberate configuration of test runs, and the interpreter's module path.
 KEPT = re.compile(
     r"TINY_LLM_(CLANG|CPU_ISA|EMULATED_METAL\w*|MINE|NUM_THREADS|PEERS_PYTHON|REPORT)"
     r"|PYTHON(BREAKPOINT|HOME|PATH|PLATLIBDIR|PYCACHEPREFIX)"
@@ -32,7 +32,7 @@ DISPLAY = re.compile(
     r"TERM|COLORTERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|PY_COLORS|CLICOLOR\w*|TTY_\w+|JUPYTER_\w+"
 )
 
-WARNINGS = os.environ.get("PYTHONWARNINGS")  # which this process has read by now
+WARNINGS = os.environ.get("PYTHONWARNINGS")  # already read by this process
 
 # Python ignores these itself, and `subprocess` restores them. The others stop background jobs.
 LEFT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU}
@@ -50,12 +50,12 @@ def reset_process() -> None:
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     os.environ["TZ"] = "UTC"
     time.tzset()
-    os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network, and none may try it
+    os.environ["HF_HUB_OFFLINE"] = "1"  # tests must not use the network
     os.environ["HF_HOME"] = "/there-is-no-hub-cache"
 
 
 def reset_display() -> None:
-    """Clears the terminal's variables, and what PYTHONWARNINGS has set in this process."""
+    """Clears the terminal's variables and the warning filters of PYTHONWARNINGS."""
     _clear(DISPLAY)
     if WARNINGS:
         sys.warnoptions.clear()
@@ -63,21 +63,21 @@ def reset_display() -> None:
 
 
 def _reset_signals() -> None:
-    """Has child processes start with default dispositions and no blocked signals.
+    """Lets child processes start with default dispositions and no blocked signals.
 
-    `exec` keeps ignored signals ignored and resets handlers. A handler that does nothing thus lets
-    `nohup` protect pytest and not its children.
+    `exec` keeps ignored signals ignored and resets handlers. With a no-op handler, `nohup` protects
+    pytest but not its children.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - LEFT_IGNORED:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, _do_nothing)
-    if signal.getsignal(signal.SIGINT) is _do_nothing:  # tests raise it in this process
+    if signal.getsignal(signal.SIGINT) is _do_nothing:  # raised by tests in this process
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _do_nothing(*_: object) -> None:
-    """Handles a signal that the parent ignores."""
+    """No-op handler for a signal that the parent ignores."""
 
 
 def _clear(names: re.Pattern[str]) -> None:

@@ -12,9 +12,12 @@ from tiny_llm import TinyKvPagedCache, TinyKvPagedPool
 def cut_into_pages(
     sequences: Sequence[tuple[mx.array, mx.array]], page_size: int, spare: int = 2, seed: int = 0
 ) -> tuple[mx.array, mx.array, list[list[int]]]:
-    """Sequences' keys and values, H×S×D each, in pages in no order: (pages, pages, page ids).
+    """Splits keys and values, H×S×D per sequence, into shuffled pages.
 
-    What no sequence's token is in is NaN, so that reading it does not go unnoticed.
+    Unused slots are NaN, so that reading one is detected.
+
+    Returns:
+        (key pages, value pages, page ids of each sequence).
     """
     (H, _, D), dtype = sequences[0][0].shape, sequences[0][0].dtype
     counts = [-(-keys.shape[1] // page_size) for keys, _ in sequences]
@@ -34,13 +37,13 @@ def cut_into_pages(
 
 
 def padded(table: Sequence[Sequence[int]], extra: int = 0) -> mx.array:
-    """A block table: rows of one length, filled up with −1."""
+    """Block table with rows padded to equal length with −1."""
     width = max(map(len, table), default=0) + extra
     return mx.array([[*row, *[-1] * (width - len(row))] for row in table], dtype=mx.int32)
 
 
 class ShadowedCache:
-    """A paged cache, and beside it the tokens that were written to it, in plain arrays."""
+    """A paged cache with a dense copy of the tokens written to it."""
 
     def __init__(self, pool: TinyKvPagedPool, H: int = 2, D: int = 8, dtype=mx.float32):
         self.cache = TinyKvPagedCache(pool)
@@ -69,15 +72,17 @@ class ShadowedCache:
 
 
 def check_integrity(pool: TinyKvPagedPool, twins: Sequence[ShadowedCache]) -> None:
-    """The invariants of SPEC's Week 3, which hold after every step."""
+    """Asserts the invariants of Week 3's paged cache, which hold after every step."""
     owned = [page for twin in twins for page in twin.cache.page_ids]
     assert len(owned) == len(set(owned)), f"a page is owned by two caches: {sorted(owned)}"
     assert all(0 <= page < pool.num_pages for page in owned)
-    assert pool.num_pages - pool.num_free_pages == len(owned), "pages in use are those owned"
+    assert pool.num_pages - pool.num_free_pages == len(owned), "pages in use are the pages owned"
     for twin in twins:
         cache, written = twin.cache, twin.keys.shape[2]
         assert cache.offset == written, "the context length is the number of tokens written"
-        assert cache.num_pages == -(-written // pool.page_size), "no page more than tokens need"
+        assert cache.num_pages == -(-written // pool.page_size), (
+            "no more pages than the tokens need"
+        )
         assert sum(cache.page_lens) == written
         assert all(length == pool.page_size for length in cache.page_lens[:-1])
         pages = [pool.read_page(page) for page in cache.page_ids] if written else []

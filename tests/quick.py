@@ -13,10 +13,10 @@ from collections.abc import Hashable, Sequence, Set
 
 import pytest
 
-# Tests in which each of these runs the cases that the others run, instead of sharing them.
+# Parameters whose every value runs a full covering subset of the others.
 REPEATED = ("instruction_set",)
 
-# The first of these begin when a run does: what takes long must not come last.
+# Started first: a long file at the end would leave the other workers idle.
 LONGEST_FIRST = (
     "tests/course/test_days.py",
     "tests/course/test_wrong_solutions.py",
@@ -34,7 +34,7 @@ LONGEST_FIRST = (
 
 
 def mark_thorough(items: Sequence[pytest.Item]) -> None:
-    """Marks the cases that a quick run can do without."""
+    """Marks the cases omitted from a quick run."""
     functions: dict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if getattr(item, "callspec", None) is not None:
@@ -51,15 +51,15 @@ def mark_thorough(items: Sequence[pytest.Item]) -> None:
 
 
 def is_recompiled(item: pytest.Item) -> bool:
-    """Whether a Metal kernel is compiled once more, for a mode of the emulator that watches it."""
+    """Whether the case recompiles a Metal kernel for a checking mode of the emulator."""
     kernels = ("tests/metal/", "tests/metal_emulator/test_mlx_kernels.py")
     return item.nodeid.startswith(kernels) and item.callspec.params.get("mode", "plain") != "plain"
 
 
 def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
-    """What is particular to a case, of each of its parameters, to be compared.
+    """Hashable parameter values of a case.
 
-    Arguments of one `parametrize` count as one value. Values are told apart by their identity:
+    The arguments of one `parametrize` count as one value. Values are compared by identity, because
     all cases of a function share them.
     """
     params = item.callspec.params
@@ -75,12 +75,12 @@ def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
 
 
 def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
-    """Places of a few cases in which every value of every parameter comes at least once.
+    """Indices of few cases that together cover every value of every parameter.
 
-    Each next one has the most values that have not come yet, and those that have come least.
+    Greedy: each next case has the most uncovered values; ties go to the least used values.
 
     Args:
-        cases: for each, its parameters' values.
+        cases: parameter values of each case.
     """
     used: Counter[Hashable] = Counter()
     missing = {value for case in cases for value in case}
@@ -100,7 +100,7 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Orders files by what they take; the tests of a file keep their order."""
+    """Sorts files by duration, longest first; the order within a file is kept."""
 
     def place(item: pytest.Item) -> int:
         matches = (n for n, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))

@@ -21,7 +21,7 @@ import numpy as np
 
 from tiny_llm import kernels
 
-# SciPy and mlx_lm are imported where they are used: most tests need neither, and they take seconds.
+# SciPy and mlx_lm are imported locally: both take seconds, and most tests need neither.
 if TYPE_CHECKING:
     from mlx_lm.models import qwen3
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
-# The flags of flash attention, and what the model is told: on the CPU it is the default.
+# Flash attention's flags and the resulting model option: on by default on the CPU.
 FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash-attn"], False)]
 
 # Spacing of the numbers just above 1.
 EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 
-# What computes here: "gpu" is MLX's on a Mac, and an emulated one where TINY_LLM_EMULATED_METAL=1.
+# Devices under test: "gpu" is MLX's on a Mac, or emulated with TINY_LLM_EMULATED_METAL=1.
 DEVICES = ["cpu", *(["gpu"] if not kernels.computes_on_cpu() else [])]
-_FIRST = mx.default_device(), kernels._stream  # this machine's own choice
+_FIRST = mx.default_device(), kernels._stream  # this machine's default
 
 
 @contextmanager
 def use_device(device: str) -> Iterator[None]:
-    """MLX's operations and ours run on one of `DEVICES` where no stream is named."""
+    """Sets the default device of MLX's operations and ours to one of `DEVICES`."""
     before = mx.default_device(), kernels._stream
     if device == "cpu":
         kernels.use_cpu()
@@ -59,10 +59,10 @@ def use_device(device: str) -> Iterator[None]:
 
 @contextmanager
 def use_emulated_gpu(**settings: Any) -> Iterator["Device"]:
-    """Our operations run on a GPU made of the emulator (clang 19), MLX's on its CPU.
+    """Runs our operations on the emulated GPU (clang 19) and MLX's on the CPU.
 
     Args:
-        settings: the device's attributes, `delay` for example.
+        settings: device attributes, such as `delay`.
     """
     from tools.metal_emulator import emulated_gpu
 
@@ -76,7 +76,7 @@ def use_emulated_gpu(**settings: Any) -> Iterator["Device"]:
 
 
 def as_numpy(x: mx.array) -> np.ndarray:
-    """Any MLX array as float32 numpy (numpy has no bfloat16)."""
+    """Converts an MLX array to float32 NumPy (NumPy has no bfloat16)."""
     return np.array(x.astype(mx.float32))
 
 
@@ -86,13 +86,13 @@ def assert_close(
     what: str,
     ulps: float = 4,
 ) -> None:
-    """Same shape, and no element further off than `ulps` units of the largest expected one.
+    """Asserts equal shapes, and errors of at most `ulps` units of the largest expected element.
 
     Args:
-        actual: what the code under test gave.
-        expected: what the oracle gave.
-        what: named in the message, with a hint where to look.
-        ulps: how many roundings' worth of error to allow, in epsilons of `actual`'s dtype.
+        actual: result under test.
+        expected: oracle's result.
+        what: subject of the message, with a hint where to look.
+        ulps: tolerance in epsilons of `actual`'s dtype.
     """
     __tracebackhide__ = True
     assert_same_shape(actual, expected, what)
@@ -100,7 +100,7 @@ def assert_close(
     finite = np.isfinite(e)
     scale = max(1.0, float(np.abs(e[finite]).max(initial=0)))
     tolerance = ulps * EPSILON[actual.dtype] * scale
-    with np.errstate(invalid="ignore"):  # infinity less infinity
+    with np.errstate(invalid="ignore"):  # inf − inf
         error = np.where(finite, np.abs(a - e), np.inf)
     error[(a == e) | (np.isnan(a) & np.isnan(e))] = 0
     error[np.isnan(error)] = np.inf
@@ -113,30 +113,30 @@ def assert_close(
 
 
 def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:
-    """Asserts that two arrays have one shape."""
+    """Asserts that two arrays have the same shape."""
     __tracebackhide__ = True
     if actual.shape != expected.shape:
         raise AssertionError(f"{what}: expected shape {expected.shape}, got {actual.shape}")
 
 
 def describe_difference(what: str, index: Sequence[Any], came: float, wanted: float) -> str:
-    """Where two arrays differ, and by what, for a message."""
+    """Message for the index and values at which two arrays differ."""
     place = ", ".join(str(int(i)) for i in index)
     return f"{what}: at index [{place}] expected {wanted:.6g}, got {came:.6g}"
 
 
 def describe_mismatches(wrong: np.ndarray) -> str:
-    """In how many places an array is wrong, for a message."""
+    """Message for the number of wrong elements."""
     return f"{int(wrong.sum())} of {wrong.size} numbers are wrong"
 
 
 def bits(x: mx.array) -> np.ndarray:
-    """A floating array's bits, as whole numbers."""
+    """Reinterprets a floating-point array as unsigned integers."""
     return np.array(x.view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))
 
 
 def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
-    """Asserts that two floating arrays are equal to the last bit, NaN included."""
+    """Asserts that two floating-point arrays are bitwise equal, including NaN."""
     __tracebackhide__ = True
     assert_same_shape(actual, expected, what)
     assert actual.dtype == expected.dtype, f"{what}: expected {expected.dtype}, got {actual.dtype}"
@@ -151,42 +151,41 @@ def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
 
 
 def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "tokens") -> None:
-    """Chi-square against an exact distribution; what it excludes must never have come.
+    """Chi-square test against an exact distribution; impossible outcomes must not occur.
 
-    Rare outcomes are taken together. The draws of a test are seeded: this is one fixed outcome, not
-    a chance of 1 in 10,000 a run.
+    Rare outcomes are merged. Draws are seeded, so the result is the same in every run.
 
     Args:
-        counts: how often each outcome came.
-        expected: how likely each is, up to a common factor.
-        what: the outcomes, for the message.
+        counts: observed count of each outcome.
+        expected: unnormalized probability of each outcome.
+        what: name of the outcomes, for the message.
     """
     from scipy import stats
 
     expected = expected / expected.sum()
-    told = f"expected shares {np.round(expected, 3)}, got {np.round(counts / counts.sum(), 3)}"
+    shares = f"expected shares {np.round(expected, 3)}, got {np.round(counts / counts.sum(), 3)}"
     if counts.size > 50:
-        told = (
+        shares = (
             f"expected {counts.sum()} draws of {counts.size} outcomes to be distributed otherwise"
         )
     never = np.flatnonzero((expected == 0) & (counts > 0))
-    assert not never.size, f"{what} {never.tolist()} must never come: {told}"
+    assert not never.size, f"{what} {never.tolist()} must never occur: {shares}"
     frequent = expected * counts.sum() >= 5
     observed = np.append(counts[frequent], counts[~frequent].sum())
     wanted = np.append(expected[frequent], expected[~frequent].sum()) * counts.sum()
     kept = wanted > 0
     if kept.sum() > 1:
         p = stats.chisquare(observed[kept], wanted[kept]).pvalue
-        assert p > 1e-4, f"the distribution of {what}: {told} (chance of that: {p:.1g})"
+        assert p > 1e-4, f"the distribution of {what}: {shares} (p-value {p:.1g})"
 
 
 def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
-    """Normally distributed numbers."""
+    """Normally distributed array."""
     return (mx.random.normal(shape) * scale).astype(dtype)
 
 
 def tiny_args(**changes: Any) -> "qwen3.ModelArgs":
-    """The configuration of a very small Qwen3; `changes` replaces fields."""
+    """Config of a very small Qwen3; `changes` replaces fields."""
     from mlx_lm.models import qwen3
 
     fields: dict[str, Any] = {
@@ -208,7 +207,7 @@ def tiny_args(**changes: Any) -> "qwen3.ModelArgs":
 
 
 def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> "qwen3.Model":
-    """A randomly initialised model of `mlx_lm`, with norms that are not all ones."""
+    """Randomly initialized `mlx_lm` model with varied norm weights."""
     from mlx.utils import tree_flatten
     from mlx_lm.models import qwen3
 
@@ -225,7 +224,7 @@ def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> "qwen3.Model":
 
 
 class ByteDetokenizer:
-    """Assembles bytes into text, holding back unfinished characters."""
+    """Decodes bytes to text, buffering incomplete characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -246,7 +245,7 @@ class ByteDetokenizer:
 
 
 class ByteTokenizer:
-    """A token a byte, 0 and 1 as end tokens: generation's tests need no trained tokenizer."""
+    """Byte-level tokenizer with end tokens 0 and 1, for tests of generation."""
 
     eos_token_ids = frozenset({0, 1})
     vocab_size = 256
@@ -260,11 +259,11 @@ class ByteTokenizer:
 
 
 class ScriptedModel:
-    """A model that says a fixed text, whatever it is asked: the logits of token n + 1 peak at it.
+    """Model with a fixed output: its logits peak at the next token of `answer`.
 
     Args:
-        prompt_len: how many tokens the prompt has.
-        answer: the token ids to say.
+        prompt_len: number of prompt tokens.
+        answer: output token ids.
     """
 
     def __init__(self, prompt_len: int, answer: Sequence[int]):
@@ -317,7 +316,7 @@ def write_dequantized(source: Path, folder: Path) -> Path:
 def assert_same_completions(
     actual: Sequence[tuple[int, str]], expected: Sequence[tuple[int, str]]
 ) -> None:
-    """`batch_generate`'s answers, told apart by where they part: the texts themselves are noise."""
+    """Asserts that `batch_generate`'s outputs are equal; reports the first difference."""
     indices = [index for index, _ in actual]
     assert indices == [index for index, _ in expected], f"answers to prompts {indices}"
     for (index, came), (_, wanted) in zip(actual, expected, strict=True):
@@ -337,7 +336,7 @@ def assert_same_completions(
 
 
 def token_prompts(count: int, length: int, vocab_size: int) -> Iterator[list[int]]:
-    """Random prompts, each of another length up to `length`."""
+    """Random prompts of increasing length, up to `length` tokens."""
     rng = np.random.default_rng(7)
     for index in range(count):
         size = 1 + index % length
@@ -345,7 +344,10 @@ def token_prompts(count: int, length: int, vocab_size: int) -> Iterator[list[int
 
 
 def assert_same_on_any_number_of_threads(program: str) -> None:
-    """A program prints `num_threads()` and a hash of its result, the same for 1, 2, 3 and 4."""
+    """Asserts that a program's result does not depend on the number of threads.
+
+    The program prints `num_threads()` and a hash of its result.
+    """
 
     def run(threads: int) -> list[str]:
         result = subprocess.run(

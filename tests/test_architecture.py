@@ -1,4 +1,4 @@
-"""The shape of the tree: which file may import which, and that its page tells the truth."""
+"""Architecture: import rules, and ARCHITECTURE.md's diagram and tree."""
 
 import re
 from dataclasses import replace
@@ -24,7 +24,7 @@ def test_rules_hold_and_diagram_and_tree_are_current():
     assert check() == []
 
 
-def test_every_module_is_read(modules):
+def test_every_module_is_checked(modules):
     assert len(modules) == len(list(PACKAGE.rglob("*.py")))
     assert modules["engine.scheduling.scheduler"].internal >= {
         "engine.scheduling.request",
@@ -32,7 +32,7 @@ def test_every_module_is_read(modules):
     }
     assert modules["qwen3_week2"].internal >= {"kernels.graph_capture", "kernels", "quantize"}
     assert "mlx" in modules["basics"].external
-    assert modules[""].has_getattr, "the package finds the engine's names when they are used"
+    assert modules[""].has_getattr, "the package imports the engine lazily"
 
 
 def test_array_free_modules_exist(modules):
@@ -92,7 +92,7 @@ def test_array_free_modules_exist(modules):
 )
 def test_broken_rules_are_reported(tmp_path, modules, name, statement, sentence):
     folder = tmp_path / "package"
-    for known in modules:  # the same names, each file empty: `from .a import b` looks them up
+    for known in modules:  # empty files of the same names, for resolving `from .a import b`
         is_folder = any(other.startswith(f"{known}.") for other in modules) or not known
         path = folder / known.replace(".", "/")
         file = path / "__init__.py" if is_folder else path.with_suffix(".py")
@@ -146,14 +146,14 @@ def test_diagram_shows_every_component_once():
 
 
 def test_public_names_exist_and_are_documented():
-    # As the linter sorts them: what is in capitals first.
+    # The linter's order: capitals first.
     assert tiny_llm.__all__ == sorted(tiny_llm.__all__, key=lambda name: (not name.isupper(), name))
     for name in tiny_llm.__all__:
         assert getattr(tiny_llm, name).__doc__, f"{name} has no docstring"
 
 
 def tree_of_the_page() -> dict[str, str]:
-    """The paths of the architecture page's tree and their lines, read from its indentation."""
+    """Paths of ARCHITECTURE.md's tree and their lines, parsed by indentation."""
     block = re.search(
         r"```text\n(tiny-llm/.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL
     )
@@ -168,7 +168,7 @@ def tree_of_the_page() -> dict[str, str]:
     return tree
 
 
-def test_tree_of_the_page_names_only_what_exists():
+def test_tree_lists_only_existing_files():
     for path, line in tree_of_the_page().items():
         assert (ROOT / path).exists(), f"ARCHITECTURE.md's tree has {line!r}, the folder does not"
 
@@ -197,20 +197,20 @@ def test_packages_have_at_most_a_dozen_entries():
         assert len(entries_of(init.parent)) <= limits.get(name, 12), f"split {name}"
 
 
-def test_scripts_of_the_readme_exist():
+def test_readme_scripts_exist():
     readme = (ROOT / "README.md").read_text()
     pyproject = (ROOT / "pyproject.toml").read_text()
     for script in set(re.findall(r"(?:pdm|\./pdmw) run ([a-z-]+)", readme)):
-        assert re.search(rf"^{script} = ", pyproject, re.MULTILINE), f"there is no script {script}"
+        assert re.search(rf"^{script} = ", pyproject, re.MULTILINE), f"no script {script}"
 
 
-def test_files_that_the_page_names_exist():
+def test_files_named_by_the_page_exist():
     prose = re.sub(r"```text\n.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
     for path in set(re.findall(r"`([\w./]+/?(?:\.py|/))`", prose)):
         places = (ROOT, PACKAGE, PACKAGE.parent / "extensions" / "src")
-        assert any((place / path).exists() for place in places), f"there is no {path}"
+        assert any((place / path).exists() for place in places), f"{path} does not exist"
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 150, f"README.md has {len(lines)} lines; move details to the book"

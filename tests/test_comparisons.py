@@ -1,4 +1,4 @@
-"""What a failed comparison says: where, what came, what was expected, in how many places."""
+"""Messages of failed comparisons: index, actual and expected value, number of errors."""
 
 import re
 
@@ -25,19 +25,19 @@ from tests.support import assert_close, assert_same_bits
         ([[0]], [0], "x: expected shape (1,), got (1, 1)"),
     ],
 )
-def test_numbers_that_differ(actual, expected, message):
+def test_different_numbers(actual, expected, message):
     with pytest.raises(AssertionError, match=re.escape(message)):
         assert_close(mx.array(actual, mx.float32), mx.array(expected, mx.float32), "x")
 
 
-def test_numbers_that_are_close():
+def test_close_numbers():
     numbers = mx.array([1.0, -mx.inf, mx.inf, mx.nan])
     assert_close(numbers, numbers + 0, "x", ulps=0)
     assert_close(mx.array([100.0, 1e-6]), mx.array([100.0, 0.0]), "relative to the largest")
     assert_close(mx.zeros((0, 3)), mx.zeros((0, 3)), "nothing")
 
 
-def test_bits_that_differ():
+def test_different_bits():
     numbers = mx.array([1.0, mx.nan, 3.0])
     assert_same_bits(numbers, numbers + 0, "x")
     message = "x: at index [2] expected 4, got 3 (the same bits are expected); 1 of 3 numbers"

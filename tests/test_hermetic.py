@@ -1,4 +1,4 @@
-"""Results of tests are independent of what pytest's parent process passes on: tests/hermetic.py."""
+"""Hermetic tests: results do not depend on pytest's parent process."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.hermetic import LEFT_IGNORED
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# As after `nohup`, below a daemon or in a bare container; then it becomes the command.
+# State as under `nohup`, a daemon or a bare container; then execs the command.
 HOSTILE_PARENT = """
 import os, resource, signal, sys
 ends = [os.pipe() for _ in range(20)]
@@ -47,10 +47,10 @@ HOSTILE_ENVIRONMENT = dict(variable.split("=") for variable in HOSTILE_VARIABLES
 SENSITIVE_TESTS = (
     "tests/test_hermetic.py::test_child_process_starts_from_defaults",
     "tests/test_hermetic.py::test_ctrl_c_interrupts_this_process",
-    "tests/cli/test_batch.py::test_interrupted_the_terminal_is_left_as_it_was",
-    "tests/cli/test_main.py::test_main_interrupted_is_no_traceback",
-    "tests/server/test_chat_command.py::test_an_interrupt_stops_the_answer_alone",
-    "tests/server/test_lifecycle.py::test_a_second_signal_ends_it_at_once",
+    "tests/cli/test_batch.py::test_interrupt_restores_the_terminal",
+    "tests/cli/test_main.py::test_interrupt_prints_no_traceback",
+    "tests/server/test_chat_command.py::test_interrupt_stops_only_the_output",
+    "tests/server/test_lifecycle.py::test_second_signal_exits_immediately",
 )
 
 CHILD = """
@@ -80,7 +80,7 @@ def test_ctrl_c_interrupts_this_process():
         signal.raise_signal(signal.SIGINT)
 
 
-def test_results_below_a_hostile_parent():
+def test_results_under_a_hostile_parent():
     pytest_command = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *SENSITIVE_TESTS]
     result = subprocess.run(
         [sys.executable, "-c", HOSTILE_PARENT, *pytest_command],

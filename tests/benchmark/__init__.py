@@ -1,1 +1,1 @@
-"""What the benchmarks compute."""
+"""Benchmark calculations."""

@@ -1,4 +1,4 @@
-"""What the benchmarks compute: costs of a model, limits of a machine, a packed file, a report."""
+"""Benchmark calculations: model costs, machine limits, GGUF export, report."""
 
 import json
 import platform
@@ -29,12 +29,12 @@ COSTS = ModelCosts.from_config(QUANTIZED)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_weights_are_those_of_the_checkpoint(shape):
+def test_weight_bytes_match_the_checkpoint(shape):
     config = qwen3_config(*SHAPES[shape])
     costs = ModelCosts.from_config(config)
     matrices = {name: np.prod(s) for name, s in weight_shapes(config) if len(s) == 2}
     if not config["tie_word_embeddings"]:
-        del matrices["model.embed_tokens.weight"]  # one row is looked up, none is multiplied
+        del matrices["model.embed_tokens.weight"]  # an embedding lookup: no multiplication
     assert costs.weight_bytes() == 2 * sum(matrices.values())
 
 
@@ -47,13 +47,13 @@ def test_costs_of_a_step():
     assert COSTS.decode_flops(3, 128) == 3 * COSTS.decode_flops(1, 128)
 
 
-def test_a_prompt_costs_its_tokens_one_by_one_but_for_the_head():
+def test_prompt_cost_is_the_sum_over_tokens_with_one_head():
     head = 2.0 * COSTS.head_weights
     one_by_one = sum(COSTS.decode_flops(1, position + 1) - head for position in range(64))
     assert COSTS.prefill_flops(64) == pytest.approx(one_by_one + head, rel=1e-12)
 
 
-def test_the_slower_of_memory_and_arithmetic_bounds():
+def test_roofline_is_the_slower_of_memory_and_arithmetic():
     assert MACHINE.seconds(40e9, 1.0) == 1.0
     assert MACHINE.seconds(1.0, 1600e9) == 2.0
     decode = Metric("", "", "decode", 128)
@@ -62,21 +62,21 @@ def test_the_slower_of_memory_and_arithmetic_bounds():
     assert prefill.bound(COSTS, MACHINE) == pytest.approx(512 * 800e9 / COSTS.prefill_flops(512))
 
 
-def test_the_best_of_several_measurements_of_the_machine():
+def test_machine_limits_are_the_best_measurements():
     other = Machine("a processor", 2, 30.0, 600.0, 700.0, 0.0)
     assert best([MACHINE, other]) == Machine("a processor", 2, 40.0, 600.0, 800.0, 0.0)
     assert best([]) is None
 
 
 def q4_0_block(weights: list[float]) -> bytes:
-    """One block, as the format's description reads."""
+    """One Q4_0 block, per the format's specification."""
     largest = max(weights, key=abs)
     d = largest / -8
     q = [min(15, int(weight / d + 8.5)) if d else 8 for weight in weights]
     return np.float16(d).tobytes() + bytes(q[i] | q[i + 16] << 4 for i in range(16))
 
 
-def test_q4_0_is_packed_as_described():
+def test_q4_0_packing_matches_the_specification():
     rows = np.random.default_rng(0).integers(-50, 50, (5, 96)).astype(np.float32) / 16
     rows[2, 32:64] = 0
     expected = [
@@ -86,7 +86,7 @@ def test_q4_0_is_packed_as_described():
     assert [row.tobytes() for row in pack_q4_0(rows)] == expected
 
 
-def test_every_weight_has_a_name_in_gguf():
+def test_every_weight_has_a_gguf_name():
     names = [gguf_name(name) for name, _ in weight_shapes({**CONFIG, "tie_word_embeddings": False})]
     assert len(set(names)) == len(names)
     assert "token_embd.weight" in names
@@ -96,25 +96,25 @@ def test_every_weight_has_a_name_in_gguf():
     assert {"blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight"} <= set(experts)
 
 
-def test_experts_matrices_are_packed_row_by_row():
+def test_expert_matrices_are_packed_row_by_row():
     experts = np.random.default_rng(0).normal(size=(3, 4, 64)).astype(np.float32)
     rows = [pack_q4_0(expert) for expert in experts]
     assert np.array_equal(pack_q4_0(experts), np.stack(rows))
 
 
-def test_a_checkpoint_of_any_family_can_be_written(tmp_path):
+def test_every_family_is_exported(tmp_path):
     write_checkpoint(tmp_path, MIXTURE, bits=4, group_size=32)
     weights, _ = load_weights(str(tmp_path))
     assert weights.args.experts.num_experts == MIXTURE["num_experts"]
 
 
-def test_weights_of_the_demo_model_are_read_plain():
+def test_demo_model_weights_are_dequantized():
     config = json.loads((TARGET_PATH / "config.json").read_text())
     shapes = dict(weight_shapes(config))
     assert {name: weight.shape for name, weight in plain_weights(TARGET_PATH)} == shapes
 
 
-def test_a_report_of_what_was_and_was_not_measured(tmp_path):
+def test_report_with_missing_measurements(tmp_path):
     decode, prefill = METRICS["decode-128"], METRICS["prefill-512"]
     results = Results("a shape", COSTS, ["tiny-llm", "llama.cpp", "mlx-lm"], [prefill, decode])
     for system, bits in (("tiny-llm", 4.25), ("llama.cpp", 4.5), ("mlx-lm", 4.25)):
@@ -145,7 +145,7 @@ def test_a_report_of_what_was_and_was_not_measured(tmp_path):
     assert "0.569† (0.569)" in text
 
 
-def test_shares_of_the_limits_as_they_were_in_each_round():
+def test_utilization_uses_each_rounds_limits():
     decode = METRICS["decode-128"]
     results = Results("a shape", COSTS, ["tiny-llm"], [decode])
     for read_gb_per_s, slower_than_memory in ((40.0, 1.25), (80.0, 1.0), (20.0, 2.0)):
@@ -153,12 +153,12 @@ def test_shares_of_the_limits_as_they_were_in_each_round():
         least = 1 / decode.bound(COSTS, results.machines[-1])
         results.add("tiny-llm", decode, {"seconds": slower_than_memory * least})
     assert results.share_in_its_round("tiny-llm", decode) == pytest.approx(0.8)
-    assert results.share("tiny-llm", decode) == pytest.approx(0.4), "half of it at half the best"
+    assert results.share("tiny-llm", decode) == pytest.approx(0.4), "half the best"
     assert results.share_in_its_round("tiny-llm", METRICS["prefill-512"]) is None
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86's instructions")
-@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize(
     ("flags", "function", "instruction", "sums"),
     [
@@ -166,8 +166,8 @@ def test_shares_of_the_limits_as_they_were_in_each_round():
         (["-mavx512f", "-mavx512bf16"], "bf16_dot", "vdpbf16ps", 24),
     ],
 )
-def test_the_probe_computes_what_it_counts(flags, function, instruction, sums):
-    """A compiler may drop sums that it can tell are equal: a peak, too high by their number."""
+def test_probe_executes_the_operations_it_counts(flags, function, instruction, sums):
+    """A compiler may merge equal sums, which would overstate the peak."""
     command = ["c++", "-std=c++20", "-O3", "-ffp-contract=fast", *flags, "-S", "-o", "-", PROBE]
     assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bodies = re.findall(rf"^\S*{function}\S*:\n(.*?)\n\s+ret\b", assembly, re.DOTALL | re.MULTILINE)
@@ -175,7 +175,7 @@ def test_the_probe_computes_what_it_counts(flags, function, instruction, sums):
 
 
 class FakeWorker:
-    """Takes seconds that were written down, and notes when it was asked."""
+    """Worker with scripted timings that records the order of calls."""
 
     def __init__(self, name: str, seconds: list[float], asked: list[str]):
         self._name = name
@@ -188,7 +188,7 @@ class FakeWorker:
         return {"seconds": next(self._seconds)}
 
 
-def test_two_trees_take_turns(capsys):
+def test_compared_trees_alternate(capsys):
     asked = []
     workers = {
         "other": FakeWorker("other", [9, 2.0, 4.0, 8.0], asked),
@@ -196,13 +196,15 @@ def test_two_trees_take_turns(capsys):
     }
     metric = METRICS["decode-128"]
     seconds = ab_compare.run_interleaved(workers, metric, rounds=3, limit_s=1)
-    assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, "the first do not count"
+    assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, (
+        "warm-up runs do not count"
+    )
     assert asked == ["other", "this", "this", "other"] * 2
-    assert ab_compare.report(metric, seconds)["ratio"] == 0.75, "of 0.5, 1 and 0.75"
+    assert ab_compare.report(metric, seconds)["ratio"] == 0.75, "the median of 0.5, 1 and 0.75"
     line = "| decode | 4000.00 | 2000.00 | 4000.00 | 1000.00 | 0.750 |"
     assert capsys.readouterr().out.strip() == line
 
 
-def test_a_tree_without_an_installation_is_refused(tmp_path):
+def test_tree_without_an_installation_is_rejected(tmp_path):
     with pytest.raises(SystemExit, match="has no .venv/bin/python; install tiny-llm there first"):
         ab_compare.venv_python(tmp_path)

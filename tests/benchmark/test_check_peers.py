@@ -1,4 +1,4 @@
-"""OpenVINO and ONNX Runtime compute our model; and the check would say so if they did not."""
+"""Parity check of OpenVINO and ONNX Runtime exports, and its failures."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from benchmark import check_peers
 from benchmark.agreement import Agreement, agreement
 from benchmark.check_peers import NEW_TOKENS, TIES, WORKERS, Reference, exact_matrix
 
-# An interpreter that has the peers; benchmark/README.md says how to set it up.
+# Interpreter with both peers installed; see benchmark/README.md.
 PYTHON = os.environ.get("TINY_LLM_PEERS_PYTHON", sys.executable)
 NEEDS = {
     "openvino": "openvino_genai, optimum.intel",
@@ -21,14 +21,14 @@ NEEDS = {
 }
 
 
-def test_matrices_are_exact_in_4_bits():
+def test_4_bit_matrices_are_exact():
     groups = np.array(exact_matrix((64, 256))).reshape(64, 2, 128)
     scales = np.abs(groups).max(-1, keepdims=True) / 8
-    assert (groups.min(-1, keepdims=True) == -8 * scales).all(), "the −8 tells the scale"
+    assert (groups.min(-1, keepdims=True) == -8 * scales).all(), "−8 determines the scale"
     q = groups / scales
     assert (q == np.round(q)).all()
     assert q.max() == 7
-    assert 0.5 / 256 < groups.var() < 2 / 256, "1/I, but for the power of two"
+    assert 0.5 / 256 < groups.var() < 2 / 256, "1/I up to a power of two"
 
 
 def test_agreement_counts_equal_tokens_and_ties():
@@ -47,7 +47,7 @@ def plain(tmp_path_factory) -> Path:
 
 
 class OurselvesAsPeer:
-    """Answers as a worker would: greedily, with the token of some rank instead of the likeliest."""
+    """Peer that decodes greedily with our model, but picks the token at a given rank."""
 
     def __init__(self, reference: Reference, rank: int):
         self._model, self._rank = reference._model, rank
@@ -64,7 +64,7 @@ class OurselvesAsPeer:
 
 
 @pytest.mark.parametrize("exact", TIES)
-def test_a_peer_that_computes_something_else_is_found(plain, exact):
+def test_peer_with_different_tokens_is_detected(plain, exact):
     reference = Reference(plain)
     prompt = check_peers.prompts()[1]
     request = {"kind": "answer", "ids": prompt, "tokens": NEW_TOKENS}
@@ -72,10 +72,10 @@ def test_a_peer_that_computes_something_else_is_found(plain, exact):
     assert right.equal == NEW_TOKENS
     wrong = reference.agreement(prompt, OurselvesAsPeer(reference, 9).ask(request), TIES[exact])
     assert wrong.equal == 0
-    assert wrong.ties < NEW_TOKENS / 4, "of the tenth likeliest, few are ties"
+    assert wrong.ties < NEW_TOKENS / 4, "few tokens at rank ten are ties"
 
 
-def test_tokens_that_a_peer_cannot_choose_are_not_expected_of_it(plain):
+def test_tokens_a_peer_never_chooses_are_excluded(plain):
     reference = Reference(plain)
     prompt = check_peers.prompts()[0]
     request = {"kind": "answer", "ids": prompt, "tokens": NEW_TOKENS}
@@ -87,7 +87,7 @@ def test_tokens_that_a_peer_cannot_choose_are_not_expected_of_it(plain):
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", TIES)
 @pytest.mark.parametrize("system", WORKERS)
-def test_a_peer_predicts_our_tokens(plain, tmp_path, system, exact):
+def test_peer_predicts_our_tokens(plain, tmp_path, system, exact):
     probe = subprocess.run([PYTHON, "-c", f"import {NEEDS[system]}"], capture_output=True)
     if probe.returncode:
         pytest.skip(f"{PYTHON} lacks {NEEDS[system]}; TINY_LLM_PEERS_PYTHON names one that has it")
@@ -100,7 +100,7 @@ def test_a_peer_predicts_our_tokens(plain, tmp_path, system, exact):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", WORKERS)
-def test_a_worker_measures(plain, tmp_path, system):
+def test_worker_reports_timings(plain, tmp_path, system):
     probe = subprocess.run([PYTHON, "-c", f"import {NEEDS[system]}"], capture_output=True)
     if probe.returncode:
         pytest.skip(f"{PYTHON} lacks {NEEDS[system]}; TINY_LLM_PEERS_PYTHON names one that has it")
@@ -115,7 +115,7 @@ def test_a_worker_measures(plain, tmp_path, system):
         worker.close()
 
 
-def test_an_export_that_fails_is_a_sentence(plain, tmp_path):
+def test_failed_export_is_reported(plain, tmp_path):
     with pytest.raises(check_peers.WorkerError, match="nothing did not export"):
         check_peers.export_once(sys.executable, "nothing_worker", plain, tmp_path / "model")
     assert not (tmp_path / "model" / "exported").exists()

@@ -1,4 +1,4 @@
-"""The clients of `benchmark.http_serving` see whole streams, errors, and streams cut off."""
+"""Clients of `benchmark.http_serving`: complete streams, errors, truncated streams."""
 
 import asyncio
 import re
@@ -23,10 +23,10 @@ WORKLOAD = Workload([[1, 2], [3], [4]], [5, 6, 7])
 
 
 class Server:
-    """A server that gives everyone the same reply, a few bytes at a time.
+    """Server with a fixed response, sent a few bytes at a time.
 
     Attributes:
-        connections, asked: how many there were.
+        connections, asked: number of connections and of requests.
     """
 
     def __init__(self, reply: bytes, keeps: bool):
@@ -50,12 +50,12 @@ class Server:
     async def _head(reader: asyncio.StreamReader) -> bytes:
         try:
             return await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:  # the client has nothing more to ask
+        except asyncio.IncompleteReadError:  # the client has closed the connection
             return b""
 
 
 def answers(reply: bytes, clients: int, keeps: bool = True) -> tuple[LoadResult, Server]:
-    """What the clients say of a server, and what it has seen."""
+    """Runs the clients against a server; returns their results and the server."""
     seen = Server(reply, keeps)
 
     async def main() -> LoadResult:
@@ -77,7 +77,7 @@ def test_every_prompt_is_sent_once():
     assert all(0 < one.first <= one.total <= result.seconds for one in result.streams)
 
 
-def test_a_connection_that_the_server_has_closed_is_opened_again():
+def test_closed_connection_is_reopened():
     result, seen = answers(WHOLE, clients=1, keeps=False)
     assert seen.asked == len(result.streams) == seen.connections == 3
 
@@ -90,7 +90,7 @@ def test_a_connection_that_the_server_has_closed_is_opened_again():
         (HEAD + chunks(EVENTS, END), "before the end of the response"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_an_error(reply, reason):
+def test_truncated_response_is_an_error(reply, reason):
     with pytest.raises(UserError, match=reason):
         answers(reply, clients=1, keeps=False)
 

@@ -1,4 +1,4 @@
-"""What a token costs a model, from the model's own weights."""
+"""Cost of a token, derived from the model's weights."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -9,7 +9,7 @@ from tests.support import tiny_model
 from tiny_llm import Qwen3ModelWeek3
 
 
-def test_costs_of_a_model():
+def test_model_costs():
     checkpoint = tiny_model(dtype=mx.bfloat16, hidden_size=64, intermediate_size=96)
     nn.quantize(checkpoint, group_size=32, bits=4)
     model = Qwen3ModelWeek3(checkpoint)
@@ -17,7 +17,7 @@ def test_costs_of_a_model():
     assert costs.kv_bytes_per_token == model.kv_bytes_per_token
     E, I, V, layers = 64, 96, 131, 3
     weights = layers * (E * 16 * (2 * 4 + 2 * 2) + 3 * E * I) + V * E
-    stored = weights * (4 + 32 / 32) / 8  # 4 bits, and a scale and a bias for 32 of them
+    stored = weights * (4 + 32 / 32) / 8  # 4 bits, plus a scale and a bias per group of 32
     assert costs.bytes_per_token(0) == pytest.approx(stored)
     assert costs.bytes_per_token(100) == pytest.approx(stored + 100 * model.kv_bytes_per_token)
     assert costs.bytes_per_token(100, batch=4) == pytest.approx(

@@ -1,4 +1,4 @@
-"""What the model of tensor parallelism's cost computes, against counts by hand."""
+"""Cost model of tensor parallelism against counts by hand."""
 
 import json
 
@@ -33,13 +33,13 @@ def test_one_rank_sends_nothing():
     assert alone.total == SLOW.seconds(COSTS.decode_bytes(4, 128), COSTS.decode_flops(4, 128))
 
 
-def test_sums_counted_by_hand():
+def test_all_reduce_matches_counts_by_hand():
     # 4 ranks: 3 messages of 1 MB at 1 MB/s, 1 ms of latency each; or of a quarter of it.
     assert all_reduce_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 1))
     assert all_gather_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 0.25))
 
 
-def test_a_step_s_collectives_counted_by_hand():
+def test_step_collectives_match_counts_by_hand():
     # Qwen3-0.6B, 3 rows on 2 ranks: 28 layers, hidden size 1024, vocabulary 151,936, 2 bytes each.
     reduces = (2 * 28 + 1) * (0.001 + 3 * 1024 * 2 / 1e6)
     gather = 0.001 + 1 * 151_936 * 2 / 2 / 1e6
@@ -47,31 +47,33 @@ def test_a_step_s_collectives_counted_by_hand():
 
 
 @pytest.mark.parametrize("seconds", [all_reduce_seconds, all_gather_seconds])
-def test_more_bytes_or_ranks_or_a_slower_link_take_longer(seconds):
+def test_time_grows_with_bytes_ranks_and_slower_links(seconds):
     assert seconds(2e6, 2, LINK) > seconds(1e6, 2, LINK)
     assert seconds(1e6, 4, LINK) > seconds(1e6, 2, LINK)
     assert seconds(1e6, 2, Link(2e-3, 1e6, "")) > seconds(1e6, 2, LINK)
     assert seconds(1e6, 2, Link(1e-3, 5e5, "")) > seconds(1e6, 2, LINK)
 
 
-def test_ranks_share_weights_and_heads():
+def test_weights_and_heads_are_split_among_ranks():
     two, one = (prefill_step(COSTS, SLOW, LINK, ranks, 512) for ranks in (2, 1))
     assert two.compute == pytest.approx(one.compute / 2)
-    # 16 ranks share 8 heads of keys and values: a long past no longer shrinks beyond 8 parts.
+    # 16 ranks share 8 key/value heads: KV memory per rank stops shrinking at 8 ranks.
     eight, sixteen = (decode_step(COSTS, SLOW, LINK, n, 1, 10**7).compute for n in (8, 16))
     assert sixteen > 0.99 * eight
     with pytest.raises(ValueError, match="16 attention heads are not divisible by 3 ranks"):
         decode_step(COSTS, SLOW, LINK, 3, 1, 1)
 
 
-def test_a_70b_model_has_its_weights():
+def test_70b_model_weight_bytes():
     costs = ModelCosts.from_config(model_config("llama-3-70b", 16, 64))
-    embedding = 128_256 * 8192  # a row of it is looked up, so a step does not read it
+    embedding = (
+        128_256 * 8192
+    )  # the embedding is looked up by row, so a step does not read all of it
     norms = (2 * 80 + 1) * 8192
     assert costs.step_weights + embedding + norms == 70_553_706_496
 
 
-def test_latency_decides_for_a_small_model():
+def test_small_models_are_latency_bound():
     def speedup(link):
         one, two = (decode_step(COSTS, MACHINES["m4-max"], LINKS[link], n, 1, 128) for n in (1, 2))
         return one.total / two.total
@@ -80,7 +82,7 @@ def test_latency_decides_for_a_small_model():
     assert speedup("thunderbolt5-tcp") < 1
 
 
-def test_the_link_is_found_again_in_its_own_times():
+def test_link_parameters_are_fitted_from_timings():
     link = Link(30e-6, 2e9, "")
     seconds = {n: all_reduce_seconds(n, 4, link) for n in (2_048, 65_536, 4_194_304)}
     found = fit(seconds, 4)
@@ -88,7 +90,7 @@ def test_the_link_is_found_again_in_its_own_times():
     assert found.bandwidth == pytest.approx(link.bandwidth)
 
 
-def test_the_command_prints_a_row_for_each_case_and_number_of_ranks(capsys):
+def test_command_prints_a_row_per_case_and_group_size(capsys):
     main(["--model", "qwen3-0.6b", "--ranks", "2,4", "--batch", "1", "--latency-us", "5"])
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])

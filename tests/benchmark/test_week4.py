@@ -1,4 +1,4 @@
-"""The kernels of each day of Week 4, chosen by its variables."""
+"""Kernels of each day of Week 4, selected by environment variables."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from tiny_llm.demo import TARGET_PATH
 
 
 @pytest.mark.parametrize("day", week4.DAYS, ids=lambda day: day.name)
-def test_a_day_s_variables_name_kernels_that_there_are(monkeypatch, day):
+def test_day_variables_name_existing_kernels(monkeypatch, day):
     monkeypatch.setenv("TINY_LLM_MATMUL", "loops")  # the user's own
     environment = day.environment
     assert environment["PATH"]
@@ -26,7 +26,7 @@ def test_a_day_s_variables_name_kernels_that_there_are(monkeypatch, day):
     mx.eval(kernels.flash_attention(x, x, x), kernels.rms_norm(x, x[0, 0, 0], 1e-6))
 
 
-def test_days_take_turns(monkeypatch, capsys):
+def test_days_alternate(monkeypatch, capsys):
     monkeypatch.setattr(week4, "DAYS", [week4.DAYS[3], week4.DAYS[-1]])
     chosen = ["--model", str(TARGET_PATH), "--metrics", "decode-128", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["week4", *chosen])
@@ -37,7 +37,7 @@ def test_days_take_turns(monkeypatch, capsys):
     assert all(value > 0 for value in seconds.values())
 
 
-def test_what_takes_too_long_is_a_bound():
+def test_timeout_is_reported_as_a_bound():
     prompt = METRICS["prefill-512"]
     assert week4.cell(prompt, None, 64) == "< 8.0"
     assert week4.cell(prompt, Times.of([0.25, 0.5, 0.125]), 64) == "2,048"

@@ -1,1 +1,1 @@
-"""The book's tools: includes, links, commands."""
+"""Book tools: includes, links, commands."""

@@ -1,4 +1,4 @@
-"""Chapters, figures, links, commands and tasks: what the book's checks find."""
+"""Book checks: chapters, figures, links, commands, tasks."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -19,7 +19,7 @@ FIGURES = _figures()
 
 @pytest.fixture
 def chapter(monkeypatch, tmp_path):
-    """Writes a chapter of given text."""
+    """Writes a chapter with the given text."""
     monkeypatch.setattr("tools.book.expand.PAGES", tmp_path)
     monkeypatch.setattr("tools.book.chapters.PAGES", tmp_path)
 
@@ -55,7 +55,7 @@ def test_a_solution_is_folded(chapter):
         ("[file](src:src/nothing.py)", "file src/nothing.py does not exist"),
     ],
 )
-def test_what_cannot_be_expanded_names_chapter_and_line(chapter, line, message):
+def test_failed_include_names_chapter_and_line(chapter, line, message):
     with pytest.raises(BookError, match=rf"chapter.md:3: .*{re.escape(message)}"):
         Expander().expand(chapter(f"# Title\n\n{line}\n"))
 
@@ -65,30 +65,30 @@ def test_code_in_a_chapter_may_have_double_braces(chapter):
     assert Expander().expand(chapter(text)) == text
 
 
-def test_words_for_the_checks_do_not_reach_the_page(chapter):
+def test_check_directives_are_not_rendered(chapter):
     assert Expander().expand(chapter("```sh runnable\ntrue\n```\n")) == "```sh\ntrue\n```\n"
 
 
-def test_a_task_s_heading_is_followed_by_where_to_write(chapter):
+def test_task_heading_is_followed_by_its_locations(chapter):
     text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n\nText.\n"))
     assert "## Task 1: pairs\n\n**To write:** `RoPE.cos_sin`" in text
 
 
-def test_a_task_that_the_starter_does_not_cut_says_so(chapter, monkeypatch):
+def test_task_without_a_stub_is_labelled(chapter, monkeypatch):
     monkeypatch.setattr("tools.book.expand.task_locations_line", lambda task: None)
     text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n"))
     assert "does not cut this task out yet" in text
 
 
-def test_every_task_with_a_marker_says_where_to_write():
-    unmarked = ("2.5.3", "3.1.", "3.2.", "3.3.")  # the learner's tree has these as they are
+def test_every_marked_task_lists_its_locations():
+    unmarked = ("2.5.3", "3.1.", "3.2.", "3.3.")  # the starter contains these unchanged
     for task in TASKS.keys() - PENDING:
         if not task.startswith(unmarked):
-            assert task_locations_line(task), f"no source has a marker of task {task}"
+            assert task_locations_line(task), f"no source file has a marker for task {task}"
 
 
 @pytest.mark.parametrize("name", sorted(FIGURES))
-def test_figures_are_well_formed_and_nothing_leaves_them(name):
+def test_figures_are_well_formed_and_text_stays_inside(name):
     root = ElementTree.fromstring(FIGURES[name]())
     width, height = map(float, root.attrib["viewBox"].split()[2:])
     assert width <= 640
@@ -100,15 +100,15 @@ def test_figures_are_well_formed_and_nothing_leaves_them(name):
             assert 0 <= get("x") <= get("x") + get("width") <= width
             assert 0 <= get("y") <= get("y") + get("height") <= height
         elif tag == "text":
-            # About 6.5 units a letter of 13, 5.5 a small one; anchors say where it begins.
+            # About 6.5 units per character at size 13, 5.5 at smaller sizes.
             small = 5.5 if "small" in element.attrib["class"] else 6.5
             length = small * len(element.text or "")
             begin = (
                 get("x")
                 - {"start": 0, "middle": 0.5, "end": 1}[element.attrib["text-anchor"]] * length
             )
-            assert begin > -12, f"{element.text!r} begins left of the drawing"
-            assert begin + length < width + 24, f"{element.text!r} ends right of the drawing"
+            assert begin > -12, f"{element.text!r} extends beyond the left edge"
+            assert begin + length < width + 24, f"{element.text!r} extends beyond the right edge"
             assert 0 < get("y") <= height, element.text
 
 
@@ -123,7 +123,7 @@ def test_every_chapter_is_in_the_navigation():
     assert named == {chapter.relative_to(PAGES).as_posix() for chapter in chapters()}
 
 
-def test_links_that_lead_nowhere_are_found(tmp_path):
+def test_broken_links_are_detected(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "index.html").write_text('<h1 id="top">x</h1>')
     (tmp_path / "index.html").write_text(
@@ -138,7 +138,7 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
     assert "cdn.example.org/x.js from another site" in found[2]
 
 
-def test_markup_that_nothing_understood_is_found(tmp_path):
+def test_unrendered_markup_is_detected(tmp_path):
     (tmp_path / "index.html").write_text(
         '<p>=== "macOS"</p><p>a === b</p><code>=== "x"</code><pre><code>!!! note</code></pre>'
     )
@@ -147,7 +147,7 @@ def test_markup_that_nothing_understood_is_found(tmp_path):
     ]
 
 
-def test_blocks_and_their_words(chapter):
+def test_command_blocks_and_their_directives(chapter):
     file = chapter("```sh runnable\ntrue\n```\n\n    ```text output\n    a\n      b\n    ```\n")
     first, second = blocks(file)
     assert (first.language, first.words, first.text) == ("sh", {"runnable"}, "true")
@@ -172,7 +172,7 @@ def test_output_needs_a_command(chapter):
         ("abc", "a.c", False),
     ],
 )
-def test_printed_and_expected(printed, expected, same):
+def test_output_matches_the_pattern(printed, expected, same):
     assert matches(printed, expected) == same
 
 
@@ -184,25 +184,25 @@ def test_printed_and_expected(printed, expected, same):
         ("```ruby runnable\nputs 1\n```\n", "language 'ruby' is not runnable"),
     ],
 )
-def test_commands_that_fail_are_reported_with_their_place(chapter, text, message):
+def test_failed_command_is_reported_with_its_location(chapter, text, message):
     (command,) = commands_of(chapter(text))
     with pytest.raises(BookError, match="chapter.md:1: ") as error:
         run(command)
     assert message in str(error.value)
 
 
-def test_a_command_that_prints_what_the_chapter_says(chapter):
+def test_command_with_the_documented_output_passes(chapter):
     text = "```python runnable\nprint(1)\n```\n```text output\n1\n```\n"
     (command,) = commands_of(chapter(text))
     assert isinstance(command, Command)
     run(command)
 
 
-def test_chapters_tests_and_table_have_the_same_tasks():
+def test_chapters_tests_and_table_list_the_same_tasks():
     assert not check_tasks(tasks_of_tests())
 
 
-def test_a_task_without_a_test_is_found():
+def test_task_without_a_test_is_detected():
     errors = check_tasks(tasks_of_tests() - {"1.3.2"})
     assert "task 1.3.2 has no test" in errors
     assert any("-k task_2` runs no test" in error for error in errors)

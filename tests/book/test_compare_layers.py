@@ -1,4 +1,4 @@
-"""The first part that differs is the one that is wrong."""
+"""Layer comparison: reports the first module whose output differs."""
 
 import mlx.core as mx
 import pytest
@@ -15,7 +15,7 @@ def models():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_right_models_differ_by_rounding(tied):
+def test_correct_models_differ_by_rounding(tied):
     theirs = tiny_model(mx.float32, tie_word_embeddings=tied)
     ours = Qwen3ModelWeek1(theirs)
     errors = dict(compare(ours, theirs, mx.array([[1, 5, 9, 2, 2, 7]])))
@@ -23,7 +23,7 @@ def test_right_models_differ_by_rounding(tied):
     assert max(errors.values()) <= ALLOWED / 10
 
 
-def test_only_the_wrong_part_differs(models):
+def test_only_the_faulty_layer_differs(models):
     ours, theirs = models
     mlp = ours.layers[1].mlp
     mlp.w_gate, mlp.w_up = mlp.w_up, mlp.w_gate

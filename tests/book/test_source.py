@@ -1,4 +1,4 @@
-"""Pieces of source files, as chapters show them."""
+"""Source excerpts for book includes."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def cpp_file(tmp_path):
     return file
 
 
-def test_a_function_comes_without_markers(python_file):
+def test_function_excerpt_has_no_markers(python_file):
     cut = piece(python_file, "function", "double")
     assert cut.text.splitlines()[0] == "def double("
     assert cut.text.endswith("    return y")
@@ -87,7 +87,7 @@ def test_a_function_comes_without_markers(python_file):
     assert cut.language == "python"
 
 
-def test_a_method_is_dedented_and_keeps_its_decorator(python_file):
+def test_method_is_dedented_and_keeps_its_decorator(python_file):
     assert piece(python_file, "function", "Circle.area").text.startswith("@property\ndef area")
 
 
@@ -105,7 +105,7 @@ def test_solution_only_markers_are_not_shown(python_file):
     assert "solution only" not in piece(python_file, "function", "Circle._hidden").text
 
 
-def test_a_task_by_its_name(python_file):
+def test_task_excerpt(python_file):
     assert piece(python_file, "task", "1.1.1 double").text == "y = x + x\nreturn y"
     assert piece(python_file, "task", "1.1.1 area").text == "return math.pi * self.radius**2"
 
@@ -115,7 +115,7 @@ def test_headers(python_file, cpp_file):
     assert piece(cpp_file, "header").text == "What the file is for.\n\n    a formula"
 
 
-def test_a_function_of_cpp_is_its_definition_with_the_comment_above(cpp_file):
+def test_cpp_function_includes_its_comment(cpp_file):
     cut = piece(cpp_file, "function", "half").text
     assert cut.startswith("// Half of x.\ntemplate <typename T>\nT half(T x) {")
     assert cut.endswith("    return x / 2;\n}")
@@ -132,18 +132,18 @@ def test_a_function_of_cpp_is_its_definition_with_the_comment_above(cpp_file):
         ("paragraph", "", "unknown kind 'paragraph'"),
     ],
 )
-def test_what_is_not_there_is_an_error(python_file, kind, name, message):
+def test_unknown_name_is_an_error(python_file, kind, name, message):
     with pytest.raises(BookError, match=message):
         piece(python_file, kind, name)
 
 
-def test_a_task_that_is_not_closed_is_an_error(tmp_path):
+def test_unclosed_task_is_an_error(tmp_path):
     file = tmp_path / "open.py"
     file.write_text("# [task 1.1.1]\nx = 1\n")
     with pytest.raises(BookError, match=r"has no \[/task 1.1.1\]"):
         piece(file, "task", "1.1.1")
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(BookError, match="does not exist"):
         piece(tmp_path / "none.py", "file")

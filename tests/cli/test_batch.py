@@ -1,4 +1,4 @@
-"""The `batch` command, and the batch runs that it shares with `bench`."""
+"""The `batch` command, and the batch runner shared with `bench`."""
 
 import argparse
 import io
@@ -41,7 +41,7 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
     return status, captured.out, captured.err
 
 
-def test_into_a_file_answers_come_in_the_prompts_order(capsys):
+def test_outputs_are_in_prompt_order_when_redirected(capsys):
     status, out, err = run(capsys)
     assert status == 0
     blocks = out.split("\n\n")
@@ -54,7 +54,7 @@ def test_into_a_file_answers_come_in_the_prompts_order(capsys):
     state, statistics = blocks[-1].strip().split("\n")
     assert state.startswith("prefix cache hits: ")
     assert STATISTICS.fullmatch(statistics)
-    assert "\x1b" not in out + err, "no control codes where there is no terminal"
+    assert "\x1b" not in out + err, "control codes without a terminal"
     lines = err.splitlines()
     assert lines[0] == "model: demo"
     for index in range(16):
@@ -71,7 +71,7 @@ def test_max_tokens_and_batch_shape(capsys):
     assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == str(16 * 2)
 
 
-def test_pages_change_no_answer(capsys):
+def test_paged_cache_does_not_change_output(capsys):
     argv = ["--max-tokens", "12", "--batch-size", "3", "--prefill-step", "16"]
     outputs = []
     for loader in ([], ["--loader", "week2"], ["--loader", "week3"]):
@@ -87,7 +87,7 @@ def test_thinking(capsys):
 
 
 @pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
-def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
+def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash):
     given = []
 
     def dispatch(name, mlx_model, week, **options):
@@ -139,7 +139,7 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
+def test_invalid_arguments_print_one_sentence(capsys, argv, message):
     status, out, err = run(capsys, *argv)
     assert status == 2
     assert out == ""
@@ -148,7 +148,7 @@ def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
     assert message in last
 
 
-# The demo model may answer everything within one interval of the view.
+# The demo model may finish within one refresh interval of the view.
 DRAWN_AFTER_EVERY_STEP = """
 import sys
 from tiny_llm.cli import batch
@@ -159,7 +159,7 @@ sys.exit(batch.main())
 
 
 def in_a_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
-    """The exit status, and all that a terminal of 100 columns received."""
+    """Runs the command in a terminal of 100 columns; returns its exit status and output."""
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", DRAWN_AFTER_EVERY_STEP, *DEMO, *argv],
@@ -185,7 +185,7 @@ def in_a_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
     return process.wait(timeout=60), received.decode()
 
 
-def test_in_a_terminal_there_is_a_live_view():
+def test_live_view_in_a_terminal():
     status, screen = in_a_terminal("--max-tokens", "4")
     assert status == 0
     for word in ("slot", "decoding", "waiting", "finished", "16 of 16", "tokens/s", "[15] Who are"):
@@ -200,11 +200,11 @@ def test_plain_in_a_terminal():
     assert "decoding" not in screen
 
 
-def test_interrupted_the_terminal_is_left_as_it_was():
+def test_interrupt_restores_the_terminal():
     status, screen = in_a_terminal("--enable-thinking", interrupt=True)
     assert status == 130
     assert "Traceback" not in screen
-    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l"), "the cursor is back"
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l"), "the cursor is restored"
 
 
 def drawn(batch_run, width: int = 80) -> str:
@@ -214,7 +214,7 @@ def drawn(batch_run, width: int = 80) -> str:
 
 
 class FixedRun:
-    """A run that stands still."""
+    """Batch run in a fixed state."""
 
     is_done = False
 
@@ -235,7 +235,7 @@ class FixedRun:
 def test_view_shows_every_state(width):
     lines = drawn(FixedRun(), width).splitlines()
     assert lines[1].split()[:4] == ["0", "0", "decoding", "5"]
-    assert "…" in lines[1], "a long answer is cut on the left"
+    assert "…" in lines[1], "a long output is cut on the left"
     assert lines[1].rstrip().endswith("naïve 数学")
     assert lines[2].split() == ["1", "–", "idle"]
     assert lines[3].split()[:5] == ["next", "5", "prefill", "128/300", "0"]
@@ -244,7 +244,7 @@ def test_view_shows_every_state(width):
     assert "prompt: 150 tokens, 75.0 tokens/s | generation: 10 tokens, 5.0 tokens/s" in lines[7]
 
 
-def test_view_of_a_request_that_waits_for_a_slot():
+def test_view_of_a_request_waiting_for_a_slot():
     fixed = FixedRun()
     fixed.prefilling = [RequestProgress(5, 300, 300, 1, "<think>")]
     assert "waits for a slot" in drawn(fixed)
@@ -252,7 +252,7 @@ def test_view_of_a_request_that_waits_for_a_slot():
     assert drawn(fixed).splitlines()[3].split() == ["next", "–", "idle"]
 
 
-def test_speed_before_anything_happened():
+def test_throughput_before_the_first_token():
     assert speed_line([], 0.0).startswith("prompt: 0 tokens, 0.0 tokens/s")
 
 
@@ -265,7 +265,7 @@ def test_plain_lines_are_single_lines():
     lines.update(fixed)
     said = console.file.getvalue().splitlines()
     assert said[0] == "[0] starts: question 0, which is rather long"
-    assert len(said) == 7 + 1, "each once; 7 and 8 are waiting"
+    assert len(said) == 7 + 1, "each finished request once; 7 and 8 are waiting"
     assert said[-1] == "[3] ends: [b]two lines"
 
 
@@ -286,7 +286,7 @@ def open_runs(ignore_eos: bool = False):
 
 
 @pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
-def test_runs_give_each_prompt_s_own_answer(solution):
+def test_runs_return_one_output_per_prompt(solution):
     mlx_model, runs = open_runs()
     batch_run = runs[solution]
     while not batch_run.is_done:
@@ -298,7 +298,7 @@ def test_runs_give_each_prompt_s_own_answer(solution):
 
 
 @pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
-def test_runs_tell_how_far_each_prompt_is(solution):
+def test_runs_report_progress_per_prompt(solution):
     batch_run = open_runs(ignore_eos=True)[1][solution]
     assert batch_run.waiting == list(range(5))
     assert list(batch_run.all_progress()) == []
@@ -309,7 +309,7 @@ def test_runs_tell_how_far_each_prompt_is(solution):
         assert begun | set(batch_run.waiting) == set(range(5))
         active = [progress.index for progress in batch_run.slots if progress is not None]
         active += [progress.index for progress in batch_run.prefilling]
-        assert sorted([*active, *batch_run.outputs]) == sorted(begun), "each is in one place"
+        assert sorted([*active, *batch_run.outputs]) == sorted(begun), "each prompt is in one state"
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in batch_run.prefilling)
     assert partly_prefilled
     for progress in batch_run.all_progress():
@@ -333,7 +333,7 @@ def open_engine(**flags) -> EngineBatchRun:
     return EngineBatchRun(argparse.Namespace(**args | flags), checkpoint, prompts, LIMITS, True)
 
 
-def test_the_engine_tells_how_far_each_prompt_is():
+def test_engine_run_reports_progress_per_prompt():
     batch_run = open_engine()
     assert batch_run.waiting == list(range(5))
     assert not list(batch_run.all_progress())
@@ -355,7 +355,7 @@ def test_the_engine_tells_how_far_each_prompt_is():
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
-def test_the_memory_is_what_the_longest_requests_take(dtype):
+def test_kv_memory_fits_the_longest_requests(dtype):
     mlx_model = tiny_model(vocab_size=256)
     mlx_model.set_dtype(dtype)
     assert kv_bytes_per_token(mlx_model) == (Qwen3ModelWeek3(mlx_model).kv_bytes_per_token)
@@ -366,14 +366,14 @@ def test_view_of_the_pages():
     state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 3, 10, 7)
     fixed.state, fixed.prefilling = lambda: state, []
     lines = drawn(fixed, 100).splitlines()
-    assert lines[3].strip() == "", "the engine's requests do not wait beside the slots"
+    assert lines[3].strip() == "", "engine requests do not wait beside the slots"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
     assert "2 shared, 2 own, 4 cached, 8 free of 16" in lines[5]
     assert "50 of 200 prompt tokens (25%) | preemptions: 3 | draft tokens: 7 of 10" in lines[6]
 
 
-def test_the_engine_says_the_same_as_week_2_and_records_it(capsys, tmp_path):
+def test_engine_output_matches_week_2_and_is_recorded(capsys, tmp_path):
     file = tmp_path / "run.json"
     status, expected, err = run(capsys, "--loader", "week2")
     assert status == 0, err
@@ -393,7 +393,7 @@ def test_the_engine_says_the_same_as_week_2_and_records_it(capsys, tmp_path):
     assert {one["reason"] for one in ended} == {"stop"}
 
 
-def test_the_engine_in_a_terminal():
+def test_engine_in_a_terminal():
     status, screen = in_a_terminal("--max-tokens", "64")
     assert status == 0
     for word in ("slot", "decoding", "waiting", "pages", "shared", "prefix cache", "16 of 16"):

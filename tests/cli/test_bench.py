@@ -1,4 +1,4 @@
-"""`bench`: what it prints, what it counts, what it refuses. No test looks at a speed."""
+"""`bench`: output, counters, rejected arguments. No test asserts a speed."""
 
 import json
 
@@ -33,7 +33,7 @@ def result_of(capsys, *argv: str) -> dict:
 def test_table_and_json(capsys):
     status, out, err = run(capsys)
     assert status == 0
-    assert err == "model: demo\n", "no progress bar where there is no terminal"
+    assert err == "model: demo\n", "progress bar without a terminal"
     result = json.loads(out.splitlines()[-1])
     assert result["model"] == "demo"
     assert result["solution"] == "tiny_llm"
@@ -61,7 +61,7 @@ def test_table_and_json(capsys):
 
 
 @pytest.mark.parametrize(("loader", "has_flash"), [("week2", True), ("week3", False)])
-def test_a_week_s_own_loop(capsys, loader, has_flash):
+def test_loop_of_a_week(capsys, loader, has_flash):
     result = result_of(capsys, "--loader", loader, "--device", "cpu")
     assert (result["loader"], result["flash_attn"]) == (loader, has_flash)
     assert result["output_tokens"] > 0
@@ -72,7 +72,7 @@ def test_a_draft_model(capsys):
     assert result["output_tokens"] == result_of(capsys)["output_tokens"]
 
 
-def test_the_same_flags_are_the_same_work(capsys):
+def test_equal_flags_give_equal_work(capsys):
     counts = [
         (result["prompt_tokens"], result["output_tokens"])
         for result in (result_of(capsys, "--seed", seed) for seed in ("5", "5", "6"))
@@ -80,7 +80,7 @@ def test_the_same_flags_are_the_same_work(capsys):
     assert counts[0] == counts[1] != counts[2]
 
 
-def test_exact_lengths_in_every_setting(capsys):
+def test_output_lengths_are_exact_in_every_configuration(capsys):
     argv = [
         "--min-output-len",
         "1",
@@ -94,7 +94,7 @@ def test_exact_lengths_in_every_setting(capsys):
     result = result_of(capsys, *argv)
     assert result["output_tokens"] == 4
     assert result["warmup"] == 0
-    assert result["itl_ms_median"] is None, "a single token has no gap"
+    assert result["itl_ms_median"] is None, "a single token has no inter-token latency"
 
 
 def test_warmup_is_not_counted(capsys):
@@ -134,7 +134,7 @@ def test_mlx_is_the_baseline(capsys):
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
+def test_invalid_arguments_print_one_sentence(capsys, argv, message):
     status, out, err = run(capsys, *argv)
     assert status == 2
     assert out == ""
@@ -163,7 +163,7 @@ def test_latencies():
     assert result["itl_ms_p95"] == pytest.approx(np.percentile([100, 200, 400], 95))
 
 
-def test_clock_has_a_list_of_times_for_each_sequence():
+def test_clock_keeps_token_times_per_sequence():
     clock = TimestampTokenizer()
     first, second = clock.detokenizer, clock.detokenizer
     second.add_token(1)

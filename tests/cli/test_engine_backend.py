@@ -1,4 +1,4 @@
-"""`main` and `chat` without --loader: the engine answers."""
+"""`main` and `chat` without --loader: the engine backend."""
 
 import argparse
 
@@ -28,7 +28,7 @@ def answer(backend: Backend, question: str) -> list[tuple[int, str]]:
 
 @pytest.fixture
 def asked(monkeypatch) -> list:
-    """The requests of all engines, as their callers see them in the end."""
+    """Records the final outputs of every engine's requests."""
     outputs = []
     stream = LLM.stream
 
@@ -52,15 +52,15 @@ def asked(monkeypatch) -> list:
     ],
     ids=["alone", "drafts", "ngram", "flash"],
 )
-def test_greedy_tokens_are_those_of_the_weeks_loops(asked, more):
+def test_greedy_tokens_match_the_weeks_loops(asked, more):
     engine = open_backend(flags("--max-tokens", "60", *more))
     loop = open_backend(flags("--max-tokens", "60", "--loader", "week2"))
     answers = [answer(engine, question) for question in QUESTIONS]
     assert answers == [answer(loop, question) for question in QUESTIONS]
-    assert len(asked) == len(QUESTIONS), "the loop is not the engine"
+    assert len(asked) == len(QUESTIONS), "the week's loop must not use the engine"
 
 
-def test_each_token_is_one_response_with_drafts_too():
+def test_every_token_is_one_response_with_draft_tokens():
     backend = open_backend(flags("--draft-model", "demo-draft"))
     prompt = backend.encode_chat([{"role": "user", "content": QUESTIONS[1]}])
     responses = list(backend.stream(prompt))
@@ -76,7 +76,7 @@ def test_each_token_is_one_response_with_drafts_too():
     assert 0 < drafts.num_accepted_tokens <= drafts.num_draft_tokens
 
 
-def test_sampling_flags_reach_the_engine(asked):
+def test_sampling_flags_are_passed_to_the_engine(asked):
     more = ["--sampler-temp", "0.7", "--sampler-top-p", "0.8", "--sampler-top-k", "9"]
     seen = []
     stream = LLM.stream
@@ -93,7 +93,7 @@ def test_sampling_flags_reach_the_engine(asked):
     assert (params.seed, params.max_tokens, params.ignore_eos) == (4, 2, False)
 
 
-def test_memory_is_taken_for_the_answer_and_declared_for_the_context():
+def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
     from tiny_llm.cli.backends.checkpoint import open_checkpoint
 
     args = flags("--max-tokens", "3")
@@ -104,7 +104,7 @@ def test_memory_is_taken_for_the_answer_and_declared_for_the_context():
     assert target.nbytes == 0
     list(answers.stream(checkpoint.encode_chat([{"role": "user", "content": "Hello!"}])))
     per_token = target.model.kv_bytes_per_token
-    assert target.nbytes == 64 * per_token, "the first step of memory"
+    assert target.nbytes == 64 * per_token, "the first KV allocation"
     context = checkpoint.mlx_model.args.max_position_embeddings
     config = answers._llm.scheduler.config
     assert config.num_pages * config.page_size >= context
@@ -119,7 +119,7 @@ def converse(*turns: str) -> list[str]:
     return [one["content"] for one in conversation.messages if one["role"] == "assistant"]
 
 
-def test_a_turn_of_a_chat_computes_only_what_is_new(asked):
+def test_chat_turn_computes_only_new_tokens(asked):
     converse("My name is Tom.", "What is the capital of France?", "What is my name?")
     first, second, third = asked
     assert first.num_cached_tokens == 0
@@ -130,7 +130,7 @@ def test_a_turn_of_a_chat_computes_only_what_is_new(asked):
     assert third.num_cached_tokens > 0
 
 
-def test_an_answer_stopped_in_the_middle_of_a_step_harms_no_later_one(monkeypatch, capsys):
+def test_output_interrupted_during_a_step_does_not_affect_later_ones(monkeypatch, capsys):
     run = ModelRunner.run
     steps = []
 
@@ -149,7 +149,7 @@ def test_an_answer_stopped_in_the_middle_of_a_step_harms_no_later_one(monkeypatc
     assert "[stopped]" in capsys.readouterr().err
 
 
-def test_a_step_that_fails_is_one_sentence(monkeypatch):
+def test_failed_step_prints_one_sentence(monkeypatch):
     def fail(self, step):
         raise RuntimeError("[malloc] no memory")
 

@@ -1,4 +1,4 @@
-"""`tiny-llm COMMAND` and `python -m tiny_llm COMMAND`: what an installed package offers."""
+"""Entry points `tiny-llm COMMAND` and `python -m tiny_llm COMMAND`."""
 
 import shlex
 import subprocess
@@ -12,12 +12,12 @@ from tiny_llm.cli import check_installation, entrypoint
 FRANCE = ["--model", "demo", "--prompt", "What is the capital of France?"]
 
 
-def test_a_command_gets_its_arguments(capsys):
+def test_arguments_are_passed_to_the_command(capsys):
     assert entrypoint.main(["main", *FRANCE]) == 0
     assert "Paris" in capsys.readouterr().out
 
 
-def test_as_a_module():
+def test_python_dash_m():
     command = [sys.executable, "-m", "tiny_llm", "main", *FRANCE, "--max-tokens", "0"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
@@ -41,7 +41,7 @@ def test_without_assertions():
 
 
 @pytest.mark.parametrize("command", entrypoint.COMMANDS)
-def test_messages_name_the_command_as_it_was_called(capsys, command):
+def test_messages_use_the_invoked_name(capsys, command):
     assert entrypoint.main([command, "--nonsense"]) == 2
     assert capsys.readouterr().err.startswith(f"tiny-llm {command}: unrecognized arguments")
     with pytest.raises(SystemExit) as ended:
@@ -64,7 +64,7 @@ def test_help_lists_the_commands(capsys):
     assert all(text in out for text in entrypoint.COMMANDS.values())
 
 
-def test_a_pin_for_another_system_does_not_count(monkeypatch):
+def test_pins_for_other_platforms_are_ignored(monkeypatch):
     pins = ["mlx==9; sys_platform == 'nowhere'", "mlx[cpu]==8", "mlx-lm==7"]
     monkeypatch.setattr(check_installation, "requires", lambda _: pins)
     for found, ok in (("8", True), ("9", False), ("7", False)):
@@ -73,7 +73,7 @@ def test_a_pin_for_another_system_does_not_count(monkeypatch):
 
 
 @pytest.mark.parametrize("shell", entrypoint.SHELLS)
-def test_completion_knows_commands_and_flags(capsys, shell):
+def test_shell_completion_lists_commands_and_flags(capsys, shell):
     assert entrypoint.main(["--print-completion", shell]) == 0
     script = capsys.readouterr().out
     for word in (*entrypoint.COMMANDS, "--sampler-temp", "--kv-cache-bytes", "--num-seqs"):
@@ -90,7 +90,7 @@ def test_completion_knows_commands_and_flags(capsys, shell):
     ],
     ids=str,
 )
-def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
+def test_invalid_arguments_print_one_sentence(capsys, argv, message):
     assert entrypoint.main(argv) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

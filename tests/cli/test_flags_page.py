@@ -1,4 +1,4 @@
-"""The book's page of commands and flags has the flags that the commands have."""
+"""The book's command reference lists exactly the flags of the commands."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_every_flag_is_on_the_page():
     assert not missing, f"book/pages/commands.md lacks {sorted(missing)}"
 
 
-def test_the_page_has_no_other_flags():
+def test_page_lists_no_unknown_flags():
     mentioned = set(re.findall(r"`--(?:no-)?([a-z][a-z-]+)", PAGE)) - {"help"}
     names = {flag: (f"--{flag}", flag.replace("-", "_")) for flag in mentioned}
     unknown = {flag for flag, forms in names.items() if not any(form in SOURCES for form in forms)}

@@ -1,4 +1,4 @@
-"""Prompts that are not UTF-8, threads that are none, a disk that is full: one sentence each."""
+"""Invalid UTF-8, invalid thread counts, full disks: one sentence each."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from tiny_llm.engine.scheduling.events import Recorder
 from tiny_llm.errors import UserError
 
 
-def test_standard_input_is_utf_8_whatever_the_locale(monkeypatch):
+def test_stdin_is_utf8_in_every_locale(monkeypatch):
     for content in ("größe".encode(), "größe".encode("latin-1")):
         stream = io.TextIOWrapper(io.BytesIO(content), encoding="ascii")
         monkeypatch.setattr(sys, "stdin", stream)
@@ -26,13 +26,13 @@ def test_standard_input_is_utf_8_whatever_the_locale(monkeypatch):
                 read_prompt("-")
 
 
-def test_an_argument_with_bytes_that_are_not_utf_8():
+def test_argument_with_invalid_utf8():
     assert validate_utf8("the prompt", "größe") == "größe"
     with pytest.raises(UserError, match=r"the prompt is not UTF-8 at character 1"):
         read_prompt("a\udcff")
 
 
-def test_a_bad_number_of_threads_is_not_the_models_fault():
+def test_invalid_thread_count_is_not_reported_as_a_model_error():
     command = [sys.executable, "-m", "tiny_llm", "main", "--model", "demo", "--prompt", "a"]
     environment = {**os.environ, "TINY_LLM_NUM_THREADS": "many"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -42,7 +42,7 @@ def test_a_bad_number_of_threads_is_not_the_models_fault():
     )
 
 
-def test_a_recording_that_does_not_fit_leaves_no_file(tmp_path):
+def test_full_disk_leaves_no_recording(tmp_path):
     recorder, file = Recorder({"text": "x" * 100_000}), tmp_path / "run.json"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # as if the disk were full
@@ -56,6 +56,6 @@ def test_a_recording_that_does_not_fit_leaves_no_file(tmp_path):
     assert json.loads(file.read_text())["engine"] == {"text": "x" * 100_000}
 
 
-def test_a_device_is_no_place_for_a_recording():
+def test_recording_to_a_device_file_is_rejected():
     with pytest.raises(OSError, match="not a regular file"):
         Recorder({}).write(Path("/dev/null"))

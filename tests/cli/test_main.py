@@ -1,4 +1,4 @@
-"""`main` and `chat`, as their users see them: standard output, standard error, exit status."""
+"""`main` and `chat`: standard output, standard error, exit status."""
 
 import argparse
 import io
@@ -34,7 +34,7 @@ def run(capsys, command, *argv: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("loader", ["week1", "week2", "week3"])
-def test_answer_and_statistics(capsys, loader):
+def test_output_and_statistics(capsys, loader):
     status, out, err = run(capsys, main, *FRANCE, "--loader", loader)
     assert status == 0
     assert "Paris" in out
@@ -52,7 +52,7 @@ def test_answer_and_statistics(capsys, loader):
         ("mlx", "week1", ("load", {})),
     ],
 )
-def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, loader, expected):
+def test_mlx_lm_models_are_loaded_only_when_needed(monkeypatch, solution, loader, expected):
     for name in ("load", "load_weights"):
         monkeypatch.setattr(checkpoint, name, lambda *_, name=name, **options: (name, options))
     args = argparse.Namespace(solution=solution, loader=loader, load_format="auto")
@@ -60,9 +60,7 @@ def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, lo
 
 
 @pytest.mark.parametrize("solution", ["mine", "tiny_llm"])
-def test_a_learner_s_model_that_reads_no_quantized_weights_gets_plain_ones(
-    capsys, monkeypatch, solution
-):
+def test_model_without_quantization_support_gets_dequantized_weights(capsys, monkeypatch, solution):
     def build(name, mlx_model, week, **options):
         if hasattr(mlx_model.model.embed_tokens, "scales"):
             raise TaskNotImplemented(
@@ -94,7 +92,7 @@ def test_default_model_is_named_with_the_reason(capsys):
     assert err.startswith("model: demo (it ships with tiny-llm, and qwen3-0.6b is not in")
 
 
-def test_without_the_extension_week_1_answers_and_a_line_says_so(capsys, monkeypatch):
+def test_missing_extension_falls_back_to_week_1_with_a_notice(capsys, monkeypatch):
     monkeypatch.setattr(kernels, "is_built", lambda: False)
     status, out, err = run(capsys, main, *FRANCE)
     assert status == 0
@@ -109,7 +107,7 @@ def test_thinking(capsys):
     _, thinking, _ = run(capsys, main, *FRANCE, "--enable-thinking")
     assert "<think>" not in plain
     thoughts, end, answer = thinking.removeprefix("<think>").partition("</think>")
-    assert end, "the model closes its thoughts"
+    assert end, "the model closes its reasoning"
     assert thoughts.strip()
     assert "Paris" in answer
 
@@ -119,8 +117,8 @@ def test_max_tokens(either_device, capsys):
     assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == "3"
 
 
-def test_seed_repeats_a_sampled_answer(capsys):
-    # The demo model is so sure of its answers that only a very high temperature varies them.
+def test_seed_makes_sampling_reproducible(capsys):
+    # The demo model's distribution is so peaked that only a very high temperature varies output.
     argv = [*FRANCE, "--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "12"]
 
     def answer(seed: int, argv: list[str] = argv) -> str:
@@ -138,7 +136,7 @@ def test_short_names_of_the_sampling_flags():
     assert (args.sampler_temp, args.sampler_top_p, args.sampler_top_k) == (0.5, 0.9, 7)
 
 
-def test_block_size_and_num_drafts_reach_the_engine(monkeypatch):
+def test_block_size_and_num_drafts_are_passed_to_the_engine(monkeypatch):
     given = {}
     monkeypatch.setattr(engine_backend, "LLM", lambda *args, **options: given.update(options))
     flags = ["--model", "demo", "--speculative", "ngram", "--num-drafts", "3", "--block-size", "8"]
@@ -174,7 +172,7 @@ def test_draft_model(capsys):
     assert int(accepted[1]) > 0
 
 
-def test_pages_change_no_answer(capsys):
+def test_paged_cache_does_not_change_output(capsys):
     _, expected, _ = run(capsys, main, *FRANCE, "--loader", "week2")
     for flags in ([], ["--draft-model", "demo-draft"]):
         status, out, _ = run(capsys, main, *FRANCE, "--loader", "week3", *flags)
@@ -182,7 +180,7 @@ def test_pages_change_no_answer(capsys):
         assert out.rpartition("\n\n")[0] == expected.rpartition("\n\n")[0]
 
 
-def test_draft_model_chooses_a_loader_that_can(capsys):
+def test_draft_model_selects_a_supporting_loader(capsys):
     status, out, _ = run(capsys, main, *FRANCE, "--draft-model", "demo-draft", "--max-tokens", "3")
     assert status == 0
     assert "drafts: " in out
@@ -196,7 +194,7 @@ def test_draft_model_with_a_seed(capsys):
 
 
 @pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
-def test_flash_attention_reaches_the_models(capsys, monkeypatch, flag, flash):
+def test_flash_attention_is_passed_to_both_models(capsys, monkeypatch, flag, flash):
     built = []
 
     def dispatch(name, mlx_model, week, **options):
@@ -204,7 +202,7 @@ def test_flash_attention_reaches_the_models(capsys, monkeypatch, flag, flash):
         return models.dispatch_model(name, mlx_model, week)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
-    loader = [] if flag else ["--loader", "week2"]  # either of the flags asks for Week 2
+    loader = [] if flag else ["--loader", "week2"]  # each of the flags selects Week 2
     argv = [*flag, *loader, "--device", "cpu", "--draft-model", "demo-draft", "--max-tokens", "2"]
     status, _, _ = run(capsys, main, *FRANCE, *argv)
     assert status == 0
@@ -256,7 +254,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_sentence(capsys, argv, message):
+def test_invalid_input_prints_one_sentence(capsys, argv, message):
     status, out, err = run(capsys, main, *argv)
     assert status == 2
     assert out == ""
@@ -266,7 +264,7 @@ def test_bad_input_is_one_sentence(capsys, argv, message):
     assert len([line for line in err.splitlines() if not line.startswith("model: ")]) == 1
 
 
-def test_device_gpu_where_there_is_none(capsys):
+def test_device_gpu_without_a_gpu(capsys):
     if mx.is_available(mx.Device(mx.gpu)):
         pytest.skip("this machine has a GPU")
     status, _, err = run(capsys, main, *FRANCE, "--device", "gpu")
@@ -282,7 +280,7 @@ def converse(capsys, monkeypatch, text: str, *argv: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("flags", [[], ["--loader", "week3"]], ids=str)
-def test_chat_remembers_and_forgets(capsys, monkeypatch, flags):
+def test_chat_keeps_and_clears_its_history(capsys, monkeypatch, flags):
     lines = "My name is Tom.\nWhat is my name?\n/reset\nWhat is my name?\n"
     out, err = converse(capsys, monkeypatch, lines, *flags)
     answers = out.splitlines()
@@ -293,18 +291,18 @@ def test_chat_remembers_and_forgets(capsys, monkeypatch, flags):
 
 def test_chat_unknown_command_and_exit(capsys, monkeypatch):
     out, err = converse(capsys, monkeypatch, "/help\n\n/exit\nHello!\n")
-    assert out == "", "nothing after /exit is answered"
+    assert out == "", "input after /exit is ignored"
     assert "unknown command /help; /reset clears" in err
 
 
-def test_chat_survives_a_turn_that_is_too_long(capsys, monkeypatch):
+def test_chat_continues_after_an_overlong_turn(capsys, monkeypatch):
     lines = "word " * 3000 + "\nWhat is the capital of France?\n"
     out, err = converse(capsys, monkeypatch, lines)
     assert "the model's context holds" in err
     assert "Paris" in out
 
 
-def test_chat_drops_thoughts_from_the_history(capsys, monkeypatch):
+def test_chat_drops_reasoning_from_the_history(capsys, monkeypatch):
     conversations = []
     original = chat.ChatSession.ask
 
@@ -330,11 +328,11 @@ def start(command: str, *argv: str, **options) -> subprocess.Popen:
     )
 
 
-def test_chat_interrupt_stops_the_answer_and_not_the_program():
+def test_chat_interrupt_stops_only_the_output():
     process = start("chat")
     process.stdin.write("Give me a short introduction to large language model.\n")
     process.stdin.flush()
-    assert process.stdout.read(1), "the answer has begun"
+    assert process.stdout.read(1), "output has started"
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     out, err = process.communicate("What is the capital of France?\n", timeout=120)
@@ -343,7 +341,7 @@ def test_chat_interrupt_stops_the_answer_and_not_the_program():
     assert "Paris" in out
 
 
-def test_main_interrupted_is_no_traceback():
+def test_interrupt_prints_no_traceback():
     process = start("main")
     assert process.stdout.read(1)
     process.send_signal(signal.SIGINT)
@@ -352,7 +350,7 @@ def test_main_interrupted_is_no_traceback():
     assert "Traceback" not in err
 
 
-def test_main_into_a_closed_pipe():
+def test_closed_output_pipe():
     process = start("main", "--prompt", "What is the capital of France?")
     process.stdout.close()
     err = process.stderr.read()

@@ -173,7 +173,7 @@ class Simulation:
             key=lambda r: r.arrival_index,
         )
         step = scheduler.schedule()
-        assert step.chunks, "an empty step although requests are unfinished"
+        assert step.chunks, "empty step with unfinished requests"
         assert step.num_tokens <= self.config.max_num_batched_tokens, (
             "the step exceeds its token budget"
         )

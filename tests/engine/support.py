@@ -29,7 +29,7 @@ def assert_distributed_as(answers: Iterable[Hashable], expected: Mapping[Any, fl
         expected: probability of each possible sample. Cells with an expected count below five are
             merged.
     """
-    from scipy.stats import chi2  # takes a second to import
+    from scipy.stats import chi2  # its import takes a second
 
     counts = Counter(answers)
     assert counts.keys() <= expected.keys()

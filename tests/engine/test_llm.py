@@ -88,7 +88,7 @@ def test_invalid_request_does_not_affect_others(demo):
 
 
 @pytest.mark.parametrize("prompts", [3, [3.5], ["a", 3], None, [[["a"]]]])
-def test_invalid_prompt_is_refused(demo, prompts):
+def test_invalid_prompt_is_rejected(demo, prompts):
     with pytest.raises(UserError, match="a prompt must be text, token ids"):
         engine(demo).generate(prompts)
 
@@ -146,7 +146,7 @@ def test_logit_bias_and_logprobs(either_device, demo):
     [output] = engine(demo).generate(chat(QUESTIONS[0]), params)
     assert output.token_ids == [77, 77, 77]
     for one in output.logprobs:
-        assert len(one) == 3, "the two likeliest, and the one that was chosen"
+        assert len(one) == 3, "the two most likely tokens and the sampled one"
         assert list(one)[-1] == 77
         assert list(one.values()) == sorted(one.values(), reverse=True)
     with pytest.raises(UserError, match="logit_bias has the token 4096; the model's are 0 to 4095"):
@@ -181,7 +181,7 @@ def test_engine_seed_is_the_default(demo):
         return [output.token_ids for output in outputs]
 
     first = said(0)
-    assert first[0] != first[1], "two requests draw for themselves"
+    assert first[0] != first[1], "requests have independent random streams"
     assert said(0) == first
     assert said(1) != first
 
@@ -260,7 +260,7 @@ def test_add_and_abort_between_steps(demo):
         "stop",
         "stop",
     ]
-    assert outputs[first].token_ids, "what it said so far"
+    assert outputs[first].token_ids, "its partial output"
     assert [outputs[name].text for name in (second, third)] == ANSWERS[1:]
     assert llm.step() == []
     assert_idle(llm)
@@ -361,7 +361,7 @@ def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
     turn_two = np.array(second.prompt_token_ids)
     length = min(len(turn_one), len(turn_two))
     common = int((turn_one[:length] == turn_two[:length]).cumprod().sum())
-    assert common >= 8, "the template keeps the first question"
+    assert common >= 8, "the template keeps the first user message"
     assert second.num_cached_tokens == common // 4 * 4
     [cold] = engine(demo).generate(messages, GREEDY, enable_thinking=True)
     assert second.token_ids == cold.token_ids

@@ -9,7 +9,7 @@ from tiny_llm.engine.scheduling.outputs import CompletionOutput
 from tiny_llm.engine.stop_checker import StopChecker
 
 
-def tell(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
+def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
     """Returns the emitted text after each byte of `text`, up to a stop string or the end."""
     output = CompletionOutput(0)
     answer = StopChecker(output, ByteDetokenizer(), stops)
@@ -37,17 +37,17 @@ def tell(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
     ],
 )
 def test_text_ends_before_the_stop_string(text, stops, expected, found):
-    shown, output = tell(text, *stops)
+    shown, output = emitted(text, *stops)
     assert output.text == "".join(shown) == expected
     assert output.stop_reason == found
 
 
 def test_possible_stop_string_is_buffered():
-    assert tell("a<|x|>", "<|end|>")[0] == ["a", "", "", "<|x", "|", ">", ""]
+    assert emitted("a<|x|>", "<|end|>")[0] == ["a", "", "", "<|x", "|", ">", ""]
 
 
 def test_incomplete_utf8_is_buffered():
-    assert tell("é!")[0] == ["", "é", "!", ""]
+    assert emitted("é!")[0] == ["", "é", "!", ""]
     answer = StopChecker(CompletionOutput(0), ByteDetokenizer(), ())
     answer.add_token("é".encode()[0])
     assert answer.take_text() == ""
@@ -58,7 +58,7 @@ def test_incomplete_utf8_is_buffered():
 @given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_random_texts_and_stop_strings(text, stops):
-    shown, output = tell(text, *stops)
+    shown, output = emitted(text, *stops)
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     # The first complete match ends the text; ties go to the earliest start.
     first = min((end for end, _ in ends), default=None)

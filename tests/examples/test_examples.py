@@ -1,4 +1,4 @@
-"""The programs in `examples/`, each in a process, with the demo model."""
+"""Programs in `examples/`, each in a subprocess with the demo model."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ def command(name: str, *arguments: str) -> list[str]:
 
 
 def run(name: str, *arguments: str, stdin: str = "") -> list[str]:
-    """The lines that an example prints."""
+    """Output lines of an example."""
     result = subprocess.run(
         command(name, *arguments), input=stdin, capture_output=True, text=True, check=False
     )
@@ -28,14 +28,14 @@ def run(name: str, *arguments: str, stdin: str = "") -> list[str]:
 
 
 def value(lines: list[str], label: str) -> str:
-    """What follows `label:` in the one line that begins with it."""
+    """Value after `label:` in the only line that starts with it."""
     (line,) = [line for line in lines if line.startswith(f"{label}:")]
     return line.partition(":")[2].strip()
 
 
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
-    """The address of `tiny-llm serve`."""
+    """Address of a running `tiny-llm serve`."""
     pytest.importorskip("fastapi", reason="the server's libraries are not installed")
     from tests.server.running_server import RunningServer
 
@@ -64,7 +64,7 @@ def test_stream():
     assert "Paris" in lines[0]
     counts = re.fullmatch(r"([0-9]+) prompt tokens, ([0-9]+) generated", lines[2])
     assert counts, lines
-    assert 1 < int(counts[2]) < 200  # it ended by itself
+    assert 1 < int(counts[2]) < 200  # it ended at an end token
     assert re.fullmatch(r"time to first token: [0-9.]+ s", lines[3])
 
 
@@ -74,7 +74,7 @@ def test_chat():
     answers = [line for line in lines if line.endswith("tokens cached]")]
     assert len(answers) == 3
     assert "Tokyo" in answers[1]
-    assert "Ada" in answers[2], "earlier turns are not in the prompt"
+    assert "Ada" in answers[2], "the prompt lacks earlier turns"
     cached = [int(re.search(r"\[([0-9]+) of", answer)[1]) for answer in answers]
     assert cached[0] == 0 < cached[2]
 
@@ -129,7 +129,7 @@ def test_anthropic_client(server_url):
 
 @contextmanager
 def running_app() -> Iterator[str]:
-    """The address of `fastapi_app.py` on a free port."""
+    """Address of `fastapi_app.py` on a free port."""
     process = subprocess.Popen(
         command("fastapi_app", "--port", "0"), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
         text=True,
@@ -172,7 +172,7 @@ def test_tensor_parallelism():
     assert len(lines) == 2
     assert "Tokyo" in lines[0]
     assert "42" in lines[1]
-    # The size reaches the model: it has two key/value heads, which three ranks cannot share.
+    # The group size is passed on: two key/value heads cannot be split among three ranks.
     refused = subprocess.run(
         command("tensor_parallelism", "--size", "3"), capture_output=True, text=True, check=False
     )

@@ -1,1 +1,1 @@
-"""Malformed folders and arguments: one sentence each."""
+"""Malformed checkpoints and arguments: one-sentence errors."""

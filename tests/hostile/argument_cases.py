@@ -1,7 +1,6 @@
-"""The table of arguments that make no sense, and the words that the sentence of each must have.
+"""Invalid arguments, with the words that each error must contain.
 
-Each row is a call with a loaded model. What is refused in an output's `error` counts like what is
-raised.
+Each row is a call with a loaded model. An output's `error` counts like a raised exception.
 """
 
 import math
@@ -14,14 +13,14 @@ from typing import Any
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.errors import UserError
 
-HUGE = 10**400  # beyond every float
-HUGER = 10**5000  # more digits than Python writes
+HUGE = 10**400  # exceeds every float
+HUGER = 10**5000  # exceeds Python's limit for int to str conversion
 CHAT = {"role": "user", "content": "Why?"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call that must be refused; `call` takes an `LLM` and what it was made of."""
+    """A call that must be rejected; `call` takes an `LLM` and its loaded model."""
 
     name: str
     call: Callable[[LLM, Any], Any]
@@ -29,7 +28,7 @@ class Case:
 
 
 def parameter(name: str, value: Any, *words: str) -> Case:
-    """A sampling parameter."""
+    """Invalid sampling parameter."""
     return Case(
         f"{name}={_named(value)}",
         lambda llm, _: _ask(llm, [1, 2], **{name: value}),
@@ -38,17 +37,17 @@ def parameter(name: str, value: Any, *words: str) -> Case:
 
 
 def prompt(what: str, value: Any, *words: str) -> Case:
-    """A prompt."""
+    """Invalid prompt."""
     return Case(f"prompt: {what}", lambda llm, _: _ask(llm, value), words)
 
 
 def option(name: str, value: Any, *words: str) -> Case:
-    """An argument of `LLM`."""
+    """Invalid engine option."""
     return Case(f"{name}={_named(value)}", lambda _, model: LLM(model, **{name: value}), words)
 
 
 def named_model(what: str, value: Any, *words: str) -> Case:
-    """The model itself."""
+    """Invalid `model` argument."""
     return Case(f"model: {what}", lambda *_: LLM(value), words)
 
 

@@ -1,7 +1,7 @@
-"""The table of malformed folders: how each is damaged, and the words that its sentence must have.
+"""Malformed checkpoints: the corruption, and the words that each error must contain.
 
-`use` says how the folder is used: `load_weights` and `load` open it; `chat` and `text` also ask for
-an answer, for what shows only then. `is_quick` rows are those of the quick run, besides every 20th.
+`use` selects how far the folder is used: `load_weights` and `load` load it; `chat` and `text` also
+generate, for errors that occur only then. A quick run takes `is_quick` rows and every 20th other.
 """
 
 import math
@@ -45,7 +45,7 @@ from tests.hostile.corruptions import (
 
 @dataclass(frozen=True)
 class Case:
-    """A malformed folder."""
+    """A malformed checkpoint folder."""
 
     name: str
     corrupt: Corruption
@@ -384,7 +384,7 @@ TENSOR_ROWS = [
     case("NaN for mlx_lm", with_number(NORM, math.nan), NORM, "NaN", use="load"),
 ]
 
-# Both try every way to cut a run of letters. The library gives up on the second.
+# Catastrophic backtracking in both. For the second, the library reports an error.
 ENDLESS = "a*a*a*a*[^a!]"
 TOKENIZER_ROWS = [
     case("tokenizer of nothing", file(TOKENIZER, ""), TOKENIZER),

@@ -1,7 +1,6 @@
-"""What can be done to a checkpoint's folder, each as a function of the folder.
+"""Corruptions of a checkpoint folder, each a function of the folder.
 
-A small whole checkpoint is copied, and a *damage* changes the copy. `checkpoint_cases.py` has the
-table.
+A corruption modifies a copy of a small valid checkpoint; `checkpoint_cases.py` lists the cases.
 """
 
 import json
@@ -25,22 +24,22 @@ INDEX = "model.safetensors.index.json"
 UP = "model.layers.1.mlp.up_proj"
 NORM = "model.norm.weight"
 
-# What a program from the folder would leave there, if it ran.
+# File created by code from the folder, if it runs.
 MARKER = "ran.txt"
 PROGRAM = f"from pathlib import Path\n(Path(__file__).parent / {MARKER!r}).write_text('ran')\n"
 
 
 def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
-    """A small checkpoint with nothing wrong: 2 layers, E = 64, of 4 bits in groups of 64."""
+    """Writes a small valid checkpoint: 2 layers, E = 64, 4 bits in groups of 64."""
     config = qwen3_config(64, 2, 128, 2, 1, True, head_dim=32, vocab_size=4200)
     write_checkpoint(folder, config | {"max_position_embeddings": 512}, bits, 64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TARGET_PATH / name, folder / name)
-    (folder / "chat_template.jinja").unlink()  # the settings have it too
+    (folder / "chat_template.jinja").unlink()  # also in tokenizer_config.json
 
 
 def combine(*damages: Corruption) -> Corruption:
-    """Several, one after the other."""
+    """Applies several corruptions in order."""
 
     def corrupt(folder: Path) -> None:
         for each in damages:
@@ -53,7 +52,7 @@ def combine(*damages: Corruption) -> Corruption:
 
 
 def without(*names: str) -> Corruption:
-    """Files that are missing."""
+    """Deletes files."""
 
     def corrupt(folder: Path) -> None:
         for name in names:
@@ -63,13 +62,13 @@ def without(*names: str) -> Corruption:
 
 
 def file(name: str, content: str | bytes) -> Corruption:
-    """A file with other content."""
+    """Replaces a file's content."""
     as_bytes = content.encode() if isinstance(content, str) else content
     return lambda folder: _put(folder / name, as_bytes)
 
 
 def link(name: str, target: str | Path) -> Corruption:
-    """A link in the place of a file."""
+    """Replaces a file by a symbolic link."""
 
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -79,7 +78,7 @@ def link(name: str, target: str | Path) -> Corruption:
 
 
 def pipe(name: str) -> Corruption:
-    """A named pipe, which nothing ever writes to: to open it is to wait."""
+    """Replaces a file by a named pipe without a writer: opening it blocks."""
 
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -89,7 +88,7 @@ def pipe(name: str) -> Corruption:
 
 
 def directory(name: str) -> Corruption:
-    """A folder in the place of a file."""
+    """Replaces a file by a folder."""
 
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -99,7 +98,7 @@ def directory(name: str) -> Corruption:
 
 
 def huge(name: str, num_bytes: int, start: bytes = b"") -> Corruption:
-    """A file with a hole: its size is large, and it takes no room on the disk."""
+    """Replaces a file by a large sparse file, which takes no disk space."""
 
     def corrupt(folder: Path) -> None:
         _put(folder / name, start)
@@ -113,7 +112,7 @@ def huge(name: str, num_bytes: int, start: bytes = b"") -> Corruption:
 
 
 def fields(name: str, **new: Any) -> Corruption:
-    """Fields of a file in JSON; the value `...` removes one."""
+    """Sets fields of a JSON file; the value `...` removes one."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
@@ -125,12 +124,12 @@ def fields(name: str, **new: Any) -> Corruption:
 
 
 def config(**new: Any) -> Corruption:
-    """Fields of config.json."""
+    """Sets fields of config.json."""
     return fields("config.json", **new)
 
 
 def quantization(**new: Any) -> Corruption:
-    """Fields of what config.json says of the quantization."""
+    """Sets fields of config.json's quantization."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / "config.json").read_text())
@@ -141,17 +140,17 @@ def quantization(**new: Any) -> Corruption:
 
 
 def tokenizer(**new: Any) -> Corruption:
-    """Fields of tokenizer.json."""
+    """Sets fields of tokenizer.json."""
     return fields("tokenizer.json", **new)
 
 
 def settings(**new: Any) -> Corruption:
-    """Fields of tokenizer_config.json."""
+    """Sets fields of tokenizer_config.json."""
     return fields("tokenizer_config.json", **new)
 
 
 def split_on(regex: str) -> Corruption:
-    """The regular expression at which tokenizer.json cuts a text into words."""
+    """Sets tokenizer.json's pre-tokenizer expression."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / "tokenizer.json").read_text())
@@ -162,7 +161,7 @@ def split_on(regex: str) -> Corruption:
 
 
 def index(weight_map: Any = None, **more: Any) -> Corruption:
-    """An index; the right one, if `weight_map` is a function of that."""
+    """Writes a shard index; a function receives the correct weight map."""
 
     def corrupt(folder: Path) -> None:
         right = dict.fromkeys(read_header(folder / WEIGHTS)[0], WEIGHTS)
@@ -173,7 +172,7 @@ def index(weight_map: Any = None, **more: Any) -> Corruption:
 
 
 def renamed(name: str) -> Corruption:
-    """The index calls the weights' file otherwise."""
+    """Writes an index with another name for the weights file."""
     return index(lambda right: dict.fromkeys(right, name))
 
 
@@ -181,7 +180,7 @@ def renamed(name: str) -> Corruption:
 
 
 def read_header(path: Path) -> tuple[Header, bytes]:
-    """The header of a safetensors file, and the bytes that follow it."""
+    """Reads a safetensors file's header and data."""
     content = path.read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + size])
@@ -190,12 +189,12 @@ def read_header(path: Path) -> tuple[Header, bytes]:
 
 
 def write_header(path: Path, header: bytes, data: bytes) -> None:
-    """A safetensors file with any header."""
+    """Writes a safetensors file with the given header."""
     _put(path, struct.pack("<Q", len(header)) + header + data)
 
 
 def header(change: Callable[[Header], Any]) -> Corruption:
-    """The header that a function changes, or returns."""
+    """Changes the header by a function, in place or by its return value."""
 
     def corrupt(folder: Path) -> None:
         found, data = read_header(folder / WEIGHTS)
@@ -207,7 +206,7 @@ def header(change: Callable[[Header], Any]) -> Corruption:
 
 
 def entry(name: str, **new: Any) -> Corruption:
-    """Fields of a tensor's entry in the header; the value `...` removes one."""
+    """Sets fields of a tensor's header entry; the value `...` removes one."""
 
     def change(found: Header) -> None:
         found[name] |= new
@@ -218,12 +217,12 @@ def entry(name: str, **new: Any) -> Corruption:
 
 
 def header_text(text: str) -> Corruption:
-    """Any text as the header."""
+    """Writes arbitrary text as the header."""
     return header(lambda found: text)
 
 
 def header_size(size: int) -> Corruption:
-    """The length that the file gives for its header."""
+    """Sets the header length field."""
 
     def corrupt(folder: Path) -> None:
         content = (folder / WEIGHTS).read_bytes()
@@ -233,7 +232,7 @@ def header_size(size: int) -> Corruption:
 
 
 def cut_to(size: int) -> Corruption:
-    """Weights that end early; from the end, if the size is below 0."""
+    """Truncates the weights; a negative size counts from the end."""
 
     def corrupt(folder: Path) -> None:
         _put(folder / WEIGHTS, (folder / WEIGHTS).read_bytes()[:size])
@@ -242,7 +241,7 @@ def cut_to(size: int) -> Corruption:
 
 
 def tensors(**new: Any) -> Corruption:
-    """Tensors by their names, with `/` for `.`: an array, a function of the old one, or None."""
+    """Replaces tensors: name with `/` for `.`; an array, a function of the old one, or None."""
 
     def corrupt(folder: Path) -> None:
         found: Any = dict(mx.load(str(folder / WEIGHTS)))  # type: ignore[arg-type]
@@ -260,7 +259,7 @@ def tensors(**new: Any) -> Corruption:
 
 
 def with_number(name: str, number: float) -> Corruption:
-    """One number of a tensor that is not what it was."""
+    """Replaces one element of a tensor."""
 
     def change(array: mx.array) -> mx.array:
         array[(-1,) * array.ndim] = number
@@ -270,13 +269,13 @@ def with_number(name: str, number: float) -> Corruption:
 
 
 def plain(folder: Path) -> None:
-    """The same model, not quantized."""
+    """Dequantizes the model."""
     for path in folder.iterdir():
         path.unlink()
     make_valid_checkpoint(folder, bits=None)
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Writes a new file: the old one may be a link, or something that cannot be written to."""
+    """Writes a new file: the old one may be a link or not writable."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)

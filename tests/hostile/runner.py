@@ -1,4 +1,4 @@
-"""What must hold of every row: one sentence, within memory and time; nothing of a folder runs."""
+"""Runs cases and checks each: one-sentence error, memory and time limits, no code run."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-MAX_BYTES = 200_000_000  # of memory; the interpreter and our libraries take 100 MB before
+MAX_BYTES = 200_000_000  # memory growth; the interpreter and our libraries take 100 MB before
 ROOT = Path(__file__).resolve().parents[2]
 
-# Words of Python's own exceptions, which tell a user nothing.
+# Wording of Python's own exceptions, meaningless to users.
 PYTHONS = re.compile(
     r"object is not|object has no|not subscriptable|positional|local variable|NoneType|unhashable"
     r"|index out of range|KeyError|TypeError|Errno|invalid literal|could not convert|codec can't"
@@ -26,7 +26,7 @@ def run_rows(
     whole: Path,
     scratch: Path,
 ) -> None:
-    """Runs rows in one process and says all that is wrong with their sentences."""
+    """Runs rows in one process and fails with a list of all problems."""
     numbers = "\n".join(str(all_rows.index(case)) for case in rows)
     paths = [str(whole), str(scratch / "rows")]
     command = [sys.executable, "-m", "tests.hostile.worker", table, *paths]
@@ -46,7 +46,7 @@ def run_rows(
 
 
 def problems(case: Any, outcome: dict) -> list[str]:
-    """What is wrong with the outcome of a row."""
+    """Problems with a row's outcome."""
     found = []
     sentence = outcome.get("sentence")
     if sentence is None:

@@ -1,4 +1,4 @@
-"""Every malformed folder of `checkpoint_cases.py` gets one sentence, within limits."""
+"""Malformed checkpoints are rejected in one sentence, within limits."""
 
 from pathlib import Path
 
@@ -18,14 +18,14 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-def test_names_of_rows_are_their_own():
+def test_case_names_are_unique():
     assert len({case.name for case in FOLDERS}) == len(FOLDERS) >= 170
 
 
-def test_folders_of_the_quick_run(whole, tmp_path):
+def test_quick_checkpoint_cases(whole, tmp_path):
     run_rows("folders", FOLDERS, QUICK, whole, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_other_folders(whole, tmp_path):
+def test_other_checkpoint_cases(whole, tmp_path):
     run_rows("folders", FOLDERS, [case for case in FOLDERS if case not in QUICK], whole, tmp_path)

@@ -1,9 +1,9 @@
-"""A process that runs the rows of a table one after the other and says what came of each.
+"""Worker process: runs table rows in order and reports each outcome.
 
     python -m tests.hostile.worker folders|arguments WHOLE SCRATCH < rows > outcomes
 
-Each line of standard input is the number of a row of that table; each line of standard output is
-an object of JSON, flushed. A row that takes more time ends the process.
+Input: a row number of that table per line. Output: a JSON object per line, flushed. A row that
+exceeds its time limit ends the process.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from tests.hostile.checkpoint_cases import FOLDERS
 from tiny_llm import LLM, ModelError, SamplingParams, load, load_weights
 from tiny_llm.errors import UserError
 
-SECONDS = 5.0  # of the processor
-SECONDS_OF_WAITING = 30  # for something that never comes; other programs may use the processor
+SECONDS = 5.0  # CPU time per row
+SECONDS_OF_WAITING = 30  # wall time per row; other programs may use the CPU
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def main() -> None:
-    """Runs the rows of standard input."""
+    """Runs the rows listed on standard input."""
     table, whole, scratch = sys.argv[1], *map(Path, sys.argv[2:])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries may print; standard output is for outcomes
+    os.dup2(2, 1)  # libraries may print to stdout, which is for outcomes
     prepare = prepared_folder(whole, scratch) if table == "folders" else prepared_argument()
     for line in sys.stdin:
         run = prepare(int(line))
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
-    """Makes the folder of a row, and what opens it."""
+    """Returns a function that creates a row's folder and returns the call to run."""
 
     def prepare(number: int) -> Callable[[], None]:
         case = FOLDERS[number]
@@ -59,28 +59,28 @@ def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], 
         shutil.copytree(whole, folder)
         case.corrupt(folder)
         if case.use == "load":
-            import mlx_lm  # noqa: F401 - what it imports takes seconds, whatever the folder is
+            import mlx_lm  # noqa: F401 - its import takes seconds, for any folder
         return lambda: _use(case.use, folder)
 
     return prepare
 
 
 def prepared_argument() -> Callable[[int], Callable[[], None]]:
-    """Loads a model for all rows of arguments."""
+    """Loads a model for all argument rows."""
     model = load_weights("demo", Console(file=io.StringIO()))
     llm = LLM(model, kv_cache_bytes=2**22)
     return lambda number: lambda: ARGUMENTS[number].call(llm, model)
 
 
 def outcome(run: Callable[[], None]) -> dict[str, Any]:
-    """The sentence with which a call ended, or the kind of exception that was no sentence."""
+    """Error sentence of a call, or the type of any other exception."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
             run()
     except UserError as error:
         return {"sentence": str(error), "printed": printed.getvalue()}
-    except BaseException as error:  # a panic of a library is no Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         return {"raised": f"{type(error).__name__}: {error}"}
     return {"raised": "nothing"}
 
@@ -101,9 +101,9 @@ def _use(use: str, folder: Path) -> None:
 
 
 def _forget_peak() -> int:
-    """Bytes of memory that the process has now; from here on `_peak` counts.
+    """Resets the peak of `_peak`; returns the memory in use, in bytes.
 
-    Libraries that are there and that `mlx_lm` imports, as torch, have their part in it.
+    It includes optional libraries that `mlx_lm` imports if installed, such as torch.
     """
     with contextlib.suppress(OSError):  # macOS has no such file
         Path("/proc/self/clear_refs").write_text("5")
@@ -111,7 +111,7 @@ def _forget_peak() -> int:
 
 
 def _peak() -> int:
-    """The most memory since `_forget_peak`, in bytes; since the start, where it cannot forget."""
+    """Peak memory in bytes since `_forget_peak`, or since the start without /proc."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -119,7 +119,7 @@ def _peak() -> int:
 
 
 def _ran(scratch: Path) -> list[str]:
-    """What ran of the folder: modules imported from it, and what programs left there."""
+    """Evidence of code run from the folder: imported modules and marker files."""
     modules = [
         name
         for name, module in sys.modules.items()

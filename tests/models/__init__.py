@@ -1,1 +1,1 @@
-"""Loading, tokenizers and families; parity with mlx_lm and transformers."""
+"""Loading, tokenizers, families; parity with mlx_lm and transformers."""

@@ -13,7 +13,7 @@ from tiny_llm.engine.execution.paged_model import Span, ragged_batch
 from tiny_llm.models import ServingModel
 from tiny_llm.models.checkpoint.dummy import random_tensors
 
-# Sizes that no kernel's block divides; the groups are of 64, so 128 is the least that is quantized.
+# Sizes that are no multiple of any kernel's tile; with groups of 64, at least 128.
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 128,
@@ -45,7 +45,7 @@ MIXTURE = {
 
 
 def write_family(folder: Path, config: dict[str, Any]) -> Path:
-    """A checkpoint's folder without a tokenizer: config and weights."""
+    """Writes a checkpoint without a tokenizer: config and weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     weights, _ = random_tensors(config)
@@ -78,7 +78,7 @@ def run_steps(
             Span(
                 [token(position) for position in positions],
                 positions.start,
-                # Interleaved, so no sequence's pages are contiguous.
+                # Alternating, so no sequence's pages are contiguous.
                 array("i", [4 * page + sequence for page in range(PAGES_PER_SEQUENCE)]),
             )
             for sequence, positions in step.items()
@@ -108,7 +108,7 @@ def run_sequence(model: ServingModel) -> mx.array:
 
 
 def run_changing_batch(model: ServingModel) -> mx.array:
-    """Decoding of two sequences among three slots; one of them leaves, and another joins."""
+    """Decodes two sequences in three slots; one finishes and another joins."""
     steps: list[dict[int, range]] = [{0: range(50)}, {2: range(60)}]
     steps += [{0: range(50 + i, 51 + i), 2: range(60 + i, 61 + i)} for i in range(10)]
     steps += [{1: range(7)}]

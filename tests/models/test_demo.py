@@ -1,4 +1,4 @@
-"""The shipped models: small enough, and sensible on the prompts that show them."""
+"""The shipped demo models: size, config, outputs on the example prompts."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tiny_llm import Qwen3ModelWeek2, load, simple_generate_with_kv_cache
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.demo.prompts import BATCH_PROMPTS, INTRODUCTION_PROMPT, SHARED_PARAGRAPH
 
-# What each answer must contain, in the order of BATCH_PROMPTS.
+# Required content of each output, in the order of BATCH_PROMPTS.
 EXPECTED = [
     "Mira Holton",
     "keys and values",
@@ -52,7 +52,7 @@ def test_configuration(demo):
     assert args.num_attention_heads > args.num_key_value_heads, "grouped queries"
 
 
-def test_draft_has_the_target_s_tokenizer(demo):
+def test_draft_has_the_targets_tokenizer(demo):
     draft, tokenizer = load("demo-draft")
     assert tokenizer.get_vocab() == demo[1].get_vocab()
     assert draft.args.vocab_size == demo[0].args.vocab_size
@@ -60,7 +60,7 @@ def test_draft_has_the_target_s_tokenizer(demo):
     assert draft_bytes <= (TARGET_PATH / "model.safetensors").stat().st_size / 5
 
 
-def test_any_text_survives_the_tokenizer(demo):
+def test_any_text_round_trips(demo):
     text = "naïve Ωmega 数学 🙂 \x00\t<x>"
     assert demo[1].decode(demo[1].encode(text)) == text
 

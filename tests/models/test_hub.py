@@ -1,6 +1,6 @@
-"""Downloading, by a real process from a real server: a small hub on this machine.
+"""Model download by a subprocess from a local hub.
 
-It speaks as much of the Hugging Face hub's protocol as `huggingface_hub` needs to fetch a model.
+The hub implements the part of Hugging Face's protocol that `huggingface_hub` needs for a download.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory) -> Iterator[str]:
-    """The address of a hub that has one model."""
+    """Address of a hub with one model."""
     folder = tmp_path_factory.mktemp("hub")
     config = qwen3_config(128, 1, 128, 2, 1, True, head_dim=64, vocab_size=4200)
     write_checkpoint(folder, config, bits=4)
@@ -100,7 +100,9 @@ def test_download_then_from_the_cache_without_network(tmp_path, hub):
     assert first.returncode == 0, first.stderr
     assert re.search(rf"downloading {MODEL}: [\d.]+ [kM]B\n", first.stderr)
     assert "generation: " in first.stdout
-    assert not list(tmp_path.rglob("pytorch_model.bin")), "only what loading needs is fetched"
+    assert not list(tmp_path.rglob("pytorch_model.bin")), (
+        "only files needed for loading are downloaded"
+    )
 
     again = main(tmp_path, "http://127.0.0.1:9", MODEL)  # nothing listens there
     assert again.returncode == 0, again.stderr
@@ -114,7 +116,7 @@ def test_download_then_from_the_cache_without_network(tmp_path, hub):
         ("someone/gated", "asks you to accept its terms"),
     ],
 )
-def test_models_that_cannot_be_had(tmp_path, hub, model, message):
+def test_unavailable_models(tmp_path, hub, model, message):
     result = main(tmp_path, hub, model)
     assert result.returncode == 2
     assert message in result.stderr.splitlines()[-1]

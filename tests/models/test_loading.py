@@ -1,4 +1,4 @@
-"""Loading: every format a Qwen3 checkpoint comes in, and every way a folder can be broken."""
+"""Loading: every format of Qwen3 checkpoints, and malformed folders."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def small_config(tied: bool = True) -> dict:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    """A small, whole checkpoint in three shards."""
+    """A small valid checkpoint in three shards."""
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder, small_config(), shard_bytes=500_000)
     return folder
@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def broken(checkpoint, tmp_path) -> Path:
-    """A copy of it for the test to break."""
+    """A copy of the checkpoint for the test to corrupt."""
     folder = tmp_path / "broken"
     shutil.copytree(checkpoint, folder)
     return folder
@@ -45,7 +45,7 @@ def broken(checkpoint, tmp_path) -> Path:
 
 @pytest.fixture(params=[load, load_weights])
 def load_either(request):
-    """Both ways to load fail in the same way."""
+    """Asserts that both loaders fail with the same error."""
     return request.param
 
 
@@ -69,17 +69,17 @@ def test_formats(tmp_path, bits, group_size, dtype, tied):
     actual = Qwen3ModelWeek1(mlx_model)(IDS)
     assert actual.dtype == (dtype if bits is None else mx.bfloat16)
     assert_close(actual, mlx_model(IDS), "logits", ulps=8)
-    assert tokenizer.decode([0, 4607]), "every id of the vocabulary has a text"
+    assert tokenizer.decode([0, 4607]), "every id of the vocabulary has text"
     assert_weights_are_those_of(mlx_model, tmp_path)
 
 
 def assert_weights_are_those_of(mlx_model, folder: Path) -> None:
-    """What `load_weights` reads makes the models of all weeks that `mlx_lm`'s reading makes."""
+    """Asserts that `load_weights` and `mlx_lm` give the same models in all weeks."""
     weights, _ = load_weights(str(folder))
     for week in (1, 2, 3):
         expected, actual = (logits(source, week) for source in (mlx_model, weights))
         assert actual.dtype == expected.dtype
-        assert mx.array_equal(actual, expected), f"other logits in week {week}"
+        assert mx.array_equal(actual, expected), f"different logits in week {week}"
 
 
 def logits(mlx_model, week: int) -> mx.array:
@@ -97,7 +97,7 @@ def test_sharded(checkpoint):
 def test_demo_model(demo):
     mlx_model, tokenizer = demo
     ids = mx.array([tokenizer.encode("What is the capital of France?")])
-    # Our bfloat16 weights are rounded from q·scale + bias, which mlx_lm's kernel keeps exact.
+    # Our bfloat16 weights are q·scale + bias, rounded; mlx_lm's kernel does not round them.
     assert_close(Qwen3ModelWeek1(mlx_model)(ids), mlx_model(ids), "the demo model's logits", ulps=8)
 
 
@@ -138,13 +138,13 @@ def test_folder_without_config(broken, load_either):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
-def test_config_that_is_not_json(broken, content, load_either):
+def test_config_with_invalid_json(broken, content, load_either):
     (broken / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ModelError, match="config.json"):
         load_either(str(broken))
 
 
-def test_config_that_lacks_a_field(broken, load_either):
+def test_config_with_a_missing_field(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     del config["hidden_size"]
     (broken / "config.json").write_text(json.dumps(config))
@@ -158,7 +158,7 @@ def test_folder_without_tokenizer(broken, load_either):
         load_either(str(broken))
 
 
-def test_tokenizer_that_is_not_json(broken, load_either):
+def test_tokenizer_with_invalid_json(broken, load_either):
     (broken / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer.json"):
         load_either(str(broken))
@@ -205,14 +205,14 @@ def test_corrupt_weights(broken, garbage, load_either):
         load_either(str(broken))
 
 
-def test_weights_that_do_not_fit_the_config(broken, load_either):
+def test_weights_that_mismatch_the_config(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_either(str(broken))
 
 
-def test_interrupted_download_is_not_a_model(broken):
+def test_interrupted_download_is_rejected(broken):
     sorted(broken.glob("*.safetensors"))[0].unlink()
     with pytest.raises(ModelError):
         check_checkpoint(broken)
@@ -224,7 +224,7 @@ def test_dispatch(demo):
         dispatch_model("demo", demo[0], 9)
 
 
-def test_dispatch_refuses_scaled_rope(broken, load_either):
+def test_dispatch_rejects_scaled_rope(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     (broken / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
@@ -233,7 +233,7 @@ def test_dispatch_refuses_scaled_rope(broken, load_either):
         dispatch_model("mine", mlx_model, 1)
 
 
-def test_dispatch_refuses_sizes_that_our_layers_do_not_have(tmp_path, load_either):
+def test_dispatch_rejects_unsupported_sizes(tmp_path, load_either):
     write_checkpoint(tmp_path, qwen3_config(64, 1, 64, 3, 2, True, 32, vocab_size=4200))
     mlx_model, _ = load_either(str(tmp_path))
     with pytest.raises(ModelError, match="num_kv_heads must divide num_heads, got 2 and 3"):
@@ -241,7 +241,7 @@ def test_dispatch_refuses_sizes_that_our_layers_do_not_have(tmp_path, load_eithe
 
 
 @pytest.mark.parametrize("value", ["wide", 0, None, -1])
-def test_config_with_a_senseless_value(broken, value, load_either):
+def test_config_with_an_invalid_value(broken, value, load_either):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "hidden_size": value}))
     with pytest.raises(ModelError, match="cannot be loaded: "):

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Freed memory is returned to the operating system."""
 
 import ctypes
 import resource
@@ -13,10 +13,12 @@ def resident_bytes():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc can be asked")
-def test_holes_between_blocks_are_given_back():
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc's malloc_trim"
+)
+def test_holes_between_blocks_are_released():
     blocks = [bytes(2000) for _ in range(20_000)]  # 40 MB
-    kept = blocks[::64]  # nothing can shrink from its end
+    kept = blocks[::64]  # pins the top of the heap
     del blocks
     before = resident_bytes()
     trim_heap()

@@ -1,4 +1,4 @@
-"""Our models against Hugging Face's own: logits, and greedy text token for token."""
+"""Parity with Hugging Face transformers: logits and greedy tokens."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from tiny_llm.kv_cache.paged_storage import RaggedBatch
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
 
-# Imported by the fixture: both take seconds, which other tests need not wait for.
+# Imported by the fixture: both take seconds to import.
 torch: Any
 transformers: Any
 
@@ -24,7 +24,7 @@ transformers: Any
 def _their_libraries() -> None:
     global torch, transformers
     torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
-    torch.set_num_threads(1)  # its threads wait by spinning, which takes others' processor
+    torch.set_num_threads(1)  # its idle threads spin and would take CPU time from other processes
     transformers = pytest.importorskip("transformers")
 
 
@@ -62,7 +62,7 @@ def hugging_face(folder: Path, dtype: Any) -> Any:
 
 
 def random_model(model: Any) -> Any:
-    """The model with weights that keep activations near unit size, and norms that are not all 1."""
+    """A random model with activations of about unit variance and varied norm weights."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -92,8 +92,8 @@ def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
                 torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False
             )[0].tolist()
         expected = sequence[len(prompt) :]
-        # One causal pass over prompt and answer predicts each token of the answer from those
-        # before it, as a decoding loop that has agreed so far would.
+        # One causal pass over prompt and output predicts each output token from its prefix,
+        # as a decoding loop would.
         logits = ours(mx.array([sequence]))[0, len(prompt) - 1 : -1]
         assert mx.argmax(logits, axis=-1).tolist() == expected, f"greedy tokens for {question!r}"
 
@@ -105,7 +105,7 @@ def test_demo_model_logits_bfloat16(demo_bfloat16_folder):
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits.float().numpy()
     actual = as_numpy(Qwen3ModelWeek1(mlx_model)(mx.array([ids])))
-    # Eight layers of bfloat16 roundings, in another order: relative to the logits' own size.
+    # Eight layers of bfloat16 rounding in another order; relative to the logits' magnitude.
     assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
 
 
@@ -156,7 +156,7 @@ def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
     return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
 
 
-# The name of the family in transformers, and what a config has besides `SIZES`: groups of 1 to 8.
+# Name of the family in transformers, and its config besides `SIZES`; GQA groups of 1 to 8.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": (
         "Qwen3",
@@ -234,7 +234,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
-    """(Hugging Face's model, ours in an engine's pages, its weights): random, in float32."""
+    """(Hugging Face's model, our paged model, its weights): random, in float32."""
     name, fields = FAMILIES[request.param]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, **fields)
@@ -254,7 +254,7 @@ def their_logits(theirs, ids: list[int]) -> np.ndarray:
         return theirs(torch.tensor([ids])).logits[0].numpy()
 
 
-def test_a_family_s_logits_float32(family):
+def test_family_logits_float32(family):
     theirs, ours, _ = family
     ids = random_ids(77)
     expected = their_logits(theirs, ids)
@@ -264,7 +264,7 @@ def test_a_family_s_logits_float32(family):
     np.testing.assert_allclose(as_numpy(chunked), expected, atol=1e-4, err_msg="chunked")
 
 
-def test_a_family_s_logits_in_a_ragged_batch_float32(family):
+def test_family_logits_in_a_ragged_batch_float32(family):
     theirs, ours, _ = family
     prompts = [random_ids(50), random_ids(9), random_ids(21)]
     storage, done = ours.create_paged_storage(12), [0, 0, 0]
@@ -289,7 +289,7 @@ def test_a_family_s_logits_in_a_ragged_batch_float32(family):
         )
 
 
-def test_a_family_s_greedy_tokens(family, demo):
+def test_family_greedy_tokens(family, demo):
     theirs, _, weights = family
     engine = LLM((weights, demo[1]), block_size=16)
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
@@ -297,7 +297,7 @@ def test_a_family_s_greedy_tokens(family, demo):
     for output in engine.generate(prompts, params, show_progress=False):
         assert output.error is None
         prompt, answer = output.prompt_token_ids, output.token_ids
-        # One causal pass predicts each token of the answer from those before it.
+        # One causal pass predicts each output token from its prefix.
         expected = their_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == expected.tolist()
         assert len(answer) == 64

@@ -69,7 +69,7 @@ def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
         launcher += ["--backend", "ring", "--hostfile", hosts.name, "--starting-port", port, "--"]
         process = subprocess.Popen(
             [sys.executable, *launcher, sys.executable, "-m", "tiny_llm", *command],
-            stdin=subprocess.PIPE,  # open: mlx.launch polls it
+            stdin=subprocess.PIPE,  # kept open: mlx.launch polls it
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -30,7 +30,7 @@ print(json.dumps([sums_by_mpi, [[list(o.token_ids), repr(o.logprobs)] for o in o
 """
 
 
-def test_two_ranks_have_the_same_bits_over_mpi_and_ring():
+def test_mpi_and_ring_are_bitwise_equal_on_two_ranks():
     ring = subprocess.run(
         [sys.executable, "-c", GENERATE], capture_output=True, text=True, timeout=100, check=False
     )
@@ -49,7 +49,7 @@ def test_ranks_of_mpirun_generate_and_exit():
     command += ["--prompt", "What is RoPE?"]
     stdout, stderr = mpirun(*command, "--max-tokens", "24").communicate(timeout=100)
     assert stdout.startswith("Rotary position embedding tells the model")
-    assert "prterun" not in stderr  # which reports ranks that exit without MPI_Finalize
+    assert "prterun" not in stderr  # mpirun reports ranks that exit without MPI_Finalize
     refused = mpirun(*command, "--max-tokens", "-1")
     _, stderr = refused.communicate(timeout=100)
     assert refused.returncode == 2

@@ -65,7 +65,7 @@ SHORT = {
 
 
 @pytest.mark.parametrize("path", SHORT)
-def test_what_an_agent_sends_is_answered_with_a_whole_stream(server, path):
+def test_agent_request_gets_a_complete_stream(server, path):
     answer = server.post(path, SHORT[path])
     assert answer.status_code == 200, answer.text
     kinds = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
@@ -73,7 +73,7 @@ def test_what_an_agent_sends_is_answered_with_a_whole_stream(server, path):
     assert "error" not in kinds
 
 
-# Claude Code parses both numbers from the sentence; Codex checks the code.
+# Claude Code parses both numbers from the message; Codex checks the code.
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -81,7 +81,7 @@ def test_what_an_agent_sends_is_answered_with_a_whole_stream(server, path):
         ("/v1/messages?beta=true", {**CLAUDE_CODE, "system": "Be brief. " * 2000}),
     ],
 )
-def test_a_prompt_that_is_too_long_is_told_as_agents_know_it(server, path, body):
+def test_overlong_prompt_error_is_recognized_by_agents(server, path, body):
     answer = server.post(path, body)
     assert answer.status_code == 400
     error = answer.json()["error"]

@@ -1,8 +1,8 @@
-"""Random concurrent clients from a seed: the server survives, and outputs stay the same.
+"""Chaos test: seeded random clients; the server survives with unchanged outputs.
 
-Among them: some leave in the queue, in the prompt, in the answer, with FIN and with RST; some read
-slowly; some send nonsense; some make a step raise. At the end nothing is left in the engine, and
-every seeded answer that was finished is the one that the same request gets alone.
+Clients disconnect while queued, during prefill or decoding, with FIN or RST; some read slowly, some
+send invalid requests, and some make a step raise. Afterwards the engine is empty, and every
+finished seeded output equals that of the same request alone.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ class Chaos:
     """Concurrent clients of one server.
 
     Args:
-        server: of them all.
-        seed: draws what each of them does.
+        server: the server under test.
+            seed: determines each client's behaviour.
     """
 
     def __init__(self, server: RunningServer, seed: int):
@@ -138,7 +138,7 @@ def survive(count: int, seed: int, *flags: str) -> int:
     assert eventually(lambda: server.is_empty)
     state = server.get("/engine/state").json()
     assert (state["unfinished"], state["clients"]) == (0, 0)
-    assert len(chaos.finished) > count / 10, "too few requests were finished to compare"
+    assert len(chaos.finished) > count / 10, "too few requests finished for a comparison"
     alone = {}
     for body, text in chaos.finished:
         if body not in alone:
@@ -151,23 +151,23 @@ def survive(count: int, seed: int, *flags: str) -> int:
     return memory
 
 
-def test_sixty_clients():
+def test_60_clients():
     survive(60, 1)
 
 
 @pytest.mark.slow
-def test_five_hundred_clients_with_few_pages():
+def test_500_clients_with_few_pages():
     survive(500, 2, "--kv-cache-bytes", "8000000")
 
 
 @pytest.mark.slow
-def test_five_hundred_clients_with_drafts():
+def test_500_clients_with_draft_tokens():
     survive(500, 3, "--draft-model", "demo-draft")
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_ten_thousand_clients_leave_memory_flat():
+def test_10000_clients_do_not_leak_memory():
     """At most 1 MB per thousand requests after the first thousand."""
     after_one = survive(1000, 4, "--kv-cache-bytes", "8000000")
     assert survive(10_000, 5, "--kv-cache-bytes", "8000000") - after_one < 9 * 2**20

@@ -1,4 +1,4 @@
-"""`chat --url`: our server, failing servers, flags without effect."""
+"""`chat --url`: our server, other and failing servers, rejected flags."""
 
 import http.server
 import io
@@ -28,14 +28,14 @@ def converse(capsys, monkeypatch, lines, *flags):
     return status, out, " ".join(err.split())
 
 
-def test_a_conversation(server, capsys, monkeypatch):
+def test_conversation(server, capsys, monkeypatch):
     flags = ("--url", server.url, "--reasoning-effort", "none")
     status, out, err = converse(capsys, monkeypatch, FRANCE + "/reset\n" + FRANCE, *flags)
     assert (status, out) == (0, "The capital of France is Paris.\n" * 2)
     assert f"model: demo at {server.url}/v1" in err
 
 
-def test_thoughts_are_shown_and_not_sent_again(server, capsys, monkeypatch):
+def test_reasoning_is_shown_and_not_sent_again(server, capsys, monkeypatch):
     bodies = []
     original = RemoteBackend._deltas
     monkeypatch.setattr(
@@ -48,7 +48,7 @@ def test_thoughts_are_shown_and_not_sent_again(server, capsys, monkeypatch):
     assert said == [FRANCE.strip(), "The capital of France is Paris.", FRANCE.strip()]
 
 
-def test_a_refusal_is_a_sentence_and_the_conversation_goes_on(server, capsys, monkeypatch):
+def test_rejected_request_prints_one_sentence_and_the_chat_continues(server, capsys, monkeypatch):
     flags = ("--url", server.url, "--reasoning-effort", "none")
     status, out, err = converse(capsys, monkeypatch, "word " * 3000 + "\n" + FRANCE, *flags)
     assert (status, out) == (0, "The capital of France is Paris.\n")
@@ -90,13 +90,13 @@ def endless():
         running.shutdown()
 
 
-def test_an_interrupt_stops_the_answer_alone(endless):
+def test_interrupt_stops_only_the_output(endless):
     command = [sys.executable, "-m", "tiny_llm.cli.chat", "--url", endless]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(command, text=True, env=os.environ, **pipes)
     process.stdin.write("Tell me a long story about everything.\n")
     process.stdin.flush()
-    assert process.stdout.read(1), "the answer has begun"
+    assert process.stdout.read(1), "output has started"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate("/exit\n", timeout=60)
     assert process.returncode == 0
@@ -117,13 +117,13 @@ def test_an_interrupt_stops_the_answer_alone(endless):
         (["--api-key", "k"], "--api-key requires --url"),
     ],
 )
-def test_flags_that_are_refused(capsys, monkeypatch, flags, sentence):
+def test_rejected_flags(capsys, monkeypatch, flags, sentence):
     status, _, err = converse(capsys, monkeypatch, "", *flags)
     assert status == 2
     assert sentence in err
 
 
-def test_without_its_library_the_command_says_so(capsys, monkeypatch):
+def test_missing_library_error_names_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx2", None)
     status, _, err = converse(capsys, monkeypatch, "", "--url", "http://127.0.0.1:9")
     assert status == 2
@@ -131,7 +131,7 @@ def test_without_its_library_the_command_says_so(capsys, monkeypatch):
 
 
 def stub(content, status=200, *flags, seen=None):
-    """The model of a server with a fixed response."""
+    """Backend of a server with a fixed response."""
 
     def answer(request):
         if seen is not None:
@@ -144,7 +144,7 @@ def stub(content, status=200, *flags, seen=None):
     return RemoteBackend(args, client)
 
 
-def test_what_is_sent():
+def test_request_body():
     seen = []
     flags = ("--api-key", "a key with é", "--max-tokens", "7", "--seed", "3")
     list(stub("data: [DONE]\n\n", 200, *flags, seen=seen).stream_chat([{"role": "user"}]))
@@ -165,7 +165,7 @@ def events(*deltas):
     return "".join(f"data: {json.dumps({'choices': [{'delta': d}]})}\n\n" for d in deltas)
 
 
-def test_other_servers_forms():
+def test_response_formats_of_other_servers():
     text = ": a comment\n\n" + events({"reasoning": "Hm"}, {"content": "Yes"}, {"content": None})
     assert (
         "".join(stub(text + "data: [DONE]\n\n").stream_chat([])) == "<think>\nHm\n</think>\n\nYes"
@@ -181,7 +181,7 @@ def test_other_servers_forms():
         ("<html>Bad\ngateway</html>", 502, "server error 502: <html>Bad gateway</html>"),
     ],
 )
-def test_a_server_that_fails(content, status, sentence):
+def test_failing_server(content, status, sentence):
     with pytest.raises(UserError) as failed:
         list(stub(content, status).stream_chat([]))
     assert sentence in str(failed.value)

@@ -1,7 +1,7 @@
 """Tool calls and JSON output of the demo model, through OpenAI's client.
 
-The form of these answers is held by grammars, and other tests look at it. Here it is the content:
-the model has learnt to call the tool that fits, with what the user said.
+Grammars guarantee the format, which other tests cover. These tests check the content: the model is
+trained to call the right tool with the user's arguments.
 """
 
 import json
@@ -35,7 +35,7 @@ ADD = {
 
 
 def answer(client, question, **body):
-    """Returns the assistant's message; `question` is a text or a conversation."""
+    """Returns the assistant's message; `question` is a string or a list of messages."""
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
     whole = client.chat.completions.create(
         model="demo", messages=messages, reasoning_effort="none", temperature=0, **body
@@ -44,7 +44,7 @@ def answer(client, question, **body):
 
 
 def called(message):
-    """Returns name and arguments of a message's only tool call."""
+    """Returns name and arguments of a message's single tool call."""
     (call,) = message.tool_calls
     return call.function.name, json.loads(call.function.arguments)
 
@@ -58,18 +58,18 @@ def called(message):
         ("What is 17 + 25?", ("add", {"a": 17, "b": 25})),
     ],
 )
-def test_the_tool_that_fits_is_called_with_what_the_user_said(client, question, expected, choice):
+def test_right_tool_is_called_with_the_users_arguments(client, question, expected, choice):
     message = answer(client, question, tools=[WEATHER, ADD], tool_choice=choice)
     assert called(message) == expected
 
 
-def test_a_question_that_needs_no_tool_is_answered(client):
+def test_unrelated_question_calls_no_tool(client):
     message = answer(client, "What is the capital of France?", tools=[WEATHER, ADD])
     assert not message.tool_calls
     assert message.content == "The capital of France is Paris."
 
 
-def test_the_second_turn_says_what_the_tool_told(client):
+def test_second_turn_uses_the_tool_result(client):
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
     call = answer(client, messages, tools=[WEATHER])
     messages += [
@@ -88,7 +88,7 @@ def test_the_second_turn_says_what_the_tool_told(client):
         ("Answer in JSON: What is the opposite of hot?", {"answer": "cold"}),
     ],
 )
-def test_json_of_a_schema_has_the_right_content(client, question, expected):
+def test_json_schema_output_has_the_right_content(client, question, expected):
     schema = {
         "type": "object",
         "properties": {key: {"type": "string"} for key in expected},
@@ -98,6 +98,6 @@ def test_json_of_a_schema_has_the_right_content(client, question, expected):
     assert json.loads(answer(client, question, response_format=form).content) == expected
 
 
-def test_json_that_no_grammar_holds(client):
+def test_json_without_a_grammar(client):
     text = answer(client, "Extract name and age as JSON: Velna Corford is 34 years old.").content
     assert json.loads(text) == {"name": "Velna Corford", "age": 34}

@@ -30,7 +30,7 @@ def operations(server):
 
 
 def fuzz(operation, examples):
-    """Sends requests to one operation and checks the responses."""
+    """Sends random requests to one operation and checks the responses."""
 
     @hypothesis.given(
         case=operation.as_strategy()
@@ -47,7 +47,7 @@ def fuzz(operation, examples):
         if isinstance(case.body, dict):
             for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
                 if isinstance(case.body.get(name), int) and case.body[name] > 4:
-                    case.body[name] = 4  # long completions test nothing more
+                    case.body[name] = 4  # longer completions add no coverage
         response = case.call(timeout=60)
         case.validate_response(response, checks=CHECKS)
         if response.status_code in ERROR_STATUSES and response.request.method != "HEAD":
@@ -58,7 +58,7 @@ def fuzz(operation, examples):
     run()
 
 
-def test_a_sample(server, operations):
+def test_quick_fuzz(server, operations):
     assert len(operations) >= 12
     for operation in operations:
         fuzz(operation, 8)
@@ -66,7 +66,9 @@ def test_a_sample(server, operations):
 
 
 @pytest.mark.slow
-def test_many(server, operations, exhaustive):
+def test_exhaustive_fuzz(server, operations, exhaustive):
     for operation in operations:
-        fuzz(operation, 2300 if exhaustive else 60)  # 20,000 in all; few without a body
+        fuzz(
+            operation, 2300 if exhaustive else 60
+        )  # 20,000 in total; few for operations without a body
     assert server.is_empty

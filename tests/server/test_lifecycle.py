@@ -27,13 +27,13 @@ UNLUCKY_BODY = {"prompt": UNLUCKY}
         (["--model", "nothing"], "there is no model 'nothing'"),
     ],
 )
-def test_flags_that_are_refused(capsys, monkeypatch, flags, sentence):
+def test_rejected_flags(capsys, monkeypatch, flags, sentence):
     monkeypatch.delenv("TINY_LLM_API_KEY", raising=False)
     assert serve.main(flags) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_without_its_libraries_the_command_says_so(capsys, monkeypatch):
+def test_missing_libraries_error_names_the_extra(capsys, monkeypatch):
     monkeypatch.setattr(serve, "LIBRARIES", ("fastapi", "no_such_library"))
     assert serve.main([]) == 2
     assert (
@@ -41,16 +41,16 @@ def test_without_its_libraries_the_command_says_so(capsys, monkeypatch):
     )
 
 
-def test_a_port_that_is_taken(capsys, server):
+def test_port_in_use(capsys, server):
     port = server.url.rpartition(":")[2]
     assert serve.main(["--model", "demo", "--port", port]) == 2
     assert "give another --port" in capsys.readouterr().err
 
 
-def test_a_pause_and_then_sigterm():
+def test_pause_then_sigterm():
     """Ctrl-Z during a step, and SIGCONT after more than the watchdog's limit.
 
-    The watchdog does not count the pause. Then SIGTERM: requests finish, and new ones are refused.
+    The watchdog ignores the pause. After SIGTERM, running requests finish; new ones are rejected.
     """
     server = RunningServer("--watchdog", "2", fault="slow")
     pause_in_the_middle(server)
@@ -90,7 +90,7 @@ def terminate_in_the_middle(server):
     assert server.process.wait(30) == 0
 
 
-def test_what_is_not_finished_in_time_ends_with_an_error():
+def test_drain_timeout_ends_requests_with_an_error():
     server = RunningServer("--drain-timeout", "0.5", fault="slow")
     connection = connect(server, {**LONG, "stream": True})
     assert connection.recv(10)
@@ -103,7 +103,7 @@ def test_what_is_not_finished_in_time_ends_with_an_error():
     assert server.process.wait(30) == 0
 
 
-def test_a_second_signal_ends_it_at_once():
+def test_second_signal_exits_immediately():
     server = RunningServer(fault="slow")
     connection = connect(server, {**LONG, "stream": True})
     assert connection.recv(10)
@@ -114,7 +114,7 @@ def test_a_second_signal_ends_it_at_once():
     connection.close()
 
 
-def test_a_step_that_raises_ends_its_requests_and_no_others():
+def test_failed_step_ends_only_its_requests():
     server = RunningServer(fault="raises")
     for stream in (False, True):
         failed = server.post("/v1/completions", {**UNLUCKY_BODY, "stream": stream})
@@ -128,7 +128,7 @@ def test_a_step_that_raises_ends_its_requests_and_no_others():
 
 
 @pytest.mark.parametrize("fault", ["hangs", "dies"])
-def test_an_engine_that_computes_nothing_is_given_up(fault):
+def test_watchdog_exits_when_the_engine_hangs_or_dies(fault):
     server = RunningServer("--watchdog", "2", fault=fault)
     connection = connect(server, {**UNLUCKY_BODY, "stream": True}, "/v1/completions")
     server.wait_for("exiting after a failure: ")
@@ -141,4 +141,4 @@ def test_an_engine_that_computes_nothing_is_given_up(fault):
         received += data
     assert b"The engine failed" in received
     assert server.process.wait(30) == 1
-    assert 'File "' in "".join(server.lines), "no stack in the log"
+    assert 'File "' in "".join(server.lines), "no stack trace in the log"

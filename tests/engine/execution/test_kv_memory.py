@@ -82,7 +82,9 @@ def test_captured_graphs_follow_reallocated_pages(model):
             if 0 <= place < len(ids):
                 logits = model.ragged_logits([ids[place]], one_token(place), [0], storage)
                 assert_same_bits(logits, expected[place], f"token {place}, {delay} steps later")
-    assert {len(storage.key_pages[0]) for storage in storages} == {40}, "each has grown once"
+    assert {len(storage.key_pages[0]) for storage in storages} == {40}, (
+        "each storage has grown once"
+    )
     if CapturedFunction.should_capture(mx.zeros((1, 1, 1))):
         recorded = model._run_planned._functions.values()
         assert all(function._is_capturable for function in recorded)

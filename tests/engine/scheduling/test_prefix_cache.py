@@ -16,7 +16,7 @@ class Tree:
         self.cache = PrefixCache(self.allocator, SIZE)
 
     def compute(self, text: str):
-        """A request fills pages with `text` and holds them; its last node."""
+        """Adds a request whose pages contain `text`; returns its last node."""
         node = self.cache.root
         for start in range(0, len(text) - SIZE + 1, SIZE):
             [page] = self.allocator.allocate()
@@ -24,7 +24,7 @@ class Tree:
         return node
 
     def found(self, text: str) -> int:
-        """How many tokens of `text` the tree has."""
+        """Number of cached tokens of `text`."""
         return SIZE * len(self.cache.match(list(text)))
 
     def check(self) -> None:
@@ -57,7 +57,7 @@ def test_tree_branches():
     tree.compute("abcdefgh")
     tree.compute("abcdXfgh")
     assert tree.cache.num_pages == 3
-    assert tree.allocator.num_used == 3, "the page that both filled is there once"
+    assert tree.allocator.num_used == 3, "a page computed by both is cached once"
     assert tree.found("abcdXfgh.") == tree.found("abcdefgh.") == 8
     tree.check()
 

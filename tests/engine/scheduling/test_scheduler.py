@@ -37,7 +37,7 @@ def test_prefix_cache_hit_on_an_earlier_request():
     assert step(it) == [("b", 8, 12, 0)]
     assert second.num_cached_tokens == 8
     same = add(it, "c", 8)
-    assert ("c", 4, 8, 0) in step(it), "of a prompt that is there as a whole, a page is computed"
+    assert ("c", 4, 8, 0) in step(it), "one page of a fully cached prompt is recomputed"
     assert same.num_cached_tokens == 4
     assert it.pages.counts(it.running).shared == 2
 
@@ -101,7 +101,7 @@ def test_preempted_request_hits_its_own_pages():
         step(it)
     while not young.num_computed:
         step(it)
-    assert young.num_cached_tokens == 0, "that is what it found when it came"
+    assert young.num_cached_tokens == 0, "hits at its first admission"
     assert young.num_shared > 0
     while it.has_requests:
         step(it)

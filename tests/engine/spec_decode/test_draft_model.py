@@ -17,7 +17,7 @@ V = 8
 
 
 class NoText:
-    """A tokenizer whose tokens are decimal numbers."""
+    """Tokenizer of decimal numbers."""
 
     eos_token_ids = frozenset()
     text = last_segment = ""
@@ -98,7 +98,7 @@ def test_sampled_outputs_have_the_target_distribution(params):
     assert_distributed_as(answers, expected)
     stats = llm.runner.statistics
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95, (
-        "guesses are right, and wrong, often"
+        "draft tokens are often accepted and often rejected"
     )
 
 

@@ -34,7 +34,7 @@ def test_objects_are_closed(schema, expected):
         True,
         {"type": "object"},
         {**CITY, "additionalProperties": {"type": "integer"}},
-        {**CITY, "required": ["city", "other"]},  # `other` may be anything, but must be there
+        {**CITY, "required": ["city", "other"]},  # `other` is required and may have any value
         {**CITY, "minProperties": 2},
         {**CITY, "patternProperties": {"^x": True}},
         {"allOf": [CITY, {"properties": {"mayor": {"type": "string"}}, "required": ["mayor"]}]},

@@ -54,8 +54,8 @@ ADD = {
 }
 STOP = {"type": "function", "function": {"name": "stop"}}
 
-# A tiny language over a tiny vocabulary. Wherever an answer can go on, it can in two ways or more,
-# or there is one token for it, so no tokenization is preferred to another.
+# A tiny language over a tiny vocabulary. At every point, two or more continuations are allowed or a
+# single token, so no tokenization is preferred.
 TOKENS = ["a", "b", "c", "ab", "ba", "aa", "bc", "<|end|>"]
 END, LANGUAGE = 7, r"[ab]{1,3}c?"
 V = len(TOKENS)
@@ -249,8 +249,10 @@ def test_required_tool_calls(llm, thinking):
 
 def test_automatic_tool_calls(llm):
     text = whole_text(answer(llm, ToolCalls([ADD]), temperature=0))
-    assert text == whole_text(answer(llm, None, temperature=0)), "no call, so nothing is different"
-    # The beginning of a call, as the model might write it, and what follows is a call of the tool.
+    assert text == whole_text(answer(llm, None, temperature=0)), (
+        "without a call the text is unchanged"
+    )
+    # After the forced beginning of a call, the grammar completes a call of the tool.
     prompt = llm.tokenizer.apply_chat_template(chat("Add!"), add_generation_prompt=True)
     matcher = llm.core.grammars.compile(ToolCalls([ADD])).matcher
     begun = llm.tokenizer.encode('Well: <tool_call>\n{"name": "')
@@ -356,7 +358,7 @@ def alone(demo):
     outputs = {}
     for number in range(len(FORMS)):
         llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1, enable_prefix_caching=False)
-        llm.core._proposers = []  # forced tokens are chosen one by one
+        llm.core._proposers = []  # forced tokens are sampled one at a time
         outputs |= run(llm, [number])
         assert llm.runner.statistics.num_draft_tokens == 0
     return outputs
@@ -519,7 +521,7 @@ HOSTILE = [
     StructuredOutputs(grammar='root ::= "a'),
     StructuredOutputs(grammar="not a grammar"),
     ToolCalls([{"type": "function", "function": {"name": "f", "parameters": {"type": "strung"}}}]),
-    # Minutes of work that the library does not bound.
+    # Minutes of compilation, which the library does not limit.
     StructuredOutputs(
         json={"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(60)]}
     ),
@@ -558,7 +560,7 @@ def test_expensive_grammar_terminates(llm, form):
     ("end", "reasons"),
     [
         (".", {"stop", "length"}),
-        ('"', {"error", "stop", "length"}),  # a call cannot be written without these
+        ('"', {"error", "stop", "length"}),  # every call contains this text
         ("\n", {"error", "stop", "length"}),
     ],
 )
@@ -566,7 +568,7 @@ def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
     """Some checkpoints have such an end token; it must not end reasoning or a string."""
 
     def answers(**engine):
-        # A tokenizer of its own: all tests share the demo's, which must keep its end tokens.
+        # A separate tokenizer: the demo's is shared by all tests and must keep its end tokens.
         config = json.loads((TARGET_PATH / "config.json").read_text())
         model = (demo[0], open_tokenizer(TARGET_PATH, config))
         llm = LLM(model, kv_cache_bytes=2**25, **engine)
@@ -598,7 +600,7 @@ def test_failed_grammar_fails_only_its_request(llm):
     llm.add_request("Why?", SamplingParams(temperature=0, max_tokens=4), request_id="b")
     llm.step()
     request = next(one for one in llm.scheduler.running if one.request_id == "a")
-    request.grammar.matcher.consume_tokens(llm.tokenizer.encode("0"))  # now it refuses everything
+    request.grammar.matcher.consume_tokens(llm.tokenizer.encode("0"))  # rejects every further token
     outputs = {}
     while llm.has_unfinished_requests:
         outputs |= {news.request_id: news.request_output for news in llm.step()}

@@ -1,1 +1,1 @@
-"""Weights and their formats."""
+"""Weights and their quantization formats."""

@@ -1,4 +1,4 @@
-"""NaN and infinity are found in every format, and the largest finite numbers are not mistaken."""
+"""NaN check: detects NaN and infinity in every format, accepts the largest finite numbers."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -29,18 +29,18 @@ def norm_with(numbers, dtype):
 
 
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
-def test_numbers_at_the_end_of_a_format_are_finite(dtype):
+def test_largest_finite_numbers_are_accepted(dtype):
     check(norm_with([LARGEST[dtype], -LARGEST[dtype], 0.0, -0.0, 1e-30, -1e-45, 1.0], dtype))
 
 
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
 @pytest.mark.parametrize("number", [math.nan, -math.nan, math.inf, -math.inf])
-def test_others_are_named(dtype, number):
+def test_nan_and_infinity_are_reported(dtype, number):
     with pytest.raises(ValueError, match=r"^part\.weight has numbers that are NaN or infinite"):
         check(norm_with([1.0, -2.0, number, 3.0], dtype))
 
 
-# A byte that is NaN, and the largest one of each sign that is not.
+# A NaN byte, and the largest finite byte of each sign.
 BYTES = {
     ("mxfp4", "scales"): (0xFF, [0xFE, 0x7F]),
     ("mxfp8", "scales"): (0xFF, [0xFE, 0x7F]),
@@ -50,7 +50,7 @@ BYTES = {
 
 
 @pytest.mark.parametrize(("mode", "name"), BYTES)
-def test_floating_point_of_8_bits(mode, name):
+def test_float8(mode, name):
     layer = nn.QuantizedLinear(128, 8, bias=False, group_size=None, bits=None, mode=mode)
     nan, finite = BYTES[mode, name]
     shape, dtype = layer[name].view(mx.uint8).shape, layer[name].dtype
@@ -68,8 +68,8 @@ def test_floating_point_of_8_bits(mode, name):
             check(layer)
 
 
-def test_in_any_thread():
-    """A stream of MLX's belongs to the thread that made it."""
+def test_check_runs_on_any_thread():
+    """MLX streams belong to the thread that created them."""
     check(norm_with([1.0], mx.float32))
     with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="infinite"):
         pool.submit(lambda: check(norm_with([math.inf], mx.float32))).result()

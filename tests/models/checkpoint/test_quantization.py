@@ -1,4 +1,4 @@
-"""Quantizations: repacked weights are the same numbers, products are within their bounds."""
+"""Quantization: repacking preserves values; matmuls are within error bounds."""
 
 import copy
 from typing import Any
@@ -30,7 +30,7 @@ PARTS = ("scales", "biases")
 
 
 class Layer(Module):
-    """A layer of a checkpoint."""
+    """Quantized linear layer of a checkpoint."""
 
 
 def layer_of(form: Quantization, weight: mx.array) -> Any:
@@ -43,7 +43,7 @@ def layer_of(form: Quantization, weight: mx.array) -> Any:
 
 
 def exact(layer: Any) -> mx.array:
-    """The weights as numbers that are not rounded, by MLX's own definition."""
+    """Unrounded weights, by MLX's definition."""
     wide = copy.copy(row_major_layer(layer))
     if wide.mode == "affine":
         for name in PARTS:
@@ -53,7 +53,7 @@ def exact(layer: Any) -> mx.array:
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("form", FORMATS, ids=IDS)
-def test_repacked_weights_are_the_same_numbers(form):
+def test_repacking_preserves_values(form):
     layer = layer_of(form, random(33, 256, dtype=mx.bfloat16))
     own = copy.copy(layer)
     repack(own)
@@ -65,10 +65,10 @@ def test_repacked_weights_are_the_same_numbers(form):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_integers_are_those_of_the_words(bits):
+def test_unpacked_integers_match_the_packed_words(bits):
     generator = np.random.default_rng(bits)
     expected = generator.integers(0, 2**bits, (3, 128), dtype=np.uint32)
-    stream = np.zeros((3, 128 * bits), dtype=np.uint8)  # the lowest bits first
+    stream = np.zeros((3, 128 * bits), dtype=np.uint8)  # lowest bits first
     for bit in range(bits):
         stream[:, bit::bits] = expected >> bit & 1
     words = np.packbits(stream, axis=1, bitorder="little").view(np.uint32)
@@ -77,8 +77,8 @@ def test_integers_are_those_of_the_words(bits):
         np.testing.assert_array_equal(np.array(pack_integers(mx.array(expected), bits)), words)
 
 
-def test_every_value_of_mxfp4():
-    """The 16 codes at the scales 1, the least and the greatest that are normal, and none."""
+def test_every_mxfp4_value():
+    """All 16 codes at scale 1, the smallest and largest normal scales, and scale 0."""
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     values += [-value for value in values]
     layer = Layer()
@@ -94,7 +94,7 @@ def test_every_value_of_mxfp4():
     np.testing.assert_array_equal(as_numpy(table(mx.arange(4))), expected)
 
 
-def test_a_scale_has_the_bits_of_its_exponent():
+def test_scale_bits_are_its_exponent():
     exponents = mx.arange(256).astype(mx.uint8)
     scales = e8m0_to_bfloat16(exponents)
     expected = np.float32([2.0 ** (e - 127) for e in range(255)] + [np.nan])
@@ -103,11 +103,11 @@ def test_a_scale_has_the_bits_of_its_exponent():
 
 
 def bound(x: np.ndarray, form: Quantization, layer: Any) -> np.ndarray:
-    """How far a product may be off: sums of I products in float32, then a rounding to bfloat16.
+    """Error bound of a matmul: sums of I products in float32, rounded to bfloat16.
 
-    Terms are the integers' part and the bias's part of each weight, which may cancel. Sums in any
-    order are off by at most n·u/(1 − n·u) of their terms' sum (Higham, "Accuracy and Stability of
-    Numerical Algorithms", 2002, section 4.2), where n is their number and u is 2⁻²⁴.
+    Terms are the integer and bias parts of each weight, which may cancel. In any order, the error
+    of a sum of n terms is at most n·u/(1 − n·u) times the sum of their magnitudes, with u = 2⁻²⁴
+    (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 4.2).
     """
     own = copy.copy(layer)
     repack(own)
@@ -124,7 +124,7 @@ def bound(x: np.ndarray, form: Quantization, layer: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("form", FORMATS, ids=IDS)
-def test_products_are_within_the_bound(form, rows):
+def test_matmul_is_within_the_bound(form, rows):
     layer = layer_of(form, random(40, 256, dtype=mx.bfloat16))
     x = random(rows, 256, dtype=mx.bfloat16)
     own = copy.copy(layer)
@@ -137,8 +137,8 @@ def test_products_are_within_the_bound(form, rows):
 
 
 @pytest.mark.parametrize("form", FORMATS[::4], ids=IDS[::4])
-def test_mlx_multiplies_what_the_kernels_do_not_read(form):
-    """Scales in float32, and every format where a GPU computes: product and table."""
+def test_unsupported_formats_fall_back_to_mlx(form):
+    """Scales in float32, and every format on a GPU: matmul and embedding."""
     weight, x = random(40, 256), random(3, 256)
     layer = layer_of(form, weight)
     linear = linear_from(layer, mx.float32)
@@ -173,7 +173,7 @@ QUANTIZATIONS = {
 
 @pytest.mark.parametrize("name", QUANTIZATIONS)
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_a_whole_model_beside_mlx_lm(tmp_path, family, name):
+def test_model_matches_mlx_lm(tmp_path, family, name):
     from mlx_lm.utils import load_model
 
     config = {**FAMILIES[family]}
@@ -184,7 +184,7 @@ def test_a_whole_model_beside_mlx_lm(tmp_path, family, name):
     model = serving_model(name, read_checkpoint(folder, config), page_size=16)
     theirs = load_model(folder)[0]
     [expected] = theirs(mx.array([ids]))
-    # Bfloat16's roundings of two layers, at other places; on a CPU MLX adds up in bfloat16, too.
+    # Two layers round to bfloat16 at different points; on a CPU, MLX also accumulates in bfloat16.
     assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
     given = serving_model(name, theirs, page_size=16)
     actual = sequence_logits(given, ids)
@@ -195,8 +195,8 @@ def test_a_whole_model_beside_mlx_lm(tmp_path, family, name):
 
 @pytest.mark.parametrize("name", ["3 bits", "4 bits", "8 bits", "mxfp4", "nvfp4", "mixed", "plain"])
 @pytest.mark.parametrize("config", [FAMILIES["qwen2"], MIXTURE], ids=["qwen2", "qwen3_moe"])
-def test_a_whole_model_beside_mlx_lm_in_float32(tmp_path, config, name):
-    """A router turns a rounding into another expert, so that a mixture is compared in float32."""
+def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
+    """In float32: rounding to bfloat16 may change the router's choice of experts."""
     from mlx_lm.utils import load_model
 
     config = {**config, "torch_dtype": "float32"}
@@ -214,8 +214,8 @@ def test_a_whole_model_beside_mlx_lm_in_float32(tmp_path, config, name):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
-def test_mlx_lm_s_mixture_is_laid_out_and_stays_usable(tmp_path, name):
-    """From either way of loading come the same bits; mlx_lm's model answers as before."""
+def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
+    """Both loaders give the same bits, and mlx_lm's model still gives its previous logits."""
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}
@@ -249,7 +249,7 @@ def test_mlx_lm_s_mixture_is_laid_out_and_stays_usable(tmp_path, name):
         ({"bits": 4, "lm_head": {"bits": 9}}, "9 bits in groups of 64"),
     ],
 )
-def test_a_format_that_is_not_known_is_named(quantization, message):
+def test_unknown_format_is_named(quantization, message):
     config = {**FAMILIES["llama"], "tie_word_embeddings": False, "quantization": quantization}
     with pytest.raises(ValueError, match=message):
         random_checkpoint(config)

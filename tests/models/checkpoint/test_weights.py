@@ -1,4 +1,4 @@
-"""`load_weights`: what `mlx_lm` would have read, read without it. For formats see test_loading."""
+"""`load_weights`: the weights of `mlx_lm.load` without mlx_lm. Formats: test_loading."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 class Editor:
-    """A copy of a checkpoint, to be changed."""
+    """An editable copy of a checkpoint."""
 
     def __init__(self, checkpoint: Path, folder: Path):
         shutil.copytree(checkpoint, folder)
@@ -60,19 +60,19 @@ def editor(checkpoint, tmp_path) -> Editor:
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(8, 64), (4, 32), (8, 128)])
-def test_a_layer_quantized_in_its_own_way(editor, bits, group_size):
+def test_layer_with_its_own_quantization(editor, bits, group_size):
     editor.requantize(PROJECTION, bits, group_size)
     editor.config["quantization"][PROJECTION] = {"bits": bits, "group_size": group_size}
     mlx_model, _ = load(editor.save())
     assert_weights_are_those_of(mlx_model, editor.folder)
-    del editor.config["quantization"][PROJECTION]  # its shapes tell the same
+    del editor.config["quantization"][PROJECTION]  # also implied by its shapes
     leaf = load_weights(editor.save())[0].layers[1].mlp.up_proj
     assert (leaf.bits, leaf.group_size) == (bits, group_size)
     assert_weights_are_those_of(mlx_model, editor.folder)
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_layer_that_is_not_quantized(editor, named):
+def test_unquantized_layer(editor, named):
     editor.requantize(PROJECTION, None)
     if named:
         editor.config["quantization"][PROJECTION] = False
@@ -81,7 +81,7 @@ def test_a_layer_that_is_not_quantized(editor, named):
     assert_weights_are_those_of(load(folder)[0], editor.folder)
 
 
-def test_tied_with_a_head_all_the_same(tmp_path):
+def test_tied_embeddings_with_an_lm_head_tensor(tmp_path):
     config = qwen3_config(128, 1, 128, 2, 1, True, head_dim=64, vocab_size=4200)
     write_checkpoint(tmp_path / "plain", config)
     editor = Editor(tmp_path / "plain", tmp_path / "edited")
@@ -96,7 +96,7 @@ def test_rope_parameters(editor):
 
 
 def test_mxfp4(editor):
-    """It is repacked where a CPU computes."""
+    """Repacked for the CPU."""
 
     def requantize(path: str) -> None:
         parts = [editor.weights.pop(f"{path}.{part}") for part in ("weight", "scales", "biases")]
@@ -116,7 +116,7 @@ def test_mxfp4(editor):
         Qwen3ModelWeek2(mlx_model)
 
 
-def test_awq_is_left_to_mlx_lm(editor):
+def test_awq_falls_back_to_mlx_lm(editor):
     for key in ("quantization", "quantization_config"):
         del editor.config[key]
     editor.config["quantization_config"] = {"quant_method": "awq", "bits": 3}
@@ -144,7 +144,7 @@ def test_awq_is_left_to_mlx_lm(editor):
         ("model.layers.2.mlp.up_proj.weight", mx.zeros((256, 128)), "has no place in a qwen3"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(editor, name, array, message):
+def test_mismatched_tensor_is_named(editor, name, array, message):
     if array is None:
         del editor.weights[name]
     else:
@@ -180,7 +180,7 @@ COMMAND = """if True:
     ids=["LLM", "main"],
 )
 def test_serving_imports_no_other_engine(program, unwanted):
-    """They take seconds to import, all together, and memory."""
+    """Together they take seconds to import, and memory."""
     program += f"\nimport sys\nprint(sorted({{*{unwanted}}} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -192,7 +192,7 @@ def test_serving_imports_no_other_engine(program, unwanted):
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_links_of_the_user_s_own_are_followed(tmp_path):
+def test_symbolic_links_of_the_user_are_followed(tmp_path):
     folder = tmp_path / "linked"
     folder.mkdir()
     for file in demo.TARGET_PATH.iterdir():

@@ -1,4 +1,4 @@
-"""`LLM(attention_backend=…)`: the same answers, by another way to attend; or one sentence."""
+"""`LLM(attention_backend=…)`: same outputs from every backend; unknown names."""
 
 import mlx.core as mx
 import pytest
@@ -15,7 +15,7 @@ from tiny_llm.models.families import attention_backends
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_gathered_keys_give_the_bits_of_those_in_pages(family, run):
+def test_gathered_and_paged_attention_are_bitwise_equal(family, run):
     checkpoint = random_checkpoint({**FAMILIES[family], "quantization": {"mode": "mxfp4"}})
     of = {name: run(serving_model("it", checkpoint, 16, name)) for name in ATTENTION_BACKENDS}
     assert_same_bits(of["flash"], of["paged"], "flash beside paged")
@@ -24,7 +24,7 @@ def test_gathered_keys_give_the_bits_of_those_in_pages(family, run):
 
 @pytest.mark.parametrize("backend", ["flash", "reference"])
 @pytest.mark.parametrize("config", [FAMILIES["qwen3"], MIXTURE], ids=["qwen3", "qwen3_moe"])
-def test_an_engine_answers_by_it(demo, config, backend, monkeypatch):
+def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
     calls = []
     for name in ("flash_attention", "paged_attention_varlen_reference"):
         function = getattr(attention_backends, name)
@@ -49,7 +49,7 @@ def test_an_engine_answers_by_it(demo, config, backend, monkeypatch):
 
 @pytest.mark.parametrize("backend", attention_backends.ATTENTION_FUNCTIONS.values())
 def test_sequences_without_tokens_get_zeros(backend):
-    """A batch's idle slot has no keys."""
+    """An idle slot of a batch has no keys."""
 
     class Cache:
         def update_and_fetch_paged(self, key, value, mask):
@@ -64,6 +64,6 @@ def test_sequences_without_tokens_get_zeros(backend):
 
 
 @pytest.mark.parametrize("given", ["FLASH_ATTN", "", None, ["paged"]])
-def test_a_name_that_is_not_known_is_refused(given):
+def test_unknown_backend_is_rejected(given):
     with pytest.raises(UserError, match="must be 'paged', 'flash' or 'reference', got"):
         LLM("demo", attention_backend=given)

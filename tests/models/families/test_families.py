@@ -1,4 +1,4 @@
-"""Families: what their configs mean, what is refused by name, and how the decoder runs."""
+"""Model families: config parsing, rejected configs, the decoder."""
 
 import json
 
@@ -64,7 +64,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}},
             {"max_position_embeddings": 512},
         ),
-        # A window ends the context where it would hide a token.
+        # The context length is capped at the window, so no token is masked.
         (MISTRAL, {"max_position_embeddings": 256}),
         ({**MISTRAL, "max_position_embeddings": 8192}, {"max_position_embeddings": 4096}),
         (
@@ -93,7 +93,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     ],
     ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
 )
-def test_what_a_config_means(changes, expected):
+def test_config_parsing(changes, expected):
     config = read_config(changes)
     assert {name: getattr(config, name) for name in expected} == expected
 
@@ -135,12 +135,12 @@ def test_what_a_config_means(changes, expected):
         ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is no multiple of .* 3"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(config, message):
+def test_unsupported_config_is_rejected_by_name(config, message):
     with pytest.raises(ValueError, match=message):
         read_config(config)
 
 
-def test_a_field_that_is_not_known_is_refused_by_every_way_to_load(tmp_path, demo):
+def test_unsupported_field_is_rejected_by_every_loader(tmp_path, demo):
     write_family(tmp_path, LLAMA)
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "logit_scale": 2.0}))
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -153,7 +153,7 @@ def test_a_field_that_is_not_known_is_refused_by_every_way_to_load(tmp_path, dem
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_the_decoder_has_the_bits_of_week_3(demo):
+def test_decoder_matches_week_3_bitwise(demo):
     mlx_model, tokenizer = demo
     ids = tokenizer.encode("What is the capital of France?")
     ends = [len(ids) - 1, len(ids)]
@@ -167,7 +167,7 @@ def test_the_decoder_has_the_bits_of_week_3(demo):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
 @pytest.mark.parametrize("config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE], ids=name_of)
-def test_a_decoder_s_recorded_steps_have_the_bits_of_plain_ones(config, run, monkeypatch):
+def test_captured_steps_are_bitwise_equal_to_eager_ones(config, run, monkeypatch):
     config = {**config, "quantization": {"bits": 3, "group_size": 64}}
     model = serving_model("it", random_checkpoint(config), page_size=16)
     runs = [run(model) for _ in range(3)]
@@ -179,7 +179,7 @@ def test_a_decoder_s_recorded_steps_have_the_bits_of_plain_ones(config, run, mon
 
 @pytest.mark.parametrize("either_device", ["gpu"], indirect=True)
 @pytest.mark.parametrize("config", [*FAMILIES.values(), MIXTURE], ids=name_of)
-def test_a_gpu_computes_what_the_cpu_does(either_device, config):
+def test_gpu_matches_cpu(either_device, config):
     def logits():
         checkpoint = random_checkpoint({**config, "quantization": QUANTIZED})
         return run_ragged(serving_model("it", checkpoint, page_size=16))
@@ -191,7 +191,7 @@ def test_a_gpu_computes_what_the_cpu_does(either_device, config):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("config", [*FAMILIES.values(), MIXTURE], ids=name_of)
-def test_a_decoder_s_layers_are_one_node(config):
+def test_decoder_layers_are_one_graph_node(config):
     config = {**config, "quantization": {"mode": "mxfp4"}}
     model = serving_model("it", random_checkpoint(config), page_size=16)
     run_ragged(model)
@@ -219,7 +219,7 @@ def test_a_decoder_s_layers_are_one_node(config):
         ("qwen3_moe", QUANTIZED),
     ],
 )
-def test_tokens_do_not_depend_on_company_drafts_or_chunks(demo, family, quantization):
+def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantization):
     config = {**FAMILIES, "qwen3_moe": MIXTURE}[family]
     config = {**config, "quantization": quantization, "tie_word_embeddings": False}
     pair = random_checkpoint(config), demo[1]
@@ -243,7 +243,7 @@ def test_tokens_do_not_depend_on_company_drafts_or_chunks(demo, family, quantiza
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("tokens", [1, 7, 50])
 @pytest.mark.parametrize("quantization", [None, QUANTIZED, {"mode": "mxfp4"}], ids=str)
-def test_gathered_experts_are_the_separate_ones(quantization, tokens):
+def test_stacked_experts_match_separate_ones(quantization, tokens):
     config = {**MIXTURE, "quantization": quantization, "torch_dtype": "float32"}
     stacked = random_checkpoint(config).layers[1].mlp.switch_mlp
     x, experts = random(1, tokens, 128), mx.random.randint(0, 6, (1, tokens, 2))
@@ -255,7 +255,7 @@ def test_gathered_experts_are_the_separate_ones(quantization, tokens):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("quantization", [QUANTIZED, {"bits": 6}, {"mode": "mxfp4"}], ids=str)
-def test_grouped_experts_have_the_bits_of_separate_ones_and_of_each_token_alone(quantization):
+def test_grouped_experts_are_bitwise_equal_to_separate_ones_and_single_tokens(quantization):
     mixture = random_checkpoint({**MIXTURE, "quantization": quantization})
     layer, given = serving_model("it", mixture, page_size=16).layers[1].mlp, mixture.layers[1].mlp
     assert isinstance(layer.experts, GroupedExperts)
@@ -272,7 +272,7 @@ def test_grouped_experts_have_the_bits_of_separate_ones_and_of_each_token_alone(
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_experts_are_interleaved_where_the_kernels_want_it():
+def test_experts_are_prepacked_for_kernels_that_support_it():
     rows = kernels.prepack_rows()
     if not rows:
         pytest.skip("these kernels read weights by row")
@@ -282,11 +282,11 @@ def test_experts_are_interleaved_where_the_kernels_want_it():
     assert layer.experts.down.scales.shape == (6, 128 // rows, 2, rows)
 
 
-def test_the_experts_of_hugging_face_s_checkpoints_are_put_together(tmp_path):
+def test_hugging_face_experts_are_stacked(tmp_path):
     folder = write_family(tmp_path, MIXTURE)
     expected = read_checkpoint(folder, MIXTURE).layers[1].mlp.switch_mlp
     weights = dict(mx.load(str(folder / "model.safetensors")))
-    mx.eval(expected.parameters(), weights)  # before the file is written again
+    mx.eval(expected.parameters(), weights)  # read before the file is overwritten
     for name in [name for name in weights if ".switch_mlp." in name]:
         for index, own in enumerate(weights.pop(name)):
             weights[name.replace("switch_mlp", f"experts.{index}")] = own
@@ -300,7 +300,7 @@ def test_the_experts_of_hugging_face_s_checkpoints_are_put_together(tmp_path):
         read_checkpoint(folder, MIXTURE)
 
 
-def test_a_request_beyond_the_window_is_refused(demo):
+def test_request_beyond_the_window_is_rejected(demo):
     pair = random_checkpoint({**MISTRAL, "sliding_window": 48}), demo[1]
     llm = LLM(pair, block_size=16)
     assert llm.runner.target.model.max_seq_len == 48
@@ -317,7 +317,7 @@ def test_a_request_beyond_the_window_is_refused(demo):
         ({**FAMILIES["qwen3"], "rope_scaling": YARN}, "scales RoPE with 'yarn'"),
     ],
 )
-def test_the_weeks_run_qwen3_alone(config, reason, week):
+def test_weeks_support_only_qwen3(config, reason, week):
     with pytest.raises(ModelError, match=f"{reason}, which the course's layers do not implement"):
         dispatch_model("it", random_checkpoint(config), week)
 
@@ -325,7 +325,7 @@ def test_the_weeks_run_qwen3_alone(config, reason, week):
 # --- random weights -----------------------------------------------------------------------------
 
 
-def test_dummy_weights_need_a_config_alone(tmp_path, capsys):
+def test_dummy_weights_need_only_a_config(tmp_path, capsys):
     config = {**LLAMA, "vocab_size": 9000, "quantization": QUANTIZED}
     (tmp_path / "config.json").write_text(json.dumps(config))
     llm = LLM(str(tmp_path), load_format="dummy", block_size=16)
@@ -334,7 +334,7 @@ def test_dummy_weights_need_a_config_alone(tmp_path, capsys):
     [output] = llm.generate(["RoPE is"], params, show_progress=False)
     assert len(output.token_ids) == 5
     logits = sequence_logits(llm.runner.target.model, [1, 2, 3])
-    assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, "activations near unit size"
+    assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, "activations of about unit variance"
 
 
 def test_dummy_weights_of_a_folder_with_a_tokenizer(demo):
@@ -347,7 +347,7 @@ def test_dummy_weights_of_a_folder_with_a_tokenizer(demo):
     )
 
 
-def test_dummy_weights_are_refused_where_they_cannot_be(tmp_path):
+def test_dummy_weights_are_rejected_where_unsupported(tmp_path):
     with pytest.raises(UserError, match="load format 'ggml' is unknown; give auto or dummy"):
         load_weights("demo", load_format="ggml")
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))

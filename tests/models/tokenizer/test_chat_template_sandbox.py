@@ -1,4 +1,4 @@
-"""Chat templates with bounds: what is rendered is the same, and what is hostile ends in time."""
+"""Sandboxed chat templates: same output; hostile templates time out."""
 
 import threading
 
@@ -24,7 +24,7 @@ def process():
     process.process.close()
 
 
-def test_the_same_text(process):
+def test_sandboxed_output_matches(process):
     for rest in ({"tools": None}, {"tools": [{"name": "f"}]}):
         assert process.render(TEMPLATE, MESSAGES, **rest) == render_chat(TEMPLATE, MESSAGES, **rest)
 
@@ -51,7 +51,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind, monkeypatch):
+def test_hostile_template_is_stopped_and_the_next_one_renders(process, kind, monkeypatch):
     if kind == "time":
         monkeypatch.setattr(process.process, "_seconds", 1.0)
     with pytest.raises(ValueError, match=REASONS[kind]):
@@ -60,20 +60,20 @@ def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind, mon
     assert process.render("{{ messages[0].role }}", MESSAGES) == "user"
 
 
-def test_a_process_that_was_killed_is_started_again(process):
+def test_killed_process_is_restarted(process):
     assert process.render("a", []) == "a"
     process.process._process.kill()
     process.process._process.wait()
     assert process.render("b", []) == "b"
 
 
-def test_more_than_a_pipe_holds_goes_through(process):
+def test_output_larger_than_a_pipe_buffer(process):
     text = "x" * 300_000
     process.process._max_bytes = 400_000
     assert process.render("{{ messages[0].content }}", [{"content": text}]) == text
 
 
-def test_threads_wait_for_each_other(process):
+def test_concurrent_threads_are_serialized(process):
     found = {}
 
     def render(number):
@@ -87,7 +87,7 @@ def test_threads_wait_for_each_other(process):
     assert found == {number: str(number) for number in range(8)}
 
 
-def test_every_chat_has_bounds(monkeypatch):
+def test_every_chat_is_sandboxed(monkeypatch):
     weights, tokenizer = load_weights("demo")
     llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
     ask = SamplingParams(temperature=0, max_tokens=2)

@@ -1,4 +1,4 @@
-"""The demo's chat template: tools as Qwen3's template writes them, and chats without as before."""
+"""The demo's chat template: tools in Qwen3's format; chats without tools unchanged."""
 
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.models.tokenizer.chat_template_main import render_chat
@@ -37,7 +37,7 @@ def turn(role, content):
     return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
-def test_tools_are_listed_in_the_system_s_turn():
+def test_tools_are_listed_in_the_system_message():
     user = {"role": "user", "content": "Hello"}
     alone = render_chat(TEMPLATE, [user], tools=[TOOL])
     assert alone == f"<|im_start|>system\n{LISTED}" + turn("user", "Hello")
@@ -67,7 +67,7 @@ def test_calls_and_results():
     )
 
 
-def test_a_chat_without_tools():
+def test_chat_without_tools():
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why?"},
@@ -81,5 +81,5 @@ def test_a_chat_without_tools():
     assert closed == f"{opened}<think>\n\n</think>\n\n"
 
 
-def test_the_draft_has_the_same():
+def test_draft_has_the_same_template():
     assert (DRAFT_PATH / "chat_template.jinja").read_text() == TEMPLATE

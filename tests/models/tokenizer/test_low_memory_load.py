@@ -1,4 +1,4 @@
-"""tokenizer.json, read in two parts: the result is that of the library's own reader."""
+"""Two-part loading of tokenizer.json: equal to the library's loader."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ TEXT = "RoPE is <|im_end|> naïve 数学 <think>"
 
 @pytest.fixture
 def written(tmp_path):
-    """Writes the demo's tokenizer.json, changed by a function, and returns its path."""
+    """Writes the demo's tokenizer.json, modified by a function; returns its path."""
 
     def write(change):
         content = json.loads(FILE.read_bytes())
@@ -33,7 +33,7 @@ def written(tmp_path):
 
 @pytest.fixture
 def library_reads_parts_only(monkeypatch):
-    """Has the test fail if the library is asked to read a whole file."""
+    """Fails the test if the library loads a complete file."""
     parts_only = SimpleNamespace(from_str=tokenizers.Tokenizer.from_str)
     library = SimpleNamespace(Tokenizer=parts_only, models=tokenizers.models)
     monkeypatch.setattr(low_memory_load, "tokenizers", library)
@@ -48,7 +48,7 @@ def merges_as_texts(content):
 
 
 def ids_that_are_not_next(content):
-    """As where a vocabulary was padded behind the added tokens: the library gives other ids."""
+    """Non-contiguous ids of added tokens (a padded vocabulary): the library assigns other ids."""
     vocab = content["model"]["vocab"]
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab) + 5, len(vocab) + 50)})
 
@@ -77,7 +77,7 @@ def a_token_that_is_added_twice(content):
         a_token_that_is_added_twice,
     ],
 )
-def test_the_tokenizer_is_the_librarys(written, change, request):
+def test_tokenizer_equals_the_librarys(written, change, request):
     file = written(change)
     expected = tokenizers.Tokenizer.from_file(str(file))
     request.getfixturevalue("library_reads_parts_only")
@@ -89,7 +89,7 @@ def test_the_tokenizer_is_the_librarys(written, change, request):
     assert actual.decode(actual.encode(TEXT).ids) == expected.decode(expected.encode(TEXT).ids)
 
 
-def test_another_kind_of_model_is_left_to_the_library(written):
+def test_other_model_types_fall_back_to_the_library(written):
     def words(content):
         content["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
 
@@ -112,9 +112,9 @@ def no_added_tokens(content):
 @pytest.mark.parametrize(
     "change", [a_merge_of_no_tokens, a_vocabulary_of_other_things, no_added_tokens]
 )
-def test_a_broken_file_is_refused_as_the_library_refuses_it(written, change):
+def test_malformed_file_raises_the_librarys_error(written, change):
     file = written(change)
-    with pytest.raises(Exception) as expected:  # noqa: PT011  (the library has no class for it)
+    with pytest.raises(Exception) as expected:  # noqa: PT011  (the library raises a plain Exception)
         tokenizers.Tokenizer.from_file(str(file))
     with pytest.raises(Exception) as actual:  # noqa: PT011
         load_tokenizer_json(file)
@@ -142,8 +142,10 @@ print(kilobytes() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="as Linux counts it")
-def test_the_vocabulary_lies_densely(written):
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux memory statistics"
+)
+def test_vocabulary_is_compact_in_memory(written):
     def many_merges(content):
         tokens = [token for token in content["model"]["vocab"] if len(token) < 3][:250]
         merges = [(left, right) for left in tokens for right in tokens][:50_000]

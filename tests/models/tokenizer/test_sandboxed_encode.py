@@ -1,4 +1,4 @@
-"""Texts in a process with bounds: the same tokens, and a sentence where there is no end."""
+"""Sandboxed encoding: same tokens; an error if it does not terminate."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ TEXT = "Größe \U0001f600 <|im_start|> don't 123\n\n  x"
 
 
 def folder_with(folder: Path, change) -> Path:
-    """The demo's tokenizer with another expression, which `change` makes of the one it has."""
+    """The demo's tokenizer with its pre-tokenizer expression changed by `change`."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TARGET_PATH / name, folder / name)
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -28,7 +28,7 @@ def folder_with(folder: Path, change) -> Path:
     return folder
 
 
-def test_an_unknown_expression_gives_the_same_tokens(tmp_path):
+def test_unknown_expression_gives_the_same_tokens(tmp_path):
     known = open_tokenizer(TARGET_PATH, CONFIG)
     other = open_tokenizer(folder_with(tmp_path, lambda regex: f"(?:{regex})"), CONFIG)
     assert find_unknown_regex(known.backend_tokenizer) is None
@@ -36,7 +36,7 @@ def test_an_unknown_expression_gives_the_same_tokens(tmp_path):
     assert other.encode(TEXT) == known.encode(TEXT)
 
 
-def test_a_tokenizer_of_transformers_has_the_same_bounds(tmp_path):
+def test_transformers_tokenizer_is_sandboxed(tmp_path):
     folder = folder_with(tmp_path, lambda _: "(a|aa)+$")
     tokenizer = load_mlx_lm_tokenizer(folder, {1})
     with pytest.raises(UserError, match="cannot be cut into words"):
@@ -46,10 +46,10 @@ def test_a_tokenizer_of_transformers_has_the_same_bounds(tmp_path):
             tokenizer.apply_chat_template([{"content": "a"}], chat_template=template + "!")
 
 
-def test_what_is_certainly_too_long_is_not_encoded():
+def test_overlong_text_is_not_encoded():
     tokenizer = open_tokenizer(TARGET_PATH, CONFIG)
     check_length(tokenizer, "it", "why " * 300_000, 1_200_000)
     with pytest.raises(UserError, match=r"^it has 1,200,000 characters, at least 80,000 tokens"):
         check_length(tokenizer, "it", "why " * 300_000, 2048)
-    # Normalization makes this text shorter, so its length says nothing.
+    # Normalization shortens this text, so its length gives no lower bound.
     check_length(tokenizer, "it", "e\u0301" * 600_000, 2048)

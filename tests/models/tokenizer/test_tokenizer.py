@@ -1,4 +1,4 @@
-"""Our tokenizer beside `mlx_lm`'s, which is the oracle: ids, texts, end tokens, templates."""
+"""Our tokenizer against `mlx_lm`'s: ids, text, end tokens, chat templates."""
 
 import json
 import shutil
@@ -24,14 +24,13 @@ OURS = open_tokenizer(TARGET_PATH, CONFIG)
 
 VOCAB_SIZE = len(OURS.get_vocab())
 BYTES = [i for token, i in OURS.get_vocab().items() if len(token) == 1]
-NUL = OURS.get_vocab()["Ā"]  # of which mlx_lm makes the letter that stands for it
+NUL = OURS.get_vocab()["Ā"]  # mlx_lm decodes it to its byte-level symbol
 
-# mlx_lm and transformers, which it opens tokenizers with, take seconds to import: not in a run of
-# other tests.
+# mlx_lm and its dependency transformers take seconds to import: not at module level.
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:
-    """A folder's tokenizer as mlx_lm opens it."""
+    """Loads a folder's tokenizer with mlx_lm."""
     from mlx_lm.utils import load_tokenizer
 
     return load_tokenizer(folder, **options)
@@ -39,7 +38,7 @@ def load_tokenizer(folder: Path, **options: Any) -> Any:
 
 @cache
 def theirs_of_demo() -> Any:
-    """The demo model's tokenizer as mlx_lm opens it."""
+    """The demo model's tokenizer, loaded with mlx_lm."""
     return load_tokenizer(TARGET_PATH, eos_token_ids=[4093, 4091])
 
 
@@ -58,7 +57,7 @@ some_ids = st.lists(ids_of_bytes.filter(lambda token: token != NUL), max_size=20
 
 
 def segments(detokenizer: Any, ids: list[int]) -> list[str]:
-    """What each token adds, and what the end does."""
+    """Text emitted per token, and at the end."""
     result = []
     for token in ids:
         detokenizer.add_token(token)
@@ -67,7 +66,7 @@ def segments(detokenizer: Any, ids: list[int]) -> list[str]:
     return [*result, detokenizer.last_segment]
 
 
-def test_it_is_ours():
+def test_our_tokenizer_is_used():
     assert type(OURS) is Tokenizer
 
 
@@ -90,32 +89,32 @@ def test_decode(ids, skip):
 @settings(max_examples=300, deadline=None)
 @given(some_ids)
 def test_streaming(ids):
-    """Whole characters, cut ones and bytes that are none."""
+    """Complete characters, incomplete ones and invalid bytes."""
     assert segments(OURS.detokenizer, ids) == segments(theirs_of_demo().detokenizer, ids)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text())
-def test_streaming_gives_back_the_text(text):
+def test_streamed_text_round_trips(text):
     ids = OURS.encode(text)
     assert "".join(segments(OURS.detokenizer, ids)) == OURS.decode(ids).removeprefix(" ")
 
 
-def test_a_cut_character_is_held_back_and_at_the_end_replaced():
+def test_incomplete_character_is_buffered_and_replaced_at_the_end():
     detokenizer = OURS.detokenizer
     first, *rest = "🙂".encode()
     alphabet = {"🙂".encode()[i]: token for i, token in enumerate(OURS.encode("🙂"))}
     ids = OURS.encode("🙂")
-    assert len(ids) == len(alphabet) == 1 + len(rest), "a byte a token"
+    assert len(ids) == len(alphabet) == 1 + len(rest), "one byte per token"
     assert segments(detokenizer, ids) == ["", "", "", "🙂", ""]
     assert segments(OURS.detokenizer, [alphabet[first]]) == ["", "\ufffd"]
 
 
-def test_the_byte_0_is_the_character_0():
+def test_byte_0_decodes_to_nul():
     assert segments(OURS.detokenizer, [NUL]) == [OURS.decode([NUL]), ""] == ["\0", ""]
 
 
-def test_what_characters_of_a_token_stand_for():
+def test_byte_level_symbols():
     letters = ByteLevel.alphabet()
     assert sorted(map(decode_byte_level, letters)) == [bytes([byte]) for byte in range(256)]
     text = "é ñ, 漢字 🙂\t\n\0"
@@ -126,12 +125,12 @@ def test_what_characters_of_a_token_stand_for():
     assert decode_byte_level(text) == text.encode()
 
 
-def test_an_id_without_a_token_has_no_text():
+def test_id_without_a_token_has_no_text():
     assert segments(OURS.detokenizer, [VOCAB_SIZE + 5]) == ["", ""]
     assert OURS.decode([VOCAB_SIZE + 5]) == ""
 
 
-def test_each_answer_has_its_own_detokenizer():
+def test_each_output_has_its_own_detokenizer():
     one, other = OURS.detokenizer, OURS.detokenizer
     assert isinstance(one, StreamingDetokenizer)
     one.add_token(OURS.encode("a")[0])
@@ -162,13 +161,13 @@ BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": False, "use_regex": Fal
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A copy of the demo's tokenizer for the test to change."""
+    """An editable copy of the demo's tokenizer."""
     shutil.copytree(TARGET_PATH, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
     return tmp_path / "copy"
 
 
 def edit(folder: Path, name: str, **changes: Any) -> None:
-    """Changes entries of a JSON file; a value of None is written, ... takes the entry away."""
+    """Sets entries of a JSON file; None is written as null, ... removes the entry."""
     content = {**json.loads((folder / name).read_text()), **changes}
     content = {key: value for key, value in content.items() if value is not ...}
     (folder / name).write_text(json.dumps(content))
@@ -190,25 +189,25 @@ TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"<"
 @pytest.mark.parametrize(
     "arguments", [{}, {"tools": TOOLS}, {"mood": "glad", "add_generation_prompt": True}]
 )
-def test_a_template_sees_what_transformers_shows(folder, arguments):
+def test_template_variables_match_transformers(folder, arguments):
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     ours, theirs = open_tokenizer(folder, CONFIG), load_tokenizer(folder)
     chat = [*CHAT[:2], {"role": "assistant", "content": "x", "tool_calls": None, "name": "me"}]
     expected = theirs.apply_chat_template(chat, tokenize=False, **arguments)
     assert ours.apply_chat_template(chat, tokenize=False, **arguments) == expected
-    assert "_mlx_lm" not in vars(ours), "it was rendered here"
+    assert "_mlx_lm" not in vars(ours), "rendered by our own code"
     with pytest.raises(ValueError, match="no more"):
         ours.apply_chat_template([{"role": "user", "content": "stop"}])
 
 
-def test_where_templates_come_from(folder):
+def test_template_precedence(folder):
     listed = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
     edit(folder, "tokenizer_config.json", chat_template=listed)
     for change in (
         lambda: None,  # chat_template.jinja comes first
-        lambda: (folder / "chat_template.jinja").unlink(),  # then the list
+        lambda: (folder / "chat_template.jinja").unlink(),  # then the list in tokenizer_config.json
         lambda: edit(folder, "tokenizer_config.json", chat_template="three"),
-        lambda: edit(folder, "tokenizer_config.json", chat_template=...),  # none at all
+        lambda: edit(folder, "tokenizer_config.json", chat_template=...),  # no template
         lambda: (folder / "additional_chat_templates").mkdir(),
         lambda: (folder / "additional_chat_templates" / "default.jinja").write_text("four"),
         lambda: (folder / "additional_chat_templates" / "tool_use.jinja").write_text("five"),
@@ -223,7 +222,7 @@ def test_where_templates_come_from(folder):
                 assert text == theirs.apply_chat_template(CHAT, tokenize=False, tools=tools)
 
 
-def test_a_tokenizer_that_cannot_think(folder):
+def test_tokenizer_without_thinking(folder):
     content = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(content.replace("think>", "ponder>"))
     ours, theirs = open_tokenizer(folder, CONFIG), load_tokenizer(folder)
@@ -242,7 +241,7 @@ def test_end_tokens(folder, of_generation, of_config, named):
     edit(folder, "tokenizer_config.json", eos_token=named)
     config = {} if of_config is ... else {"eos_token_id": of_config}
     listed = of_config if of_generation is ... else of_generation
-    if isinstance(named, dict):  # as files have it
+    if isinstance(named, dict):  # as in real files
         edit(folder, "tokenizer_config.json", eos_token={"__type": "AddedToken", **named})
     theirs = load_tokenizer(folder, eos_token_ids=None if listed is ... else listed)
     ours = open_tokenizer(folder, config)
@@ -250,7 +249,7 @@ def test_end_tokens(folder, of_generation, of_config, named):
     assert ours.eos_token_ids == theirs.eos_token_ids
 
 
-def test_settings_as_qwen_writes_them(folder):
+def test_qwen_tokenizer_config(folder):
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     edit(
         folder,
@@ -274,7 +273,7 @@ def test_settings_as_qwen_writes_them(folder):
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
 
 
-def test_one_more_end_token():
+def test_additional_end_token():
     ours, theirs = open_tokenizer(TARGET_PATH, CONFIG), load_tokenizer(TARGET_PATH)
     theirs.eos_token_ids = ours.eos_token_ids
     for token in ("<think>", "7"):
@@ -285,7 +284,7 @@ def test_one_more_end_token():
         ours.add_eos_token("<|nothing|>")
 
 
-def test_what_we_do_not_have_is_mlx_lm_s():
+def test_missing_attributes_fall_back_to_mlx_lm():
     ours = open_tokenizer(TARGET_PATH, CONFIG)
     assert ours.think_end == "</think>"
     assert ours.convert_ids_to_tokens([4093]) == ["<|im_end|>"]
@@ -296,7 +295,7 @@ def test_what_we_do_not_have_is_mlx_lm_s():
     assert not hasattr(ours, "_no_such_thing")
 
 
-def test_a_tokenizer_of_transformers_gets_a_detokenizer():
+def test_transformers_tokenizer_gets_a_detokenizer():
     ours, bare = open_tokenizer(TARGET_PATH, CONFIG), theirs_of_demo()._tokenizer
     assert with_detokenizer(ours) is ours
     assert not hasattr(bare, "detokenizer")
@@ -308,11 +307,11 @@ def test_a_tokenizer_of_transformers_gets_a_detokenizer():
     "arguments",
     [
         {"continue_final_message": True},
-        {"tools": [test_it_is_ours.__call__]},
+        {"tools": [test_our_tokenizer_is_used.__call__]},
         {"chat_template": "{{ messages | length }}"},
     ],
 )
-def test_arguments_of_transformers_go_there(arguments):
+def test_transformers_arguments_are_passed_through(arguments):
     def outcome(tokenizer: Any) -> Any:
         try:
             return tokenizer.apply_chat_template(CHAT, **arguments)
@@ -333,14 +332,14 @@ def test_arguments_of_transformers_go_there(arguments):
         {"added_tokens_decoder": {"4096": {"content": "<|more|>", "special": True}}},
     ],
 )
-def test_what_could_change_tokens_is_left_to_mlx_lm(folder, changes):
+def test_unsupported_settings_fall_back_to_mlx_lm(folder, changes):
     edit(folder, "tokenizer_config.json", **changes)
     ours = open_tokenizer(folder, CONFIG)
     assert type(ours) is type(theirs_of_demo())
     assert ours.encode("x <|not there|>") == load_tokenizer(folder).encode("x <|not there|>")
 
 
-def test_vocabulary_and_merges_alone_are_left_to_mlx_lm(folder):
+def test_vocabulary_and_merges_files_fall_back_to_mlx_lm(folder):
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
@@ -352,7 +351,7 @@ def test_vocabulary_and_merges_alone_are_left_to_mlx_lm(folder):
     assert tokenizer.decode(tokenizer.encode("Hello there")) == "Hello there"
 
 
-def test_truncation_written_into_the_file_is_no_limit(folder):
+def test_truncation_setting_is_ignored(folder):
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     edit(folder, "tokenizer.json", truncation=cut)
     text = "one two three four five six"
@@ -360,7 +359,7 @@ def test_truncation_written_into_the_file_is_no_limit(folder):
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
-def test_a_broken_file_is_named(folder, name):
+def test_malformed_file_is_named(folder, name):
     (folder / name).write_text("{")
     with pytest.raises(ValueError, match=name):
         open_tokenizer(folder, CONFIG)

@@ -1,4 +1,4 @@
-"""Coalescing: mid-stream tokens are delayed; the first, an end and an error are not."""
+"""Coalescing: delays mid-stream output, but no first output, final output or error."""
 
 import asyncio
 import threading
@@ -71,7 +71,7 @@ def run(body, pace=LONG):
     asyncio.run(main())
 
 
-def test_the_first_output_is_read_at_once_and_later_ones_wait():
+def test_first_output_is_immediate_and_later_ones_are_delayed():
     async def body(rig):
         await rig.begin()
         await rig.post(of("0", "a"), of("1", "b"))
@@ -81,7 +81,7 @@ def test_the_first_output_is_read_at_once_and_later_ones_wait():
     run(body)
 
 
-def test_an_end_delivers_the_pending_outputs_of_its_reader_in_order():
+def test_final_output_flushes_pending_outputs_in_order():
     async def body(rig):
         await rig.begin()
         await rig.post(of("0", "a"), of("1", "x"))
@@ -92,7 +92,7 @@ def test_an_end_delivers_the_pending_outputs_of_its_reader_in_order():
     run(body)
 
 
-def test_an_error_is_read_at_once():
+def test_error_is_delivered_immediately():
     async def body(rig):
         await rig.begin()
         rig.queues[0].put(ApiError(500, "It failed."))
@@ -103,7 +103,7 @@ def test_an_error_is_read_at_once():
     run(body)
 
 
-def test_all_readers_are_woken_together_by_one_timer():
+def test_one_timer_wakes_all_readers():
     async def body(rig):
         loop, timers = asyncio.get_running_loop(), []
         call_later = loop.call_later
@@ -119,10 +119,10 @@ def test_all_readers_are_woken_together_by_one_timer():
     run(body, pace=0.5)
 
 
-def test_an_output_after_a_pause_is_read_at_once():
+def test_output_after_a_pause_is_immediate():
     async def body(rig):
         await rig.begin()
-        await asyncio.sleep(0.02)  # an empty flush, which schedules no other
+        await asyncio.sleep(0.02)  # an empty flush schedules no further one
         rig.coalescer._delay = lambda: LONG
         await rig.post(of("0", "a"))
         assert rig.seen[0] == [["first"], ["a"]]
@@ -133,7 +133,7 @@ def test_an_output_after_a_pause_is_read_at_once():
 
 
 @pytest.mark.parametrize("pace", [0.0, 0.0001])
-def test_nothing_is_lost_between_two_threads(pace):
+def test_no_output_is_lost_between_threads(pace):
     async def body(rig):
         texts = [str(number) for number in range(2000)]
 
@@ -150,6 +150,6 @@ def test_nothing_is_lost_between_two_threads(pace):
     run(body, pace)
 
 
-def test_each_stream_costs_two_milliseconds_within_bounds():
+def test_delay_is_two_milliseconds_per_stream_within_bounds():
     times = [round(1000 * coalescing_delay(streams)) for streams in (0, 1, 5, 8, 15, 64, 1000)]
     assert times == [10, 10, 10, 16, 30, 30, 30]

@@ -68,7 +68,7 @@ def running():
     thread.thread.join(60)
 
 
-def test_other_requests_are_not_delayed(running):
+def test_grammar_compilation_delays_no_other_request(running):
     running.submit("formed", FORMED)
     running.submit("plain", PLAIN)
     while running.until(StreamOutput, "plain").finish_reason is None:
@@ -79,7 +79,7 @@ def test_other_requests_are_not_delayed(running):
         pass
 
 
-def test_a_request_aborted_during_compilation_is_not_started(running):
+def test_request_aborted_during_compilation_is_not_started(running):
     running.submit("formed", FORMED)
     running.command_queue.put(messages.AbortRequest("formed"))
     running.until(messages.RequestRejected, "formed")
@@ -89,7 +89,7 @@ def test_a_request_aborted_during_compilation_is_not_started(running):
 
 
 @pytest.mark.parametrize("error", [UserError("it is bad."), RuntimeError("/secret/path")])
-def test_a_grammar_that_fails_ends_its_request_alone(running, error):
+def test_grammar_error_fails_only_its_request(running, error):
     running.error = error
     running.go.set()
     running.submit("formed", FORMED)

@@ -16,7 +16,7 @@ def output(text, index=0):
     return StreamOutput("1", index, text, (len(text),), None, None)
 
 
-def test_a_full_queue_merges_outputs_and_loses_nothing():
+def test_full_queue_merges_outputs_without_loss():
     queue = OutputQueue(limit=2, stall_timeout=10, schedule_wake=lambda wake: None)
     for number in range(6):
         queue.put(output(str(number), index=number % 2))
@@ -29,7 +29,7 @@ def test_a_full_queue_merges_outputs_and_loses_nothing():
     ]
 
 
-def test_a_queue_that_stays_full_is_stalled():
+def test_queue_that_stays_full_is_stalled():
     now = 0.0
     queue = OutputQueue(
         limit=1, stall_timeout=10, schedule_wake=lambda wake: None, clock=lambda: now
@@ -50,8 +50,8 @@ def impatient():
     assert running.stop() == 0
 
 
-@pytest.mark.slow  # waits for buffers to fill, then for the timeout
-def test_a_reader_that_reads_nothing_is_dropped(impatient):
+@pytest.mark.slow  # waits until the buffers are full, then for the timeout
+def test_stalled_reader_is_dropped(impatient):
     body = {
         **LONG,
         "stream": True,
@@ -74,14 +74,14 @@ def test_a_reader_that_reads_nothing_is_dropped(impatient):
     connection.close()
 
 
-def test_silence_is_filled_with_comments(impatient):
+def test_keepalive_comments(impatient):
     body = {"prompt": "Hello", "max_tokens": 20, "ignore_eos": True, "stream": True}
     response = impatient.post("/v1/completions", body)
     assert ": keep-alive\n\n" in response.text
     assert response.text.endswith("data: [DONE]\n\n")
 
 
-def test_silence_of_a_message_is_filled_with_pings(impatient):
+def test_keepalive_pings_in_messages(impatient):
     claude = anthropic.Anthropic(base_url=impatient.url, api_key="none", max_retries=0)
     messages = [{"role": "user", "content": "Hello"}]
     with claude.messages.stream(model="demo", max_tokens=20, messages=messages) as stream:

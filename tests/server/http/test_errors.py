@@ -28,7 +28,9 @@ ASK = [{"role": "user", "content": "Hello"}]
         ("POST", "", "application/json", 400),
     ],
 )
-def test_what_has_no_valid_request(server, path, method, ending, kind, status):
+def test_invalid_requests_have_the_protocols_error_format(
+    server, path, method, ending, kind, status
+):
     headers = {"content-type": kind}
     answer = httpx2.request(method, server.url + path + ending, headers=headers, content=b"{")
     assert answer.status_code == status
@@ -43,7 +45,7 @@ def test_what_has_no_valid_request(server, path, method, ending, kind, status):
 
 
 @pytest.mark.parametrize("status", [413, 429, 503])
-def test_every_status_has_a_type_of_its_protocol(status):
+def test_every_status_has_the_protocols_error_type(status):
     error = ApiError(status, "No.", code="a_code", headers={"Retry-After": "1"})
     assert error.body(CHAT)["error"]["code"] == "a_code"
     assert error.body(MESSAGES)["error"]["details"] == {"error_code": "a_code"}
@@ -51,7 +53,7 @@ def test_every_status_has_a_type_of_its_protocol(status):
 
 
 @pytest.mark.parametrize("field", FIELD_REASONS)
-def test_a_field_that_the_protocols_have_is_refused_with_the_reason(server, field):
+def test_unsupported_field_is_rejected_with_its_reason(server, field):
     refused = server.post(CHAT, {"messages": ASK, field: {}})
     assert refused.status_code == 400
     assert (
@@ -59,7 +61,7 @@ def test_a_field_that_the_protocols_have_is_refused_with_the_reason(server, fiel
     )
 
 
-def test_the_official_clients_have_no_field_without_an_answer():
+def test_every_field_of_the_official_clients_is_covered():
     """Each is supported, or rejected with a reason."""
     chat_client = openai.OpenAI(api_key="none")
     claude = anthropic.Anthropic(api_key="none")

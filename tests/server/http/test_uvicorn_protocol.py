@@ -14,7 +14,7 @@ BODY = {"prompt": "Once", "max_tokens": 3, "temperature": 0}
 
 
 def exchange(server, request: bytes) -> bytes:
-    """Sends a request on a new connection; returns everything until the server closes it."""
+    """Sends a request on a new connection; returns all bytes until the server closes it."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(request)
@@ -29,7 +29,7 @@ def post(body: bytes, version: str = "1.1", more: str = "") -> bytes:
     return f"{head}{more}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
-def test_a_client_of_http_1_0_gets_no_chunks(server):
+def test_http_1_0_response_is_not_chunked(server):
     for is_stream in (False, True):
         content = json.dumps({**BODY, "stream": is_stream}).encode()
         head, _, body = exchange(server, post(content, "1.0")).partition(b"\r\n\r\n")
@@ -44,20 +44,20 @@ def test_a_client_of_http_1_0_gets_no_chunks(server):
 
 
 @pytest.mark.parametrize("line_ends", [True, False])
-def test_the_head_of_a_request_is_bounded(server, line_ends):
+def test_request_head_size_is_bounded(server, line_ends):
     name = "X-Many: 1\r\n" * 10 if line_ends else "X-Long: "
     filling = "a: b\r\n" if line_ends else "abcdef"
     request = f"GET /health HTTP/1.1\r\n{name}".encode()
     request += filling.encode() * (5 * MAX_HEADER_BYTES // len(filling))
     try:
         answer = exchange(server, request)
-    except ConnectionError:  # closed before everything was sent
+    except ConnectionError:  # closed before the request was sent completely
         answer = b"HTTP/1.1 400"
     assert answer.startswith(b"HTTP/1.1 400")
     assert server.get("/health").status_code == 200
 
 
-def test_a_lone_surrogate_is_rejected_with_the_reason(server):
+def test_lone_surrogate_is_rejected_with_a_reason(server):
     answer = exchange(server, post(rb'{"prompt": "\ud800"}'))
     assert b" 400 " in answer
     assert b"an unpaired surrogate" in answer
@@ -70,13 +70,13 @@ def test_a_lone_surrogate_is_rejected_with_the_reason(server):
         (b"{", b"is not valid JSON"),
     ],
 )
-def test_an_invalid_body_is_rejected_with_the_reason(server, body, told):
+def test_invalid_body_is_rejected_with_a_reason(server, body, told):
     answer = exchange(server, post(body))
     assert b" 400 " in answer
     assert told in answer
 
 
-def test_a_body_in_chunks_is_read_whole(server):
+def test_chunked_body_is_read_completely(server):
     content = json.dumps(BODY).encode()
     head = post(b"").split(b"Content-Length")[0]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (content[:9], content[9:]))
@@ -84,7 +84,7 @@ def test_a_body_in_chunks_is_read_whole(server):
     assert b" 200 " in exchange(server, request + chunks + b"0\r\n\r\n")
 
 
-def test_a_connection_has_no_nagle_delay():
+def test_tcp_nodelay_is_set():
     async def run():
         config = uvicorn.Config(app=lambda *_: None, log_config=None)
         config.load()

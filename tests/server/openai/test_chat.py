@@ -217,7 +217,7 @@ def test_errors_are_json_for_any_body(server: RunningServer):
     assert server.get(url).status_code == 405
 
 
-def test_a_model_that_is_not_served(client):
+def test_unknown_model_is_404(client):
     with pytest.raises(openai.NotFoundError, match="this server serves 'demo'"):
         client.chat.completions.create(**{**PLAIN, "model": "gpt-4"})
 
@@ -266,7 +266,7 @@ def test_allowed_tools(client):
         for mode in ("auto", "required")
         for tools in ([OTHER, PAINT], [PAINT])
     }
-    assert len(counts) == 1, "the model is told of a tool that it may not call"
+    assert len(counts) == 1, "the prompt contains a tool outside allowed_tools"
 
 
 @pytest.mark.parametrize("effort", ["none", "high"])

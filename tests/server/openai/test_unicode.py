@@ -21,7 +21,7 @@ def test_logprob_texts_concatenate_to_the_content(client, stream):
     assert text == TEXT
     assert "".join(one.token for one in entries) == TEXT
     assert b"".join(bytes(one.bytes) for one in entries).decode() == TEXT
-    assert any(not one.token for one in entries), "no character takes several tokens"
+    assert any(not one.token for one in entries), "no multi-token character in the output"
 
 
 def test_completion_logprobs(client):

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.running_server import eventually
 
 
-def test_metrics_are_what_prometheus_reads(server, client):
+def test_metrics_are_valid_prometheus_text(server, client):
     before = server.metric("generation_tokens_total")
     client.completions.create(
         model="demo", prompt="Hello", max_tokens=5, extra_body={"ignore_eos": True}
@@ -19,7 +19,7 @@ def test_metrics_are_what_prometheus_reads(server, client):
         assert families[f"tiny_llm:{name}"].samples
 
 
-def test_the_state_is_empty_when_nothing_runs(server):
+def test_state_is_empty_when_idle(server):
     assert eventually(lambda: server.is_empty)
     state = server.get("/engine/state").json()
     assert (state["running"], state["waiting"], state["unfinished"]) == (0, 0, 0)
@@ -27,7 +27,7 @@ def test_the_state_is_empty_when_nothing_runs(server):
     assert state["phase"] == "ready"
 
 
-def test_events_tell_what_the_engine_does(server):
+def test_events_describe_engine_steps(server):
     with httpx2.stream("GET", server.url + "/engine/events", timeout=60) as stream:
         lines = stream.iter_lines()
         while not next(lines).startswith("data:"):
@@ -43,7 +43,7 @@ def test_events_tell_what_the_engine_does(server):
     assert "step_scheduled" in seen
 
 
-def test_the_state_says_who_has_which_pages(server, client):
+def test_state_reports_page_ownership(server, client):
     stream = client.completions.create(
         model="demo", prompt="Hello", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
     )
@@ -56,7 +56,7 @@ def test_the_state_says_who_has_which_pages(server, client):
     assert set(own["pages"][: own["shared_pages"]]) <= set(found["tree"]["pages"])
 
 
-def test_the_load_is_the_number_of_requests(server, client):
+def test_load_is_the_number_of_requests(server, client):
     assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
     body = {"model": "demo", "prompt": "Hello", "max_tokens": 1500, "temperature": 1}
     stream = client.completions.create(**body, stream=True, extra_body={"ignore_eos": True})
@@ -68,13 +68,13 @@ def test_the_load_is_the_number_of_requests(server, client):
         assert ask(server.url + "/ping").json() == {"status": "ok"}
 
 
-def test_head_is_get_without_the_body(server):
+def test_head_matches_get_without_a_body(server):
     for path in ("/health", "/ready", "/version", "/metrics", "/v1/models"):
         response = httpx2.head(server.url + path)
         assert (response.status_code, response.content) == (200, b"")
 
 
-def test_versions_and_the_document(server):
+def test_versions_and_openapi_document(server):
     assert server.get("/version").json()["version"]
     assert server.get("/docs").status_code == 200
     document = server.get("/openapi.json").json()

@@ -14,7 +14,7 @@ FILES = sorted((web_ui.WEB_ROOT / "page").rglob("*.*"))
 OWN = [file for file in web_ui.WEB_ROOT.rglob("*.*") if "vendor" not in file.parts]
 
 
-def test_the_page_and_all_that_it_imports_are_served_with_its_policy(server):
+def test_page_and_its_imports_are_served_with_csp(server):
     wanted, seen = ["/", "/docs"], set()
     while wanted:
         path = wanted.pop()
@@ -37,19 +37,19 @@ def test_the_page_and_all_that_it_imports_are_served_with_its_policy(server):
 
 
 @pytest.mark.parametrize("file", OWN, ids=lambda file: file.name)
-def test_no_file_names_another_host(file):
+def test_files_reference_no_other_host(file):
     addresses = re.findall(r"https?://[^\s\"'`]+", file.read_text(encoding="utf-8"))
     assert [one for one in addresses if not one.startswith("http://www.w3.org/")] == []
 
 
-def test_nothing_else_is_served(server):
+def test_other_paths_are_not_served(server):
     for path in ("/page/", "/page/..%2Fapp.py", "/page/%2e%2e/%2e%2e/app.py", "/page/vendor"):
         assert server.get(path).status_code == 404, path
     response = httpx2.post(server.url + "/page/app.js")
     assert response.status_code == 405
 
 
-def test_the_page_is_open_and_asks_for_the_key_itself(tmp_path):
+def test_page_needs_no_api_key_but_its_endpoints_do(tmp_path):
     running = RunningServer("--api-key", "secret", "--record", str(tmp_path / "run.json"))
     try:
         assert running.get("/").status_code == 200
@@ -72,7 +72,7 @@ def test_the_page_is_open_and_asks_for_the_key_itself(tmp_path):
     assert max(times) < 120
 
 
-def test_a_recording_that_cannot_be_written_is_refused_at_once():
+def test_unwritable_recording_is_rejected_at_startup():
     from tiny_llm.errors import UserError
     from tiny_llm.server.ops.event_log import EventLogWriter
 
@@ -80,8 +80,8 @@ def test_a_recording_that_cannot_be_written_is_refused_at_once():
         EventLogWriter(Path("/no/such/folder/run.json"))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
-def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, caplog):
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_ends_only_the_recording(tmp_path, caplog):
     from tiny_llm.server.engine_client.messages import EngineStats, StepReport
     from tiny_llm.server.ops.event_log import EventLogWriter
 

@@ -75,7 +75,7 @@ def go_on_forever(route) -> None:
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 
-def test_a_conversation(server, open_page):
+def test_conversation(server, open_page):
     page = open_page(server)
     page.wait_for_selector(".status.ready")
     assert page.evaluate("document.activeElement.tagName") == "BODY"
@@ -95,7 +95,7 @@ def test_a_conversation(server, open_page):
     assert page.locator(".message").count() == 0
 
 
-def test_stop_ends_an_answer_and_frees_its_place(server, open_page):
+def test_stop_aborts_the_request_and_frees_its_slot(server, open_page):
     page = open_page(server)
     page.wait_for_selector(".status.ready")
     page.route("**/chat/completions", go_on_forever)
@@ -108,7 +108,7 @@ def test_stop_ends_an_answer_and_frees_its_place(server, open_page):
     page.wait_for_selector("text=0 requests running, 0 waiting")
 
 
-def test_the_engine_while_it_works(server, open_page):
+def test_engine_view_of_a_running_request(server, open_page):
     page = open_page(server)
     page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
@@ -125,7 +125,7 @@ def test_the_engine_while_it_works(server, open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_window(server, open_page, scheme):
+def test_narrow_window(server, open_page, scheme):
     page = open_page(server, NARROW, color_scheme=scheme)
     page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
@@ -140,7 +140,7 @@ def test_a_narrow_window(server, open_page, scheme):
     assert (dark == "rgb(18, 20, 25)") == (scheme == "dark")
 
 
-def test_what_a_model_writes_cannot_do_anything(server, open_page):
+def test_model_output_is_not_executed(server, open_page):
     page = open_page(server, expected=["Content Security Policy"])
     page.wait_for_selector(".status.ready")
     html = page.evaluate(
@@ -152,7 +152,7 @@ def test_what_a_model_writes_cannot_do_anything(server, open_page):
     assert 'rel="noopener noreferrer"' in html
 
 
-def test_a_recording_is_played_after_the_server_has_gone(tmp_path, open_page):
+def test_recording_is_replayed_without_a_server(tmp_path, open_page):
     file = tmp_path / "run.json"
     running = RunningServer("--record", str(file))
     page = open_page(running, expected=["503", "ERR_CONNECTION_REFUSED"])
@@ -176,7 +176,7 @@ def test_a_recording_is_played_after_the_server_has_gone(tmp_path, open_page):
     assert page.locator(".playback").count() == 0
 
 
-def test_a_key_is_asked_for_and_not_stored(open_page):
+def test_api_key_is_requested_and_not_stored(open_page):
     running = RunningServer("--api-key", "secret")
     try:
         page = open_page(running, expected=["401", "503", "ERR_CONNECTION_REFUSED"])
@@ -193,7 +193,7 @@ def test_a_key_is_asked_for_and_not_stored(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_endpoints_are_listed_and_can_be_tried(server, open_page, scheme):
+def test_endpoints_are_listed_and_can_be_called(server, open_page, scheme):
     size = WIDE if scheme == "light" else NARROW
     page = open_page(server, size, ["400 (Bad Request)"], path="/docs", color_scheme=scheme)
     chat = page.locator("details.operation", has_text="/v1/chat/completions")

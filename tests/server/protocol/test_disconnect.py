@@ -37,7 +37,7 @@ def connect(server: RunningServer, body: object, path: str = "/v1/chat/completio
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
-def test_while_it_decodes(slow, stream, reset):
+def test_disconnect_while_decoding(slow, stream, reset):
     connection = connect(slow, {**LONG, "stream": stream})
     before = slow.metric("generation_tokens_total")
     assert eventually(lambda: slow.metric("generation_tokens_total") > before + 2)
@@ -47,7 +47,7 @@ def test_while_it_decodes(slow, stream, reset):
     assert eventually(lambda: slow.is_empty)
 
 
-def test_while_its_prompt_is_computed(slow):
+def test_disconnect_during_prefill(slow):
     words = {"role": "user", "content": "word " * 1500}
     connection = connect(slow, {**LONG, "messages": [words]})
     assert eventually(lambda: slow.metric("num_requests_running") == 1)
@@ -55,7 +55,7 @@ def test_while_its_prompt_is_computed(slow):
     assert eventually(lambda: slow.is_empty)
 
 
-def test_in_the_queue(slow):
+def test_disconnect_while_queued(slow):
     connections = [connect(slow, LONG) for _ in range(3)]
     assert eventually(lambda: slow.metric("num_requests_waiting") == 1)
     connections.pop().close()
@@ -66,7 +66,7 @@ def test_in_the_queue(slow):
     assert eventually(lambda: slow.is_empty)
 
 
-def test_half_of_a_connection_closed_is_leaving(slow):
+def test_half_close_is_a_disconnect(slow):
     connection = connect(slow, {**LONG, "stream": True})
     assert connection.recv(100)
     connection.shutdown(socket.SHUT_WR)
@@ -74,7 +74,7 @@ def test_half_of_a_connection_closed_is_leaving(slow):
     connection.close()
 
 
-def test_half_a_request_holds_nothing(slow):
+def test_incomplete_request_holds_no_slot(slow):
     host, port = slow.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
     connection.sendall(

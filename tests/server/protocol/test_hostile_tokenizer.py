@@ -11,7 +11,7 @@ from tiny_llm.server.http.errors import ApiError
 from tiny_llm.server.protocol.prompts import PromptRenderer
 
 
-def test_an_expression_that_panics(tmp_path):
+def test_pre_tokenizer_panic_is_a_400(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TARGET_PATH / name, tmp_path / name)
     content = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -59,20 +59,20 @@ def parse(text, size, thinking_enabled=True, reasoning_open=False, parse_tool_ca
         ("ends with <tool", [(TextDelta, "ends with <tool")]),
     ],
 )
-def test_parts(text, expected, size):
+def test_parsed_parts(text, expected, size):
     assert parse(text, size) == expected
 
 
-def test_what_the_prompt_has_begun():
+def test_reasoning_opened_by_the_prompt():
     found = parse("Hm.\n</think>\n\nYes.", 2, reasoning_open=True)
     assert found == [(ReasoningDelta, "Hm."), (TextDelta, "Yes.")]
 
 
-def test_without_tools_a_call_is_text():
+def test_call_without_tools_is_text():
     assert parse(CALL, 5, parse_tool_calls=False) == [(TextDelta, CALL)]
 
 
-def test_text_is_given_out_as_soon_as_it_is_certain():
+def test_text_is_emitted_once_unambiguous():
     parser = OutputParser(True, False, True)
     assert parser.feed("Hello") == [TextDelta("Hello")]
     assert parser.feed(" wor<") == [TextDelta(" wor")]
@@ -99,7 +99,7 @@ LONG_CALL = CALL.replace('"x"', r'"</tool_call> \" }{ é", "b": [1, {"c": -2.5e3
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_a_call_is_told_in_pieces(size):
+def test_call_is_streamed_in_deltas(size):
     text, (first, second) = pieces(f"Well. {LONG_CALL}\n{CALL}\n", size)
     assert text.strip() == "Well."
     assert first[0] == second[0] == "f"
@@ -109,7 +109,7 @@ def test_a_call_is_told_in_pieces(size):
 
 
 @pytest.mark.parametrize("cut", range(1, len(LONG_CALL)))
-def test_a_call_that_is_cut_off_is_the_beginning_of_one(cut):
+def test_truncated_call_is_a_prefix_of_the_whole(cut):
     whole = LONG_CALL[LONG_CALL.index('{"a"') : -13]
     text, calls = pieces(LONG_CALL[:cut], 3)
     if calls:
@@ -120,7 +120,7 @@ def test_a_call_that_is_cut_off_is_the_beginning_of_one(cut):
         assert text == LONG_CALL[:cut]
 
 
-def test_arguments_that_cannot_be_json_are_text_from_there_on():
+def test_invalid_json_in_arguments_becomes_text():
     text, ((_, *arguments),) = pieces('<tool_call>{"name": "f", "arguments": {"a": yes}}', 1)
     assert "".join(arguments) == '{"a": '
     assert text == "yes}}"
@@ -133,7 +133,7 @@ def test_arguments_that_cannot_be_json_are_text_from_there_on():
         '{"name": "f", "arguments": {"a": "x"}, "why": "?"}',
     ],
 )
-def test_calls_in_another_order(call):
+def test_calls_with_reordered_fields(call):
     found = pieces(f"<tool_call>{call}</tool_call> Done.", 2)
     assert (found[0], found[1][0][0]) == ("Done.", "f")
     assert json.loads("".join(found[1][0][1:])) == {"a": "x"}

@@ -6,7 +6,7 @@ from tests.server.running_server import RunningServer, eventually
 
 SYSTEM = "You answer questions about capitals of countries in Europe. " * 8
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
-SAID = "Paris is the capital, and the largest city. " * 8  # whatever the model would like to say
+SAID = "Paris is the capital, and the largest city. " * 8  # forced output
 SCHEMA = {"enum": [SAID]}
 PAGE = 32  # tokens
 
@@ -41,7 +41,7 @@ def num_cached(server, messages):
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
-def come_to_rest(server):
+def wait_until_idle(server):
     """Waits until the engine has been idle for a while."""
 
     def is_at_rest():
@@ -52,13 +52,13 @@ def come_to_rest(server):
     assert eventually(is_at_rest)
 
 
-def test_the_second_turn_finds_the_first_answer(server):
+def test_second_turn_hits_the_first_output(server):
     for path, body in PROTOCOLS:
         for stream in (False, True):
             messages = [{"role": "system", "content": f"{path} {stream} {SYSTEM}"}, QUESTION]
             answer = server.post(path, {**body(messages), "stream": stream, "temperature": 0})
             assert SAID[:20] in answer.text or stream, answer.text
-            come_to_rest(server)
+            wait_until_idle(server)
             assert server.is_empty
             told = [*messages, {"role": "assistant", "content": f'"{SAID}"'}]
             known = server.post("/tokenize", {"messages": told, "add_generation_prompt": False})
@@ -69,11 +69,11 @@ def test_the_second_turn_finds_the_first_answer(server):
     assert server.metric("prefix_cache_hits_total") < asked
 
 
-def test_it_can_be_turned_off():
+def test_no_prefix_warmup_flag():
     server = RunningServer("--no-prefix-warmup")
     messages = [{"role": "system", "content": SYSTEM}, QUESTION]
     first = server.post("/v1/chat/completions", {**chat(messages), "temperature": 0}).json()
-    come_to_rest(server)
+    wait_until_idle(server)
     told = [*messages, {"role": "assistant", "content": f'"{SAID}"'}, QUESTION]
     assert num_cached(server, told) <= first["usage"]["prompt_tokens"]
     assert server.stop() == 0

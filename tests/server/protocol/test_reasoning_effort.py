@@ -32,11 +32,11 @@ ASK = [{"role": "user", "content": "What is the capital of France?"}]
         (-1, "minimal", 10, None),
     ],
 )
-def test_the_budget_of_a_level(tokens, effort, max_tokens, budget):
+def test_effort_level_budgets(tokens, effort, max_tokens, budget):
     assert thinking_budget(tokens, effort, max_tokens) == budget
 
 
-def test_every_protocol_hands_the_budget_on():
+def test_every_protocol_passes_the_budget():
     chat = ChatCompletionRequest(messages=ASK, reasoning_effort="low")
     assert chat.sampling_params({}, 30, None).thinking_token_budget == 15
     response = ResponsesRequest(input="Hello", reasoning={"effort": "minimal"})
@@ -48,7 +48,7 @@ def test_every_protocol_hands_the_budget_on():
     assert MessagesRequest(**body, thinking=named).thinking_budget == 1024
 
 
-def test_a_level_ends_the_thoughts(client):
+def test_effort_level_bounds_reasoning(client):
     def ask(**fields):
         body = {"model": "demo", "messages": ASK, "max_tokens": 12, "temperature": 0}
         return client.chat.completions.create(**body, **fields)
@@ -60,7 +60,7 @@ def test_a_level_ends_the_thoughts(client):
     assert not ask(reasoning_effort="high").choices[0].message.content
 
 
-def test_examples_of_a_tools_input_are_told():
+def test_input_examples_are_added_to_the_description():
     tool = MessagesTool(
         name="weather",
         description="Tells the weather.",
@@ -97,7 +97,7 @@ TOOL = {"name": "weather", "input_schema": {"type": "object"}}
         ({"output_config": {"effort": "much"}}, "output_config.effort .* 'low'"),
     ],
 )
-def test_what_does_not_happen_is_refused_with_the_reason(fields, words):
+def test_unsupported_values_are_rejected_with_a_reason(fields, words):
     body = {"messages": ASK, "max_tokens": 10, **fields}
     with pytest.raises(ValidationError) as failed:
         MessagesRequest.model_validate_json(json.dumps(body))
@@ -107,7 +107,7 @@ def test_what_does_not_happen_is_refused_with_the_reason(fields, words):
         assert part in message
 
 
-def test_what_asks_for_nothing_is_accepted(server):
+def test_no_op_values_are_accepted(server):
     tool = {**TOOL, "defer_loading": False, "allowed_callers": ["direct"]}
     edit = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}
     body = {

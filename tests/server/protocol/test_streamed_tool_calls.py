@@ -31,14 +31,14 @@ def pieces_of_chat(client, **more):
     return [call.function.arguments for call in calls[1:]], last.finish_reason
 
 
-def test_a_chat(client):
+def test_chat_completion(client):
     arguments, reason = pieces_of_chat(client)
     assert len(arguments) > 1
     assert len(json.loads("".join(arguments))["cities"]) == 3
     assert reason == "tool_calls"
 
 
-def test_a_chat_that_is_cut_off(client):
+def test_truncated_chat_completion(client):
     whole, _ = pieces_of_chat(client)
     arguments, reason = pieces_of_chat(client, max_tokens=CUT)
     assert reason == "length"
@@ -46,7 +46,7 @@ def test_a_chat_that_is_cut_off(client):
     assert "".join(arguments) not in ("", "".join(whole))
 
 
-def test_a_response(client):
+def test_streamed_response(client):
     tool = {"type": "function", "name": "visit", "parameters": SCHEMA, "strict": True}
     body = {"model": "demo", "input": "France?", "tools": [tool], "tool_choice": "required"}
     body |= {"reasoning": {"effort": "none"}, "parallel_tool_calls": False}
@@ -67,7 +67,7 @@ def test_a_response(client):
         assert item.status == status
 
 
-def test_a_message(server):
+def test_streamed_message(server):
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     tool = {"name": "visit", "input_schema": SCHEMA}
     body = {"model": "demo", "messages": FRANCE, "tools": [tool]}

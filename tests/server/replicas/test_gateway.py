@@ -23,7 +23,7 @@ def body(data, more=False):
 
 
 class Scripted:
-    """Scripted replicas: a list of messages or an exception per attempt."""
+    """Scripted replicas: per attempt, a list of messages, exceptions and delays (None)."""
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)
@@ -74,7 +74,7 @@ def no_pause(monkeypatch):
     monkeypatch.setattr(gateway, "RETRY_DELAY", 0)
 
 
-def test_an_answer_passes_unchanged():
+def test_response_is_forwarded_unchanged():
     answer = [head(PLAIN), body(b"{}")]
     replicas = Scripted(answer)
     assert call(replicas) == answer
@@ -85,7 +85,7 @@ def test_an_answer_passes_unchanged():
 
 
 @pytest.mark.parametrize("lost", [[ReplicaLostError()], [head(STREAM), ReplicaLostError()]])
-def test_a_request_that_had_no_answer_goes_to_another_replica(lost):
+def test_request_without_a_response_is_retried_on_another_replica(lost):
     answer = [head(STREAM), body(b"data: 1\n\n", True), body(b"")]
     replicas = Scripted(lost, answer)
     assert call(replicas) == answer
@@ -101,7 +101,7 @@ def test_a_request_that_had_no_answer_goes_to_another_replica(lost):
         ("/v1/responses", b""),
     ],
 )
-def test_a_stream_that_had_begun_ends_with_an_error_event(path, end):
+def test_interrupted_stream_ends_with_an_error_event(path, end):
     first = body(b"event: x\ndata: 1\n\nevent: x\ndata: 2\n\n", True)
     replicas = Scripted([head(STREAM), first, ReplicaLostError()])
     start, passed, last = call(replicas, path)
@@ -115,13 +115,13 @@ def test_a_stream_that_had_begun_ends_with_an_error_event(path, end):
         assert told["sequence_number"] == 2
 
 
-def test_a_plain_answer_that_had_begun_breaks_off():
+def test_interrupted_response_is_truncated():
     replicas = Scripted([head(PLAIN), body(b"{", True), ReplicaLostError()])
     with pytest.raises(ReplicaLostError):
         call(replicas)
 
 
-def test_no_replica_left():
+def test_no_replica_available():
     replicas = Scripted(*[[ReplicaLostError()]] * gateway.MAX_ATTEMPTS)
     start, last = call(replicas)
     assert start["status"] == 503
@@ -129,7 +129,7 @@ def test_no_replica_left():
     assert json.loads(last["body"])["error"]["message"] == gateway.NO_REPLICA
 
 
-def test_a_client_that_leaves_cancels_its_request():
+def test_disconnect_cancels_the_request():
     replicas = Scripted([head(STREAM), body(b"data: 1\n\n", True), None])
     assert len(call(replicas, leaves=True)) == 2
     assert replicas.closed == 1

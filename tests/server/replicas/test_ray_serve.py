@@ -39,7 +39,7 @@ def replicas():
 
 
 @pytest.mark.usefixtures("replicas")
-def test_replicas_answer_and_one_that_is_lost_comes_back():
+def test_replicas_respond_and_a_lost_one_is_restarted():
     before = processes()
     assert len(before) == 2
     with httpx2.Client(base_url=URL, timeout=60) as client:

@@ -24,16 +24,16 @@ from tiny_llm.server.replicas.routing import routing_key
         ([1], ""),
     ],
 )
-def test_the_text_of_each_protocol(body, text):
+def test_routing_key_of_each_protocol(body, text):
     assert routing_key(json.dumps(body).encode()) == text
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_has_no_text(body):
+def test_invalid_json_has_an_empty_routing_key(body):
     assert routing_key(body) == ""
 
 
-def test_a_second_turn_begins_with_the_first():
+def test_second_turns_key_extends_the_first():
     turn = [{"role": "user", "content": "What is two?"}]
     first = routing_key(json.dumps({"model": "demo", "messages": turn}).encode())
     turn += [{"role": "assistant", "content": "2"}, {"role": "user", "content": "And three?"}]
