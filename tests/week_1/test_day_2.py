@@ -72,7 +72,7 @@ def test_task_2_position_beyond_the_table():
         rope(mx.zeros((1, 4, 1, 8)), slice(7, 11))
 
 
-def test_task_2_slice_of_the_wrong_length():
+def test_task_2_slice_of_wrong_length():
     rope = RoPE(8, seq_len=10)
     with pytest.raises(ValueError, match="3 consecutive positions"):
         rope(mx.zeros((1, 3, 1, 8)), slice(2, 4))

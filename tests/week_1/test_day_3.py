@@ -35,7 +35,7 @@ def test_task_1_grouped(device, dtype, H_q, H, L, S, mask, scale):
     assert_close(actual, expected, f"grouped attention, {H_q} heads over {H}", ulps=8)
 
 
-def test_task_1_bool_mask_says_what_is_visible(device):
+def test_task_1_bool_mask_is_true_for_visible_keys(device):
     query, key = random(2, 4, 3, 8), random(2, 2, 5, 8)
     visible = mx.random.uniform(shape=(3, 5)) < 0.6
     visible[:, 0] = True
@@ -68,7 +68,7 @@ def test_task_1_masks_broadcast(device, shape):
     assert_close(actual, expected, f"a mask of shape {shape}, broadcast to B×H_q×L×S", ulps=8)
 
 
-def test_task_1_heads_must_divide():
+def test_task_1_kv_heads_must_divide_query_heads():
     with pytest.raises(ValueError, match="got 2 and 5"):
         scaled_dot_product_attention_grouped(
             mx.zeros((1, 5, 1, 8)), mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))

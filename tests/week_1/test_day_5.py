@@ -94,7 +94,7 @@ def test_task_3_batch_rows_are_independent(device):
         assert_close(together[row : row + 1], model(ids[row : row + 1]), f"row {row}", ulps=16)
 
 
-def test_task_3_no_token_sees_the_future(device):
+def test_task_3_attention_is_causal(device):
     model = Qwen3ModelWeek1(tiny_model())
     short, long = model(mx.array([[1, 2, 3]])), model(mx.array([[1, 2, 3, 4, 5]]))
     assert_close(long[:, :3], short, "logits of a prefix (the mask must be causal)", ulps=16)

@@ -50,22 +50,22 @@ def assert_rows_alone_and_together(bits: int):
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_1_is_exact_but_for_rounding(panels, bits, group_size, half, shape):
+def test_task_1_is_exact_up_to_rounding(panels, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
-def test_task_1_each_weight_meets_its_activation(panels):
+def test_task_1_each_weight_multiplies_its_activation(panels):
     assert_each_weight_meets_its_activation()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_1_a_row_has_the_same_bits_alone_and_together(panels, bits):
+def test_task_1_rows_are_batch_invariant(panels, bits):
     assert_rows_alone_and_together(bits)
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-def test_task_1_has_the_bits_of_yesterday_s_kernel(panels, monkeypatch, half):
+def test_task_1_is_bitwise_equal_to_day_3_kernel(panels, monkeypatch, half):
     args = prepacked_args(*problem(13, 256, 64, 4, 128, half))
     actual = evaluated(*args)
     monkeypatch.setenv("TINY_LLM_MATMUL", "prepacked")
@@ -76,15 +76,15 @@ def test_task_1_has_the_bits_of_yesterday_s_kernel(panels, monkeypatch, half):
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_but_for_rounding(pairs, bits, group_size, half, shape):
+def test_task_2_is_exact_up_to_rounding(pairs, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
-def test_task_2_each_weight_meets_its_activation(pairs):
+def test_task_2_each_weight_multiplies_its_activation(pairs):
     assert_each_weight_meets_its_activation()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_2_a_row_has_the_same_bits_alone_and_together(pairs, bits):
+def test_task_2_rows_are_batch_invariant(pairs, bits):
     assert_rows_alone_and_together(bits)

@@ -71,11 +71,11 @@ def assert_the_same_alone_and_together(S: int):
 
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_1_is_exact_but_for_rounding(scores, dtype, shape, mask):
+def test_task_1_is_exact_up_to_rounding(scores, dtype, shape, mask):
     assert_exact_but_for_rounding(shape, dtype, mask)
 
 
-def test_task_1_each_key_has_its_own_score(scores):
+def test_task_1_scores_of_individual_keys(scores):
     """Key s has the score s / 8, and its value is 1 in column s: a row of weights comes out."""
     S = 37
     query, key = mx.ones((1, 1, 1, S)), mx.zeros((1, 1, S, S))
@@ -86,11 +86,11 @@ def test_task_1_each_key_has_its_own_score(scores):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg="weights of keys 0 to 36")
 
 
-def test_task_1_the_same_bits_alone_and_together(scores):
+def test_task_1_rows_are_batch_invariant(scores):
     assert_the_same_alone_and_together(70)
 
 
-def test_task_1_a_mask_in_an_array_is_left_to_the_loops(scores, monkeypatch):
+def test_task_1_array_mask_falls_back_to_loops(scores, monkeypatch):
     query, key, value = problem(1, 1, 2, 3, 70, 24)
     hidden = mx.arange(70) % 3 == 0
     actual = evaluated(query, key, value, mask=hidden)
@@ -98,7 +98,7 @@ def test_task_1_a_mask_in_an_array_is_left_to_the_loops(scores, monkeypatch):
     assert_same_bits(actual, evaluated(query, key, value, mask=hidden), "with a mask")
 
 
-def test_task_1_the_kernel_s_name_is_checked(scores, monkeypatch):
+def test_task_1_unknown_kernel_is_rejected(scores, monkeypatch):
     query, key, value = problem(1, 1, 1, 1, 3, 8)
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     with pytest.raises(ValueError, match="the instruction set is portable, which has no vectors"):
@@ -113,7 +113,7 @@ def test_task_1_the_kernel_s_name_is_checked(scores, monkeypatch):
 
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_but_for_rounding(online, dtype, shape, mask):
+def test_task_2_is_exact_up_to_rounding(online, dtype, shape, mask):
     assert_exact_but_for_rounding(shape, dtype, mask)
 
 
@@ -140,21 +140,21 @@ def test_task_2_a_power_of_two_is_within_its_bound(online):
     )
 
 
-def test_task_2_far_below_the_largest_score_there_is_no_weight(online):
+def test_task_2_weight_underflows_to_zero(online):
     x = np.array([-126.5, -127, -200, -5000, -1e30], np.float32)
     actual = weights_beside_one(x)
     np.testing.assert_array_less(actual, 2.0**-125, err_msg=f"weights of 2^{x}: expected none")
     assert (actual >= 0).all(), f"expected weights of at least 0, got {actual}"
 
 
-def test_task_2_scores_that_grow_from_tile_to_tile(online, dtype):
+def test_task_2_increasing_scores_rescale_the_accumulator(online, dtype):
     """Every tile has a larger score than those before it: what is there is scaled each time."""
     query, key, value = problem(1, 1, 1, 1, 300, 24, dtype=dtype)
     key[0, 0] = key[0, 0] * 0.1 + query[0, 0] * (mx.arange(300) / 100)[:, None].astype(dtype)
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
 
 
-def test_task_2_hidden_keys_are_not_touched(online, dtype):
+def test_task_2_masked_keys_are_not_read(online, dtype):
     query, key, value = problem(1, 1, 2, 3, 130, 24, dtype=dtype)
     expected = evaluated(query, key[:, :, :100], value[:, :, :100], mask="causal")
     key[:, :, 100:], value[:, :, 100:] = mx.nan, mx.nan
@@ -162,14 +162,14 @@ def test_task_2_hidden_keys_are_not_touched(online, dtype):
     assert_same_bits(actual, expected, "NaN beyond the last key")
 
 
-def test_task_2_what_is_not_a_number_is_no_hidden_key(online, dtype):
+def test_task_2_nan_score_is_not_masked(online, dtype):
     query, key, value = problem(1, 1, 2, 2, 90, 24, dtype=dtype)
     query[0, 1, 1, 3] = mx.nan
     finite = np.isfinite(as_numpy(evaluated(query, key, value))).all(axis=-1)
     assert finite.tolist() == [[[True, True], [True, False]]], "expected one row without numbers"
 
 
-def test_task_2_the_same_bits_alone_and_together(online):
+def test_task_2_rows_are_batch_invariant(online):
     assert_the_same_alone_and_together(70)
 
 
@@ -178,36 +178,36 @@ def test_task_2_the_same_bits_alone_and_together(online):
 
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("shape", [*SHAPES, *LONG], ids=str)
-def test_task_3_is_exact_but_for_rounding(split, dtype, shape, mask):
+def test_task_3_is_exact_up_to_rounding(split, dtype, shape, mask):
     assert_exact_but_for_rounding(shape, dtype, mask)
 
 
 @pytest.mark.parametrize("place", [3, PART + 3, 2 * PART + 3])
-def test_task_3_the_largest_score_in_any_part(split, place):
+def test_task_3_maximum_in_any_split(split, place):
     query, key, value = problem(1, 1, 1, 1, 2 * PART + 77, 24)
     key[0, 0, place] = 2 * query[0, 0, 0]
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
 
 
-def test_task_3_a_single_part_has_yesterday_s_bits(split, monkeypatch):
+def test_task_3_single_split_is_bitwise_equal_to_task_2(split, monkeypatch):
     query, key, value = problem(1, 2, 2, 3, PART, 24, dtype=mx.bfloat16)
     actual = evaluated(query, key, value, mask="causal")
     monkeypatch.setenv("TINY_LLM_ATTENTION", "online")
     assert_same_bits(actual, evaluated(query, key, value, mask="causal"), "one part")
 
 
-def test_task_3_a_row_without_keys_is_zero(split):
+def test_task_3_fully_masked_row_is_zero(split):
     query, key, value = problem(1, 1, 2, 5, 3, 24)
     out = as_numpy(evaluated(query, key, value, mask="causal"))
     assert not out[:, :, :2].any(), "expected zeros for queries before the first key"
     assert np.isfinite(out).all()
 
 
-def test_task_3_the_same_bits_alone_and_together(split):
+def test_task_3_rows_are_batch_invariant(split):
     assert_the_same_alone_and_together(PART + 70)
 
 
-def test_task_3_the_same_bits_with_any_number_of_threads(split):
+def test_task_3_thread_count_changes_no_bits(split):
     evaluated(*problem(1, 1, 1, 1, 3, 8))  # here an unwritten task is told with its name
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"

@@ -37,7 +37,7 @@ def test_task_1_an_example(normalized):
 
 @pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
-def test_task_1_shares_are_those_of_numpy(dtype, router, normalized):
+def test_task_1_weights_equal_numpy(dtype, router, normalized):
     leading, num_experts, k = router
     logits = random(*leading, num_experts, dtype=dtype) * 3
     experts, shares = select_experts(logits, k, normalized)
@@ -64,7 +64,7 @@ def test_task_2_an_example():
 
 
 @pytest.mark.parametrize("num_products", [1, 2, 17, 400])
-def test_task_2_there_and_back(num_products):
+def test_task_2_sort_round_trip(num_products):
     experts = mx.random.randint(0, 16, (num_products,)).astype(mx.uint32)
     order, places = sort_by_expert(experts)
     there = experts[order]
@@ -99,14 +99,14 @@ def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 33])
-def test_task_3_each_token_through_its_experts(tokens):
+def test_task_3_equals_per_token_experts(tokens):
     stacked = stacked_experts(torch_dtype="float32")
     x, experts = random(tokens, 128), mx.random.randint(0, 6, (tokens, 2)).astype(mx.uint32)
     actual = SeparateExperts(stacked, mx.float32)(x, experts)
     assert_close(actual, plain_experts(stacked, x, experts), "outputs T×K×E", ulps=64)
 
 
-def test_task_3_chosen_experts_alone_and_each_once():
+def test_task_3_only_selected_experts_run_once_each():
     """Two tokens share expert 4, two share expert 2, and no token chose 0 and 3."""
     calls: dict[int, list[int]] = {}
 
@@ -128,7 +128,7 @@ def test_task_3_chosen_experts_alone_and_each_once():
     assert_close(outputs, expected, "outputs T×K×E", ulps=0)
 
 
-def test_task_3_a_token_has_the_same_bits_alone_and_together():
+def test_task_3_tokens_are_batch_invariant():
     experts_of_layer = SeparateExperts(stacked_experts(quantization=QUANTIZED), mx.bfloat16)
     x = random(2, 9, 128, dtype=mx.bfloat16)
     experts = mx.random.randint(0, 6, (2, 9, 3)).astype(mx.uint32)
@@ -140,7 +140,7 @@ def test_task_3_a_token_has_the_same_bits_alone_and_together():
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5), (3, 2, 64), (2, 5, 8, 67)], ids=str)
-def test_task_4_a_sum_in_float32_rounded_once(dtype, shape):
+def test_task_4_float32_sum_is_rounded_once(dtype, shape):
     outputs, shares = random(*shape, dtype=dtype), mx.abs(random(*shape[:-1]))
     expected = np.zeros((*shape[:-2], shape[-1]), np.float32)
     for k in range(shape[-2]):
@@ -149,7 +149,7 @@ def test_task_4_a_sum_in_float32_rounded_once(dtype, shape):
     assert_same_bits(total, mx.array(expected).astype(dtype), "Σ_k shares[k] · outputs[k]")
 
 
-def test_task_4_a_model_has_the_logits_of_mlx_lm():
+def test_task_4_logits_equal_mlx_lm():
     """Router, products and sum in a whole model, beside another implementation of all three."""
     from mlx_lm.models import qwen3_moe
 
@@ -165,7 +165,7 @@ def test_task_4_a_model_has_the_logits_of_mlx_lm():
     assert_close(actual, expected, "logits", ulps=16)
 
 
-def test_task_4_shares_that_are_not_normalized_stay_so():
+def test_task_4_unnormalized_weights():
     outputs = mx.ones((1, 2, 3))
     total = combine_experts(outputs, mx.array([[0.25, 0.125]]))
     assert_close(total, mx.full((1, 3), 0.375), "a quarter and an eighth of 1", ulps=0)
