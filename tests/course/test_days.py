@@ -82,7 +82,7 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
-def test_in_the_starter_every_task_fails_with_its_error(course, exhaustive):
+def test_starter_tasks_fail_with_their_error(course, exhaustive):
     files = [day.test_file for day in CHAPTERS]
     few = () if exhaustive else ("-p", "tools.course.pytest_first_case")
     found = by_task(course.runner.run(course.tree, files, *few, *QUICK))
@@ -97,7 +97,7 @@ def test_in_the_starter_every_task_fails_with_its_error(course, exhaustive):
 
 
 @pytest.mark.parametrize("day", CHAPTERS, ids=lambda day: day.id)
-def test_after_a_day_exactly_its_tests_pass(course, day):
+def test_exactly_the_finished_days_pass(course, day):
     assert course.witnesses, "the test above comes first"
     order = [chapter.id for chapter in DAYS]
     so_far = {
@@ -128,6 +128,6 @@ def test_after_a_day_exactly_its_tests_pass(course, day):
     "wrong",
     wrong_solution_params([wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED], 1),
 )
-def test_a_mistake_in_cpp_is_caught(course, wrong):
+def test_cpp_mistake_is_caught(course, wrong):
     course.apply(HAVE_CODE)  # does nothing after the days above
     assert_caught(wrong, run_compiled(course.runner, course.tree, wrong, "-x"))

@@ -49,7 +49,7 @@ def measured(monkeypatch):
     return asked
 
 
-def test_kernels_are_graded_by_their_share_and_it_is_kept(tree, measured, capsys):
+def test_kernel_grades_are_stored(tree, measured, capsys):
     assert speed.main(["--day", "4.2"]) == 0
     told = capsys.readouterr().out
     assert "your score: 50.0 % of the limit, by vectors" in told
@@ -69,7 +69,7 @@ def test_kernels_are_graded_by_their_share_and_it_is_kept(tree, measured, capsys
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
 
 
-def test_the_planted_product_is_another_one_each_time(tree, measured, capsys):
+def test_planted_product_varies_between_runs(tree, measured, capsys):
     planted = []
     for _ in range(6):
         speed.main(["--day", "4.1", "--answer", "head"])
@@ -87,7 +87,7 @@ def test_the_planted_product_is_another_one_each_time(tree, measured, capsys):
     assert told[: told.index("least")].count("25.0 %") == 0
 
 
-def test_an_answer_is_asked_for(tree, measured, monkeypatch, capsys):
+def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
     assert speed.main(["--day", "4.1"]) == 0
     assert capsys.readouterr().out.count("which does its work too often") == 2
@@ -103,13 +103,13 @@ def test_an_answer_is_asked_for(tree, measured, monkeypatch, capsys):
         (["--day", "4.2", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
     ],
 )
-def test_what_cannot_be_measured(argv, told, capsys):
+def test_unmeasurable_requests_are_rejected(argv, told, capsys):
     with pytest.raises(SystemExit):
         speed.main(argv)
     assert told in capsys.readouterr().err
 
 
-def test_an_unwritten_clock_is_told(tree, monkeypatch, capsys):
+def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
     assert speed.main(["--day", "4.1", "--answer", "o"]) == 2
     assert "speed: " in (said := capsys.readouterr().err)
@@ -125,7 +125,7 @@ def small(monkeypatch):
         yield HardwareLimits(1e9, 1e9)
 
 
-def test_a_planted_product_does_its_work_again_and_again(small):
+def test_planted_product_repeats_its_work(small):
     found = matmuls.measure_planted("down", small, rounds=1)
     json.dumps(found)
     assert set(found["rows"]) == {"o", "down"}
@@ -178,7 +178,7 @@ def test_attention_is_measured_by_name(monkeypatch):
     assert attention.VARIABLE not in attention.os.environ
 
 
-def test_a_single_head_has_a_table_of_its_own(tree, measured, monkeypatch, capsys):
+def test_single_head_table(tree, measured, monkeypatch, capsys):
     both = {"rows": {"best": ROW}, "one_head": {"best": ROW}, "unwritten": {}, "nearest": None}
     monkeypatch.setattr(speed, "run_matmuls", lambda *args: both)
     assert speed.main(["--day", "4.6"]) == 0
@@ -196,13 +196,13 @@ def few_tokens(monkeypatch):
         yield HardwareLimits(1e9, 1e9)
 
 
-def test_layers_and_fused_operations_compute_the_same(few_tokens):
+def test_fused_operations_equal_layers(few_tokens):
     between = fused_ops.FusedOps(5)
     for fused, layer in zip(between.fused(), between.layers(), strict=False):
         assert_close(fused, layer, "fused beside Week 1's layers", ulps=4)
 
 
-def test_ways_over_memory_are_measured(few_tokens):
+def test_memory_access_patterns_are_measured(few_tokens):
     found = fused_ops.measure(few_tokens, rounds=1, best=False)
     json.dumps(found)
     assert set(found["rows"]) == {"layers", "loops", "vectors", "dynamic"}
@@ -241,7 +241,7 @@ def test_each_day_has_its_program(monkeypatch):
     assert asked == ["tools.speed.matmuls", "tools.speed.fused_ops", "tools.speed.decode_steps"]
 
 
-def test_what_is_measured_is_told_meanwhile(monkeypatch, tmp_path):
+def test_progress_is_streamed(monkeypatch, tmp_path):
     """The process waits, after its first line, for a file that is made when the line is shown."""
     shown = tmp_path / "shown"
     told = []

@@ -57,7 +57,7 @@ def test_task_1_multi_token_characters():
 
 
 def test_task_1_incomplete_character_at_max_tokens():
-    # The first byte of a two-byte character: what there is of it must not be lost silently.
+    # The first byte of a two-byte character must not be dropped silently.
     assert (
         simple_generate(scripted("é".encode()), ByteTokenizer(), PROMPT, max_tokens=1) == "\ufffd"
     )

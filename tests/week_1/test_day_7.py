@@ -13,13 +13,13 @@ DRAWS = 20_000
 
 
 def distribution(seed: int = 0) -> np.ndarray:
-    """V probabilities, from a few per cent to a few tens, in no order."""
+    """V unsorted probabilities, from a few per cent to a few tens of per cent."""
     logits = np.random.default_rng(seed).normal(size=V)
     return np.exp(logits) / np.exp(logits).sum()
 
 
 def exact(p: np.ndarray, temp=1.0, top_p=None, top_k=None, min_p=None) -> np.ndarray:
-    """What the sampler's distribution is by definition, token by token, in float64."""
+    """Reference distribution of the sampler, token by token, in float64."""
     ranked = sorted(range(len(p)), key=lambda token: -p[token])
     kept = ranked[:top_k] if top_k is not None else ranked
     if top_p is not None:
@@ -38,7 +38,7 @@ def exact(p: np.ndarray, temp=1.0, top_p=None, top_k=None, min_p=None) -> np.nda
 
 
 def draw(p: np.ndarray, draws: int = DRAWS, **options) -> np.ndarray:
-    """How often each token came in that many independent rows."""
+    """Token frequencies over independently sampled rows."""
     logprobs = mx.broadcast_to(mx.log(mx.array(p.astype(np.float32))), (draws, len(p)))
     ids = make_sampler(**{"temp": 1.0, "seed": 1, **options})(logprobs)
     assert ids.shape == (draws,)
@@ -89,7 +89,7 @@ def test_task_1_all_filters(device):
 
 
 def test_task_1_top_p_applies_after_top_k(device):
-    # Of {0.4, 0.3} alone the first has 4/7 of the mass, and 4/7 ≥ 0.55; of all it has 0.4.
+    # Within {0.4, 0.3} the first has 4/7 ≥ 0.55 of the mass; within the whole, 0.4.
     p = np.array([0.4, 0.3, 0.2, 0.1])
     drawn = set(np.flatnonzero(draw(p, top_k=2, top_p=0.55)))
     assert drawn == {0}, "the mass that top-p goes by is that of what top-k left, which sums to one"
@@ -159,7 +159,7 @@ def test_task_1_out_of_range_parameters(options, message):
         make_sampler(**{"temp": 1.0, **options})
 
 
-# Task 2: on the CPU, and the Metal kernel in the emulator or on a Mac's GPU.
+# Task 2: the CPU kernel, and the Metal kernel in the emulator or on a Mac's GPU.
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 33, 67, 1000])
@@ -255,7 +255,7 @@ def test_task_2_axpby_in_metal(dtype, size):
 
 def test_task_2_axpby_in_metal_computes_in_float32(dtype):
     x, y = mx.ones(3, dtype=dtype), -mx.ones(3, dtype=dtype)
-    # Rounded to 16 bits, this alpha is 1, and nothing is left.
+    # Rounded to 16 bits, alpha is 1 and the result cancels.
     launch = kernels.extension().metal.axpby_launch(3, 1 + 2.0**-12, 1.0, DTYPE_NAMES[dtype])
     z = empty((3,), DTYPE_NAMES[dtype])
     run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])

@@ -153,7 +153,7 @@ def test_task_2_each_token_is_written_once(device):
 
 
 def test_task_2_scores_are_in_float32(device):
-    # Large scores that lie close together: in bfloat16 those above 64 are multiples of a half.
+    # Large, close scores: above 64, bfloat16 has a spacing of one half.
     query, key, value = (
         random(1, heads, 40, 16, dtype=mx.bfloat16, scale=scale)
         for heads, scale in ((4, 5), (2, 5), (2, 1))
@@ -202,7 +202,7 @@ def test_task_4_same_text_as_week_1(device):
 
 
 class CountingModel:
-    """Wraps a model and notes what it is asked."""
+    """Wraps a model and records its calls."""
 
     def __init__(self, model: Qwen3ModelWeek2):
         self.model = model

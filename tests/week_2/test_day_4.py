@@ -26,7 +26,7 @@ LENGTHS = [1, 2, 3, 7, 16, 33, 67, 128, 1000]
 
 HEAD_SIZES = [1, 7, 64, 80, 128, 256]
 
-# Every length as L and as S, every head size and every group, each beside several of the others.
+# Covers each L, S, head size and group size in several combinations.
 SHAPES = [  # B, H, H_q / H, L, S, D
     (1 + i % 2, 1 + i % 3 // 2, 2 ** (i % 4), L, LENGTHS[(3 * i + 8) % 9], HEAD_SIZES[i % 6])
     for i, L in enumerate(LENGTHS[:7] * 2)
@@ -86,7 +86,7 @@ def test_task_1_bool_mask_is_true_for_visible_keys():
 
 @functools.cache
 def solved(shape, mask_kind, dtype):
-    """A problem and its solution, made once for all instruction sets."""
+    """Inputs and expected output, computed once for all instruction sets."""
     B, H, group, L, S, D = shape
     query, key, value = problem(*shape, dtype=dtype)
     mask = make_mask(mask_kind, B, H * group, L, S)
@@ -121,7 +121,7 @@ def test_task_2_any_shape(B, H, group, L, S, D, mask, scale, dtype):
 
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
 def test_task_2_rows_are_chunk_invariant(instruction_set, dtype, S):
-    """A prompt prefilled at once, in chunks, or a token at a time: the same bits."""
+    """Prefill in one chunk, several chunks or single tokens: the same bits."""
     query, key, value = problem(1, 2, 2, S, S, 40, dtype=dtype)
     whole = evaluated(query, key, value, mask="causal")
     for chunk in (1, 7, 64, 128):
@@ -135,7 +135,7 @@ def test_task_2_rows_are_chunk_invariant(instruction_set, dtype, S):
 
 
 def test_task_2_masked_keys_have_no_effect(instruction_set, dtype):
-    """Not even if they are NaN: a hidden key is not multiplied by zero."""
+    """NaN in masked keys too: masked keys are skipped, not multiplied by zero."""
     query, key, value = problem(1, 1, 2, 9, 200, 24, dtype=dtype)
     alone = evaluated(query, key[:, :, :130], value[:, :, :130], mask="causal")
     key[:, :, 130:] = mx.nan
@@ -192,7 +192,7 @@ def test_task_2_fully_masked_row_is_zero(instruction_set, dtype):
 
 
 def test_task_2_masked_tiles_are_skipped(instruction_set):
-    """A tile that a mask hides from every row is not even read."""
+    """A tile masked for every row is not read."""
     query, key, value = problem(1, 1, 1, 3, 200, 24)
     mask = mx.zeros((3, 200))
     mask[:, 64:128] = -mx.inf
@@ -217,7 +217,7 @@ def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad)
     same[0, 1, 7] = False
     np.testing.assert_array_equal(bits(out)[same], clean[same])
     dirty = value + 0
-    dirty[1, 0, 80, 5] = bad  # seen by rows 10 to 19 of the first two query heads
+    dirty[1, 0, 80, 5] = bad  # visible to rows 10 to 19 of the first two query heads
     out = evaluated(query, key, dirty, mask="causal")
     hint = f"a value of {bad} that a row sees: expected no finite result"
     assert not np.isfinite(as_numpy(out)[1, :2, 10:, 5]).any(), hint

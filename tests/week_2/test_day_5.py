@@ -18,13 +18,13 @@ from tiny_llm import (
     kernels,
 )
 
-METAL_SHAPES = SHAPES[:6]  # an emulator runs them where there is no GPU
+METAL_SHAPES = SHAPES[:6]  # in the emulator without a GPU
 
 
 # --- task 3: the Metal kernel ---------------------------------------------------------------------
 
 
-# First, because a missing barrier or a wild address is told with its line; a wrong number is not.
+# First: the emulator reports the line of a missing barrier or an invalid address.
 @pytest.mark.parametrize("mode", ["asan", "race"])
 def test_task_3_no_memory_fault_or_race(mode):
     query, key, value = problem(1, 1, 2, 5, 41, 33)

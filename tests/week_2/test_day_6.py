@@ -1,4 +1,4 @@
-"""Week 2, day 6: chunks of a prompt, and requests side by side."""
+"""Week 2, day 6: chunked prefill and batched requests."""
 
 import mlx.core as mx
 import numpy as np

@@ -261,7 +261,7 @@ def test_task_4_seeded_sampling_is_batch_invariant(small_model, batch_size):
 
 
 class EndsOften(ByteTokenizer):
-    """Answers of a random model then have different lengths."""
+    """Gives a random model's outputs different lengths."""
 
     eos_token_ids = frozenset(range(0, 256, 9))
 
@@ -271,7 +271,7 @@ class EndsOften(ByteTokenizer):
 def test_task_4_next_step_is_dispatched_before_tokens_are_read(
     small_model, on_cpu, monkeypatch, batch_size, seed
 ):
-    """As on a GPU: what was computed after an answer's end belongs to no answer."""
+    """As on a GPU: tokens computed past the end of a request are discarded."""
 
     def run():
         sampler = None if seed is None else make_sampler(1.0, seed=seed)
@@ -297,7 +297,7 @@ def test_task_4_next_step_is_dispatched_before_tokens_are_read(
 
 @pytest.fixture(scope="module")
 def demo_answers(demo) -> list[tuple[int, str]]:
-    """The demo's answers, each alone, with attention in plain MLX."""
+    """Demo outputs of single requests, with attention in plain MLX."""
     mlx_model, tokenizer = demo
     model = Qwen3ModelWeek2(mlx_model)
     return [
@@ -312,7 +312,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize(("batch_size", "prefill_step"), [(1, 7), (3, 128), (5, 1), (16, 128)])
 def test_task_5_demo_output_is_batch_invariant(demo, demo_answers, flash, batch_size, prefill_step):

@@ -1,4 +1,4 @@
-"""Week 3, day 1: the KV cache in pages."""
+"""Week 3, day 1: the paged KV cache."""
 
 import mlx.core as mx
 import pytest
@@ -101,9 +101,9 @@ def test_task_1_writing_a_token_does_not_copy_the_pool():
 
 
 def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
-    """As in a model: what a layer writes depends on what the one before has read of the pages.
+    """As in a model: a layer's write depends on the previous layer's read of the pages.
 
-    Before it reads, the layer is busy for long enough that whoever does not wait writes too early.
+    The read is delayed long enough for an unordered write to overtake it.
     """
     pool = TinyKvPagedPool(page_size=16, capacity=1024)
     page = pool.allocate_page()
@@ -113,7 +113,7 @@ def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for place in range(1, 4):
-        zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()  # takes time, and no memory
+        zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()  # slow, without extra memory
         token = zero + pool.key_pages[page, :, place - 1 : place][None] + 1  # B×H×1×D
         pool.write_page_slice(page, place, token, token)
     mx.eval(pool.state)
@@ -289,7 +289,7 @@ def test_task_3_dense_gather_equals_full_cache(device, dtype, page_size, chunks)
     assert second.gather_dense() is None, "nothing is held"
     for length in chunks:
         key, value = (random(1, 2, length, 8, dtype=dtype) for _ in range(2))
-        first.append(value, key)  # another request, so that the pages have gaps
+        first.append(value, key)  # a second request leaves gaps between the pages
         expected = full.update_and_fetch(key, value, mask="causal")
         actual = second.update_and_fetch(key, value, mask="causal")
         assert_same_bits(actual[0], expected[0], "keys of a dense gather")

@@ -36,11 +36,11 @@ from tiny_llm.attention.paged import paged_attention_reference
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 
-# --- task 1: what a batch is told ---------------------------------------------------------------
+# --- task 1: batch metadata -----------------------------------------------------------------------
 
 
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
-    """(batch, pool, a twin for each slot that has a request)."""
+    """(batch, pool, single-request reference cache of each busy slot)."""
     pool = TinyKvPagedPool(page_size, capacity)
     batch, twins = BatchingKvCache(len(lengths), max_seq_len), {}
     for slot, length in enumerate(lengths):
@@ -109,7 +109,7 @@ def test_task_1_allocation_is_all_or_nothing():
     with pytest.raises(OutOfPagesError):
         batch.update_and_fetch_paged(row, row)
     check_integrity(pool, list(twins.values()))
-    twins[0].cache.release()  # a scheduler would end a request
+    twins[0].cache.release()  # a scheduler would preempt a request
     batch.update_and_fetch_paged(row, row)
     assert batch.lengths == [1, 4, 5]
 
@@ -212,7 +212,7 @@ def test_task_2_idle_slot_is_zero_without_side_effects():
 @pytest.mark.parametrize("page_size", [3, 16])
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_task_2_the_reference_gathers_and_attends(dtype, page_size, mask):
-    lengths = [9, 0, 33, 2]  # the last has fewer keys than queries
+    lengths = [9, 0, 33, 2]  # the last sequence has fewer keys than queries
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(4, 4, 3, 16, dtype=dtype)
@@ -273,7 +273,7 @@ def test_task_3_logits_have_week_2_s_bits(instruction_set, dtype, chunks, page_s
 
 
 def quantized_pair(page_size: int) -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
-    """The same weights, dense and paged."""
+    """Dense and paged models with the same weights."""
     mlx_model = tiny_model(
         dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
     )
@@ -296,7 +296,7 @@ def test_task_3_batch_is_bitwise_equal_to_single_requests(instruction_set, lengt
     for slot, prompt in enumerate(prompts):
         if prompt is not None:
             request, half = model.create_kv_cache(), len(prompt) // 2
-            if half:  # in two chunks, where the oracle has one
+            if half:  # in two chunks; the oracle uses one
                 mx.eval(model(mx.array([prompt[:half]]), 0, request))
             mx.eval(model(mx.array([prompt[half:]]), half, request))
             mx.eval(week2(mx.array([prompt]), 0, alone[slot]))
@@ -365,7 +365,7 @@ def test_task_4_add_request_does_not_copy():
     pages, memory = list(twin.cache.page_ids), pool.key_pages
     batch.add_request(twin.cache, 1)
     assert pool.key_pages is memory, "nothing was written"
-    del memory  # what is referred to is not overwritten
+    del memory  # shared buffers are not overwritten
     assert twin.cache.page_ids == pages
     assert batch.lengths == [None, 9]
     in_use = pool.num_pages - pool.num_free_pages
@@ -454,7 +454,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
 def test_task_4_demo_output(demo):
     mlx_model, tokenizer = demo
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)

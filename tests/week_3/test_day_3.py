@@ -68,7 +68,7 @@ def test_task_1_a_batch_of_equal_lengths_is_paged_attention(dtype):
 
 
 class Sequence:
-    """A request as an engine keeps it: tokens, how many were computed, and one list of pages."""
+    """Engine-side request state: tokens, number computed, page list."""
 
     def __init__(self, ids: list[int], pages: list[int], page_size: int):
         self.ids, self.pages, self.page_size, self.computed = ids, pages, page_size, 0
@@ -78,7 +78,7 @@ class Sequence:
 
 
 def ragged(sequences: list[Sequence], news: list[int]) -> tuple[list[int], RaggedBatch]:
-    """The next `news` tokens of each sequence that has any."""
+    """The next `news` tokens of each sequence with a nonzero count."""
     ids, positions, slots, ends, lengths, table = [], [], [], [0], [], []
     for sequence, new in zip(sequences, news, strict=True):
         if not new:
@@ -106,7 +106,7 @@ def quantized(**changes):
     return mlx_model
 
 
-# Steps of a token budget: each row says how many new tokens each sequence has in a step.
+# One row per step: the number of new tokens of each sequence.
 PLANS = {
     "one after the other": [[90, 0, 0, 0], [0, 33, 0, 0], [0, 0, 200, 0], [0, 0, 0, 1]],
     "all at once": [[90, 33, 200, 1]],
@@ -146,7 +146,7 @@ def test_task_1_logits_of_selected_rows_only():
     sequence = Sequence(list(range(3, 23)), [2, 0, 3], 8)
     ids, batch = ragged([sequence], [20])
     everything = model.ragged_logits(ids, batch, range(20), storage)
-    mx.eval(everything)  # before the next step overwrites the same places
+    mx.eval(everything)  # before the next step overwrites the slots
     some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
     assert_same_bits(some, everything[mx.array([19, 4])], "rows in the order asked for")
     assert model.ragged_logits(ids, batch, [], storage).shape == (0, 131)
@@ -167,12 +167,12 @@ def test_task_1_chunk_without_logits_is_still_written():
 
 def test_task_1_storage_is_written_in_place():
     model = Qwen3ModelWeek3(quantized(), 16)
-    gc.collect()  # what tests before this one left
+    gc.collect()  # left by earlier tests
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
     storage.ensure_capacity(2048)
     grown = mx.get_active_memory() - before
-    assert 0 <= grown - storage.nbytes < 4096  # MLX keeps a few small arrays of its own
+    assert 0 <= grown - storage.nbytes < 4096  # MLX keeps a few small internal arrays
     assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token
     assert storage.key_pages[0].shape == (2048, 2, 16, 16)
     sequence = Sequence([5] * 40, [7, 2000, 3], 16)
@@ -215,7 +215,10 @@ def test_task_1_kv_bytes_per_token():
 
 @pytest.mark.parametrize("page_size", [3, 64])
 def test_task_1_reference_loops_over_sequences(dtype, page_size):
-    lengths, ends = [100, 5, 2, 30], [0, 1, 6, 10, 19]  # the third has more queries than keys
+    lengths, ends = (
+        [100, 5, 2, 30],
+        [0, 1, 6, 10, 19],
+    )  # third: queries > keys
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(19, 4, 16, dtype=dtype)
@@ -230,19 +233,19 @@ def test_task_1_reference_loops_over_sequences(dtype, page_size):
 
 
 def without_sharing(**changes) -> Scheduler:
-    """A scheduler whose requests have all pages to themselves: the prefix cache is task 3."""
+    """Scheduler without a prefix cache, which is task 3."""
     return scheduler(enable_prefix_caching=False, **changes)
 
 
 def run_random_workloads(count: int, **changes) -> int:
-    """Nobody starves, nothing leaks, each ends once, no step is longer than its budget.
+    """Checks random workloads: no starvation, no leaks, one finish each, budget respected.
 
     Args:
-        count: how many workloads.
-        changes: of their engines' configurations.
+        count: number of workloads.
+        changes: overrides of the engine configuration.
 
     Returns:
-        How many requests were preempted.
+        Number of preempted requests.
     """
     rng, preemptions = python_random.Random(32), 0
     for _ in range(count):
@@ -298,7 +301,7 @@ def test_task_2_fcfs_admission_within_memory():
 
 def test_task_2_oversized_request_is_rejected_with_reason():
     it = without_sharing(num_pages=2, page_size=4)
-    with pytest.raises(UserError, match=r"\b4\b"):  # room for the answer's tokens
+    with pytest.raises(UserError, match=r"\b4\b"):  # room for the output tokens
         add(it, "a", 5, max_tokens=5)
     with pytest.raises(UserError, match="the prompt is empty"):
         add(it, "b", 0)
@@ -331,7 +334,7 @@ def test_task_2_one_page_per_running_request_is_reserved():
 
 
 def test_task_2_random_workloads():
-    # With pages for all nobody is preempted, which is task 4.
+    # Enough pages for all requests: preemption is task 4.
     assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0
 
 
@@ -437,7 +440,7 @@ def test_task_4_youngest_request_is_preempted_and_resumed():
 
 
 def test_task_4_no_admission_in_a_preempting_step():
-    # Pages for guesses make the difference: "young" gives more pages than it needs to come back.
+    # Because of draft pages, "young" frees more pages than its resumption needs.
     it = scheduler(num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False)
     add(it, "old", 1, max_tokens=3)
     it.update_draft_tokens(add(it, "young", 6, max_tokens=7, first=50), [5] * 8)

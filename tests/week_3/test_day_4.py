@@ -24,7 +24,7 @@ from tiny_llm.generate.speculative import verify_by_matching, verify_by_rejectio
 
 
 class TokenCache:
-    """A cache that holds the tokens themselves."""
+    """Cache of token ids instead of keys and values."""
 
     def __init__(self):
         self.tokens: list[int] = []
@@ -39,11 +39,11 @@ class TokenCache:
 
 
 class TableModel:
-    """A model whose next token depends on the two before it, by a function.
+    """Model whose next token is a function of the previous two.
 
     Args:
-        logits_of: (the token before, the token) -> logits V.
-        max_seq_len: beyond which it refuses to go.
+        logits_of: (previous token, current token) -> logits V.
+        max_seq_len: longest accepted sequence.
     """
 
     def __init__(self, logits_of: Callable[[int, int], np.ndarray], max_seq_len: int = 10_000):
@@ -73,7 +73,7 @@ class TableModel:
 
 
 def random_table(V: int, seed: int, scale: float = 1.5, width: int | None = None):
-    """Logits for each pair of tokens; `width` pads them, or cuts them off."""
+    """Logits of each token pair, padded or truncated to `width`."""
     table = np.random.default_rng(seed).normal(size=(64, 64, V)) * scale
     padding = np.full(max(0, (width or V) - V), 0.5)
     return lambda before, token: np.append(table[before, token], padding)[:width]
@@ -148,7 +148,7 @@ def demo_pair(demo):
     return Qwen3ModelWeek2(load("demo-draft")[0]), Qwen3ModelWeek2(mlx_model), tokenizer
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
 @pytest.mark.parametrize("index", range(len(BATCH_PROMPTS)))
 def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index):
     draft, model, tokenizer = demo_pair
@@ -162,11 +162,11 @@ def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index)
         responses = stream_generate(decode, model, tokenizer, prompt, max_tokens=40)
         return [response.token for response in responses]
 
-    # Every number of drafts comes, each with two prompts.
+    # Covers every number of drafts with two prompts each.
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
 def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
@@ -201,7 +201,7 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                     assert pool.num_free_pages == pool.num_pages, "a page is lost"
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
 def test_task_1_demo_draft_saves_target_steps(demo_pair):
     draft, model, tokenizer = demo_pair
     decode = SpeculativeDecoding(draft, num_drafts=4)
@@ -219,7 +219,7 @@ def test_task_1_demo_draft_saves_target_steps(demo_pair):
 
 @pytest.mark.parametrize("end", range(1, 12))
 def test_task_1_accepted_eos_draft_ends_generation(device, end):
-    # The model counts: 2, 3, 4, …; token 1 ends, and comes after `end` others.
+    # The model counts 2, 3, 4, …; token 1 is EOS and follows `end` other tokens.
     def logits_of(before, token):
         return 10.0 * np.eye(256)[1 if token == 64 + end else token + 1]
 
@@ -248,7 +248,7 @@ def test_task_1_max_seq_len_of_both_models(device, num_drafts, draft_context):
     def logits_of(before, token):
         return 10.0 * np.eye(256)[token + 1]
 
-    # TableModel checks that no position is beyond its context.
+    # TableModel rejects positions beyond max_seq_len.
     draft, model = TableModel(logits_of, draft_context), TableModel(logits_of, 12)
     tokenizer = ByteTokenizer()
     text = speculative_generate(draft, model, tokenizer, tokenizer, "=>?@", num_drafts=num_drafts)
@@ -341,7 +341,7 @@ def test_task_2_single_draft_preserves_target_distribution(device, options, dist
     ("options", "width"), list(zip(SAMPLERS, [5, 4, 7, 5, 4], strict=True)), ids=str
 )
 def test_task_2_joint_distribution_of_three_tokens(device, options, width):
-    V, draws = 5, 800  # the draft's logits may be narrower or wider than the target's
+    V, draws = 5, 800  # draft and target vocabularies may differ in size
     target = TableModel(random_table(V, seed=5))
     draft = TableModel(random_table(V, seed=5, scale=0.8, width=width))
     oracle = make_sampler(**options)
@@ -362,7 +362,7 @@ def test_task_2_joint_distribution_of_three_tokens(device, options, width):
 
 
 def test_task_2_long_output_preserves_transition_probabilities(device):
-    # Each pair of tokens has a distribution of its own for the next: all are compared.
+    # Compares the next-token distribution of every token pair.
     V = 3
     target = TableModel(random_table(V, seed=2))
     draft = TableModel(random_table(V, seed=3))

@@ -1,4 +1,4 @@
-"""Week 4, day 1: a clock, a comparison in turns, and the least time that a machine allows."""
+"""Week 4, day 1: timing, interleaved comparison and the roofline."""
 
 import mlx.core as mx
 import pytest
@@ -18,11 +18,11 @@ from tiny_llm.kernels.roofline import (
 
 
 class Machine:
-    """A clock that no real time moves: each kernel's evaluation takes the seconds that it is told.
+    """Simulated clock, advanced by each kernel evaluation's configured seconds.
 
     Attributes:
-        now: seconds.
-        ran: the names of the kernels that were evaluated.
+        now: current time in seconds.
+        ran: names of the evaluated kernels, in order.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class Machine:
         return self.now
 
     def kernel(self, name: str, *seconds: float):
-        """A function whose arrays cost time when they are evaluated, not when they are made.
+        """Function whose arrays advance the clock when evaluated, not when created.
 
-        Runs take the given seconds in turn, and the last of them from then on.
+        Successive runs take the given seconds; the last value repeats.
         """
         left = list(seconds)
 
@@ -52,7 +52,7 @@ class _Lazy:
 
 @pytest.fixture
 def machine(monkeypatch) -> Machine:
-    """`mx.eval` of what its kernels return moves its clock."""
+    """Simulated machine: `mx.eval` of its kernels' arrays advances its clock."""
     real = mx.eval
 
     def evaluate(*results):
@@ -99,7 +99,7 @@ def test_task_2_warmup_run_is_excluded(machine):
 
 
 def test_task_2_slowdown_affects_both_equally(machine):
-    """Every run takes longer than the one before, whichever kernel it is."""
+    """Each run is slower than the previous one, whichever kernel runs."""
 
     def run():
         return _Lazy(machine, "x", 1 + 0.01 * len(machine.ran))
@@ -110,7 +110,7 @@ def test_task_2_slowdown_affects_both_equally(machine):
 
 
 def test_task_3_a_product_s_bytes_and_operations():
-    # 151,936×1,024 weights of 4 bits, and 2+2 bytes for every 128 of them.
+    # 151,936×1,024 4-bit weights, and 2+2 bytes per group of 128.
     head = matmul_cost(1, 151_936, 1024, 4, 128)
     assert head.num_bytes == 151_936 * 1024 * 4.25 / 8 + 2 * (1024 + 151_936)
     assert head.flops == 2 * 151_936 * 1024
@@ -143,7 +143,7 @@ def test_task_4_worst_kernel_has_lowest_share():
     measured = {
         "head": Timings(2.2, 2.0),  # 20e9 bytes: at its limit
         "down": Timings(0.5, 0.4),  # 1e9 bytes: a quarter
-        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 %, on a bad day 20
+        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 % at best, 20 % median
     }
     costs = {
         "head": KernelCost(20e9, 1e9),

@@ -1,4 +1,4 @@
-"""Week 4, day 3: weights in the order in which they are read, and prefetching."""
+"""Week 4, day 3: prepacked weights and prefetching."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,13 +22,13 @@ SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # M, I, O
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def ordered(request, monkeypatch, on_cpu) -> None:
-    """Products go through task 2's kernel, of each instruction set that this machine has."""
+    """Selects task 2's kernel, on each supported instruction set."""
     use_matmul_kernel("prepacked", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def fetched(request, monkeypatch, on_cpu) -> None:
-    """Products go through task 3's kernel."""
+    """Selects task 3's kernel."""
     use_matmul_kernel("prefetched", request.param, monkeypatch)
 
 
@@ -60,7 +60,7 @@ def test_task_2_is_exact_up_to_rounding(ordered, bits, group_size, half, shape):
 
 
 def test_task_2_each_output_has_its_own_scales(ordered):
-    """All weights and activations are 1: an output is its scale plus its bias, times the inputs."""
+    """With all weights and activations 1, an output is (scale + bias) · inputs."""
     O, I = 64, 128
     words = mx.full((O, I // 8), 0x11111111, dtype=mx.uint32)
     scales = mx.arange(O).reshape(O, 1).astype(mx.bfloat16)
@@ -71,9 +71,9 @@ def test_task_2_each_output_has_its_own_scales(ordered):
 
 
 def test_task_2_scale_term_is_added_before_bias(ordered):
-    """The second half of the groups takes away what the first half added: rounding is what is left.
+    """The second half of the groups cancels the first: only rounding errors remain.
 
-    All sums within a group are integers that float32 holds, so their order shows in no bit.
+    Sums within a group are exact integers in float32, in any order.
     """
     O, half, size = 64, 4, 64  # groups of half a row
     words = mx.random.randint(0, 2**31 - 1, (O, half * size // 8)).astype(mx.uint32)
@@ -82,7 +82,7 @@ def test_task_2_scale_term_is_added_before_bias(ordered):
         (mx.random.normal((O, half)) * 2.0 ** mx.random.randint(0, 12, (O, half))).astype(
             mx.bfloat16
         )
-        for _ in range(2)  # of so different sizes that sums of them have to be rounded
+        for _ in range(2)  # magnitudes far enough apart for sums to round
     ]
     scales, biases = (mx.concatenate([x, -x], axis=1) for x in added)
     a, b = mx.concatenate([row, row], axis=1), mx.concatenate([words, words], axis=1)
@@ -90,7 +90,7 @@ def test_task_2_scale_term_is_added_before_bias(ordered):
     activations = np.array(a.astype(mx.float32)).reshape(2 * half, size)
     products = (integers.reshape(O, 2 * half, size) * activations).sum(axis=-1)
     total = np.zeros(O)
-    for g in range(2 * half):  # float64 holds each product, and float32 rounds once, as fma does
+    for g in range(2 * half):  # exact product in float64, one rounding to float32, as fma
         for factor, part in ((scales, products[:, g]), (biases, activations[g].sum())):
             of_group = np.array(factor[:, g].astype(mx.float32), dtype=np.float64)
             total = (total + of_group * part).astype(np.float32).astype(np.float64)
@@ -108,13 +108,13 @@ def test_task_2_rows_are_batch_invariant(ordered, bits):
 
 
 def test_task_2_leftover_outputs_use_the_row_major_kernel(ordered):
-    """33 outputs are no multiple of 32: they stay by row, and yesterday's kernel takes them."""
+    """33 outputs, no multiple of 32, stay row-major and use day 2's kernel."""
     assert kernels.prepack_rows() == R
     assert_exact_but_for_rounding("portable", problem(2, 256, 33, 4, 128, mx.bfloat16))
 
 
 def test_task_2_model_uses_prepacked_weights(ordered):
-    """The first kernel that sees interleaved weights is the learner's, in the learner's model."""
+    """Prepacked weights reach the learner's kernel through the learner's model."""
     mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=4)
     tokens = mx.array([[1, 2, 3]])

@@ -1,4 +1,4 @@
-"""Week 4, day 5: threads that claim their work, and norms, rotation and SwiGLU in one pass."""
+"""Week 4, day 5: dynamic work claiming; fused norms, RoPE and SwiGLU."""
 
 import subprocess
 import sys
@@ -12,25 +12,25 @@ from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
 
 EPS = 1e-6
-SIZES = [1, 7, 64, 130, 1023]  # of rows: less than a vector, whole vectors, and what is left
+SIZES = [1, 7, 64, 130, 1023]  # row sizes: less than a vector, whole vectors, with a remainder
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> None:
-    """The day's operations run in vectors, of each instruction set that this machine has."""
+    """Selects the day's SIMD kernels, on each supported instruction set."""
     use_fused_kernels(request.param, monkeypatch)
 
 
 @pytest.fixture
 def claimed(on_cpu):
-    """Threads claim their chunks, for all operations of this process."""
+    """Enables dynamic chunk claiming for all operations of the process."""
     kernels.extension().set_schedule("dynamic")
     yield
     kernels.extension().set_schedule("")
 
 
 def claims(threads: int, chunks: int, held: bool = False) -> list[list[int]]:
-    """The chunks of each thread; none may be given to one that asks for the job before."""
+    """Chunks claimed by each thread; a thread of an earlier job must claim none."""
     late, *by_thread = kernels.extension().simulate_schedule("dynamic", threads, chunks, held)
     assert late == [], f"expected nothing for a thread that slept through its job, got chunk {late}"
     return by_thread
@@ -97,7 +97,7 @@ def test_task_2_the_sum_and_its_norm(vectors, dtype, D):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_task_2_norm_without_residual(vectors, dtype):
     wide, weight = random(2, 3, 300, dtype=dtype, scale=40), random(130, dtype=dtype)
-    x = wide[..., 7:137]  # rows that lie apart
+    x = wide[..., 7:137]  # strided rows
     assert_close(
         kernels.rms_norm(x, weight, EPS), RMSNorm(130, weight, EPS)(x), "Week 1's norm", ulps=2
     )

@@ -1,4 +1,4 @@
-"""Week 4, day 6: flash attention in vectors, and keys that threads share."""
+"""Week 4, day 6: vectorized flash attention and split keys."""
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +14,7 @@ from tests.support import (
 from tests.week_4.kernel_selection import SIMD_ISAS, use_kernel
 from tiny_llm import kernels
 
-# B, H, H_q / H, L, S, D: heads that are no whole vectors, tiles and groups that are not full.
+# B, H, H_q / H, L, S, D: heads with a partial vector, partial tiles and groups.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
     (2, 1, 3, 1, 65, 7),
@@ -28,19 +28,19 @@ LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def scores(request, monkeypatch, on_cpu) -> None:
-    """Attention goes through task 1's kernel, of each instruction set that this machine has."""
+    """Selects task 1's attention kernel, on each supported instruction set."""
     use_kernel("TINY_LLM_ATTENTION", "scores", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def online(request, monkeypatch, on_cpu) -> None:
-    """Attention goes through task 2's kernel."""
+    """Selects task 2's attention kernel."""
     use_kernel("TINY_LLM_ATTENTION", "online", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def split(request, monkeypatch, on_cpu) -> None:
-    """Attention goes through task 3's kernel."""
+    """Selects task 3's attention kernel."""
     use_kernel("TINY_LLM_ATTENTION", "split", request.param, monkeypatch)
 
 
@@ -51,7 +51,7 @@ def assert_exact_but_for_rounding(shape, dtype, mask):
 
 
 def assert_the_same_alone_and_together(S: int):
-    """A sequence in a batch and by itself; a row among others and by itself; keys in pages."""
+    """Asserts the same bits for batched, single-row and paged attention."""
     lengths = [S, 1, 64, 0]
     query, key, value = problem(4, 2, 3, 9, S, 24, dtype=mx.bfloat16)
     together = evaluated(query, key, value, mask="causal", context_lens=lengths)
@@ -76,7 +76,7 @@ def test_task_1_is_exact_up_to_rounding(scores, dtype, shape, mask):
 
 
 def test_task_1_scores_of_individual_keys(scores):
-    """Key s has the score s / 8, and its value is 1 in column s: a row of weights comes out."""
+    """Key s scores s / 8 and has a one-hot value: the output is the weights."""
     S = 37
     query, key = mx.ones((1, 1, 1, S)), mx.zeros((1, 1, S, S))
     key[0, 0, :, S - 1] = mx.arange(S) / 8
@@ -118,7 +118,7 @@ def test_task_2_is_exact_up_to_rounding(online, dtype, shape, mask):
 
 
 def weights_beside_one(x: np.ndarray) -> np.ndarray:
-    """2ˣ / (1 + 2ˣ) of each x: the weight of a key beside one whose score is 0."""
+    """2ˣ / (1 + 2ˣ) of each x: the weight of a key next to a key of score 0."""
     key = mx.zeros((len(x), 1, 2, 1))
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
@@ -129,7 +129,7 @@ def weights_beside_one(x: np.ndarray) -> np.ndarray:
 
 
 def test_task_2_a_power_of_two_is_within_its_bound(online):
-    """2.4 parts in ten million, and a rounding each for the sum of weights and the division."""
+    """Bound: 2.4e-7, plus one rounding each for the sum and the division."""
     x = np.concatenate([np.linspace(-1, 0, 4001), np.linspace(-125, -1, 999)]).astype(np.float32)
     exact_weights = 2.0 ** x.astype(np.float64)
     expected = exact_weights / (1 + exact_weights)
@@ -148,7 +148,7 @@ def test_task_2_weight_underflows_to_zero(online):
 
 
 def test_task_2_increasing_scores_rescale_the_accumulator(online, dtype):
-    """Every tile has a larger score than those before it: what is there is scaled each time."""
+    """Each tile raises the maximum, so each rescales the accumulator."""
     query, key, value = problem(1, 1, 1, 1, 300, 24, dtype=dtype)
     key[0, 0] = key[0, 0] * 0.1 + query[0, 0] * (mx.arange(300) / 100)[:, None].astype(dtype)
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
@@ -208,7 +208,7 @@ def test_task_3_rows_are_batch_invariant(split):
 
 
 def test_task_3_thread_count_changes_no_bits(split):
-    evaluated(*problem(1, 1, 1, 1, 3, 8))  # here an unwritten task is told with its name
+    evaluated(*problem(1, 1, 1, 1, 3, 8))  # an unwritten task raises here, with its name
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"

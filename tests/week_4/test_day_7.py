@@ -1,4 +1,4 @@
-"""Week 4, day 7: what a node of the graph costs, and a step that is recorded as one."""
+"""Week 4, day 7: cost of a graph node, and capturing a step as one node."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,11 +18,11 @@ from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.graph_capture import CAPTURE_VARIABLE, CapturedFunction
 from tiny_llm.kernels.roofline import Timings, captured_time_fraction, seconds_per_node
 
-pytestmark = pytest.mark.usefixtures("on_cpu")  # a GPU's graph has no such node
+pytestmark = pytest.mark.usefixtures("on_cpu")  # captured nodes are CPU-only
 
 
 def test_task_1_per_node_cost_is_the_slope():
-    # 30 µs for the evaluation itself, and 5 µs for each node; medians are noise.
+    # 30 µs per evaluation and 5 µs per node; medians are noise.
     measured = {n: Timings(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
     assert seconds_per_node(measured) == pytest.approx(5e-6), "expected 5 µs for one node more"
 
@@ -47,7 +47,7 @@ def test_task_1_remaining_step_time():
 
 
 def steps_of(function, *given):
-    """What is written down of a function of these arrays."""
+    """Captured plan of a function of these arrays."""
     graph_cache = kernels.extension().GraphCache()
     blanks = graph_cache.placeholders(given)
     try:
@@ -67,7 +67,7 @@ def test_task_2_input_dependent_nodes_are_steps_others_constants():
     x, weight = random(1, 1, E), mx.ones(E)
 
     def function(x, y):
-        lazy = weight * 2 + 1  # MLX's operations: a step could not have them
+        lazy = weight * 2 + 1  # MLX operations, which cannot be captured as steps
         return (kernels.swiglu(norm(norm(x), lazy), norm(lazy)[None, None]),)
 
     found = [step[:3] for step in steps_of(function, x, x)]
@@ -123,7 +123,7 @@ def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
 
     def function(x):
         first = norm(x)
-        _, normed = kernels.add_rms_norm(first, x, mx.ones(E), 1e-6)  # the sum is not used
+        _, normed = kernels.add_rms_norm(first, x, mx.ones(E), 1e-6)  # the sum is dead
         return first, norm(normed)
 
     last_uses = [step[3] for step in steps_of(function, x)]
@@ -134,7 +134,7 @@ def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
 
 @pytest.fixture
 def recording(monkeypatch) -> None:
-    """What is still to be written is an error, and not left out."""
+    """Raises on an unwritten task instead of skipping it."""
     monkeypatch.setenv(CAPTURE_VARIABLE, "on")
 
 
@@ -200,7 +200,7 @@ def test_task_3_external_buffer_is_written_in_place(recording):
 
 @pytest.fixture(scope="module")
 def mlx_model():
-    """A small and quantized checkpoint."""
+    """Small quantized checkpoint."""
     mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=4)
     mx.eval(mlx_model.parameters())
@@ -209,7 +209,7 @@ def mlx_model():
 
 @pytest.fixture(scope="module")
 def model(mlx_model) -> Qwen3ModelWeek2:
-    """Week 2's model of it."""
+    """Week 2 model of the checkpoint."""
     return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
 
 
@@ -230,7 +230,7 @@ def test_task_4_model_steps_are_captured(recording, monkeypatch, model, B):
 
 
 def test_task_4_layers_without_flash_attention_run_eagerly(recording, monkeypatch, mlx_model):
-    """Plain MLX attention has no plan: its steps stay as they were."""
+    """Plain MLX attention has no plan: its layers are not captured."""
     model = Qwen3ModelWeek2(mlx_model)
     caches = {wanted: model.create_kv_cache() for wanted in ("on", "off")}
     for offset, token in enumerate((3, 1)):

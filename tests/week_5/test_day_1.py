@@ -1,4 +1,4 @@
-"""Week 5, day 1, optional: a router, products sorted by expert, and their weighted sum."""
+"""Week 5, day 1, optional: router, grouped matmul and weighted sum."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ ROUTERS = [((1,), 4, 1), ((7,), 16, 4), ((2, 3), 128, 8), ((5,), 6, 6)]
 
 
 def stacked_experts(**changes: Any) -> Any:
-    """The experts of a random layer, their matrices stacked: six of 128 inputs and 64 features."""
+    """Stacked experts of a random layer: six, with 128 inputs and 64 features."""
     return random_checkpoint({**MIXTURE, **changes}).layers[1].mlp.switch_mlp
 
 
@@ -88,7 +88,7 @@ def test_task_2_runs(experts, expected):
 
 
 def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:
-    """Each token through each of its experts, one after the other: the definition."""
+    """Reference: runs each token through its experts one by one."""
     gate, up, down = (stacked[name].weight for name in ("gate_proj", "up_proj", "down_proj"))
     outputs = [
         (nn.silu(token @ gate[e].T) * (token @ up[e].T)) @ down[e].T
@@ -107,7 +107,7 @@ def test_task_3_equals_per_token_experts(tokens):
 
 
 def test_task_3_only_selected_experts_run_once_each():
-    """Two tokens share expert 4, two share expert 2, and no token chose 0 and 3."""
+    """Two tokens share expert 4, two share expert 2; experts 0 and 3 are idle."""
     calls: dict[int, list[int]] = {}
 
     def expert(number: int) -> Any:
@@ -150,7 +150,7 @@ def test_task_4_float32_sum_is_rounded_once(dtype, shape):
 
 
 def test_task_4_logits_equal_mlx_lm():
-    """Router, products and sum in a whole model, beside another implementation of all three."""
+    """A whole mixture-of-experts model against mlx-lm's implementation."""
     from mlx_lm.models import qwen3_moe
 
     mlx_model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(MIXTURE))

@@ -1,4 +1,4 @@
-"""Week 5, day 2, optional: what each of several ranks has of a model, and what they exchange."""
+"""Week 5, day 2, optional: tensor parallelism: shards and collectives."""
 
 import os
 import subprocess
@@ -27,16 +27,16 @@ from tiny_llm.models.parallel.layers import (
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 LLAMA = read_config({**FAMILIES["llama"], "intermediate_size": 256})
-SECONDS = 60  # for two ranks that start, answer and end
+SECONDS = 60  # start, generation and exit of two ranks
 
 
 def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
-    """What each of so many ranks has of a model: 4 query heads, 2 of keys, unless changed."""
+    """Shard of each rank; by default 4 query heads and 2 KV heads."""
     return [RankShard(replace(config, **changes), rank, size) for rank in range(size)]
 
 
 def evaluated(*arrays: mx.array) -> list[mx.array]:
-    """The same arrays, computed: a rank is a thread here, and takes no other thread's graph."""
+    """Evaluates the arrays: a rank is a thread, and threads cannot share lazy graphs."""
     mx.eval(arrays)
     return list(arrays)
 
@@ -76,7 +76,7 @@ def test_task_1_rank_owns_kv_heads_of_its_query_heads(H_q, H, size):
 )
 def test_task_2_concatenated_shards_equal_the_matrix(layer, axis, size):
     whole = mx.arange(128 * 64).reshape(128, 64)
-    for kind in ("weight", "scales", "biases"):  # a quantized matrix is split as a plain one is
+    for kind in ("weight", "scales", "biases"):  # quantized matrices are sharded like plain ones
         cut = [
             part.slice_tensor(f"model.layers.0.x.{layer}.{kind}", whole) for part in parts_of(size)
         ]
@@ -169,7 +169,7 @@ def test_task_3_large_arrays_are_sent_in_pieces(ranks):
 
 
 def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
-    """Attention adds 1 on rank 0 and 2 on rank 1; the MLP 10 and 100 times what it is given."""
+    """Attention adds 1 on rank 0 and 2 on rank 1; the MLP returns 10 and 100 times its input."""
 
     def halves(block: TensorParallelBlock, num_metadata_arrays: int) -> Any:
         rank = block.block
@@ -239,7 +239,7 @@ for size in (2, 1):
 
 
 def test_task_4_two_processes_match_one():
-    """The demo on two ranks, connected over loopback, beside the demo in one process."""
+    """The demo on two ranks over loopback, compared with one process."""
     done = subprocess.run(
         [sys.executable, "-c", ANSWER],
         env={**os.environ, "TINY_LLM_NUM_THREADS": "1"},
