@@ -1,6 +1,6 @@
-"""`pdm run check-mac` finds what would not compile, link or load on a Mac: seeded faults.
+"""`pdm run check-mac` detects seeded compile, link and load errors.
 
-A module of a few lines stands for the extension, which the command itself builds in CI.
+A small module stands in for the extension, which the command itself builds in CI.
 """
 
 import sys
@@ -59,7 +59,7 @@ pytestmark = [
 
 @pytest.fixture
 def build_module(tmp_path):
-    """Builds the module with a statement in it: the module, if any, the output, the objects."""
+    """Builds the module with a statement; returns (module or None, output, objects)."""
     wheel = macos_wheel(WORK)
     if wheel is None:
         pytest.skip("MLX's macOS wheel could not be downloaded")
@@ -133,7 +133,7 @@ def test_wrong_mlx_rpath_is_an_error(build_module):
 def test_missing_kernels_are_an_error(build_module):
     module, output, objects = build_module("", kernels="")
     assert module is not None, output
-    # Nothing asks for the object file, so CMake does not compile it: there is none to compare with.
+    # CMake skips the unreferenced object file, so there is no object to compare.
     assert compare_with_objects(module, objects) == ["no file was compiled for NEON"]
     module, output, objects = build_module("", kernel="int kernel;\n")
     assert module is not None, output

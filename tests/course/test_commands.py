@@ -1,4 +1,4 @@
-"""start-course, reveal, progress, and `--solution mine`, as they are typed."""
+"""Command lines of start-course, reveal and progress; `--solution mine`."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The markers, the starter that is cut by them, and the one table that all go by."""
+"""Course markers, the generated starter and the task table."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ from tools.course.tasks import (
 )
 from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
 
-# What the course will have and this version does not, or not between markers. Only ever shorter.
+# Planned tasks without marked code in this version. This list only shrinks.
 NOT_YET: set[str] = set()
 
 
@@ -185,7 +185,7 @@ def test_the_starter_keeps_signatures_and_docstrings(starter):
     for path in files:
         solution = outline((ROOT / path).read_text(encoding="utf-8"))
         kept = outline(starter[path])
-        # A function inside of a block goes with it.
+        # Functions inside a block are removed with it.
         assert [entry for entry in solution if entry in kept] == kept
 
 

@@ -1,4 +1,4 @@
-"""`pdm run mutants`: which mistakes are hidden, what is shown of them, and how answers count."""
+"""`pdm run mutants`: mutant selection, displayed symptoms and scoring."""
 
 import io
 
@@ -21,7 +21,7 @@ FAILS = [
 
 @pytest.fixture
 def without_tests(monkeypatch):
-    """The tests are not run; what they say is known."""
+    """Replaces the test run with fixed outcomes."""
     monkeypatch.setattr(
         mutants, "test_failures", lambda round_of, console: ((each, FAILS) for each in round_of)
     )

@@ -1,4 +1,4 @@
-"""The optional days: counted apart, and their commands run the learner's code."""
+"""Optional days: separate counts, and commands on the learner's code."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo as a mixture."""
+    """The demo as a mixture of experts."""
     path = tmp_path_factory.mktemp("mixture") / "mixture"
     assert moe_demo.main([str(path)]) == 0
     return str(path)
@@ -86,7 +86,7 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
     ],
 )
 def test_closing_commands_run_the_learner_code(tmp_path, folder, module, flags, day):
-    """In a tree where one module is the starter's, they fail with that module's task."""
+    """With one module reset to the starter, they fail with that module's task."""
     path = PACKAGE / module
     text = starter_text((ROOT / path).read_text(encoding="utf-8"), path)
     write_tree_of(tmp_path / "mine", path, text)

@@ -1,4 +1,4 @@
-"""`pdm run scoreboard`: what it counts, keeps and draws; and that engines are measured."""
+"""`pdm run scoreboard`: counts, history, charts and engine measurements."""
 
 import io
 import json
@@ -156,7 +156,7 @@ def test_llama_cpp_path():
 @pytest.mark.slow
 def test_a_run(tree, monkeypatch, capsys):
     monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.5.3": [PASSED]})
-    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # measuring is tested elsewhere
+    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # measurement is tested elsewhere
     monkeypatch.setattr(scoreboard, "measure_best", lambda rounds: machine)
     assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0
     (entry,) = history.entries(tree, "scoreboard")

@@ -1,4 +1,4 @@
-"""`pdm run speed`: what it measures, shows and keeps. None of these tests asserts a time."""
+"""`pdm run speed`: measurements, output and history. No test asserts a time."""
 
 import io
 import json
@@ -29,7 +29,7 @@ ROW = {
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Nothing is measured; what the process would have said is known."""
+    """Replaces the measuring process with fixed output."""
     asked = []
 
     def run_matmuls(what, whose, machine, rounds, *options):
@@ -118,7 +118,7 @@ def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Matmuls that take no time."""
+    """Tiny matmuls."""
     monkeypatch.setattr(matmuls, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
     monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
     with use_device("cpu"):
@@ -189,7 +189,7 @@ def test_single_head_table(tree, measured, monkeypatch, capsys):
 
 @pytest.fixture
 def few_tokens(monkeypatch):
-    """Day 4.5's passes over so few tokens that they take no time."""
+    """Day 4.5's operations on a few tokens."""
     monkeypatch.setattr(fused_ops, "TOKENS", 5)
     monkeypatch.setattr(fused_ops, "FEW_TOKENS", 3)
     with use_device("cpu"):
@@ -242,7 +242,7 @@ def test_each_day_has_its_program(monkeypatch):
 
 
 def test_progress_is_streamed(monkeypatch, tmp_path):
-    """The process waits, after its first line, for a file that is made when the line is shown."""
+    """After its first line, the process waits for a file created when the line is displayed."""
     shown = tmp_path / "shown"
     told = []
     monkeypatch.setattr(speed, "tell", lambda what: (told.append(what), shown.touch()))

@@ -1,7 +1,7 @@
-"""The tests are tested: every mistake of `wrong/` makes the tests of its task fail.
+"""Mutation tests: every mistake in `wrong/` fails its task's tests.
 
-The task's tests run in a process of their own: see tools/course/wrong_solutions.py. The mistakes
-in C++ are made in test_days.py, in a tree that is compiled there already.
+Each task's tests run in a separate process; see tools/course/wrong_solutions.py. test_days.py
+applies the C++ mistakes, in its compiled tree.
 """
 
 from collections import Counter
