@@ -1,6 +1,6 @@
-"""`pdm run check-mac` finds what would not compile, link or load on a Mac: seeded faults.
+"""`pdm run check-mac` detects seeded compile, link and load errors.
 
-A module of a few lines stands for the extension, which the command itself builds in CI.
+A small module stands in for the extension, which the command itself builds in CI.
 """
 
 import sys
@@ -59,7 +59,7 @@ pytestmark = [
 
 @pytest.fixture
 def build_module(tmp_path):
-    """Builds the module with a statement in it: the module, if any, the output, the objects."""
+    """Builds the module with a statement; returns (module or None, output, objects)."""
     wheel = macos_wheel(WORK)
     if wheel is None:
         pytest.skip("MLX's macOS wheel could not be downloaded")
@@ -77,7 +77,7 @@ def build_module(tmp_path):
     return run
 
 
-def test_a_right_module_has_no_problems(build_module):
+def test_valid_module_has_no_problems(build_module):
     module, output, objects = build_module(CALL)
     assert module is not None, output
     assert examine(module) == []
@@ -94,14 +94,14 @@ def test_a_right_module_has_no_problems(build_module):
     ],
     ids=["mlx", "python", "system"],
 )
-def test_a_symbol_that_nobody_has_is_an_error(build_module, statement, name):
+def test_undefined_symbol_is_an_error(build_module, statement, name):
     module, output, _ = build_module(f"{CALL}; {statement}")
     assert module is None
     assert "undefined symbol" in output
     assert name in output
 
 
-def test_a_symbol_that_is_left_open_is_an_error(build_module):
+def test_unresolved_symbol_is_an_error(build_module):
     statement = f"{CALL}; PyNoSuchFunction()"
     module, output, _ = build_module(statement, "LINKER:-undefined,dynamic_lookup")
     assert module is not None, output
@@ -116,13 +116,13 @@ def test_a_symbol_that_is_left_open_is_an_error(build_module):
     ],
     ids=["int64_t is long long there", "a warning"],
 )
-def test_what_does_not_compile_there_is_an_error(build_module, statement, words):
+def test_macos_compile_error_is_reported(build_module, statement, words):
     module, output, _ = build_module(f"{CALL}; {statement}")
     assert module is None
     assert words in output
 
 
-def test_a_search_path_that_does_not_lead_to_mlx_is_an_error(build_module):
+def test_wrong_mlx_rpath_is_an_error(build_module):
     module, output, _ = build_module(CALL, run_path="$ORIGIN/../mlx/lib")
     assert module is not None, output
     (problem,) = examine(module)
@@ -130,16 +130,16 @@ def test_a_search_path_that_does_not_lead_to_mlx_is_an_error(build_module):
     assert "[@loader_path/../mlx/lib]" in problem
 
 
-def test_kernels_that_were_left_out_are_an_error(build_module):
+def test_missing_kernels_are_an_error(build_module):
     module, output, objects = build_module("", kernels="")
     assert module is not None, output
-    # Nothing asks for the object file, so CMake does not compile it: there is none to compare with.
+    # CMake skips the unreferenced object file, so there is no object to compare.
     assert compare_with_objects(module, objects) == ["no file was compiled for NEON"]
     module, output, objects = build_module("", kernel="int kernel;\n")
     assert module is not None, output
     assert compare_with_objects(module, objects) == ["kernel.cpp has no kernel for NEON"]
 
 
-def test_flags_of_apples_linker():
+def test_apple_linker_flags():
     command = ["zig", "c++", "-bundle", "-Wl,-dead_strip", "-Wl,@names.sym", "-Wl,-x", "-o", "m.so"]
     assert translate(command) == ["zig", "c++", "-shared", "-Wl,-dead_strip", "-o", "m.so"]

@@ -1,4 +1,4 @@
-"""What the course's own tests share."""
+"""Shared helpers of the course's own tests."""
 
 import re
 from collections import Counter
@@ -12,11 +12,10 @@ from tools.course.markers import all_blocks
 from tools.course.runner import Outcome
 from tools.course.tree import ROOT
 
-# The tasks that have code to write in this version of the solution.
+# Tasks with marked code in this version of the solution.
 HAVE_CODE = {block.task for _, block in all_blocks(ROOT / "src").values() if block.task is not None}
 
-# What a message has that says more than that something is wrong: both sides of a comparison, or a
-# sentence of the code's own checks.
+# Markers of a specific failure message: both sides of a comparison, or a check's own sentence.
 TEACHES = re.compile(
     r"expected|instead of|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
     r"|^(tiny_llm\.\S+|ValueError): .{20}"
@@ -24,11 +23,11 @@ TEACHES = re.compile(
 
 
 def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
-    """Parameters of a test; all but the first few mistakes of a task are marked `exhaustive`.
+    """Test parameters; all but the first `tried` mistakes per task are marked `exhaustive`.
 
     Args:
         wrongs: the mistakes.
-        tried: how many of a task are tried without it.
+        tried: number of unmarked mistakes per task.
     """
     count: Counter[str] = Counter()
     cases = []
@@ -40,7 +39,7 @@ def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
 
 
 def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
-    """A mistake made a test of its task fail, with a message from which one learns something."""
+    """Asserts that a mistake fails one of its task's tests, with a specific message."""
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     assert failed, f"the tests of task {wrong.tested_by} do not notice: {wrong.what}"
     outcome = failed[0]

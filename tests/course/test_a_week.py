@@ -1,6 +1,6 @@
-"""One pass of the course's machinery, quickly: Week 1's Python, from the starter to the solution.
+"""Quick pass through the course tooling: Week 1, from starter to solution.
 
-test_days.py goes through the whole course, a day at a time, and builds the learner's extension.
+test_days.py covers the whole course day by day and builds the learner's extension.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""start-course, reveal, progress, and `--solution mine`, as they are typed."""
+"""Command lines of start-course, reveal and progress; `--solution mine`."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def run(*command: str, tree: Path | None = None) -> subprocess.CompletedProcess[
     )
 
 
-def test_start_course_overwrites_only_when_it_is_told(tree, capsys):
+def test_start_course_overwrites_only_with_force(tree, capsys):
     file = tree / "src" / "tiny_llm" / "basics.py"
     file.write_text("mine")
     assert start.main([str(tree)]) == 2
@@ -38,7 +38,7 @@ def test_start_course_overwrites_only_when_it_is_told(tree, capsys):
     assert "is yours to write" in file.read_text()
 
 
-def test_start_course_leaves_other_folders_alone(tmp_path, capsys):
+def test_start_course_rejects_unrelated_folders(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert start.main([str(tmp_path), "--force"]) == 2
     assert "not a learner's tree" in capsys.readouterr().err
@@ -47,7 +47,7 @@ def test_start_course_leaves_other_folders_alone(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
 
 
-def test_the_learner_s_modules_come_first_and_the_others_are_the_solution_s(tree):
+def test_learner_modules_shadow_the_solution(tree):
     program = (
         "import tiny_llm, tiny_llm.basics, tiny_llm.models.hub, tiny_llm.models.families.experts;"
         "print(tiny_llm.basics.__file__, tiny_llm.models.families.experts.__file__);"
@@ -61,7 +61,7 @@ def test_the_learner_s_modules_come_first_and_the_others_are_the_solution_s(tree
     assert str(tree) not in run("-c", program).stdout, "without it the solution is found"
 
 
-def test_an_extension_that_was_not_built_is_not_the_solution_s(tree):
+def test_unbuilt_extension_does_not_fall_back_to_the_solution(tree):
     result = run(
         "-c", "import tiny_llm.kernels as k; print(k.is_built()); k.extension()", tree=tree
     )
@@ -70,7 +70,7 @@ def test_an_extension_that_was_not_built_is_not_the_solution_s(tree):
 
 
 @pytest.mark.parametrize("command", ["main", "bench"])
-def test_commands_take_the_learner_s_tree_and_say_so(tree, command):
+def test_commands_use_and_report_the_learner_tree(tree, command):
     loader = "week1" if command == "main" else "week2"
     result = run("-m", f"tiny_llm.cli.{command}", "--model", "demo", "--loader", loader)
     assert result.returncode == 2
@@ -86,7 +86,7 @@ def test_commands_take_the_learner_s_tree_and_say_so(tree, command):
         )
 
 
-def test_commands_run_the_solution_if_that_is_asked_for(tree):
+def test_commands_run_the_solution_on_request(tree):
     argv = ("--model", "demo", "--solution", "ref", "--loader", "week1", "--max-tokens", "1")
     result = run("-m", "tiny_llm.cli.main", *argv)
     assert result.returncode == 0
@@ -107,7 +107,7 @@ def test_commands_run_the_solution_if_that_is_asked_for(tree):
         ("at index [0] expected 1, got 2", None),
     ],
 )
-def test_what_a_test_waits_for(message, told):
+def test_task_dependencies_of_a_test(message, told):
     assert pytest_summary.summary_of(message) == told
 
 
@@ -126,7 +126,7 @@ def test_tests_of_a_day(capsys):
 
 
 @pytest.mark.slow
-def test_test_runs_the_learner_s_code(tree):
+def test_test_command_runs_the_learner_code(tree):
     command = ("-m", "tools.run_tests", "--week", "1", "--day", "1")
     result = run(*command, "--", "-q", "-k", "task_2_linear")
     assert result.returncode == 1
@@ -153,7 +153,7 @@ def test_reveal_shows_and_applies(tree, capsys, monkeypatch):
     assert "softmax is yours to write" in file.read_text(), "other tasks stay"
 
 
-def test_reveal_shows_lines_whole_in_a_narrow_terminal(tree, capsys, monkeypatch):
+def test_reveal_does_not_wrap_in_a_narrow_terminal(tree, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     reveal.main(["--week", "2", "--day", "1", "--task", "4"])
     assert "    # Chunked prefill bounds activation memory by the chunk instead of the prompt" in (
@@ -162,7 +162,7 @@ def test_reveal_shows_lines_whole_in_a_narrow_terminal(tree, capsys, monkeypatch
 
 
 @pytest.mark.slow
-def test_an_extension_older_than_its_sources_is_told(tree):
+def test_stale_extension_is_reported(tree):
     source = tree / EXTENSION / "src" / "axpby" / "axpby_cpu.cpp"
     assert not is_stale(tree), "it was not built"
     stamp = tree / "build" / "built"
@@ -178,7 +178,7 @@ def test_an_extension_older_than_its_sources_is_told(tree):
     assert not is_stale(tree)
 
 
-def test_reveal_compares_with_what_was_written_and_keeps_it(tree, capsys):
+def test_reveal_diffs_and_backs_up_learner_code(tree, capsys):
     file = tree / "src" / "tiny_llm" / "basics.py"
     reveal.apply_tasks(tree, {"1.1.2"})
     text = file.read_text().replace("y = x @ w.T", "y = x @ w")
@@ -193,7 +193,7 @@ def test_reveal_compares_with_what_was_written_and_keeps_it(tree, capsys):
 
 
 @pytest.mark.parametrize(("passed", "flags"), [(True, []), (True, ["--force"]), (False, [])])
-def test_reveal_leaves_code_alone_that_passes(tree, capsys, monkeypatch, passed, flags):
+def test_reveal_keeps_passing_code(tree, capsys, monkeypatch, passed, flags):
     def runs(self, tree, tests, *options, timeout=None):
         return [Outcome("tests/week_1/test_day_1.py::test_task_2_linear", passed, "")]
 
@@ -220,7 +220,7 @@ def test_reveal_leaves_code_alone_that_passes(tree, capsys, monkeypatch, passed,
     assert "None" in (revealed / "1.1.2-linear-2.py").read_text()
 
 
-def test_what_is_half_written_is_begun(tree):
+def test_partially_written_task_counts_as_started(tree):
     file = tree / "src" / "tiny_llm" / "basics.py"
     assert reveal.tasks_begun(tree) == set()
     marker = "# [task 1.1.1 softmax]\n"
@@ -233,7 +233,7 @@ def test_what_is_half_written_is_begun(tree):
     assert reveal.tasks_begun(tree) == {"1.1.1", "1.7.2"}, "the starter's comment may stay"
 
 
-def test_reveal_finds_its_way_by_the_markers(tree, capsys):
+def test_reveal_locates_blocks_by_markers(tree, capsys):
     file = tree / "src" / "tiny_llm" / "basics.py"
     file.write_text(file.read_text().replace("# [task 1.1.1 softmax]\n", "#\n"))
     with pytest.raises(SystemExit):
@@ -252,7 +252,7 @@ def test_reveal_finds_its_way_by_the_markers(tree, capsys):
         (["--week", "1", "--day", "1", "--task", "7"], "week 1, day 1 has no task 7; it has 1, 2"),
     ],
 )
-def test_reveal_of_what_is_not(tree, capsys, argv, message):
+def test_reveal_of_unknown_task(tree, capsys, argv, message):
     with pytest.raises(SystemExit):
         reveal.main(argv)
     assert message in capsys.readouterr().err
@@ -265,7 +265,7 @@ def test_without_a_tree(monkeypatch, capsys, tmp_path):
     assert "`pdm run start-course` creates it" in capsys.readouterr().err
 
 
-def test_whose_code(tree, monkeypatch, tmp_path):
+def test_code_origin(tree, monkeypatch, tmp_path):
     assert selected_tree(None, None) == selected_tree(None, "mine") == tree
     assert selected_tree(None, "ref") is None
     monkeypatch.setenv("TINY_LLM_MINE", str(tmp_path / "none"))
@@ -287,7 +287,7 @@ def test_progress_of_a_task(outcomes, mark):
     assert mark in state(outcomes)[0]
 
 
-def test_progress_of_a_new_tree(tree, capsys):
+def test_progress_of_a_fresh_tree(tree, capsys):
     assert progress.main(["--week", "1"]) == 0
     told = capsys.readouterr().out
     assert "0 of 15 tasks done" in told
@@ -302,7 +302,7 @@ def test_progress_runs_the_tests(tree):
     assert "1 of 15 tasks done" in result.stdout
 
 
-def test_progress_tests_what_has_changed(tree, capsys, monkeypatch):
+def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
     asked = []
 
     def passing(self, tree, tests, *options, timeout=None):

@@ -1,8 +1,8 @@
-"""The whole course, as a learner would go through it: day by day, with the solution's code.
+"""The whole course day by day, with the solution's code.
 
-The starter is generated and built; in it every task's tests fail, and with the error that names the
-task. Then the solution is put in day by day: after each, exactly the tests up to that day pass.
-Into the complete tree each mistake in C++ of `wrong/` is put, and makes the tests of its task fail.
+Generates and builds the starter, where every task's tests fail with the error that names the task.
+Then applies the solution day by day: after each day, exactly the tests up to that day pass.
+Finally applies each C++ mistake of `wrong/` to the complete tree: its task's tests must fail.
 """
 
 from collections import defaultdict
@@ -23,19 +23,19 @@ from tools.course.wrong_solutions import INTERPRETED, run_compiled, suffix_of
 
 pytestmark = pytest.mark.slow
 
-# Whole answers take minutes with a learner's kernels, which are plain loops; and the solution's own
-# tests try all combinations of values.
+# Excluded: full outputs, minutes with a learner's kernels (plain loops), and exhaustive parameter
+# combinations, covered by the solution's own test run.
 QUICK = ("-m", "not (slow or thorough)", "--tb=line")
 
 CHAPTERS = [day for day in DAYS if any(task.id in HAVE_CODE for task in day.tasks)]
 
 
 class Course:
-    """A learner's tree on its way from the starter to the solution.
+    """Learner tree, partway from starter to solution.
 
     Attributes:
-        tree: the folder.
-        done: the tasks whose solution was put in.
+        tree: root folder.
+        done: tasks with the solution applied.
         witnesses: for each task, tests that fail in the starter: one of its first function, and one
             of its last.
     """
@@ -54,7 +54,7 @@ class Course:
         assert built_module(self.tree) is not None
 
     def apply(self, tasks: set[str]) -> None:
-        """Puts the solution in, and builds the extension if that changed it."""
+        """Applies the solution and rebuilds the extension if its sources changed."""
         before = self.sources()
         apply_tasks(self.tree, tasks - self.done)
         self.done |= tasks
@@ -82,7 +82,7 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
-def test_in_the_starter_every_task_fails_with_its_error(course, exhaustive):
+def test_starter_tasks_fail_with_their_error(course, exhaustive):
     files = [day.test_file for day in CHAPTERS]
     few = () if exhaustive else ("-p", "tools.course.pytest_first_case")
     found = by_task(course.runner.run(course.tree, files, *few, *QUICK))
@@ -97,7 +97,7 @@ def test_in_the_starter_every_task_fails_with_its_error(course, exhaustive):
 
 
 @pytest.mark.parametrize("day", CHAPTERS, ids=lambda day: day.id)
-def test_after_a_day_exactly_its_tests_pass(course, day):
+def test_exactly_the_finished_days_pass(course, day):
     assert course.witnesses, "the test above comes first"
     order = [chapter.id for chapter in DAYS]
     so_far = {
@@ -107,7 +107,7 @@ def test_after_a_day_exactly_its_tests_pass(course, day):
         if task.id in HAVE_CODE
     }
     course.apply(with_needs(so_far) & HAVE_CODE)
-    # Of the next day alone: what is done sooner than that is told on the day before its own.
+    # Only the next day: earlier completion is reported on the preceding day.
     following = CHAPTERS[CHAPTERS.index(day) + 1 :][:1]
     later = sorted({task.id for one in following for task in one.tasks} & HAVE_CODE - course.done)
     tests = [test for task in later for test in course.witnesses[task]]
@@ -128,6 +128,6 @@ def test_after_a_day_exactly_its_tests_pass(course, day):
     "wrong",
     wrong_solution_params([wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED], 1),
 )
-def test_a_mistake_in_cpp_is_caught(course, wrong):
-    course.apply(HAVE_CODE)  # does nothing after the days above
+def test_cpp_mistake_is_caught(course, wrong):
+    course.apply(HAVE_CODE)  # no-op after the days above
     assert_caught(wrong, run_compiled(course.runner, course.tree, wrong, "-x"))

@@ -1,4 +1,4 @@
-"""A kernel that is written in part: what is missing behind the hand-over throws in a thread."""
+"""Partially written kernels: exceptions thrown in a pool thread."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ int main() {
 """
 
 
-def test_what_a_thread_of_the_pool_throws_reaches_the_caller(tmp_path):
+def test_pool_thread_exception_reaches_the_caller(tmp_path):
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -71,13 +71,13 @@ def test_what_a_thread_of_the_pool_throws_reaches_the_caller(tmp_path):
     assert result.stdout.splitlines() == [sentence]
 
 
-def test_a_test_fails_by_what_a_kernel_has_thrown_and_not_by_its_numbers(monkeypatch):
+def test_test_fails_with_the_kernel_exception(monkeypatch):
     class Extension:
         @staticmethod
         def rethrow_task_error():
             raise RuntimeError(unwritten_message("2.2.2", "dot"))
 
-    with monkeypatch.context() as patch:  # not for this test's own hook
+    with monkeypatch.context() as patch:  # hide from this test's own hook
         patch.setattr(conftest, "IS_LEARNERS_TREE", True)
         patch.setattr(conftest.kernels, "is_built", lambda: True)
         patch.setattr(conftest.kernels, "extension", Extension)
@@ -87,5 +87,5 @@ def test_a_test_fails_by_what_a_kernel_has_thrown_and_not_by_its_numbers(monkeyp
             hook.throw(AssertionError("expected 1, got 2"))
 
 
-def test_the_extension_tells_what_its_kernels_have_thrown():
+def test_extension_reports_kernel_exceptions():
     assert kernels.extension().rethrow_task_error() is None, "nothing was thrown"

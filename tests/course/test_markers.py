@@ -1,4 +1,4 @@
-"""The markers, the starter that is cut by them, and the one table that all go by."""
+"""Course markers, the generated starter and the task table."""
 
 import ast
 import re
@@ -20,11 +20,11 @@ from tools.course.tasks import (
 )
 from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
 
-# What the course will have and this version does not, or not between markers. Only ever shorter.
+# Planned tasks without marked code in this version. This list only shrinks.
 NOT_YET: set[str] = set()
 
 
-def test_every_task_has_code_and_all_code_a_task():
+def test_tasks_and_marked_code_correspond():
     assert set(TASKS) - NOT_YET == HAVE_CODE, "markers in src/ and the table of tasks.py"
 
 
@@ -38,13 +38,13 @@ DAYS_WITH_TESTS = [day for day in DAYS if (ROOT / day.test_file).exists()]
 
 
 @pytest.mark.parametrize("day", DAYS_WITH_TESTS, ids=lambda day: day.id)
-def test_every_task_has_tests_and_all_tests_a_task(day):
+def test_tasks_and_tests_correspond(day):
     tested = {task_of_test(f"{day.test_file}::{name}") for name in names_of_tests(day.test_file)}
     tasks = {task.id for task in day.tasks}
     assert tasks - NOT_YET <= tested <= tasks, f"{day.test_file} and the table of tasks.py"
 
 
-def test_every_file_of_tests_is_a_day_s():
+def test_every_test_file_belongs_to_a_day():
     files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("week_*/test_*.py")}
     assert files == {day.test_file for day in DAYS_WITH_TESTS}
     for day in DAYS:
@@ -64,12 +64,12 @@ def test_days_and_tasks_are_numbered_in_order():
         assert set(task.needs) <= TASKS.keys()
 
 
-def test_a_day_that_is_not():
+def test_unknown_day():
     with pytest.raises(LookupError, match=r"unknown day 1\.9; give one of 1\.1, 1\.2"):
         day_of(1, 9)
 
 
-def test_a_day_is_called_as_its_chapter_is():
+def test_day_titles_match_chapters():
     for day in DAYS:
         page = ROOT / f"book/pages/week{day.week}/day{day.day}.md"
         assert f"\n# {day.chapter}\n" in page.read_text(encoding="utf-8")
@@ -88,12 +88,12 @@ def test_a_day_is_called_as_its_chapter_is():
         ("1.1", 3, "1.1"),
     ],
 )
-def test_a_pair_of_days_answers_to_either_number(asked, number, found):
+def test_paired_days_share_both_numbers(asked, number, found):
     week, day = map(int, asked.split("."))
     assert day_with_task(day_of(week, day), number).id == found
 
 
-def test_needs_are_followed_and_may_be_mutual():
+def test_dependencies_are_transitive_and_may_be_cyclic():
     assert with_needs({"1.3.3"}) == {"1.3.3", "1.4.1"}
     assert with_needs({"2.7.4"}) == {"2.7.4", "2.7.5"}
 
@@ -116,7 +116,7 @@ GOOD = "def f(x):\n    # [task 1.1.1 a]\n    y = x\n    return y\n    # [/task 1
         ("# [solution only]\n", r"\[solution only\] is never closed"),
     ],
 )
-def test_markers_that_make_no_sense(text, message):
+def test_invalid_markers(text, message):
     with pytest.raises(MarkerError, match=message):
         find_blocks(text, "here.py")
 
@@ -132,12 +132,12 @@ def test_markers_that_make_no_sense(text, message):
         ),
     ],
 )
-def test_blocks_that_are_not_statements_of_a_function(tmp_path, text, message):
+def test_blocks_must_be_function_statements(tmp_path, text, message):
     with pytest.raises(MarkerError, match=message or "cuts a statement in two"):
         starter_text("import x\n\n" + text, tmp_path / "here.py")
 
 
-def test_two_blocks_of_one_name(tmp_path):
+def test_duplicate_block_names(tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(GOOD)
     with pytest.raises(MarkerError, match=r"\[task 1.1.1 a\] is in a.py and in b.py"):
@@ -149,7 +149,7 @@ def starter():
     return starter_files(ROOT / "mine")
 
 
-def test_the_starter_has_every_marker_and_none_of_the_lines(starter, tmp_path):
+def test_starter_has_all_markers_and_no_solution_lines(starter, tmp_path):
     for path, text in starter.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")
@@ -185,11 +185,11 @@ def test_the_starter_keeps_signatures_and_docstrings(starter):
     for path in files:
         solution = outline((ROOT / path).read_text(encoding="utf-8"))
         kept = outline(starter[path])
-        # A function inside of a block goes with it.
+        # Functions inside a block are removed with it.
         assert [entry for entry in solution if entry in kept] == kept
 
 
-def test_what_the_solution_has_alone_is_not_in_the_starter(starter):
+def test_solution_only_files_are_not_in_the_starter(starter):
     names = {path.name for path in starter}
     assert "quantized_matmul_reference.cpp" in names
     assert not names & {"quantized_matmul_avx512.cpp", "flash_attention_simd.cpp"}

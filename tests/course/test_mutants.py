@@ -1,4 +1,4 @@
-"""`pdm run mutants`: which mistakes are hidden, what is shown of them, and how answers count."""
+"""`pdm run mutants`: mutant selection, displayed symptoms and scoring."""
 
 import io
 
@@ -21,7 +21,7 @@ FAILS = [
 
 @pytest.fixture
 def without_tests(monkeypatch):
-    """The tests are not run; what they say is known."""
+    """Replaces the test run with fixed outcomes."""
     monkeypatch.setattr(
         mutants, "test_failures", lambda round_of, console: ((each, FAILS) for each in round_of)
     )
@@ -32,12 +32,12 @@ def answers_of(day: str, seed: int, count: int) -> list[int]:
     return [choices.index(made) + 1 for made, choices in chosen]
 
 
-def test_every_day_has_something_to_ask():
+def test_every_day_has_questions():
     for day in DAYS:
         assert sum(day_of_task(wrong.task) is day for wrong in WRONG) >= 2
 
 
-def test_questions_are_those_of_the_seed():
+def test_questions_are_reproducible_by_seed():
     mistakes = mutants.mistakes_of(DAY)
     first = mutants.questions(mistakes, 4, 1)
     assert first == mutants.questions(mistakes, 4, 1)
@@ -49,7 +49,7 @@ def test_questions_are_those_of_the_seed():
         assert len(set(texts)) == len(texts) == mutants.CHOICES, "no two read the same"
 
 
-def test_a_round_is_counted_and_kept(tree, capsys, without_tests):
+def test_round_score_is_stored(tree, capsys, without_tests):
     first, second = answers_of("2.1", 0, 2)
     wrong = second % mutants.CHOICES + 1
     assert mutants.main(["--day", "2.1", "--answer", f"{first},{wrong}"]) == 0
@@ -69,7 +69,7 @@ def test_a_round_is_counted_and_kept(tree, capsys, without_tests):
     assert "2 of 2" in capsys.readouterr().out
 
 
-def test_no_test_is_left_out_without_a_word():
+def test_omitted_tests_are_reported():
     names = [f"test_task_1_{letter}" for letter in "abcdefghij"]
     outcomes = [Outcome(f"tests/x.py::{name}", name < names[5], "") for name in names]
     told = io.StringIO()
@@ -81,7 +81,7 @@ def test_no_test_is_left_out_without_a_word():
     assert "test_task_1_06, test_task_1_07 and 2 more\n" in told.getvalue()
 
 
-def test_answers_from_the_keyboard(tree, monkeypatch, capsys, without_tests):
+def test_keyboard_input(tree, monkeypatch, capsys, without_tests):
     (right,) = answers_of("2.1", 5, 1)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"what?\n0\n6\n{right}\nq\n"))
     assert mutants.main(["--day", "2.1", "--seed", "5", "--count", "3"]) == 0
@@ -101,20 +101,20 @@ def test_answers_from_the_keyboard(tree, monkeypatch, capsys, without_tests):
         (["--day", "2.1", "--answer", "b"], "must be numbers such as 2,1,4, got 'b'"),
     ],
 )
-def test_what_cannot_be_asked(argv, told, capsys):
+def test_invalid_arguments(argv, told, capsys):
     with pytest.raises(SystemExit):
         mutants.main(argv)
     assert told in capsys.readouterr().err
 
 
-def test_without_clang_nothing_in_metal_is_asked(monkeypatch):
+def test_metal_questions_need_clang(monkeypatch):
     monkeypatch.setattr(mutants, "has_clang", lambda: False)
     every = [wrong for wrong in WRONG if day_of_task(wrong.task) is day_of(2, 3)]
     assert len(mutants.mistakes_of(day_of(2, 3))) < len(every)
 
 
 @pytest.mark.slow
-def test_a_hidden_mistake_shows():
+def test_mutant_is_detected():
     (question,) = mutants.questions(mutants.mistakes_of(day_of(1, 1)), 1, 3)
     ((_, outcomes),) = mutants.test_failures([question], Console(quiet=True))
     assert any(outcome.passed is False for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""The optional days: counted apart, and their commands run the learner's code."""
+"""Optional days: separate counts, and commands on the learner's code."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ from tools.scoreboard.score import format_week
 QUESTION = ("--prompt", "What is the capital of France?", "--max-tokens", "12")
 
 
-def test_optional_tasks_are_counted_apart():
+def test_optional_tasks_are_counted_separately():
     optional = sum(task.is_optional for task in TASKS.values())
     required = len(TASKS) - optional
     assert counts(DAYS, {"1.1.1", "5.1.1", "5.2.4"}) == [
@@ -30,7 +30,7 @@ def test_optional_tasks_are_counted_apart():
     assert counts([day_of(5, 1)], {"5.1.2"}) == ["1 of 4 optional tasks done"]
 
 
-def test_the_scoreboard_shows_optional_tasks_once_they_are_begun():
+def test_scoreboard_shows_started_optional_tasks():
     required = [task.id for task in TASKS.values() if not task.is_optional]
     assert [task.id for task in tasks_shown(["1.1.1"])] == required
     week_5 = [task.id for task in tasks_shown(["5.2.1"]) if task.id not in required]
@@ -54,19 +54,19 @@ def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo as a mixture."""
+    """The demo as a mixture of experts."""
     path = tmp_path_factory.mktemp("mixture") / "mixture"
     assert moe_demo.main([str(path)]) == 0
     return str(path)
 
 
-def test_the_mixture_answers_as_the_demo_does(folder):
+def test_mixture_output_equals_demo_output(folder):
     for model in (folder, "demo"):
         done = main(None, "--model", model)
         assert done.stdout.startswith("The capital of France is Paris."), done.stderr
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
+def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(SystemExit):
         moe_demo.main([str(tmp_path)])
@@ -85,8 +85,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
         ("models/parallel/block.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
     ],
 )
-def test_the_closing_commands_run_the_learner_s_code(tmp_path, folder, module, flags, day):
-    """In a tree where one module is the starter's, they fail with that module's task."""
+def test_closing_commands_run_the_learner_code(tmp_path, folder, module, flags, day):
+    """With one module reset to the starter, they fail with that module's task."""
     path = PACKAGE / module
     text = starter_text((ROOT / path).read_text(encoding="utf-8"), path)
     write_tree_of(tmp_path / "mine", path, text)

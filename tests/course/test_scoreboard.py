@@ -1,4 +1,4 @@
-"""`pdm run scoreboard`: what it counts, keeps and draws; and that engines are measured."""
+"""`pdm run scoreboard`: counts, history, charts and engine measurements."""
 
 import io
 import json
@@ -52,7 +52,7 @@ HISTORY = [
 NOW = score(3, "2026-11-15T20:00:00", 30.0)
 
 
-def test_which_week_runs():
+def test_week_selection():
     tasks = ("1.5.3", "2.1.3", "2.1.4", "3.1.3", "3.2.2")
     done = {task: [PASSED, SKIPPED] for task in tasks}
     assert furthest_week({}) == 0
@@ -81,7 +81,7 @@ def test_tasks_and_tests_by_week():
     assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0], "4": [0, 0]}
 
 
-def test_earlier_weeks_are_the_last_run_of_each_on_this_machine():
+def test_earlier_weeks_use_the_last_run_on_this_machine():
     found = earlier_rows(NOW, HISTORY)
     assert [(row.name, row.speeds["decode"]) for row in found] == [
         ("yours, week 2, 2026-11-09", 18.0),
@@ -90,13 +90,13 @@ def test_earlier_weeks_are_the_last_run_of_each_on_this_machine():
     assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, "later weeks are not shown"
 
 
-def test_bars_and_figures():
+def test_bars_and_numbers():
     assert log_share(10.0, [1.0, 10.0, 100.0]) == pytest.approx(2 / 3)
     assert log_share(7.0, [7.0]) == 1.0
     assert [format_speed(speed) for speed in (0.523, 19.44, 10403.7)] == ["0.52", "19.4", "10,404"]
 
 
-def test_the_history_gives_back_what_it_was_given(tmp_path):
+def test_history_round_trip(tmp_path):
     history.append(tmp_path, "guess", {"right": True})
     written = history.append(tmp_path, "scoreboard", NOW.as_json())
     (entry,) = history.entries(tmp_path, "scoreboard")
@@ -106,7 +106,7 @@ def test_the_history_gives_back_what_it_was_given(tmp_path):
         history.entries(tmp_path, "guess")
 
 
-def test_limits_of_a_machine():
+def test_hardware_limits():
     machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
     row = roofline_row(machine, ModelCosts.from_folder(TARGET_PATH))
     assert row.speeds["batch"] > row.speeds["decode"] > 1000
@@ -114,7 +114,7 @@ def test_limits_of_a_machine():
 
 
 @pytest.mark.parametrize("width", [79, 120])
-def test_the_terminal_s_view(width):
+def test_terminal_view(width):
     console = Console(width=width, record=True, file=io.StringIO())
     print_score(NOW, HISTORY, console)
     told = console.export_text()
@@ -124,7 +124,7 @@ def test_the_terminal_s_view(width):
     assert "a remark" in told
 
 
-def test_the_page():
+def test_html_page():
     page = render_page(NOW, HISTORY)
     drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page)]
     assert len(drawings) == 3, "prefill, decode, and the runs: no batch was measured"
@@ -138,7 +138,7 @@ def test_the_page():
     assert "run by run" not in render_page(NOW, []), "one run is no line"
 
 
-def test_the_last_run_is_shown_again(tree, capsys):
+def test_last_run_is_replayed(tree, capsys):
     with pytest.raises(SystemExit):
         scoreboard.main(["--show"])
     assert "there is no run in" in capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_the_last_run_is_shown_again(tree, capsys):
     assert "Scoreboard" in (tree / "scoreboard.html").read_text()
 
 
-def test_llama_cpp_is_where_it_is_said_to_be():
+def test_llama_cpp_path():
     assert find_llama("another/python") == "another/python"
     assert find_llama(None) in (None, sys.executable)
 
@@ -156,7 +156,7 @@ def test_llama_cpp_is_where_it_is_said_to_be():
 @pytest.mark.slow
 def test_a_run(tree, monkeypatch, capsys):
     monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.5.3": [PASSED]})
-    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # measuring is tested elsewhere
+    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # measurement is tested elsewhere
     monkeypatch.setattr(scoreboard, "measure_best", lambda rounds: machine)
     assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0
     (entry,) = history.entries(tree, "scoreboard")
@@ -171,7 +171,7 @@ def test_a_run(tree, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_engine_that_does_not_start_leaves_the_others_alone(tmp_path):
+def test_failed_engine_does_not_stop_the_others(tmp_path):
     engines = [
         course_engine("none", Path(tmp_path), 2, None),
         course_engine("ours", DRAFT_PATH, 2, None),

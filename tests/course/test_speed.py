@@ -29,7 +29,11 @@ ROW = {
 
 @pytest.fixture
 def measured(monkeypatch):
+<<<<<<< HEAD
     """Replaces the measuring process by fixed results."""
+=======
+    """Replaces the measuring process with fixed output."""
+>>>>>>> w-tests2
     asked = []
 
     def run_matmuls(what, whose, machine, rounds, *options):
@@ -49,7 +53,11 @@ def measured(monkeypatch):
     return asked
 
 
+<<<<<<< HEAD
 def test_score_is_the_share_and_is_stored(tree, measured, capsys):
+=======
+def test_kernel_grades_are_stored(tree, measured, capsys):
+>>>>>>> w-tests2
     assert speed.main(["--day", "4.2"]) == 0
     told = capsys.readouterr().out
     assert "your score: 50.0 % of the limit, by vectors" in told
@@ -69,7 +77,11 @@ def test_score_is_the_share_and_is_stored(tree, measured, capsys):
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
 
 
+<<<<<<< HEAD
 def test_planted_product_changes_between_runs(tree, measured, capsys):
+=======
+def test_planted_product_varies_between_runs(tree, measured, capsys):
+>>>>>>> w-tests2
     planted = []
     for _ in range(6):
         speed.main(["--day", "4.1", "--answer", "head"])
@@ -87,7 +99,11 @@ def test_planted_product_changes_between_runs(tree, measured, capsys):
     assert told[: told.index("least")].count("25.0 %") == 0
 
 
+<<<<<<< HEAD
 def test_prompt_for_an_answer(tree, measured, monkeypatch, capsys):
+=======
+def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
+>>>>>>> w-tests2
     monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
     assert speed.main(["--day", "4.1"]) == 0
     assert capsys.readouterr().out.count("which does its work too often") == 2
@@ -103,7 +119,11 @@ def test_prompt_for_an_answer(tree, measured, monkeypatch, capsys):
         (["--day", "4.2", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
     ],
 )
+<<<<<<< HEAD
 def test_invalid_arguments_are_rejected(argv, told, capsys):
+=======
+def test_unmeasurable_requests_are_rejected(argv, told, capsys):
+>>>>>>> w-tests2
     with pytest.raises(SystemExit):
         speed.main(argv)
     assert told in capsys.readouterr().err
@@ -118,7 +138,7 @@ def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Matmuls that take no time."""
+    """Tiny matmuls."""
     monkeypatch.setattr(matmuls, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
     monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
     with use_device("cpu"):
@@ -178,7 +198,11 @@ def test_attention_is_measured_by_name(monkeypatch):
     assert attention.VARIABLE not in attention.os.environ
 
 
+<<<<<<< HEAD
 def test_single_head_has_a_separate_table(tree, measured, monkeypatch, capsys):
+=======
+def test_single_head_table(tree, measured, monkeypatch, capsys):
+>>>>>>> w-tests2
     both = {"rows": {"best": ROW}, "one_head": {"best": ROW}, "unwritten": {}, "nearest": None}
     monkeypatch.setattr(speed, "run_matmuls", lambda *args: both)
     assert speed.main(["--day", "4.6"]) == 0
@@ -189,20 +213,20 @@ def test_single_head_has_a_separate_table(tree, measured, monkeypatch, capsys):
 
 @pytest.fixture
 def few_tokens(monkeypatch):
-    """Day 4.5's passes over so few tokens that they take no time."""
+    """Day 4.5's operations on a few tokens."""
     monkeypatch.setattr(fused_ops, "TOKENS", 5)
     monkeypatch.setattr(fused_ops, "FEW_TOKENS", 3)
     with use_device("cpu"):
         yield HardwareLimits(1e9, 1e9)
 
 
-def test_layers_and_fused_operations_compute_the_same(few_tokens):
+def test_fused_operations_equal_layers(few_tokens):
     between = fused_ops.FusedOps(5)
     for fused, layer in zip(between.fused(), between.layers(), strict=False):
         assert_close(fused, layer, "fused beside Week 1's layers", ulps=4)
 
 
-def test_ways_over_memory_are_measured(few_tokens):
+def test_memory_access_patterns_are_measured(few_tokens):
     found = fused_ops.measure(few_tokens, rounds=1, best=False)
     json.dumps(found)
     assert set(found["rows"]) == {"layers", "loops", "vectors", "dynamic"}
@@ -241,8 +265,13 @@ def test_each_day_has_its_program(monkeypatch):
     assert asked == ["tools.speed.matmuls", "tools.speed.fused_ops", "tools.speed.decode_steps"]
 
 
+<<<<<<< HEAD
 def test_progress_is_printed_during_measurement(monkeypatch, tmp_path):
     """The process waits after its progress line until the parent has printed it."""
+=======
+def test_progress_is_streamed(monkeypatch, tmp_path):
+    """After its first line, the process waits for a file created when the line is displayed."""
+>>>>>>> w-tests2
     shown = tmp_path / "shown"
     told = []
     monkeypatch.setattr(speed, "tell", lambda what: (told.append(what), shown.touch()))

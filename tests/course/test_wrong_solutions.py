@@ -1,7 +1,7 @@
-"""The tests are tested: every mistake of `wrong/` makes the tests of its task fail.
+"""Mutation tests: every mistake in `wrong/` fails its task's tests.
 
-The task's tests run in a process of their own: see tools/course/wrong_solutions.py. The mistakes
-in C++ are made in test_days.py, in a tree that is compiled there already.
+Each task's tests run in a separate process; see tools/course/wrong_solutions.py. test_days.py
+applies the C++ mistakes, in its compiled tree.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ def test_every_task_has_two_wrong_solutions():
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_wrong_solutions_change_one_place_of_their_block(wrong):
+def test_wrong_solutions_change_one_location_in_their_block(wrong):
     assert apply_mistake(wrong)[1] != (ROOT / apply_mistake(wrong)[0]).read_text(encoding="utf-8")
 
 
@@ -55,11 +55,11 @@ def assert_mistake_is_caught(runner: Runner, tree: Path, wrong: Wrong) -> None:
 
 
 @pytest.mark.parametrize("wrong", FIRST_OF_DAYS, ids=str)
-def test_a_day_s_first_mistake_is_caught(runner, tmp_path, wrong):
+def test_first_mistake_of_each_day_is_caught(runner, tmp_path, wrong):
     assert_mistake_is_caught(runner, tmp_path / "mine", wrong)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", wrong_solution_params(OTHERS, 2))
-def test_a_mistake_in_python_or_metal_is_caught(runner, tmp_path, wrong):
+def test_python_or_metal_mistake_is_caught(runner, tmp_path, wrong):
     assert_mistake_is_caught(runner, tmp_path / "mine", wrong)

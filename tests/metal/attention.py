@@ -1,4 +1,4 @@
-"""Runs the kernels of flash_attention, for their tests."""
+"""Launches of the flash_attention kernels, for their tests."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ FORWARD = ("forward", 1)
 
 
 def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
-    """A mask of a kind, broadcast differently for each."""
+    """Mask of the given kind; each kind broadcasts differently."""
     B, H, group, L, S, _ = shape
     if kind == "none":
         return None
@@ -29,21 +29,21 @@ def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
         return mx.where(
             mx.random.uniform(shape=mask.shape) < 0.2, mx.array(-mx.inf, mask.dtype), mask
         )
-    mask = mx.zeros((L, S))  # every third row sees nothing, the others all but one stretch
+    mask = mx.zeros((L, S))  # every third row fully masked, the others except one range visible
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask
 
 
 def broadcast_strides(shape: tuple[int, ...], to: tuple[int, ...]) -> list[int]:
-    """The strides of an array of `shape`, row-major, when it is broadcast."""
+    """Strides of a row-major array of `shape`, broadcast."""
     shape = (1,) * (len(to) - len(shape)) + tuple(shape)
     steps = np.cumprod((1, *shape[:0:-1]))[::-1]
     return [0 if size == 1 else int(step) for size, step in zip(shape, steps, strict=True)]
 
 
 def row_strides(x: mx.array) -> list[int]:
-    """From one sequence, head and token of B×H×C×D to the next."""
+    """Sequence, head and token strides of B×H×C×D."""
     _, H, C, D = x.shape
     return [H * C * D, C * D, D]
 
@@ -56,7 +56,7 @@ def params_of(
     S: int | None = None,
     aligned: bool = True,
 ) -> Any:
-    """The kernels' params, as the encoder fills them for contiguous arrays."""
+    """Kernel params of contiguous arrays, as the encoder fills them."""
     (B, H_q, L, D), (H, C) = query.shape, key.shape[1:3]
     S = C if S is None else S
     array = None if isinstance(mask, str) else mask
@@ -91,9 +91,9 @@ def attend(
     mode: str = "plain",
     order: tuple[str, int] = FORWARD,
 ) -> mx.array:
-    """softmax(query · keyᵀ / √D + mask) · value by one of the kernels.
+    """softmax(query · keyᵀ / √D + mask) · value, by the given kernel.
 
-    S: how many of the keys there are, if key and value are longer buffers.
+    S: number of valid keys, for longer key and value buffers.
     """
     metal = kernels.extension().metal
     params = params_of(query, key, mask, context_lens, S, aligned)
@@ -122,5 +122,5 @@ def attend(
 
 
 def bits_of(x: mx.array) -> np.ndarray:
-    """Its bytes as integers: equal only if all bits are."""
+    """Bytes as integers, for bitwise comparison."""
     return np.array(mx.contiguous(x).view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))

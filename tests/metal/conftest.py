@@ -1,4 +1,4 @@
-"""Kernels run in the emulator, which needs clang, or on a GPU."""
+"""Skips kernel tests without clang (for the emulator) or a GPU."""
 
 import pytest
 

@@ -27,7 +27,7 @@ TILES = ["tile64", "tile32", "tile32_parts"]
 
 
 def source_of(kernel: str) -> str:
-    """The file that a kernel is in, by its name."""
+    """Source file of a kernel, by kernel name."""
     op = "quantized_matmul" if kernel.startswith("quantized_matmul") else "matmul"
     variant = kernel[len(op) + 1 :]
     file = next(name for name in ("matvec", "tile", "readable") if name in variant)
@@ -37,7 +37,7 @@ def source_of(kernel: str) -> str:
 def multiply(
     launch: Any, inputs: Sequence[np.ndarray], M: int, O: int, dtype: str, **how: Any
 ) -> np.ndarray:
-    """M×O: runs a product's launch and, if it has parts, that of their sum."""
+    """M×O product: runs the matmul launch and, for split products, the sum's launch."""
     parts = launch.groups[2]
     out = empty((M, O), dtype)
     if parts == 1:
@@ -53,7 +53,7 @@ def multiply(
 def exact_quantized(
     scales: mx.array, biases: mx.array, a: mx.array, b: mx.array, group_size: int, bits: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The product in float64, and the sum of its terms' magnitudes: of q·scale·a and of bias·a."""
+    """Product in float64, and the summed magnitudes of its terms q·scale·a and bias·a."""
     scales, biases = as_numpy(scales).astype(np.float64), as_numpy(biases).astype(np.float64)
     a = as_numpy(a).astype(np.float64)
     words = np.array(b)
@@ -67,15 +67,15 @@ def exact_quantized(
 def assert_product(
     actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray, I: int, what: str
 ) -> None:
-    """No further from the exact product than float32 sums of I terms and one rounding allow.
+    """Asserts the error bound of float32 sums of I terms plus one rounding.
 
-    magnitude: the sum of the terms' absolute values, of which each addition may lose 2^-24.
+    magnitude: sum of the terms' absolute values; each addition errs by up to 2^-24 of it.
     """
     assert actual.dtype in NUMPY_TYPES.values()
     epsilon = {4: 2.0**-23, 2: 2.0**-10 if actual.dtype == np.float16 else 2.0**-7}
     rounding = epsilon[actual.dtype.itemsize] / 2 * np.abs(expected)
     if actual.dtype == np.float16:
-        rounding += 2.0**-25  # half of its smallest number
+        rounding += 2.0**-25  # half of the smallest subnormal
     bound = rounding + 2.0**-24 * (2 + 2 * np.sqrt(I)) * magnitude
     error = np.abs(actual.astype(np.float64) - expected)
     assert not np.isnan(error).any(), f"{what}: {np.isnan(error).sum()} outputs are NaN"
@@ -89,14 +89,14 @@ def assert_product(
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
-    """The bytes, to be compared."""
+    """Bytes, for bitwise comparison."""
     return x.view(np.uint8)
 
 
 def reference_quantized(
     scales: mx.array, biases: mx.array, group_size: int, bits: int, a: mx.array, b: mx.array
 ) -> np.ndarray:
-    """a · bᵀ from the one-thread-an-output kernel, of whoever's tree this is.
+    """a · bᵀ by the one-thread-per-output kernel of the tree under test.
 
     On the GPU where its kernels are built, which runs this one if a and the scales differ in their
     dtypes; in the emulator elsewhere.

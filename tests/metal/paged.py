@@ -1,4 +1,4 @@
-"""Runs the kernels of paged_attention, for their tests."""
+"""Launches of the paged_attention kernels, for their tests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def params_of(
     causal: bool = True,
     aligned: bool = True,
 ) -> Any:
-    """The kernels' params, as the encoder fills them for contiguous arrays.
+    """Kernel params of contiguous arrays, as the encoder fills them.
 
     query: B×H_q×L×D, or T×H_q×D in the ragged form.
     """
@@ -50,11 +50,11 @@ def paged_attend(
 ) -> mx.array:
     """B×H_q×L×D, or T×H_q×D with cu_seqlens_q, from P×H×page_size×D.
 
-    variant: "readable", the course's kernel, or "fast": those that the encoder starts.
+    variant: "readable", the course's kernel, or "fast": the kernels started by the encoder.
     """
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[query.dtype]
     params = params_of(query, keys, block_table, causal, aligned)
-    cu_seqlens_q = [0] if cu_seqlens_q is None else cu_seqlens_q  # not to be read
+    cu_seqlens_q = [0] if cu_seqlens_q is None else cu_seqlens_q  # must not be read
     lengths = (np.array(x, np.int32) for x in (context_lens, cu_seqlens_q))
     inputs = [*(as_bound(x) for x in (query, keys, values, block_table)), *lengths]
     H_q, D = query.shape[1], query.shape[-1]

@@ -23,7 +23,7 @@ EXTENSION = ROOT / IN_PROJECT
 
 NO_CLANG = "the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev"
 
-# Every order in which the lanes of a simdgroup and the threadgroups may take turns.
+# All scheduling orders of lanes and threadgroups.
 ORDERS = [("forward", 1), ("reverse", 1), ("random", 1), ("random", 2)]
 
 DTYPE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
@@ -32,15 +32,15 @@ NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtyp
 
 @functools.cache
 def library(source: str | Path) -> Library:
-    """The kernels of a .metal file of the extension, `matmul/matmul_tile.metal` for example."""
+    """Kernels of one of the extension's .metal files, e.g. `matmul/matmul_tile.metal`."""
     file = learners_file(IN_PROJECT / "src" / source)
     return Library(file, include_dirs=[file.parents[2], EXTENSION])
 
 
 def check_is_written(source: str | Path) -> None:
-    """Refuses a file with a block that the learner has not written; its comment says which.
+    """Rejects a file with an unwritten task, named by the block's comment.
 
-    A kernel that does nothing leaves its output as it was, which would be told as a wrong result.
+    An empty kernel leaves its output unchanged, which would be reported as a wrong result.
     """
     file = learners_file(IN_PROJECT / "src" / source)
     unwritten = first_unwritten(file.read_text(encoding="utf-8"), file)
@@ -49,26 +49,26 @@ def check_is_written(source: str | Path) -> None:
 
 
 def as_bound(x: mx.array) -> np.ndarray:
-    """An array as a kernel's argument: the same bytes, in NumPy's type for them."""
+    """Array as a kernel argument: the same bytes, as a NumPy dtype."""
     if x.dtype == mx.bfloat16:
         return np.array(x.view(mx.uint16)).view(ml_dtypes.bfloat16)
     return np.array(x)
 
 
 def as_array(x: np.ndarray) -> mx.array:
-    """What a kernel wrote, as an array."""
+    """Kernel output as an MLX array."""
     if x.dtype == ml_dtypes.bfloat16:
         return mx.array(x.view(np.uint16)).view(mx.bfloat16)
     return mx.array(x)
 
 
 def empty(shape: Sequence[int], dtype: str) -> np.ndarray:
-    """An output, full of NaN: what a kernel leaves out is seen."""
+    """Output buffer filled with NaN, which exposes unwritten elements."""
     return np.full(shape, np.nan, NUMPY_TYPES[dtype])
 
 
 def on_gpu() -> bool:
-    """Whether kernels can run on a GPU here."""
+    """Whether this machine can run kernels on a GPU."""
     return mx.metal.is_available() and kernels.is_built()
 
 
@@ -77,7 +77,7 @@ _loose_seed: int | None = None
 
 @contextmanager
 def loose_arithmetic(seed: int) -> Iterator[None]:
-    """Within it `run` computes as loosely as a GPU may, where its mode would be "plain"."""
+    """Context in which `run` uses loose arithmetic instead of mode "plain"."""
     global _loose_seed
     _loose_seed = seed
     try:
@@ -87,7 +87,7 @@ def loose_arithmetic(seed: int) -> Iterator[None]:
 
 
 def fitting_launch(source: str | Path, launch: Callable[[int], Any]) -> Any:
-    """A launch with as many threads as the GPU allows its kernel, as an encoder makes it."""
+    """Launch with the kernel's maximum threadgroup size, as made by an encoder."""
     chosen = launch(MAX_THREADS)
     if _loose_seed is None or not has_clang():
         return chosen
@@ -103,9 +103,9 @@ def run(
     order: tuple[str, int] = ("forward", 1),
     outputs: int = 1,
 ) -> None:
-    """Runs a launch of `tiny_llm_ext.metal` on arrays and on its params.
+    """Runs a launch of `tiny_llm_ext.metal` on arrays and params.
 
-    Of the arrays the last `outputs` are written, in place. A GPU has an order of its own.
+    The last `outputs` arrays are written in place. A GPU ignores the requested order.
     """
     check_is_written(source)
     if mode == "plain" and _loose_seed is not None:

@@ -64,7 +64,7 @@ SLOW_TO_COMPILE = {"matmul", "quantized_matmul", *ATTENTION}
 )
 @fuzzed
 @given(data=st.data())
-def test_any_arguments_give_the_right_result(gpu, name, data):
+def test_random_arguments_give_correct_results(gpu, name, data):
     gpu.order = data.draw(st.sampled_from(["forward", "reverse", "random"]))
     gpu.extension.metal.emulator.set_delay(data.draw(st.sampled_from([0, 3])))
     kwargs, expected = CASE_OF[name](Arguments(data.draw))
@@ -75,7 +75,7 @@ def test_any_arguments_give_the_right_result(gpu, name, data):
 
 
 @pytest.mark.parametrize("max_threads", [64, 384])
-def test_a_gpu_that_allows_few_threads(max_threads):
+def test_gpu_with_few_threads_per_threadgroup(max_threads):
     x, weight = random(3, 500), random(500)
     expected = kernels.rms_norm(x, weight, 1e-6)
     with on_gpu(max_threads=max_threads) as device:
@@ -84,7 +84,7 @@ def test_a_gpu_that_allows_few_threads(max_threads):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_loose_arithmetic_and_a_pipeline_that_allows_fewer_threads(seed):
+def test_loose_arithmetic_with_fewer_threads_per_threadgroup(seed):
     """A row that 1024 threads would share; the arithmetic of a launch is that of all others."""
     x, weight = random(3, 9001), random(9001)
     expected = kernels.rms_norm(x, weight, 1e-6)
@@ -113,7 +113,7 @@ def two_steps(x, weight):
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])
-def test_commands_that_wait_run_in_any_order_that_barriers_allow(gpu, order):
+def test_pending_commands_run_in_any_order_allowed_by_barriers(gpu, order):
     x, weight, emulator = random(6, 40), random(40), kernels.extension().metal.emulator
     expected = [two_steps(x * n, weight) for n in range(1, 4)]
     mx.eval(expected)
@@ -157,13 +157,13 @@ def layers_of_a_step(demo, order, gpu):
 
 
 @pytest.mark.parametrize("order", ["reverse", "random"])
-def test_all_layers_as_one_command_buffer(gpu, demo, order):
+def test_all_layers_in_one_command_buffer(gpu, demo, order):
     expected = layers_of_a_step(demo, "forward", gpu)
     for one, other in zip(layers_of_a_step(demo, order, gpu), expected, strict=True):
         assert_same_bits(one, other, order)
 
 
-def test_a_missing_barrier_is_a_hazard(gpu):
+def test_missing_barrier_is_a_hazard(gpu):
     """What MLX would not see either: a command that is told nothing of the other's memory."""
     x = mx.zeros(64)
     mx.eval(x)
@@ -192,7 +192,7 @@ WRITER = """
 """
 
 
-def test_a_cache_that_is_read_in_flight_is_copied_unless_its_owner_says_otherwise():
+def test_cache_read_in_flight_is_copied_unless_donated():
     tokens, offsets = random(1, 2, 1, 8), mx.array([3])
     with on_gpu(delay=10) as device:
         for overwrite, copies in ((False, 1), (True, 0)):
@@ -204,7 +204,7 @@ def test_a_cache_that_is_read_in_flight_is_copied_unless_its_owner_says_otherwis
             assert device.launches.get("metal_copy_strided_bytes4", 0) - before == copies
 
 
-def test_overwriting_what_others_refer_to_is_a_fault(gpu):
+def test_overwriting_a_shared_buffer_is_a_fault(gpu):
     buffer, tokens = mx.zeros((1, 2, 9, 8)), random(1, 2, 1, 8)
     mx.eval(buffer)
     written = kernels.cache_write(buffer, tokens, [0], overwrite=True)
@@ -221,7 +221,7 @@ CACHE_BYTES = 2e6  # small: the emulator copies what a kernel is given
 
 @pytest.mark.parametrize("delay", [0, 1000])
 @pytest.mark.parametrize("week", [2, 3])
-def test_a_model_says_what_it_says_on_the_cpu_and_copies_no_cache(demo, week, delay):
+def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
     expected = simple_generate_with_kv_cache(make(demo[0]), demo[1], QUESTIONS[0], max_tokens=6)
     with on_gpu(delay=delay) as device:
@@ -235,7 +235,7 @@ def test_a_model_says_what_it_says_on_the_cpu_and_copies_no_cache(demo, week, de
 
 
 @pytest.mark.parametrize("week", [2, 3])
-def test_a_batch_sends_steps_off_ahead_and_copies_no_cache(week):
+def test_batch_dispatches_ahead_without_cache_copies(week):
     """A prompt comes in two chunks while another decodes, and takes the slot that one leaves."""
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
     mlx_model, tokenizer = load("demo-draft")  # the emulator's time goes by layers
@@ -268,7 +268,7 @@ def test_a_batch_sends_steps_off_ahead_and_copies_no_cache(week):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_model_says_the_same_in_looser_arithmetic(demo, seed):
+def test_model_output_survives_loose_arithmetic(demo, seed):
     """Its logits differ in the last bits; between its first and its second choice lies more."""
     model = Qwen3ModelWeek3(demo[0])
     expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
@@ -281,7 +281,7 @@ def test_a_model_says_the_same_in_looser_arithmetic(demo, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_batches_say_what_they_say_on_the_cpu(demo, batch_size):
+def test_batch_output_equals_cpu(demo, batch_size):
     prompts = (QUESTIONS * 2)[:batch_size]
     arguments = (demo[1], prompts, 12, batch_size, 16)
     expected = batch_generate(Qwen3ModelWeek2(demo[0]), *arguments)
@@ -290,7 +290,7 @@ def test_batches_say_what_they_say_on_the_cpu(demo, batch_size):
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_engine_says_what_it_says_on_the_cpu(demo, batch):
+def test_engine_output_equals_cpu(demo, batch):
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     prompts = (QUESTIONS * 2)[:batch]
 
@@ -310,7 +310,7 @@ def test_the_engine_says_what_it_says_on_the_cpu(demo, batch):
 # --- compilation, and the commands ---------------------------------------------------------------
 
 
-def test_each_file_s_text_is_complete_and_names_its_lines():
+def test_kernel_sources_are_complete_with_line_numbers():
     texts = kernels.extension().metal.sources()
     assert set(texts) == {file.stem for file in EXTENSION.rglob("*.metal")}
     for name, text in texts.items():
@@ -318,7 +318,7 @@ def test_each_file_s_text_is_complete_and_names_its_lines():
         assert f'/{name}.metal"' in text.splitlines()[0]
 
 
-def test_what_does_not_compile_runs_on_the_cpu_and_is_said_once(capfd):
+def test_uncompilable_kernel_falls_back_to_cpu_with_one_warning(capfd):
     x, weight = random(3, 50), random(50)
     expected = kernels.rms_norm(x, weight, 1e-6), kernels.swiglu(x, x)
     metal = kernels.extension().metal
@@ -385,7 +385,7 @@ def test_commands_without_a_metal_compiler(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_server_gives_the_cpus_tokens(monkeypatch):
+def test_server_output_equals_cpu(monkeypatch):
     pytest.importorskip("fastapi", reason="the server's libraries are not installed")
     from tests.server.running_server import RunningServer
 

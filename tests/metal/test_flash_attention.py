@@ -58,7 +58,7 @@ def test_every_mask(variant, kind, shape):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("D", [10, 128, 200])
-def test_every_format_and_size_of_heads(variant, dtype, D):
+def test_every_dtype_and_head_size(variant, dtype, D):
     query, key, value = problem((1, 2, 2, 4, 35, D), dtype)
     for mask in (None, "causal"):
         actual = attend(variant, query, key, value, mask)
@@ -69,7 +69,7 @@ def test_every_format_and_size_of_heads(variant, dtype, D):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("mask", [None, "causal"])
-def test_the_beginning_of_a_longer_buffer(variant, aligned, mask):
+def test_prefix_of_a_longer_buffer(variant, aligned, mask):
     """Keys and values lie in a cache, and each sequence has as many as it has."""
     B, H, group, L, S, C, D = 3, 2, 2, 3, 40, 48, 64
     query, key, value = problem((B, H, group, L, C, D), mx.float16)
@@ -84,7 +84,7 @@ def test_the_beginning_of_a_longer_buffer(variant, aligned, mask):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", ["causal", "hidden rows"])
-def test_the_order_of_lanes_changes_nothing(variant, kind):
+def test_lane_order_changes_no_bits(variant, kind):
     shape = (1, 1, 3, 11, 75, 48)
     query, key, value = problem(shape, mx.bfloat16)
     mask = make_mask(kind, shape)
@@ -102,7 +102,7 @@ def test_the_order_of_lanes_changes_nothing(variant, kind):
     [((1, 1, 2, 5, 41, 33), "causal", mx.bfloat16), ((1, 1, 1, 9, 263, 16), "boolean", mx.float32)],
     ids=str,
 )
-def test_no_fault(mode, variant, shape, kind, dtype):
+def test_no_memory_fault_or_race(mode, variant, shape, kind, dtype):
     query, key, value = problem(shape, dtype)
     mask = make_mask(kind, shape)
     actual = attend(variant, query, key, value, mask, mode=mode)
@@ -110,7 +110,7 @@ def test_no_fault(mode, variant, shape, kind, dtype):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_row_does_not_depend_on_its_company(variant):
+def test_rows_are_batch_invariant(variant):
     """Chunks of a prompt, a larger cache and other sequences: the same bits."""
     query, key, value = problem((2, 1, 2, 36, 300, 32), mx.float32)
     whole = bits_of(attend(variant, query, key, value, "causal"))
@@ -127,7 +127,7 @@ def test_a_row_does_not_depend_on_its_company(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_infinite_and_missing_scores(variant):
+def test_infinite_and_masked_scores(variant):
     query, key, value = problem((1, 1, 1, 3, 9, 16), mx.float32)
     key[:, :, 4] = mx.inf
     query[:, :, 1] = mx.nan

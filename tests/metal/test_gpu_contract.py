@@ -59,7 +59,7 @@ def multiply(gpu, a, weights):
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("rows", [2, 3, 4, 5, FEW])
-def test_a_quantized_row_has_the_same_bits_alone_and_among_a_few(gpu, half, rows):
+def test_quantized_rows_are_batch_invariant_in_small_batches(gpu, half, rows):
     weights, a = quantized(37, 192, half), random(rows, 192, dtype=half)
     together = multiply(gpu, a, weights)
     for row in range(rows):
@@ -67,7 +67,7 @@ def test_a_quantized_row_has_the_same_bits_alone_and_among_a_few(gpu, half, rows
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_a_quantized_row_has_the_same_bits_among_many_and_more(gpu, half):
+def test_quantized_rows_are_batch_invariant_in_large_batches(gpu, half):
     weights, a = quantized(70, 192, half), random(131, 192, dtype=half)
     together = multiply(gpu, a, weights)
     for count in (FEW + 1, 33, 64, 100):
@@ -75,7 +75,7 @@ def test_a_quantized_row_has_the_same_bits_among_many_and_more(gpu, half):
 
 
 @pytest.mark.parametrize("rows", [2, 3, FEW])
-def test_a_plain_row_has_the_same_bits_alone_and_among_a_few(gpu, dtype, rows):
+def test_plain_rows_are_batch_invariant_in_small_batches(gpu, dtype, rows):
     a, b = random(rows, 100, dtype=dtype), random(37, 100, dtype=dtype)
     together = kernels.matmul(a, b, stream=gpu.stream())
     for row in range(rows):
@@ -84,7 +84,7 @@ def test_a_plain_row_has_the_same_bits_alone_and_among_a_few(gpu, dtype, rows):
 
 
 @pytest.mark.parametrize("rows", [1, 2, FEW, FEW + 1, 40])
-def test_rows_of_norms_and_activations_do_not_depend_on_their_company(gpu, dtype, rows):
+def test_norms_and_activations_are_batch_invariant(gpu, dtype, rows):
     x, y, weight = (random(*shape, dtype=dtype) for shape in ((rows, 96), (rows, 96), (96,)))
     for name, function in {
         "rms_norm": lambda x, y: kernels.rms_norm(x, weight, 1e-6, stream=gpu.stream()),
@@ -100,7 +100,7 @@ def test_rows_of_norms_and_activations_do_not_depend_on_their_company(gpu, dtype
 
 
 @pytest.mark.parametrize("L", [1, 3, FEW])
-def test_a_sequence_that_decodes_has_the_same_bits_alone_and_in_a_batch(gpu, dtype, L):
+def test_decode_attention_is_batch_invariant(gpu, dtype, L):
     query, key, value = random(3, 4, L, 64, dtype=dtype), *random_pair(3, 700, dtype)
     lengths = mx.array([700, 9, 300])
 
@@ -124,7 +124,7 @@ def random_pair(B, S, dtype):
 
 
 @pytest.mark.parametrize("page_size", [4, 64])
-def test_a_sequence_in_pages_has_the_same_bits_alone_and_beside_longer_ones(gpu, dtype, page_size):
+def test_paged_attention_is_batch_invariant(gpu, dtype, page_size):
     lengths = [900, 9, 300]
     keys, values, table = cut_into_pages([random_pages(n, dtype) for n in lengths], page_size)
     query = random(3, 4, 64, dtype=dtype)  # a token of each
@@ -152,7 +152,7 @@ def random_pages(S, dtype):
 
 
 @pytest.mark.parametrize("order", ["reverse", "random"])
-def test_the_order_of_threads_changes_no_bit(gpu, order):
+def test_thread_order_changes_no_bits(gpu, order):
     weights, a = quantized(37, 192, mx.bfloat16), random(20, 192, dtype=mx.bfloat16)
     query, (key, value) = random(1, 4, 2, 64), random_pair(1, 700, mx.float32)
 
@@ -172,7 +172,7 @@ def test_the_order_of_threads_changes_no_bit(gpu, order):
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("I", [64, 1024])
-def test_the_two_kinds_of_kernels_differ_by_two_orders_of_a_sum(gpu, half, I):
+def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
     """|Σ − Σ'| ≤ 2 γ Σ|aᵢ wᵢ|, and a unit of the last place for the two roundings of the results.
 
     γ = n u / (1 − n u) for n = I + 2 roundings (sums, a product and a scale) of u = 2⁻²⁴ each.
@@ -221,7 +221,7 @@ def distance_of_attention(query, key, value, scale):
 
 @pytest.mark.parametrize("S", [40, 700])
 @pytest.mark.parametrize("pages", [False, True], ids=["one buffer", "pages"])
-def test_the_two_kernels_of_attention_stay_within_a_derived_distance(gpu, dtype, pages, S):
+def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
     """4 queries alone, and among 12; see `distance_of_attention`."""
     query = random(1, 4, FEW + 4, 64, dtype=dtype)
     key, value = random(1, 2, S, 64, dtype=dtype), random(1, 2, S, 64, dtype=dtype)

@@ -38,17 +38,17 @@ def found() -> dict[int, list[str]]:
     return reports
 
 
-def test_without_a_mistake_nothing_is_found(found):
+def test_unmodified_code_has_no_faults(found):
     assert not any(found[0]), [report for report in found[0] if report]
 
 
-def test_there_are_enough():
+def test_minimum_number_of_faults():
     assert len(FAULTS) >= 25
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
 @pytest.mark.parametrize("number", range(1, len(FAULTS) + 1), ids=lambda n: FAULTS[n - 1].name)
-def test_a_mistake_is_found(found, number):
+def test_seeded_fault_is_detected(found, number):
     fault = FAULTS[number - 1]
     (report,) = found[number]
     assert report, f"{fault.name} is not found"

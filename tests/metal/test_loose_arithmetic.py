@@ -30,7 +30,7 @@ CASES = {
     "axpby, bfloat16": lambda: test_elementwise.test_axpby("plain", mx.bfloat16, 255),
     "swiglu": lambda: test_elementwise.test_swiglu("plain", mx.float32, 2, 1030),
     "swiglu, float16": lambda: test_elementwise.test_swiglu("plain", mx.float16, 3, 7),
-    "swiglu of extreme numbers": test_elementwise.test_swiglu_of_extreme_numbers,
+    "swiglu of extreme numbers": test_elementwise.test_swiglu_of_extreme_values,
     "qk_norm_rope": lambda: test_elementwise.test_qk_norm_rope(
         "plain", mx.float32, 2, 3, 5, 80, False, True
     ),
@@ -38,7 +38,7 @@ CASES = {
         "plain", mx.bfloat16, 1, 4, 3, 128, True, True
     ),
     "cache_write": lambda: test_elementwise.test_cache_write("plain", mx.bfloat16),
-    "copies": lambda: test_elementwise.test_copies_of_any_strides("plain", 2),
+    "copies": lambda: test_elementwise.test_copies_with_any_strides("plain", 2),
     "quantized_embedding": lambda: test_elementwise.test_quantized_embedding(
         "plain", mx.bfloat16, 4, 128
     ),
@@ -54,20 +54,20 @@ CASES = {
     "paged_attention, float16": lambda: test_paged.test_paged_attention(
         "fast", "plain", mx.float16, False
     ),
-    "paged_attention, ragged": lambda: test_paged.test_the_ragged_form(
+    "paged_attention, ragged": lambda: test_paged.test_ragged_form(
         "fast", [0, 3, 4, 9, 23]
     ),
     "paged_attention has flash_attention's bits": lambda: (
-        test_paged.test_pages_have_the_bits_of_one_buffer(mx.float32, 64, 2)
+        test_paged.test_paged_is_bitwise_equal_to_contiguous(mx.float32, 64, 2)
     ),
 }  # fmt: skip
 for _variant in PRODUCTS:
     CASES[f"matmul, {_variant}"] = lambda variant=_variant: [
-        test_matmul.test_is_exact_but_for_rounding(variant, dtype, shape)
+        test_matmul.test_is_exact_up_to_rounding(variant, dtype, shape)
         for dtype, shape in ((mx.float32, (13, 34, 519)), (mx.bfloat16, (33, 65, 640)))
     ]
     CASES[f"quantized_matmul, {_variant}"] = lambda variant=_variant: [
-        test_quantized_matmul.test_is_exact_but_for_rounding(variant, dtype, *format)
+        test_quantized_matmul.test_is_exact_up_to_rounding(variant, dtype, *format)
         for dtype, format in ((mx.bfloat16, (4, 128)), (mx.float16, (8, 32)))
     ]
 for _variant in test_flash_attention.VARIANTS:
@@ -76,14 +76,14 @@ for _variant in test_flash_attention.VARIANTS:
         for kind, shape in zip(("causal", "additive", "none"), DENSE, strict=True)
     ]
     CASES[f"flash_attention, {_variant}, bfloat16"] = lambda variant=_variant: (
-        test_flash_attention.test_every_format_and_size_of_heads(variant, mx.bfloat16, 128)
+        test_flash_attention.test_every_dtype_and_head_size(variant, mx.bfloat16, 128)
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", CASES)
-def test_tolerances_survive(name, seed):
+def test_tolerances_hold_in_loose_arithmetic(name, seed):
     if not has_clang():
         pytest.skip(NO_CLANG)
     with loose_arithmetic(seed):

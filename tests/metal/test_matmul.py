@@ -35,7 +35,7 @@ def product(a, b, launch, **how):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_is_exact_but_for_rounding(variant, dtype, shape):
+def test_is_exact_up_to_rounding(variant, dtype, shape):
     M, O, I = shape
     a, b = random(M, I, dtype=dtype), random(O, I, dtype=dtype)
     launch = launch_of(a, b, variant=variant)
@@ -46,7 +46,7 @@ def test_is_exact_but_for_rounding(variant, dtype, shape):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("I", [576, 515])
-def test_the_order_of_lanes_changes_nothing(variant, I):
+def test_lane_order_changes_no_bits(variant, I):
     a, b = random(9, I, dtype=mx.bfloat16), random(70, I, dtype=mx.bfloat16)
     launch = launch_of(a, b, variant=variant)
     first, *others = [product(a, b, launch, order=order) for order in ORDERS]
@@ -57,7 +57,7 @@ def test_the_order_of_lanes_changes_nothing(variant, I):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("I", "dtype"), [(640, mx.bfloat16), (515, mx.float32)], ids=str)
-def test_no_fault(mode, variant, I, dtype):
+def test_no_memory_fault_or_race(mode, variant, I, dtype):
     a, b = random(5, I, dtype=dtype), random(35, I, dtype=dtype)
     actual = product(a, b, launch_of(a, b, variant=variant), mode=mode)
     assert_product(actual, *exact(a, b), I, mode)
@@ -65,7 +65,7 @@ def test_no_fault(mode, variant, I, dtype):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("aligned", [True, False])
-def test_rows_of_longer_ones(variant, aligned):
+def test_strided_rows(variant, aligned):
     """The kernel gets the whole arrays, of which the rows are the beginnings."""
     a, b = random(5, 80, dtype=mx.float16), random(35, 96, dtype=mx.float16)
     rows, weights = a[:, :64], b[:, :64]
@@ -76,7 +76,7 @@ def test_rows_of_longer_ones(variant, aligned):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
-def test_a_row_does_not_depend_on_its_company(dtype):
+def test_rows_are_batch_invariant(dtype):
     O, I = 67, 1056
     a, b = random(70, I, dtype=dtype), random(O, I, dtype=dtype)
 
@@ -95,7 +95,7 @@ def test_a_row_does_not_depend_on_its_company(dtype):
     np.testing.assert_array_equal(rows(70, aligned=False), many, "read number by number")
 
 
-def test_no_numbers_are_zero():
+def test_empty_sum_is_zero():
     a, b = mx.zeros((3, 0)), mx.zeros((5, 0))
     for variant in VARIANTS:
         assert not product(a, b, launch_of(a, b, variant=variant)).any()

@@ -57,7 +57,7 @@ def test_paged_attention(variant, mode, dtype, causal):
 @pytest.mark.parametrize(
     "bounds", [[0, 3, 4, 9, 23], [2, 2, 15, 5, 20], [0, -4, 50, 1, 3], [0, 0, 0, 9, 18]]
 )
-def test_the_ragged_form(variant, bounds):
+def test_ragged_form(variant, bounds):
     """Bounds that do not ascend, too; some tokens are of no sequence."""
     T = 23
     query = random(T, H * GROUP, D)
@@ -73,7 +73,7 @@ def test_the_ragged_form(variant, bounds):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
 @pytest.mark.parametrize("L", [2, 9])
-def test_pages_have_the_bits_of_one_buffer(dtype, D, L):
+def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
     """Every length around a page's, none, fewer keys than queries, and more than a split's."""
     page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
@@ -99,7 +99,7 @@ MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3),
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 128])
-def test_a_row_of_a_ragged_batch_does_not_depend_on_its_company(page_size):
+def test_ragged_rows_are_batch_invariant(page_size):
     """Each has the bits of the dense kernel for it alone, whatever the page size."""
     D, group, contexts = 16, 2, [S for _, S in MIXED]
     pairs = sequences_of(contexts, D)
@@ -117,7 +117,7 @@ def test_a_row_of_a_ragged_batch_does_not_depend_on_its_company(page_size):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_every_sequence_is_found_among_many(seed):
+def test_many_sequences(seed):
     """More sequences than a simdgroup has lanes, of any lengths: each row is written, and right."""
     rng = np.random.default_rng(seed)
     B, D, group, page_size = 71, 4, (1, 3, 5)[seed - 1], 4
@@ -137,7 +137,7 @@ def test_every_sequence_is_found_among_many(seed):
 
 @pytest.mark.parametrize("missing", [0, 9, 17])
 @pytest.mark.parametrize("L", [1, 9])
-def test_a_missing_page_is_nan_in_every_row(missing, L):
+def test_missing_page_is_nan_in_every_row(missing, L):
     """Whichever split it is in, also beyond what a row sees; other sequences do not notice."""
     D, page_size, contexts = 8, 32, [550, 550]
     pairs = sequences_of(contexts, D)
@@ -149,7 +149,7 @@ def test_a_missing_page_is_nan_in_every_row(missing, L):
     np.testing.assert_array_equal(bits_of(actual[1]), bits_of(dense(query[1], pairs[1])))
 
 
-def test_partial_results_are_few():
+def test_partial_results_are_bounded():
     """A long chunk in the batch does not ask for memory for its tokens."""
     keys, table = mx.zeros((P, H, PAGE, D)), mx.zeros((3, 400), mx.int32)
     params = params_of(mx.zeros((2000, H * GROUP, D)), keys, table)
@@ -159,7 +159,7 @@ def test_partial_results_are_few():
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-def test_the_order_of_lanes_changes_nothing(aligned):
+def test_lane_order_changes_no_bits(aligned):
     lengths, contexts, dtype = [1, 10, 2], [270, 21, 3], mx.bfloat16
     keys, values, table = cut_into_pages(sequences_of(contexts, 36, dtype), 5)
     query = random(sum(lengths), 2, 36, dtype=dtype)
@@ -175,7 +175,7 @@ def test_the_order_of_lanes_changes_nothing(aligned):
 
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
-def test_no_fault(mode, dtype):
+def test_no_memory_fault_or_race(mode, dtype):
     """Nothing beyond any array: the last page ends where the pages do, the table at its last."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
     pairs = sequences_of(contexts, 33, dtype)
@@ -191,7 +191,7 @@ def test_no_fault(mode, dtype):
 
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 @pytest.mark.parametrize("B", [0, 2])
-def test_tokens_of_no_sequence_are_zero(mode, B):
+def test_unowned_tokens_are_zero(mode, B):
     """Also if there is no sequence at all, and then no kernel may look for one's length."""
     keys = random(P, H, PAGE, D)
     table = mx.zeros((B, 40), mx.int32)

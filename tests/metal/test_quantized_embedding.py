@@ -30,7 +30,7 @@ def looked_up(ids, scales, biases, weight, bits, group_size, signed, **how):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("E", [128, 2176])  # the second: more words than a threadgroup has threads
-def test_rows_are_those_of_the_table(dtype, bits, group_size, E):
+def test_rows_equal_the_table(dtype, bits, group_size, E):
     weight, scales, biases = mx.quantize(random(47, E, dtype=dtype), group_size, bits)
     plain = as_bound(mx.dequantize(weight, scales, biases, group_size, bits))
     expected = np.stack([plain[i] if -47 <= i < 47 else plain[0] * np.nan for i in IDS])
@@ -44,7 +44,7 @@ def test_rows_are_those_of_the_table(dtype, bits, group_size, E):
 
 
 @pytest.mark.parametrize("mode", ["asan", "race"])
-def test_no_fault(mode):
+def test_no_memory_fault_or_race(mode):
     weight, scales, biases = mx.quantize(random(47, 128, dtype=mx.float16), 32, 4)
     ids = np.array(IDS, np.int32)
     actual = looked_up(ids, scales, biases, weight, 4, 32, True, mode=mode)

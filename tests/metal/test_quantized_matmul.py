@@ -48,7 +48,7 @@ def product(arguments, launch, **how):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("bits", "group_size"), FORMATS)
-def test_is_exact_but_for_rounding(variant, half, bits, group_size):
+def test_is_exact_up_to_rounding(variant, half, bits, group_size):
     for shape in SHAPES:
         arguments = problem(*shape, bits, group_size, half)
         launch = launch_of(*shape, bits, group_size, half, variant=variant)
@@ -58,7 +58,7 @@ def test_is_exact_but_for_rounding(variant, half, bits, group_size):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_the_order_of_lanes_changes_nothing(variant, bits):
+def test_lane_order_changes_no_bits(variant, bits):
     shape = (9, 70, 576)
     arguments = problem(*shape, bits, 64, mx.bfloat16)
     launch = launch_of(*shape, bits, 64, mx.bfloat16, variant=variant)
@@ -72,7 +72,7 @@ def test_the_order_of_lanes_changes_nothing(variant, bits):
 @pytest.mark.parametrize(
     ("bits", "group_size", "half"), [(4, 32, mx.bfloat16), (8, 128, mx.float16)], ids=["b4", "b8"]
 )
-def test_no_fault(mode, variant, bits, group_size, half):
+def test_no_memory_fault_or_race(mode, variant, bits, group_size, half):
     shape = (5, 35, 640)
     arguments = problem(*shape, bits, group_size, half)
     launch = launch_of(*shape, bits, group_size, half, variant=variant)
@@ -82,7 +82,7 @@ def test_no_fault(mode, variant, bits, group_size, half):
 
 @pytest.mark.parametrize(("half", "scales_dtype"), [HALVES, HALVES[::-1]], ids=["bf16", "f16"])
 @pytest.mark.parametrize(("bits", "group_size"), FORMATS)
-def test_scales_of_another_dtype(half, scales_dtype, bits, group_size):
+def test_scales_of_other_dtype(half, scales_dtype, bits, group_size):
     shape = (3, 37, 256)
     arguments = problem(*shape, bits, group_size, half, scales_dtype)
     how = {"scales_dtype": DTYPE_NAMES[scales_dtype]}
@@ -95,7 +95,7 @@ def test_scales_of_another_dtype(half, scales_dtype, bits, group_size):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_does_not_depend_on_its_company(bits):
+def test_rows_are_batch_invariant(bits):
     O, I = 67, 1056
     arguments = scales, biases, a, b = problem(70, O, I, bits, 32, mx.bfloat16)
 
@@ -114,7 +114,7 @@ def test_a_row_does_not_depend_on_its_company(bits):
 
 
 @pytest.mark.parametrize("variant", ["readable", "matvec"])
-def test_a_gpu_that_allows_fewer_threads(variant):
+def test_gpu_with_fewer_threads_per_threadgroup(variant):
     shape = (5, 35, 128)
     arguments = problem(*shape, 4, 64, mx.float16)
     launches = [
@@ -139,7 +139,7 @@ def test_a_gpu_that_allows_fewer_threads(variant):
         ((512, 3072, 1024), "tile64"),
     ],
 )
-def test_which_kernel_runs(shape, kernel):
+def test_kernel_selection(shape, kernel):
     launch = launch_of(*shape, 4, 128, mx.bfloat16)
     assert launch.kernel == f"quantized_matmul_{kernel}_bfloat16_b4_g128"
 

@@ -57,7 +57,7 @@ def test_add_rms_norm(dtype, D):
     assert_close(out, wanted, f"add_rms_norm, D {D}")
 
 
-def test_rows_of_longer_ones_and_few_threads():
+def test_strided_rows_with_few_threads():
     x, weight = random(4, 300), random(200)
     wanted = expected(x[:, :200], weight)
     for max_threads in (1024, 32, 33, 64):
@@ -65,7 +65,7 @@ def test_rows_of_longer_ones_and_few_threads():
         assert_close(actual, wanted, f"{max_threads} threads")
 
 
-def test_the_order_of_lanes_changes_nothing():
+def test_lane_order_changes_no_bits():
     x, weight = random(2, 1500, dtype=mx.bfloat16), random(1500, dtype=mx.bfloat16)
     first, *others = [rms_norm(x, weight, order=order) for order in ORDERS]
     assert all(mx.array_equal(first, other) for other in others)
@@ -73,7 +73,7 @@ def test_the_order_of_lanes_changes_nothing():
 
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("D", [100, 8300])
-def test_no_fault(mode, D):
+def test_no_memory_fault_or_race(mode, D):
     x, y, weight = random(2, D), random(2, D), random(D)
     assert_close(rms_norm(x, weight, mode=mode), expected(x, weight), mode)
     total, out = add_rms_norm(x, y, weight, mode=mode)

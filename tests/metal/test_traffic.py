@@ -64,7 +64,7 @@ CHOSEN_PAGED = [
 
 @pytest.mark.slow  # the emulator counts real sizes
 @pytest.mark.parametrize("name", CHOSEN_PAGED)
-def test_pages_cost_little_beside_one_buffer(name):
+def test_paging_overhead_is_small(name):
     """The block table is all that is read besides; of everything else, as much."""
     row = compare(PAGED[name])
     assert row["limits"]["device_bytes"] == row["limits"]["threadgroup_bytes"] == 1.05
@@ -74,7 +74,7 @@ def test_pages_cost_little_beside_one_buffer(name):
 
 
 @pytest.mark.slow  # the emulator counts real sizes
-def test_attention_never_reads_a_mask_when_causal_and_each_key_once():
+def test_causal_attention_reads_each_key_once_and_no_mask():
     """The dummy that stands for the mask has one byte; not even that is read."""
     job = ATTENTION[CHOSEN_ATTENTION[1]]
     step, _ = job.ours()
@@ -90,14 +90,14 @@ def test_attention_never_reads_a_mask_when_causal_and_each_key_once():
 
 @pytest.mark.slow  # the emulator counts real sizes
 @pytest.mark.parametrize("name", CHOSEN)
-def test_products_stay_within_the_limits(name):
+def test_matmuls_stay_within_the_limits(name):
     row = compare(job_named(name))
     assert row["limits"] == MLX_LIMITS
     assert exceeded(row) == []
 
 
 @pytest.mark.slow  # a second build of the file
-def test_a_matvec_reads_each_weight_once_for_four_rows():
+def test_matvec_reads_each_weight_once_for_four_rows():
     """Four rows: the bytes of b are asked for once, those of a once for every four outputs."""
     job = job_named("quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128")
     (step,) = job.ours()
@@ -110,7 +110,7 @@ def test_a_matvec_reads_each_weight_once_for_four_rows():
 
 
 @pytest.mark.slow  # the emulator counts real sizes
-def test_both_sides_do_the_same_multiplications():
+def test_both_kernels_do_the_same_multiplications():
     job = job_named("quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128")
     assert run(job.ours()).matrix_multiply_adds == run(job.mlx()).matrix_multiply_adds
     assert run(job.ours()).matrix_multiply_adds == 64 * 64 * 1024

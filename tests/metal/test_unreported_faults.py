@@ -47,7 +47,7 @@ def answer_with_a_fault():
         assert output.outputs[0].finish_reason == "error"
 
 
-def test_a_fault_that_an_engine_takes_for_an_error_of_a_request_is_told_at_the_end():
+def test_fault_swallowed_by_the_engine_is_reported_at_exit():
     with pytest.raises(UnreportedFaultError, match=r"(?s)out-of-bounds in paged_attention_decode"):
         answer_with_a_fault()
 
@@ -65,7 +65,7 @@ sys.exit(main(["batch", "--model", "demo-draft", "--device", "gpu", "--max-token
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launches", [20, 1_000_000])
-def test_a_command_with_a_fault_fails(launches):
+def test_faulty_command_fails(launches):
     """And one without does not."""
     result = subprocess.run(
         [sys.executable, "-c", SWALLOWED, str(launches)],

@@ -12,7 +12,7 @@ def make(folder):
     (folder / "program").write_text("x")
 
 
-def test_a_program_is_made_once(tmp_path):
+def test_program_is_compiled_once(tmp_path):
     made = []
     for _ in range(2):
         cache.fetch(tmp_path / "a", lambda folder: made.append(make(folder)))
@@ -20,7 +20,7 @@ def test_a_program_is_made_once(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_least_recently_used_go(tmp_path):
+def test_lru_eviction(tmp_path):
     """A use counts, not only the making; what was used within the hour stays in any case."""
     now = time.time()
     for age, name in enumerate("abcde"):
@@ -33,7 +33,7 @@ def test_the_least_recently_used_go(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"e", "f", "g"}
 
 
-def test_what_cannot_be_made_leaves_nothing(tmp_path):
+def test_failed_compile_leaves_no_entry(tmp_path):
     def fail(folder):
         make(folder)
         raise ValueError("no")

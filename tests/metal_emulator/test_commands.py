@@ -22,7 +22,7 @@ def run(command, *arguments, **environment):
 
 
 @needs_clang
-def test_check_of_a_right_and_a_wrong_file(tmp_path):
+def test_check_valid_and_invalid_file(tmp_path):
     (tmp_path / "right.metal").write_text(
         "kernel void k(device int* x [[buffer(0)]]) { x[0] = 1; }"
     )
@@ -35,13 +35,13 @@ def test_check_of_a_right_and_a_wrong_file(tmp_path):
 
 
 @needs_clang
-def test_check_of_the_projects_kernels():
+def test_check_project_kernels():
     result = run("check", KERNELS / "sound.metal", KERNELS / "semantics.metal")
     assert result.returncode == 0, result.stdout
     assert "ok   tests/metal_emulator/kernels/sound.metal: 6 kernels" in result.stdout
 
 
-def test_without_clang_a_sentence_says_what_to_install():
+def test_missing_clang_message():
     result = run("check", KERNELS, PATH="/nowhere", TINY_LLM_CLANG="/nowhere/clang++")
     assert result.returncode == 2
     assert "apt install clang-19" in result.stderr
@@ -53,7 +53,7 @@ BUFFERS = ["--buffer", "float:7x333:ones", "--buffer", "float:7:zeros", "--buffe
 
 
 @needs_clang
-def test_run_shows_what_was_written():
+def test_run_prints_outputs():
     result = run("run", *ROW_SUM, *BUFFERS)
     assert result.returncode == 0, result.stderr
     assert result.stdout == (
@@ -62,13 +62,13 @@ def test_run_shows_what_was_written():
 
 
 @needs_clang
-def test_run_counts():
+def test_run_prints_counts():
     result = run("run", *ROW_SUM, *BUFFERS, "--mode", "count")
     assert "device bytes read                             9,324" in result.stdout
 
 
 @needs_clang
-def test_run_reports_a_fault(tmp_path):
+def test_run_reports_fault(tmp_path):
     np.save(tmp_path / "short.npy", np.ones(2330, np.float32))
     buffers = ["--buffer", tmp_path / "short.npy", *BUFFERS[2:]]
     result = run("run", *ROW_SUM, *buffers, "--mode", "race", "--order", "reverse")
@@ -85,14 +85,14 @@ def test_run_reports_a_fault(tmp_path):
     ],
 )
 @needs_clang
-def test_a_wrong_command_is_answered_with_a_sentence(arguments, says):
+def test_invalid_command_line_message(arguments, says):
     result = run("run", *arguments)
     assert result.returncode == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_buffers_of_the_command_line(tmp_path):
+def test_command_line_buffers(tmp_path):
     assert read_buffer("-", 0) is None
     assert read_buffer("3", 0) == 3
     assert read_buffer("true", 0) is True

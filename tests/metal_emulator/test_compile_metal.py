@@ -44,7 +44,7 @@ def compile_metal(tmp_path):
     return run
 
 
-def test_says_which_file_fails_and_goes_on(compile_metal):
+def test_failing_file_is_reported_and_skipped(compile_metal):
     result = compile_metal()
     assert result.returncode == 1
     lines = result.stdout.splitlines()
@@ -55,7 +55,7 @@ def test_says_which_file_fails_and_goes_on(compile_metal):
     assert lines[-1] == f"{files - 1} of {files} files compile in metal3.1, metal3.2"
 
 
-def test_texts_are_complete(compile_metal):
+def test_sources_are_complete(compile_metal):
     assert compile_metal("--std", "metal3.1").returncode == 0
     text = (compile_metal.keep / "matmul_tile.metal").read_text()
     assert '#include "' not in text
@@ -66,7 +66,7 @@ def test_texts_are_complete(compile_metal):
 @pytest.mark.parametrize(
     ("status", "words"), [(None, "Apple's compiler runs on a Mac"), (1, "there is no `metal`")]
 )
-def test_without_a_compiler(compile_metal, status, words):
+def test_missing_compiler(compile_metal, status, words):
     result = compile_metal(status=status)
     assert result.returncode == 2
     assert words in result.stderr

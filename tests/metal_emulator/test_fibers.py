@@ -25,7 +25,7 @@ def output_of(compiler, folder, *flags, emulator=()):
 
 @needs_clang
 @pytest.mark.parametrize("flags", [[], ["-DMSL_UCONTEXT"]], ids=["assembly", "ucontext"])
-def test_switching_here(tmp_path, flags):
+def test_context_switch_on_this_machine(tmp_path, flags):
     assert output_of([clang()], tmp_path, *flags) == "ok"
 
 
@@ -33,6 +33,6 @@ def test_switching_here(tmp_path, flags):
     not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
     reason="needs g++-aarch64-linux-gnu and qemu-user",
 )
-def test_switching_on_64_bit_arm(tmp_path):
+def test_context_switch_on_aarch64(tmp_path):
     compiler = ["aarch64-linux-gnu-g++", "-static"]
     assert output_of(compiler, tmp_path, emulator=["qemu-aarch64"]) == "ok"

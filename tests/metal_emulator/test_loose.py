@@ -30,7 +30,7 @@ def numbers(count, seed=0):
 
 
 @needs_clang
-def test_a_sum_that_depends_on_one_order_is_found_out(library):
+def test_order_dependent_sum_is_detected(library):
     """The seeded fault: 1 is added to 2^24 thirty times, which changes nothing in order of lanes.
 
     A test that expects the result of one order fails; one with the sum's error as tolerance holds.
@@ -44,7 +44,7 @@ def test_a_sum_that_depends_on_one_order_is_found_out(library):
 
 
 @needs_clang
-def test_sums_are_within_their_error(library):
+def test_sums_stay_within_error_bound(library):
     x = numbers(32)
     exact = x.astype(np.float64).sum()
     results = [run(library, "sum", x, seed=seed) for seed in SEEDS]
@@ -55,7 +55,7 @@ def test_sums_are_within_their_error(library):
 
 
 @needs_clang
-def test_matrix_products_add_up_in_another_order(library):
+def test_matrix_products_use_another_summation_order(library):
     x = numbers(192)
     a, b, c = (part.reshape(8, 8).astype(np.float64) for part in np.split(x, 3))
     bound = 2.0**-24 * 10 * (np.abs(a) @ np.abs(b) + np.abs(c))
@@ -67,7 +67,7 @@ def test_matrix_products_add_up_in_another_order(library):
 
 
 @needs_clang
-def test_a_multiply_add_is_fused_by_some_compilers(library):
+def test_multiply_add_may_be_fused(library):
     x = numbers(32)
     square = x * x
     exact = (x.astype(np.float64) ** 2 - square).astype(np.float32)
@@ -82,7 +82,7 @@ def test_a_multiply_add_is_fused_by_some_compilers(library):
 
 
 @needs_clang
-def test_functions_are_off_by_four_places_at_most(library):
+def test_functions_err_by_at_most_four_ulp(library):
     x = np.concatenate([numbers(29), np.float32([-np.inf, np.inf, np.nan])])
     exact = np.exp(x.astype(np.float64)).astype(np.float32)
     off = set()
@@ -97,7 +97,7 @@ def test_functions_are_off_by_four_places_at_most(library):
 
 
 @needs_clang
-def test_denormals_are_zero(library):
+def test_denormals_are_flushed(library):
     x = np.float32([1e-38, 1e-30, 1e-44, 1.0] * 8)
     assert (run(library, "scaled", x, 0.01, mode="plain")[:1] > 0).all()
     result = run(library, "scaled", x, 0.01)
@@ -106,7 +106,7 @@ def test_denormals_are_zero(library):
 
 
 @needs_clang
-def test_threadgroups_may_have_fewer_threads(library):
+def test_threadgroup_size_limit_may_be_lower(library):
     allowed = [library.threads_allowed("exponential", seed) for seed in SEEDS]
     assert all(384 <= threads <= 1024 and threads % 32 == 0 for threads in allowed)
     assert len(set(allowed)) > 3
@@ -119,7 +119,7 @@ def test_threadgroups_may_have_fewer_threads(library):
         run(library, "exponential", x, count=1024, threads=1024, seed=seed)
 
 
-def test_every_type_of_multiply_add_gets_its_choice():
+def test_every_multiply_add_type_may_be_fused():
     ir = """\
   %7 = tail call float @llvm.fmuladd.f32(float %5, float %6, float %4), !dbg !12
   %8 = call <2 x half> @llvm.fmuladd.v2f16(<2 x half> %1, <2 x half> <half 1.0, half 2.0>, <2 x half> %2)

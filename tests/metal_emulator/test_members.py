@@ -78,7 +78,7 @@ def findings(folder, function):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_without_thread_nothing_may_refer_to_the_object(tmp_path, name):
+def test_this_needs_thread_address_space(tmp_path, name):
     found = findings(tmp_path, WRONG[name])
     assert found
     assert {diagnostic.line for diagnostic in found} == {LINE}
@@ -86,12 +86,12 @@ def test_without_thread_nothing_may_refer_to_the_object(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_with_thread_everything_may(tmp_path, name):
+def test_this_with_thread_address_space_is_accepted(tmp_path, name):
     function = WRONG[name].replace(") {", ") thread {").replace(") const {", ") const thread {")
     function = function.replace("2; i++) thread {", "2; i++) {")
     assert findings(tmp_path, function) == []
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_values_are_read_and_assigned_anywhere(tmp_path, name):
+def test_values_are_copied_in_any_address_space(tmp_path, name):
     assert findings(tmp_path, RIGHT[name]) == []

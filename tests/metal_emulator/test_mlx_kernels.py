@@ -58,7 +58,7 @@ def test_quantized_matvec(kernel, O, I, mode):
         assert counts.simd_operations == O  # one simd_sum a row
 
 
-def test_rows_that_two_simdgroups_of_mlx_write():
+def test_rows_written_by_two_mlx_simdgroups():
     """With O no multiple of 8, two of MLX's simdgroups write the same rows.
 
     A race between equal values is harmless; the emulator does not know that.

@@ -194,7 +194,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.variant}-{f.mode}-{f.kind}")
-def test_a_seeded_fault_is_reported(variants, fault):
+def test_seeded_fault_is_reported(variants, fault):
     _path, lines, starts, library = variants
     arguments, sizes, _, _ = getattr(Runs, fault.kernel)()
     with pytest.raises(MetalFault) as caught:
@@ -218,14 +218,14 @@ def sound():
 @pytest.mark.parametrize("kernel", KERNEL_TEXT)
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_sound_kernel_has_no_finding(sound, kernel, mode, order):
+def test_valid_kernel_has_no_findings(sound, kernel, mode, order):
     arguments, sizes, result, expected = getattr(Runs, kernel)()
     sound.launch(kernel, arguments, **sizes, mode=mode, order=order, seed=7)
     assert_close(result, expected, 1e-5)
 
 
 @pytest.mark.parametrize("fault", DELETED_BARRIERS, ids=lambda f: f.variant)
-def test_race_mode_needs_no_unlucky_order(variants, fault):
+def test_race_detection_is_order_independent(variants, fault):
     """What it finds does not depend on which thread happened to come first."""
     *_, library = variants
     for order in ORDERS:

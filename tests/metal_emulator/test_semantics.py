@@ -62,7 +62,7 @@ def test_each_simd_operation(library, order):
 
 
 @pytest.mark.parametrize("first", [1, 5, 32])
-def test_a_reduction_is_over_the_lanes_that_are_left(library, first):
+def test_reduction_covers_active_lanes(library, first):
     out = np.zeros(32, np.int32)
     library.launch("simd_sum_of_active_lanes", [out, first], **ONE_SIMDGROUP)
     np.testing.assert_array_equal(out, np.where(first > LANES, first, 0))
@@ -133,7 +133,7 @@ def test_function_constants(constants):
 
 
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
-def test_what_a_thread_is_told(library, sizes):
+def test_thread_position_attributes(library, sizes):
     """With grid_threads, threadgroups at the end are smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
     names = [
@@ -192,7 +192,7 @@ def test_traffic_is_counted_exactly(library):
     assert counts.simd_operations == counts.barriers == counts.threadgroup_bytes_read == 0
 
 
-def test_what_many_threads_read_is_counted_for_each(library):
+def test_shared_reads_are_counted_per_thread(library):
     x, y = random_array(64, np.float16), np.zeros(64, np.float32)
     counts = library.launch(
         "counted_rereads",
@@ -210,7 +210,7 @@ def test_what_many_threads_read_is_counted_for_each(library):
     np.testing.assert_allclose(y, (x.astype(np.float32) ** 2).sum(), rtol=1e-5)
 
 
-def test_counts_need_their_mode(library):
+def test_counts_require_counting_mode(library):
     launch = library.launch("few_threads", [np.zeros(1, np.int32)], grid=(1,), threads=(1,))
     with pytest.raises(ValueError, match='mode="count"'):
         _ = launch.counts
@@ -233,14 +233,14 @@ WRONG_ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", WRONG_ARGUMENTS)
-def test_a_wrong_binding_is_refused(library, name):
+def test_invalid_binding_is_rejected(library, name):
     kernel, arguments, says = WRONG_ARGUMENTS[name]
     with pytest.raises(MetalFault, match=says) as caught:
         library.launch(kernel, arguments, grid=(1,), threads=(4,))
     assert caught.value.kind == "wrong-argument"
 
 
-def test_threadgroup_memory_must_be_given(library):
+def test_threadgroup_memory_is_required(library):
     arguments = [np.zeros(64, np.float16), np.zeros(64, np.float32)]
     with pytest.raises(MetalFault, match=r"threadgroup\(0\) 'shared' has no memory"):
         library.launch("counted_rereads", arguments, grid=(1,), threads=(64,))
@@ -257,25 +257,25 @@ def test_too_many_threads(library, threads, limit):
     assert caught.value.kind == "too-many-threads"
 
 
-def test_an_unknown_kernel_is_answered_with_those_there_are(library):
+def test_unknown_kernel_lists_available_kernels(library):
     with pytest.raises(ValueError, match="no kernel 'fw_threads'.*few_threads"):
         library.launch("fw_threads", [INTS], grid=(1,), threads=(1,))
 
 
-def test_a_launch_that_does_not_end_is_ended(library):
+def test_endless_launch_is_terminated(library):
     with pytest.raises(MetalFault, match="did not end in 0.5 s") as caught:
         library.launch("runs_for_ever", [INTS], grid=(1,), threads=(1,), timeout=0.5)
     assert caught.value.kind == "timeout"
     library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # the next one runs
 
 
-def test_a_stack_that_overflows_is_named(library):
+def test_stack_overflow_is_reported(library):
     with pytest.raises(MetalFault, match="256 KiB of variables") as caught:
         library.launch("fills_the_stack", [np.zeros(32, np.int32)], **ONE_SIMDGROUP)
     assert caught.value.kind == "stack-overflow"
 
 
-def test_a_fault_says_what_where_and_what_to_do(library):
+def test_fault_report_text(library):
     """One report as a user sees it."""
     with pytest.raises(MetalFault) as caught:
         library.launch("simd_operations", [np.zeros(31, np.int32), np.zeros(768, np.int32)],

@@ -139,14 +139,14 @@ def all_findings(tmp_path_factory):
         return dict(zip(paths, pool.map(findings, paths.values()), strict=True))
 
 
-def test_the_file_without_errors_has_no_finding(tmp_path):
+def test_valid_file_has_no_findings(tmp_path):
     path = tmp_path / "right.metal"
     path.write_text(RIGHT)
     assert findings(path) == []
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_a_type_error_is_reported_at_its_line(all_findings, name):
+def test_type_error_is_reported_at_its_line(all_findings, name):
     line, _, _, says = ERRORS[name]
     number = next(i for i, text in enumerate(RIGHT.splitlines(), 1) if text.endswith(f"// {line}"))
     found = all_findings[name]
@@ -156,7 +156,7 @@ def test_a_type_error_is_reported_at_its_line(all_findings, name):
     assert at_line[0].file.endswith(".metal")
 
 
-def test_an_error_in_a_header_is_reported_there(tmp_path):
+def test_header_error_is_reported_in_the_header(tmp_path):
     (tmp_path / "scale.h").write_text("inline float scale(float x) {\n  return x * factor;\n}\n")
     path = tmp_path / "scale.metal"
     path.write_text(

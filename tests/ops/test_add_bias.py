@@ -33,7 +33,7 @@ def test_views(instruction_set, dtype):
         assert_close(add_bias(x, own), x + own, name, ulps=0)
 
 
-def test_an_input_that_is_used_again_keeps_its_values(instruction_set):
+def test_shared_input_is_not_overwritten(instruction_set):
     x, bias = random(3, 64), random(64)
     doubled = x * 2  # a buffer that the operation may take over, but not while others read it
     result = kernels.add_bias(doubled, bias)

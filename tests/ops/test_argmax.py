@@ -26,19 +26,19 @@ def test_equals_numpy(instruction_set, dtype, shape):
 @pytest.mark.parametrize(
     "places", [(0, 5), (4, 7), (31, 32), (16383, 16384), (17, 39999), (2, 20000)]
 )
-def test_the_first_of_equals(instruction_set, dtype, places):
+def test_ties_pick_the_first_index(instruction_set, dtype, places):
     x = mx.zeros((1, 40000), dtype)
     for place in places:
         x[0, place] = 3.0
     assert argmax(x).tolist() == [min(places)]
 
 
-def test_rows_of_one_value(instruction_set, dtype):
+def test_single_value_rows(instruction_set, dtype):
     values = mx.array([0.0, -1.5, -mx.inf, mx.inf])[:, None]
     assert argmax(mx.broadcast_to(values, (4, 20001)).astype(dtype)).tolist() == [0, 0, 0, 0]
 
 
-def test_nan_is_never_the_largest(instruction_set, dtype):
+def test_nan_is_never_selected(instruction_set, dtype):
     x = -mx.abs(random(3, 50, dtype=dtype)) - 1
     x[:, [0, 9, 49]] = mx.nan
     x[1, 30] = -0.5
@@ -47,7 +47,7 @@ def test_nan_is_never_the_largest(instruction_set, dtype):
     assert argmax(x).tolist() == [*expected.tolist(), 0]
 
 
-def test_views_are_read_where_they_are(instruction_set, dtype):
+def test_views_are_not_copied(instruction_set, dtype):
     x = random(6, 300, dtype=dtype)
     for view in (x[::2], x[:, 3:77], x[:, ::3], x.T, x[2]):
         np.testing.assert_array_equal(argmax(view), as_numpy(view).argmax(-1))
@@ -57,7 +57,7 @@ def test_no_rows(instruction_set):
     assert argmax(mx.zeros((0, 5))).shape == (0,)
 
 
-def test_threads_do_not_change_the_answer():
+def test_thread_count_does_not_change_the_result():
     program = (
         "import mlx.core as mx, tiny_llm_ext as t; mx.random.seed(3);"
         "x = mx.random.randint(0, 50, (3, 100003)).astype(mx.bfloat16);"

@@ -15,7 +15,7 @@ def as_given(offsets, kind):
 
 @pytest.mark.parametrize("kind", ["list", "array"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_tokens_go_where_they_should(dtype, kind):
+def test_tokens_are_written_at_their_offsets(dtype, kind):
     buffer = (random(4, 3, 9, 5) * 20).astype(dtype)
     tokens = (random(4, 2, 3, 5) * 20).astype(dtype).swapaxes(1, 2)  # as a projection has them
     out = kernels.cache_write(buffer, tokens, as_given([0, 7, -1, 4], kind))
@@ -25,7 +25,7 @@ def test_tokens_go_where_they_should(dtype, kind):
     assert mx.array_equal(out[2], buffer[2]), "a sequence that is left as it is"
 
 
-def test_an_array_s_offsets_that_are_none_write_nothing():
+def test_out_of_range_array_offsets_write_nothing():
     buffer, tokens = random(6, 2, 9, 5), random(6, 2, 2, 5)
     offsets = mx.array([-2, 8, 9, 2**31 - 1, -(2**31), 7], dtype=mx.int32)
     out = kernels.cache_write(buffer, tokens, offsets)
@@ -33,7 +33,7 @@ def test_an_array_s_offsets_that_are_none_write_nothing():
     assert_same_bits(out[5, :, 7:], tokens[5], "the last place that there is")
 
 
-def test_an_array_s_offsets_may_be_computed_and_of_any_layout():
+def test_array_offsets_of_any_layout():
     buffer, tokens = random(3, 2, 9, 5), random(3, 2, 1, 5)
     wide = mx.arange(6, dtype=mx.int32) + 2
     expected = kernels.cache_write(buffer, tokens, [2, 4, 6])
@@ -41,7 +41,7 @@ def test_an_array_s_offsets_may_be_computed_and_of_any_layout():
 
 
 @pytest.mark.parametrize("kind", ["list", "array"])
-def test_in_place_unless_somebody_has_the_buffer(kind):
+def test_unshared_buffer_is_written_in_place(kind):
     buffer, tokens = random(1, 8, 1000, 64), random(1, 8, 1, 64)
     mx.eval(buffer, tokens)
     for place in (0, 999, 500):
@@ -71,7 +71,7 @@ def test_in_place_unless_somebody_has_the_buffer(kind):
         ({"offsets": mx.array([0.0, 1.0])}, "expected offsets in int32, one for each sequence"),
     ],
 )
-def test_misuse_is_refused(change, message):
+def test_misuse_is_rejected(change, message):
     good = {"buffer": mx.zeros((2, 3, 9, 5)), "tokens": mx.zeros((2, 3, 2, 5)), "offsets": [0, 1]}
     with pytest.raises(ValueError, match=rf"\[cache_write\] .*{message}"):
         kernels.cache_write(**{**good, **change})

@@ -35,13 +35,13 @@ def parameters_of_package(name: str) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_package_has_the_names_and_defaults_of_the_extension(name):
+def test_package_signatures_match_the_extension(name):
     expected, actual = parameters_of_extension(name), parameters_of_package(name)
     assert actual == expected
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_contract_stands_in_the_header_and_is_shown_by_help(name):
+def test_help_shows_the_header_contract(name):
     contract = getattr(kernels.extension(), name).__doc__
     for part in ("Raises ValueError", "stream: stream or device", "More: src/extensions/src/"):
         assert part in contract, f"{name}'s docstring lacks {part!r}"
@@ -63,12 +63,12 @@ def kernels_of_a_mac(monkeypatch, tmp_path) -> ModuleType:
     return module
 
 
-def test_operations_run_where_mlx_does_on_a_mac(kernels_of_a_mac):
+def test_operations_follow_the_mlx_device_on_a_mac(kernels_of_a_mac):
     assert kernels_of_a_mac._stream_or_default(None) is None
     assert kernels_of_a_mac.runs_on_default_device()
 
 
-def test_operations_run_on_the_cpu_where_there_is_no_metal():
+def test_operations_run_on_the_cpu_without_metal():
     if mx.metal.is_available() or os.environ.get("TINY_LLM_EMULATED_METAL") == "1":
         pytest.skip("there is a GPU with Metal")
     assert kernels._stream_or_default(None) == mx.cpu

@@ -75,7 +75,7 @@ def test_no_heads_and_two_masks():
         flash_attention(x[0], x[0], x[0], context_lens=[3])
 
 
-def test_a_row_does_not_depend_on_its_batch_or_its_heads(instruction_set, dtype):
+def test_rows_are_batch_and_head_invariant(instruction_set, dtype):
     query, key, value = problem(3, 4, 2, 9, 150, 72, dtype=dtype)
     together = evaluated(query, key, value)
     for b, h in itertools.product(range(3), range(4)):
@@ -86,7 +86,7 @@ def test_a_row_does_not_depend_on_its_batch_or_its_heads(instruction_set, dtype)
         assert_same_bits(alone, together[b : b + 1, of_query], f"sequence {b}, head {h}")
 
 
-def test_threads_do_not_change_a_bit():
+def test_thread_count_changes_no_bits():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"
@@ -97,7 +97,7 @@ def test_threads_do_not_change_a_bit():
     assert_same_on_any_number_of_threads(program)
 
 
-def test_reads_a_cache_where_it_lies(instruction_set, dtype):
+def test_cache_is_read_in_place(instruction_set, dtype):
     cache = TinyKvFullCache()
     B, H, group, D = 2, 2, 2, 40
     for L in (70, 1, 3):
@@ -144,7 +144,7 @@ def test_any_strides_give_the_same_bits(instruction_set, dtype, which):
     "shape", [(0, 2, 2, 3, 5, 8), (2, 2, 2, 0, 5, 8), (2, 2, 2, 3, 0, 8), (0, 2, 0, 0, 0, 8)]
 )
 @pytest.mark.parametrize("mask", MASKS)
-def test_nothing_to_do(instruction_set, dtype, shape, mask):
+def test_empty_inputs(instruction_set, dtype, shape, mask):
     query, key, value = problem(*shape, dtype=dtype)
     B, H, group, L, S, D = shape
     out = evaluated(query, key, value, mask=make_mask(mask, B, H * group, L, S))
@@ -152,7 +152,7 @@ def test_nothing_to_do(instruction_set, dtype, shape, mask):
     assert not as_numpy(out).any(), "without keys the result is zero"
 
 
-def test_many_heads_share_one(instruction_set):
+def test_large_groups(instruction_set):
     """More query heads in a group than a block has rows."""
     query, key, value = problem(1, 1, 150, 3, 70, 8)
     actual = evaluated(query, key, value, mask="causal")

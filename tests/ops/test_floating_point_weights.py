@@ -19,12 +19,12 @@ from tiny_llm.kernels.prepack import prepack_weight
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize(("M", "O"), [(1, 64), (2, 70), (3, 1), (17, 130)])
-def test_products_are_exact_but_for_rounding(instruction_set, half, group_size, M, O):
+def test_products_are_exact_up_to_rounding(instruction_set, half, group_size, M, O):
     arguments = problem_in_floating_point(M, 384, O, group_size, half)
     assert_exact_but_for_rounding(instruction_set, arguments)
 
 
-def test_the_values_are_those_of_mxfp4(on_cpu):
+def test_values_equal_mxfp4(on_cpu):
     """A power of two as the scale: what `mx.quantize` makes of numbers, and what it means by it."""
     w = random(16, 64)
     packed, exponents = mx.quantize(w, group_size=32, bits=4, mode="mxfp4")
@@ -48,7 +48,7 @@ def test_amx_and_avx2_give_the_same_bits(monkeypatch, half, M):
     assert_same_bits(*results, f"{M} rows")
 
 
-def test_interleaved_weights_and_other_operations_have_the_same_bits(instruction_set):
+def test_prepacked_weights_have_the_same_bits_in_all_operations(instruction_set):
     scales, _, group_size, bits, a, b = problem_in_floating_point(9, 256, 128, 64, mx.bfloat16)
     product = evaluated(scales, None, group_size, bits, a, b)
     two = [scales, scales], [None, None], group_size, bits, a, [b, b]
@@ -65,7 +65,7 @@ def test_interleaved_weights_and_other_operations_have_the_same_bits(instruction
         assert_same_bits(fast, product, "interleaved")
 
 
-def test_looked_up_rows_are_those_of_the_table(on_cpu):
+def test_embedding_rows_equal_the_table(on_cpu):
     scales, _, group_size, bits, _, b = problem_in_floating_point(1, 128, 20, 32, mx.float16)
     ids = mx.array([3, -1, 19, 3])
     rows = kernels.quantized_embedding(ids, scales, None, group_size, bits, b)
@@ -73,7 +73,7 @@ def test_looked_up_rows_are_those_of_the_table(on_cpu):
     assert_same_bits(rows, mx.array(expected.astype(np.float32)).astype(mx.float16), "rows")
 
 
-def test_biases_that_have_to_be_there():
+def test_missing_biases_are_rejected():
     scales, _, group_size, _, a, b = problem_in_floating_point(2, 128, 64, 32, mx.bfloat16)
     wide = mx.concatenate([b, b], axis=1)
     with pytest.raises(ValueError, match="expected biases for 8 bits, got None"):

@@ -379,7 +379,7 @@ fuzzed = settings(
 @pytest.mark.parametrize("name", OPERATIONS)
 @fuzzed
 @given(data=st.data())
-def test_allowed_arguments_give_the_right_result(instruction_set, name, data):
+def test_valid_arguments_give_correct_results(instruction_set, name, data):
     kwargs, expected = CASE_OF[name](Arguments(data.draw))
     expected = expected if isinstance(expected, tuple) else (expected,)
     actual = outcome(name, kwargs)
@@ -390,7 +390,7 @@ def test_allowed_arguments_give_the_right_result(instruction_set, name, data):
 @pytest.mark.parametrize("name", OPERATIONS)
 @fuzzed
 @given(data=st.data())
-def test_a_mistake_is_refused_or_harmless(instruction_set, name, data):
+def test_invalid_arguments_are_rejected_or_harmless(instruction_set, name, data):
     arguments = Arguments(data.draw)
     kwargs = with_wrong_argument(arguments, CASE_OF[name](arguments)[0])
     message = name

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 
 @pytest.mark.parametrize("make", FUNCTIONS)
 @pytest.mark.parametrize("by_token", [True, False])
-def test_the_bits_of_the_function(make, by_token):
+def test_bitwise_equal_to_the_function(make, by_token):
     function = make()
     recorded = CapturedFunction(function)
     # Growing, shrinking and repeated shapes: recordings share their memory.
@@ -49,7 +49,7 @@ def test_inputs_of_any_layout():
 
 
 @pytest.mark.parametrize("make", [block, attention])
-def test_the_function_is_called_once_a_shape(make):
+def test_function_is_called_once_per_shape(make):
     calls = CallCounter(make())
     recorded = CapturedFunction(calls)
     for B, L in [(1, 1), (1, 1), (2, 1), (1, 1), (1, 2), (2, 1)]:
@@ -57,7 +57,7 @@ def test_the_function_is_called_once_a_shape(make):
     assert calls.count == 3
 
 
-def test_shapes_are_recorded_when_they_come_again():
+def test_repeated_shapes_are_captured():
     calls = CallCounter(block())
     recorded = CapturedFunction(calls, on_first_call=False)
     counts = []
@@ -79,7 +79,7 @@ def test_shapes_are_recorded_when_they_come_again():
     ]
 
 
-def test_many_tokens_are_not_recorded():
+def test_large_batches_are_not_captured():
     calls = CallCounter(block())
     recorded = CapturedFunction(calls)
     for _ in range(3):
@@ -88,14 +88,14 @@ def test_many_tokens_are_not_recorded():
 
 
 @pytest.mark.parametrize("make", [block, attention])
-def test_one_node(make):
+def test_captured_function_is_one_node(make):
     given = inputs(2, 1)
     recorded = captured(CapturedFunction(make()), *given)
     assert node_names(recorded(*given)) == ["TinyLlmReplay"]
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
-def test_unevaluated_steps_follow_one_another(make):
+def test_chained_unevaluated_steps(make):
     function = make()
     x, attended = inputs(1, 1)
     recorded = captured(CapturedFunction(function), x, attended)
@@ -108,7 +108,7 @@ def test_unevaluated_steps_follow_one_another(make):
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
-def test_recordings_outlive_their_recorder(make):
+def test_captures_outlive_the_captured_function(make):
     function = make()
     given = inputs(1, 2)
     recorded = captured(CapturedFunction(function), *given)
@@ -122,7 +122,7 @@ def test_recordings_outlive_their_recorder(make):
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
-def test_other_threads_have_streams_of_their_own(make):
+def test_threads_use_separate_streams(make):
     function = make()
     recorded = CapturedFunction(function)
     given = inputs(1, 3)
@@ -143,7 +143,7 @@ def test_other_threads_have_streams_of_their_own(make):
             running.result()
 
 
-def test_threads_that_come_and_go_leave_no_more_than_a_bound():
+def test_per_thread_captures_are_bounded():
     weight = random(E).astype(mx.bfloat16)
     mx.eval(weight)  # another thread cannot
     calls = CallCounter(lambda x: (kernels.rms_norm(x, weight, 1e-6),))
@@ -187,14 +187,14 @@ def test_items_of_any_size_are_copied(dtype):
         assert mx.array_equal(actual[1], expected[1])
 
 
-def test_no_tokens():
+def test_empty_batch():
     function = block()
     x, attended = inputs(1, 2)
     empty = x[:, :0], attended[:, :, :0]
     assert_same(CapturedFunction(function)(*empty), function(*empty), "no tokens")
 
 
-def test_what_a_function_reads_is_evaluated_once():
+def test_constants_are_evaluated_once():
     lazy = random(E).astype(mx.bfloat16) * 3  # a constant that is not evaluated yet
 
     def function(x):
@@ -205,7 +205,7 @@ def test_what_a_function_reads_is_evaluated_once():
     assert_same(recorded(x), function(x), "with a constant")
 
 
-def test_errors_of_the_function_are_its_own():
+def test_function_errors_propagate():
     def function(x):
         return (kernels.rms_norm(x, mx.ones(E + 1, mx.bfloat16), 1e-6),)
 
@@ -215,7 +215,7 @@ def test_errors_of_the_function_are_its_own():
             recorded(inputs(1, 1)[0])
 
 
-def test_misuse_of_the_recorder_is_refused():
+def test_misuse_is_rejected():
     graph_cache = kernels.extension().GraphCache()
     x = random(1, 1, E)
     mx.eval(x)
@@ -237,7 +237,7 @@ def test_misuse_of_the_recorder_is_refused():
     assert graph_cache.replay([x]) is None
 
 
-def test_recording_is_on_or_off(monkeypatch):
+def test_capture_switch(monkeypatch):
     calls = CallCounter(block())
     recorded = CapturedFunction(calls)
     given = inputs(1, 1)

@@ -113,7 +113,9 @@ RUNS = [
     ("dtype", "is_quantized"),
     [(mx.bfloat16, True), (mx.float16, True), (mx.bfloat16, False), (mx.float32, False)],
 )
-def test_a_model_has_the_bits_of_its_plain_layers(make, run, dtype, is_quantized, monkeypatch):
+def test_captured_model_is_bitwise_equal_to_eager_layers(
+    make, run, dtype, is_quantized, monkeypatch
+):
     mlx_model = tiny_model(dtype=dtype, hidden_size=64, intermediate_size=96)
     if is_quantized:
         nn.quantize(mlx_model, group_size=32, bits=4)
@@ -126,7 +128,7 @@ def test_a_model_has_the_bits_of_its_plain_layers(make, run, dtype, is_quantized
 
 
 @pytest.mark.parametrize(("make", "run"), RUNS)
-def test_a_model_s_layers_are_one_node(make, run):
+def test_layers_are_one_node(make, run):
     model = make(quantized())
     run(model)
     run(model)
@@ -161,7 +163,7 @@ def decoding(model):
 
 
 @pytest.mark.parametrize("make", [week_2, week_3])
-def test_a_slot_that_is_full(make):
+def test_full_slot(make):
     model = make(quantized())
     batch = [BatchingKvCache(1, 6) for _ in range(model.num_hidden_layers)]
     for layer, mine in zip(batch, decoding(model), strict=True):
@@ -173,7 +175,7 @@ def test_a_slot_that_is_full(make):
         assert [layer.lengths for layer in batch] == [[6]] * len(batch)
 
 
-def test_a_pool_without_pages():
+def test_exhausted_pool():
     model = week_3(quantized())
     model.page_pool = TinyKvPagedPool(2, capacity=3 * model.num_hidden_layers)
     cache = decoding(model)
@@ -187,7 +189,7 @@ def test_a_pool_without_pages():
     mx.eval(model(ids_at(5, 1), 5, cache))
 
 
-def test_a_pool_of_another_model():
+def test_pool_of_another_model():
     model, other = week_3(quantized()), week_3(quantized(mx.float16))
     cache = decoding(other)
     for _ in range(2):
@@ -210,7 +212,7 @@ def test_layers_of_different_lengths(make, monkeypatch):
     assert_same_bits(actual, logits(), "layers of different lengths")
 
 
-def test_rows_that_are_no_slots():
+def test_row_count_differs_from_slot_count():
     model = week_2(quantized())
     batch = [BatchingKvCache(2, 64) for _ in range(model.num_hidden_layers)]
     for layer, mine in zip(batch, decoding(model), strict=True):

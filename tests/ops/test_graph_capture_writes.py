@@ -74,7 +74,7 @@ def writes_twice_and_returns_a_view(x, buffer):
 
 
 @pytest.mark.parametrize("function", UNFIT)
-def test_functions_that_cannot_be_recorded_are_called(function):
+def test_uncapturable_functions_run_eagerly(function):
     calls = CallCounter(function)
     recorded = CapturedFunction(calls)
     x, buffer = inputs(1, 4)[0], random(1, 1, 9, E).astype(mx.bfloat16)
@@ -84,7 +84,7 @@ def test_functions_that_cannot_be_recorded_are_called(function):
 
 
 @pytest.mark.parametrize("function", [reads_before_it_writes, writes_twice_and_returns_a_view])
-def test_functions_that_write_and_read(function):
+def test_functions_with_writes_and_reads(function):
     calls = CallCounter(function)
     recorded = CapturedFunction(calls)
     x, buffer = inputs(1, 4)[0], random(1, 1, 9, E).astype(mx.bfloat16)
@@ -123,7 +123,7 @@ def copied_bytes(function):
     return mx.get_peak_memory() - before
 
 
-def test_a_buffer_is_written_in_place():
+def test_unshared_buffer_is_written_in_place():
     recorded = CapturedFunction(write)
     x, buffer = step()
     expected = buffer
@@ -146,7 +146,7 @@ def test_a_buffer_is_written_in_place():
 
 
 @pytest.mark.parametrize("keep", ["array", "slice", "lazy slice", "lazy sum"])
-def test_a_buffer_that_somebody_has_is_copied(keep):
+def test_shared_buffer_is_copied(keep):
     recorded = CapturedFunction(write)
     x, buffer = step()
     offsets = mx.array([7], mx.int32)
@@ -163,7 +163,7 @@ def test_a_buffer_that_somebody_has_is_copied(keep):
     assert_same_bits(new[:, :, 7:9], x[None], "what was written")
 
 
-def test_buffers_in_turns():
+def test_alternating_buffers():
     """More of them than a recording has programs for."""
     recorded = CapturedFunction(write)
     x, _ = step(10)
@@ -190,7 +190,7 @@ def test_a_buffer_of_any_layout():
         assert_same(recorded(x, other, offsets), expected, "another layout")
 
 
-def test_steps_that_are_evaluated_together():
+def test_steps_evaluated_together():
     recorded = CapturedFunction(write)
     x, mine = step(10)
     captured(recorded, x, mine, mx.array([0], mx.int32))
@@ -203,7 +203,7 @@ def test_steps_that_are_evaluated_together():
     assert_same([*out, mine], [*expected, theirs], "in one graph")
 
 
-def test_only_the_buffer_is_asked_for():
+def test_only_the_buffer_is_evaluated():
     """Any output of the node may be the one that MLX evaluates it for."""
     recorded = CapturedFunction(write)
     x, buffer = step()

@@ -42,7 +42,7 @@ def one_by_one(scales, biases, group_size, bits, a, b, experts):
     [((1,), 8, 2), ((3,), 4, 4), ((40,), 5, 3), ((2, 7), 16, 1)],
     ids=["one token", "every expert", "many tokens", "two dimensions"],
 )
-def test_each_row_has_the_bits_of_its_own_product(instruction_set, half, bits, tokens, X, K):
+def test_rows_are_bitwise_equal_to_single_products(instruction_set, half, bits, tokens, X, K):
     scales, biases, b = stack(X, 130, 192, bits, dtype=half)
     experts = mx.random.randint(0, X, (*tokens, K))
     for a in (random(*tokens, 192, dtype=half), random(*tokens, K, 192, dtype=half)):
@@ -52,7 +52,7 @@ def test_each_row_has_the_bits_of_its_own_product(instruction_set, half, bits, t
         assert_same_bits(product, expected, f"a of shape {a.shape}")
 
 
-def test_the_values_are_mlx_s(device):
+def test_values_equal_mlx(device):
     scales, biases, b = stack(6, 64, 128)
     a, experts = random(2, 5, 128, dtype=mx.bfloat16), mx.random.randint(0, 6, (2, 5, 3))
     product = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
@@ -62,7 +62,7 @@ def test_the_values_are_mlx_s(device):
     assert_close(product, expected.squeeze(-2).astype(mx.bfloat16), "beside gather_qmm")
 
 
-def test_interleaved_weights_have_the_same_bits(instruction_set):
+def test_prepacked_weights_have_the_same_bits(instruction_set):
     rows = kernels.prepack_rows()
     if not rows:
         pytest.skip("these kernels read weights by row")
@@ -81,7 +81,7 @@ def test_interleaved_weights_have_the_same_bits(instruction_set):
         assert_same_bits(fast, plain, f"{len(some)} tokens")
 
 
-def test_the_course_s_kernels_multiply_experts(on_cpu, monkeypatch):
+def test_course_kernels_multiply_experts(on_cpu, monkeypatch):
     """Interleaved as TINY_LLM_MATMUL's kernel wants them, beside each expert's own product."""
     monkeypatch.setenv("TINY_LLM_CPU_ISA", kernels.extension().instruction_sets()[-1])
     monkeypatch.setenv("TINY_LLM_MATMUL", "panels")
@@ -101,7 +101,7 @@ def test_the_course_s_kernels_multiply_experts(on_cpu, monkeypatch):
         assert_same_bits(together[row, 1], alone, f"row {row}, expert {expert}")
 
 
-def test_company_changes_no_bit(instruction_set):
+def test_rows_are_batch_invariant(instruction_set):
     scales, biases, b = stack(4, 96, 128)
     a, experts = random(30, 128, dtype=mx.bfloat16), mx.random.randint(0, 4, (30, 2))
     together = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
@@ -112,7 +112,7 @@ def test_company_changes_no_bit(instruction_set):
         assert_same_bits(alone[0], together[n], f"row {n}")
 
 
-def test_experts_of_no_use(instruction_set):
+def test_out_of_range_experts(instruction_set):
     """Negative ones count from the end, and one that is not there is not a number."""
     scales, biases, b = stack(4, 32, 64)
     a = random(6, 64, dtype=mx.bfloat16)
@@ -126,7 +126,7 @@ def test_experts_of_no_use(instruction_set):
     assert mx.isnan(product[2:5]).all()
 
 
-def test_an_expert_that_nobody_chose_is_not_read(instruction_set):
+def test_unselected_expert_is_not_read(instruction_set):
     scales, biases, b = stack(4, 32, 64)
     scales[2] = mx.nan
     experts = mx.array([[0, 1], [3, 1]])
@@ -144,7 +144,7 @@ def test_no_rows(instruction_set, shape):
     assert product.shape == (*shape, 32)
 
 
-def test_threads_do_not_change_a_bit():
+def test_thread_count_changes_no_bits():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "w = mx.random.normal((6, 200, 256)).astype(mx.bfloat16);"

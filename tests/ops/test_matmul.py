@@ -32,7 +32,7 @@ def matmul(a: mx.array, b: mx.array) -> mx.array:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_is_exact_but_for_rounding(instruction_set, dtype, shape):
+def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     M, I, O = shape
     a, b = random(M, I, dtype=dtype), random(O, I, dtype=dtype)
     a64, b64 = as_numpy(a).astype(np.float64), as_numpy(b).astype(np.float64)
@@ -54,7 +54,7 @@ def test_equals_linear(instruction_set, dtype):
 
 
 @pytest.mark.parametrize("M", [2, 3, 4, 5, 64, 65, 131])
-def test_a_row_does_not_depend_on_its_company(instruction_set, dtype, M):
+def test_rows_are_batch_invariant(instruction_set, dtype, M):
     a, b = random(M, 131, dtype=dtype), random(70, 131, dtype=dtype)
     together = as_numpy(matmul(a, b))
     for row in {0, 1, M // 2, M - 1}:
@@ -65,7 +65,7 @@ def test_a_row_does_not_depend_on_its_company(instruction_set, dtype, M):
         np.testing.assert_array_equal(alone[:, 0], together[:, output], "bit for bit")
 
 
-def test_threads_do_not_change_a_bit():
+def test_thread_count_changes_no_bits():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "a = mx.random.normal((70, 512)).astype(mx.bfloat16);"
@@ -108,7 +108,7 @@ def test_views(instruction_set, dtype):
         assert_close(matmul(left, right), expected, name, ulps=0)
 
 
-def test_no_rows_no_outputs_nothing_to_add(instruction_set, dtype):
+def test_empty_dimensions(instruction_set, dtype):
     assert matmul(mx.zeros((0, 8), dtype), mx.zeros((3, 8), dtype)).shape == (0, 3)
     assert matmul(mx.zeros((2, 8), dtype), mx.zeros((0, 8), dtype)).shape == (2, 0)
     empty_sums = matmul(mx.zeros((2, 0), dtype), mx.zeros((3, 0), dtype))

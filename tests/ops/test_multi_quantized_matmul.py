@@ -41,7 +41,7 @@ def test_strided_input(instruction_set):
         assert mx.array_equal(product, alone)
 
 
-def test_threads_do_not_change_a_bit():
+def test_thread_count_changes_no_bits():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "w = [mx.random.normal((O, 512)).astype(mx.bfloat16) for O in (1030, 200, 70)];"
@@ -65,7 +65,7 @@ def test_errors_name_the_argument():
         kernels.multi_quantized_matmul(scales[::-1], biases, 32, 4, a, b)
 
 
-def test_layers_of_any_kind_go_together():
+def test_mixed_layer_types():
     x = random(3, 128, dtype=mx.bfloat16)
 
     def quantized(O, bits):

@@ -31,7 +31,7 @@ def dense(query, keys, values, scale=None, mask="causal"):
 @pytest.mark.parametrize("page_size", [1, 5, 16, 64, 96, 128, 200])
 @pytest.mark.parametrize("mask", ["causal", None])
 @pytest.mark.parametrize("L", [1, 40])
-def test_the_bits_of_flash_attention_whatever_the_page_size(
+def test_bitwise_equal_to_flash_attention_for_any_page_size(
     instruction_set, dtype, page_size, mask, L
 ):
     lengths = [40, 1, 64, 200, 129]
@@ -47,7 +47,7 @@ def test_the_bits_of_flash_attention_whatever_the_page_size(
 
 
 @pytest.mark.parametrize("page_size", [3, 64, 128])
-def test_a_ragged_batch_has_the_bits_of_each_sequence_alone(instruction_set, dtype, page_size):
+def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtype, page_size):
     """Decoding sequences, first and later chunks of prompts, one without new tokens."""
     news, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
     pairs = sequences(lengths, H=2, D=24, dtype=dtype)
@@ -90,7 +90,9 @@ def table_of(table):
     scale=st.sampled_from([None, 0.0, 0.125, -1.0]),
     dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
 )
-def test_any_ragged_batch_is_the_reference(lengths, news, H, group, D, page_size, scale, dtype):
+def test_random_ragged_batches_equal_the_reference(
+    lengths, news, H, group, D, page_size, scale, dtype
+):
     lengths = [length or new for length, new in zip(lengths, news, strict=False)]
     news = news[: len(lengths)]
     pairs = sequences(lengths, H, D, dtype) or sequences([0], H, D, dtype)
@@ -104,7 +106,7 @@ def test_any_ragged_batch_is_the_reference(lengths, news, H, group, D, page_size
 
 
 @pytest.mark.parametrize("mask", ["causal", None])
-def test_the_reference_gathers_and_attends(dtype, mask):
+def test_reference_equals_gather_and_attention(dtype, mask):
     lengths = [5, 0, 17]
     pairs = sequences(lengths, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, 4)
@@ -117,7 +119,7 @@ def test_the_reference_gathers_and_attends(dtype, mask):
         assert not as_numpy(expected[0, :, :2]).any(), "queries before the first key"
 
 
-def test_without_the_extension_the_reference_runs(monkeypatch):
+def test_reference_is_the_fallback_without_the_extension(monkeypatch):
     pairs = sequences([9])
     keys, values, table = cut_into_pages(pairs, 4)
     query = random(3, 4, 40)
@@ -131,7 +133,7 @@ def test_without_the_extension_the_reference_runs(monkeypatch):
     assert_close(plain, batch, "batch", ulps=16)
 
 
-def test_what_no_sequence_has_is_not_read(instruction_set, dtype):
+def test_unowned_slots_are_not_read(instruction_set, dtype):
     """`cut_into_pages` fills it with NaN; and pages beyond the context may be anything."""
     pairs = sequences([66], dtype=dtype)
     keys, values, [row] = cut_into_pages(pairs, 16)
@@ -144,7 +146,7 @@ def test_what_no_sequence_has_is_not_read(instruction_set, dtype):
         assert_same_bits(actual[0], expected, f"table ends in {beyond}")
 
 
-def test_a_page_that_is_not_there_is_nan_in_its_sequence_alone(instruction_set, dtype):
+def test_invalid_page_is_nan_in_its_sequence_only(instruction_set, dtype):
     pairs = sequences([20, 30, 40], dtype=dtype)
     keys, values, table = cut_into_pages(pairs, 8)
     query = random(3, 4, 2, 40, dtype=dtype)
@@ -158,7 +160,7 @@ def test_a_page_that_is_not_there_is_nan_in_its_sequence_alone(instruction_set, 
         assert_same_bits(actual[2], expected[2], "the sequence after")
 
 
-def test_numbers_out_of_range_read_and_write_nothing_outside(instruction_set):
+def test_out_of_range_indices_stay_in_bounds(instruction_set):
     pairs = sequences([20, 30])
     keys, values, table = cut_into_pages(pairs, 8)
     keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
@@ -175,7 +177,7 @@ def test_numbers_out_of_range_read_and_write_nothing_outside(instruction_set):
             assert not out[last:].any()
 
 
-def test_threads_do_not_change_a_bit():
+def test_thread_count_changes_no_bits():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"
@@ -188,7 +190,7 @@ def test_threads_do_not_change_a_bit():
     assert_same_on_any_number_of_threads(program)
 
 
-def test_pages_are_not_copied_nor_the_result():
+def test_pages_and_result_are_not_copied():
     keys = mx.zeros((32, 2, 128, 64))  # 2 MB
     values = mx.zeros((32, 2, 128, 64))
     query, table = mx.zeros((1, 4, 5, 64)), mx.arange(32, dtype=mx.int32)[None]
@@ -286,7 +288,7 @@ def test_wrong_ragged_arguments_are_named(changes, message):
         paged_attention_varlen(**{**good, **changes})
 
 
-def test_nothing_to_do(dtype):
+def test_empty_inputs(dtype):
     pages = mx.zeros((3, 2, 8, 16), dtype)
     none = mx.zeros((0,), mx.int32)
     for shape in ((0, 4, 3, 16), (2, 4, 0, 16)):

@@ -18,7 +18,7 @@ def expected(pages: mx.array, tokens: mx.array, slots: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
-def test_tokens_go_to_their_slots(dtype, page_size):
+def test_tokens_are_written_to_their_slots(dtype, page_size):
     pages = random(7, 2, page_size, 24, dtype=dtype)
     places = 7 * page_size
     slots = np.random.default_rng(0).permutation(places)[: places // 2].tolist()
@@ -28,7 +28,7 @@ def test_tokens_go_to_their_slots(dtype, page_size):
     np.testing.assert_array_equal(as_numpy(out), expected(pages, tokens, slots))
 
 
-def test_a_batch_is_its_tokens_one_after_the_other(dtype):
+def test_batch_equals_flattened_tokens(dtype):
     pages, tokens = random(5, 2, 4, 8, dtype=dtype), random(3, 2, 4, 8, dtype=dtype)  # B×H×L×D
     slots = mx.array([[0, 1, 2, 3], [-1] * 4, [18, 7, 12, 5]])
     flat = tokens.swapaxes(1, 2).reshape(12, 2, 8)
@@ -69,7 +69,7 @@ def test_slots_beyond_the_pages_write_nothing(dtype):
     np.testing.assert_array_equal(as_numpy(out), as_numpy(pages))
 
 
-def test_the_pool_is_not_copied_if_it_is_given_up():
+def test_donated_pool_is_not_copied():
     pages = mx.zeros((64, 2, 64, 64))  # 2 MB
     token, slot = mx.ones((1, 2, 64)), mx.array([77])
     mx.eval(pages, token, slot)
@@ -83,7 +83,7 @@ def test_the_pool_is_not_copied_if_it_is_given_up():
     assert pages[1, :, 13].tolist() == [[1.0] * 64] * 2
 
 
-def test_who_kept_the_old_pool_still_has_it():
+def test_shared_pool_is_unchanged():
     old = random(3, 2, 4, 8)
     copy = as_numpy(old).copy()
     new = kernels.paged_cache_write(old, mx.ones((1, 2, 8)), mx.array([5]))
@@ -117,7 +117,7 @@ def test_wrong_arguments_are_named(changes, message):
         kernels.paged_cache_write(**{**good, **changes})
 
 
-def test_nothing_to_do(dtype):
+def test_empty_inputs(dtype):
     pages = random(3, 2, 4, 8, dtype=dtype)
     out = kernels.paged_cache_write(pages, mx.zeros((0, 2, 8), dtype), mx.zeros((0,), mx.int32))
     np.testing.assert_array_equal(as_numpy(out), as_numpy(pages))

@@ -52,7 +52,7 @@ def interleaved(parts):
 @pytest.mark.parametrize("rows", [1, 16, 64])
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES])
 @pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 0), (0, 8)])
-def test_interleaving_into_memory(O, W, dtype, rows):
+def test_prepack_into_memory(O, W, dtype, rows):
     extension = kernels.extension()
     matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
     memory = extension.large_pages(2 * matrix.nbytes + 64)
@@ -69,7 +69,7 @@ def test_interleaving_into_memory(O, W, dtype, rows):
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES])
 @pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 4097), (64, 0), (0, 8)])
 @pytest.mark.parametrize(("begin", "alone"), [(0, False), (13, True)])
-def test_interleaving_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
+def test_prepack_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
     """At any byte, in as many parts as fit a core's cache, with what comes behind left alone."""
     matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
     content = bytes(memoryview(np.array(matrix.view(mx.uint8))))
@@ -83,7 +83,7 @@ def test_interleaving_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
     assert mx.array_equal(moved, prepack_weight(matrix, rows))
 
 
-def test_files_that_cannot_be_interleaved(tmp_path):
+def test_unsupported_files_are_rejected(tmp_path):
     memory, matrix = kernels.extension().large_pages(2**20), mx.zeros((64, 1024))
     file = tmp_path / "file"
     file.write_bytes(b"x" * matrix.nbytes)
@@ -111,13 +111,13 @@ def test_files_that_cannot_be_interleaved(tmp_path):
         (mx.zeros((16, 3)), 16, -64, "expected memory with room for the matrix"),
     ],
 )
-def test_memory_refuses(matrix, rows, offset, reason):
+def test_invalid_destination_is_rejected(matrix, rows, offset, reason):
     extension = kernels.extension()
     with pytest.raises(ValueError, match=reason):
         extension.prepack_weight(matrix, rows, extension.large_pages(4096), offset)
 
 
-def test_memory_that_is_none():
+def test_foreign_memory_is_rejected():
     lazy, view = mx.zeros((512,)) + 1, mx.zeros((512, 2))[:, 0]
     mx.eval(view)
     for memory in (lazy, view):
@@ -125,7 +125,7 @@ def test_memory_that_is_none():
             kernels.extension().prepack_weight(mx.zeros((16, 3)), 16, memory, 0)
 
 
-def test_no_negative_memory():
+def test_negative_size_is_rejected():
     with pytest.raises(ValueError, match="expected bytes of 0 or more, got -1"):
         kernels.extension().large_pages(-1)
 
@@ -141,7 +141,7 @@ def test_no_rows_are_left_over():
         prepack_weight(mx.zeros((40, 3)), 16)
 
 
-def test_how_many_rows_kernels_want(instruction_set):
+def test_rows_per_block_of_each_kernel(instruction_set):
     wanted = {"avx512": 64, "amx": 16}
     assert kernels.prepack_rows() == wanted.get(instruction_set, 0)
 
@@ -161,7 +161,7 @@ def test_products_have_the_same_bits(reader, I, group_size, half, bits, blocks, 
     assert mx.array_equal(actual, expected)
 
 
-def test_not_a_number_stays_in_its_row(reader):
+def test_nan_stays_in_its_row(reader):
     scales, biases, words = interleaved(matrix(320, 256, 4, 64, mx.bfloat16))
     for M in (2, 5):
         a = random(M, 256, dtype=mx.bfloat16)
@@ -173,7 +173,7 @@ def test_not_a_number_stays_in_its_row(reader):
         np.testing.assert_array_equal(dirty[rest], as_numpy(clean)[rest])
 
 
-def test_matrices_of_both_kinds_go_together(reader):
+def test_mixed_layouts(reader):
     rows = [matrix(O, 256, 4, 64, mx.bfloat16) for O in (192, 80, 128)]
     a = random(3, 256, dtype=mx.bfloat16)
     expected = [kernels.quantized_matmul(s, b, 64, 4, a, words) for s, b, words in rows]
@@ -185,7 +185,7 @@ def test_matrices_of_both_kinds_go_together(reader):
         assert mx.array_equal(actual, wanted)
 
 
-def test_threads_do_not_change_a_bit(reader):
+def test_thread_count_changes_no_bits(reader):
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "w = mx.random.normal((1088, 512)).astype(mx.bfloat16); R = t.prepack_rows();"
@@ -210,7 +210,7 @@ def test_rows_of_a_table_have_the_same_bits(instruction_set, dtype, bits, rows):
     np.testing.assert_array_equal(as_numpy(actual), expected)
 
 
-def test_kernels_for_rows_say_that_they_are(monkeypatch):
+def test_row_major_kernels_reject_prepacked_weights(monkeypatch):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     parts = matrix(64, 128, 4, 64, mx.bfloat16)
     scales, biases, words = (prepack_weight(part, 16) for part in parts)
@@ -218,7 +218,7 @@ def test_kernels_for_rows_say_that_they_are(monkeypatch):
         kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
 
 
-def test_the_course_s_kernels_read_rows(monkeypatch):
+def test_course_kernels_read_row_major_weights(monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
     assert kernels.prepack_rows() == 0, "so no model is laid out for others"
     parts = matrix(64, 128, 4, 64, mx.bfloat16)
@@ -227,7 +227,7 @@ def test_the_course_s_kernels_read_rows(monkeypatch):
         kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
 
 
-def test_the_course_s_kernels_read_no_interleaved_floating_point(reader, monkeypatch):
+def test_course_kernels_reject_prepacked_floating_point(reader, monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "prefetched")
     assert kernels.prepack_rows() == 32
     parts = matrix(64, 128, 4, 64, mx.bfloat16)
@@ -293,7 +293,7 @@ def arrays_of(mlx_model) -> list[mx.array]:
     return [array for _, array in tree_flatten(mlx_model.parameters())]
 
 
-def test_loading_interleaves_what_it_can(reader, model_name, monkeypatch):
+def test_loading_prepacks_eligible_layers(reader, model_name, monkeypatch):
     rows = rows_of(model_name, monkeypatch)
     interleaved, _ = load_weights(model_name)
     assert_prepacked(interleaved, rows)
@@ -310,7 +310,7 @@ def assert_prepacked(laid_out, rows) -> None:
             assert mx.array_equal(after[part], expected)
 
 
-def test_a_model_of_mlx_lm_is_laid_out(reader, model_name, monkeypatch):
+def test_mlx_lm_model_is_prepacked(reader, model_name, monkeypatch):
     mlx_model, _ = load(model_name)
     rows = rows_of(model_name, monkeypatch)
     ids = mx.array([[5, 4, 3, 2, 1]])
@@ -326,12 +326,12 @@ def test_a_model_of_mlx_lm_is_laid_out(reader, model_name, monkeypatch):
     assert all(mx.array_equal(given[name], wanted[name]) for name in wanted)
 
 
-def test_what_is_laid_out_stays(reader):
+def test_prepacking_is_idempotent(reader):
     weights, _ = load_weights("demo")
     assert prepack_model(weights) is weights
 
 
-def test_rows_are_put_together_in_any_thread(reader):
+def test_row_major_weights_are_restored_in_any_thread(reader):
     """An operation of MLX usually belongs to the thread that asked for it."""
     mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
@@ -343,7 +343,7 @@ def test_rows_are_put_together_in_any_thread(reader):
         assert mx.array_equal(layer.weight, expected)
 
 
-def test_one_array_at_a_time_is_there_twice(reader):
+def test_at_most_one_array_is_duplicated(reader):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     weights, _ = load_weights("demo")
@@ -355,7 +355,7 @@ def test_one_array_at_a_time_is_there_twice(reader):
     del model
 
 
-def test_rows_of_mlx_lm_are_let_go(reader):
+def test_row_major_weights_are_released(reader):
     mlx_model, _ = load("demo")
     total = sum(array.nbytes for array in arrays_of(mlx_model))
     before = mx.get_active_memory()
@@ -364,7 +364,7 @@ def test_rows_of_mlx_lm_are_let_go(reader):
     del model
 
 
-def test_loading_leaves_rows_where_kernels_want_them(monkeypatch, load_either):
+def test_loading_keeps_row_major_for_row_major_kernels(monkeypatch, load_either):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     mlx_model, _ = load_either("demo")
     assert prepack_model(mlx_model) is mlx_model
@@ -382,7 +382,7 @@ def test_week_1_after_week_2(reader, load_either):
             assert mx.array_equal(model(ids), expected)
 
 
-def test_a_layer_made_plain(reader, model_name, monkeypatch):
+def test_dequantized_layer(reader, model_name, monkeypatch):
     rows, interleaved = rows_of(model_name, monkeypatch), load_weights(model_name)[0]
     layers = zip(quantized_layers(rows), quantized_layers(interleaved), strict=True)
     for row_layer, layer in layers:

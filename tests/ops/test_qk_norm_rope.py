@@ -88,7 +88,7 @@ def test_one_table_for_all_sequences(instruction_set, dtype):
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "a shared table", ulps=0)
 
 
-def test_a_token_does_not_depend_on_its_company(instruction_set, dtype):
+def test_tokens_are_batch_invariant(instruction_set, dtype):
     x, weight, rope, offsets = problem(2, 60, 3, 48, dtype)
     cos, sin = rope.cos_sin(offsets, 2, 60)
     together = as_numpy(qk_norm_rope(x, weight, cos, sin))

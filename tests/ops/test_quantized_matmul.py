@@ -30,7 +30,7 @@ def test_outliers_and_tiny_numbers(instruction_set, bits, half, outlier):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("M", [2, 3, 5, 6, 7, 13, 64, 193, 389])
-def test_a_row_does_not_depend_on_its_company(instruction_set, bits, half, M):
+def test_rows_are_batch_invariant(instruction_set, bits, half, M):
     scales, biases, group_size, _, a, b = problem(M, 256, 70, bits, 64, half)
     together = as_numpy(evaluated(scales, biases, group_size, bits, a, b))
     for row in {0, 1, M // 2, M - 1}:
@@ -38,7 +38,7 @@ def test_a_row_does_not_depend_on_its_company(instruction_set, bits, half, M):
         np.testing.assert_array_equal(as_numpy(alone)[0], together[row], "bit for bit")
 
 
-def test_threads_do_not_change_a_bit():
+def test_thread_count_changes_no_bits():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "w = mx.random.normal((1030, 512)).astype(mx.bfloat16);"

@@ -29,7 +29,7 @@ def problem(*shape: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_is_exact_but_for_rounding(instruction_set, dtype, shape):
+def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     x64, w64 = as_numpy(x).astype(np.float64), as_numpy(weight).astype(np.float64)
     expected = x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS) * w64
@@ -54,7 +54,7 @@ def test_equals_the_readable_layer(instruction_set, dtype, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_add_is_an_addition_and_a_norm(instruction_set, dtype, shape):
+def test_add_rms_norm_equals_sum_and_norm(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     y = random(*shape, dtype=dtype)
     total, normalized = add_rms_norm(x, y, weight)
@@ -62,7 +62,7 @@ def test_add_is_an_addition_and_a_norm(instruction_set, dtype, shape):
     assert_close(normalized, rms_norm(x + y, weight), "the norm of the sum", ulps=0)
 
 
-def test_a_row_does_not_depend_on_its_company(instruction_set, dtype):
+def test_rows_are_batch_invariant(instruction_set, dtype):
     x, weight = problem(50, 1000, dtype=dtype)
     together = as_numpy(rms_norm(x, weight))
     for row in (0, 1, 17, 49):
@@ -94,7 +94,7 @@ def test_views(instruction_set, dtype):
     )
 
 
-def test_an_input_that_is_used_again_keeps_its_values(instruction_set):
+def test_shared_input_is_not_overwritten(instruction_set):
     x, weight = problem(3, 64, dtype=mx.bfloat16)
     before = as_numpy(x)
     y = x * 2  # a buffer that the operation may take over, but not before the other reader is done
@@ -106,7 +106,7 @@ def test_an_input_that_is_used_again_keeps_its_values(instruction_set):
     np.testing.assert_array_equal(as_numpy(total), 4 * before)
 
 
-def test_inputs_that_nobody_else_reads_may_be_overwritten(instruction_set, dtype):
+def test_unshared_inputs_are_donated(instruction_set, dtype):
     x, weight = problem(9, 50, dtype=dtype)
     y = random(9, 50, dtype=dtype)
     for rows in (slice(None), slice(3, None), slice(None, None, 2)):

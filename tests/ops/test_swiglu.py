@@ -48,7 +48,7 @@ def test_every_half_equals_the_readable_layer_bit_for_bit(instruction_set, half)
     )
 
 
-def test_is_exact_but_for_rounding(instruction_set, dtype):
+def test_is_exact_up_to_rounding(instruction_set, dtype):
     gate, up = problem(2000, dtype=dtype)
     g64, u64 = as_numpy(gate).astype(np.float64), as_numpy(up).astype(np.float64)
     expected = g64 / (1 + np.exp(-g64)) * u64
@@ -59,7 +59,7 @@ def test_is_exact_but_for_rounding(instruction_set, dtype):
     assert (error <= bound).all(), f"{(error / bound).max():.2f}"
 
 
-def test_a_row_does_not_depend_on_its_company(instruction_set, dtype):
+def test_rows_are_batch_invariant(instruction_set, dtype):
     gate, up = problem(50, 1001, dtype=dtype)
     together = as_numpy(swiglu(gate, up))
     for row in (0, 1, 17, 49):
@@ -79,7 +79,7 @@ def test_views(instruction_set, dtype):
         assert_close(swiglu(gate, up), expected, name, ulps=0)
 
 
-def test_an_input_that_is_used_again_keeps_its_values(instruction_set):
+def test_shared_input_is_not_overwritten(instruction_set):
     gate, up = problem(3, 64, dtype=mx.bfloat16)
     doubled = gate * 2  # a buffer that the operation may take over, but not while others read it
     result = kernels.swiglu(doubled, up)

@@ -28,12 +28,12 @@ def test_equals_numpy(device, dtype, shape, k, normalize):
     assert_close(weights, mx.array(p.astype(np.float32)), "weights", ulps=40)
 
 
-def test_the_first_of_equals(on_cpu):
+def test_ties_pick_the_first_index(on_cpu):
     logits = mx.array([[1.0, 3.0, 3.0, 1.0, 3.0]])
     assert kernels.topk_softmax(logits, 4, True)[0].tolist() == [[1, 2, 4, 0]]
 
 
-def test_a_row_does_not_depend_on_the_others(on_cpu):
+def test_rows_are_batch_invariant(on_cpu):
     logits = random(40, 64, dtype=mx.bfloat16)
     together = kernels.topk_softmax(logits, 8, True)
     for n in (0, 17, 39):
@@ -42,7 +42,7 @@ def test_a_row_does_not_depend_on_the_others(on_cpu):
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_nan_spoils_its_own_row_alone(on_cpu, normalize):
+def test_nan_stays_in_its_row(on_cpu, normalize):
     logits = random(3, 8)
     logits[1, 5] = mx.nan
     experts, weights = kernels.topk_softmax(logits, 2, normalize)
@@ -57,12 +57,12 @@ def test_large_logits(on_cpu):
 
 
 @pytest.mark.parametrize("k", [0, -1, 5])
-def test_k_that_is_refused(k):
+def test_invalid_k_is_rejected(k):
     with pytest.raises(ValueError, match=f"expected k of 1 to 4, the number of experts, got {k}"):
         kernels.topk_softmax(mx.zeros((2, 4)), k, True)
 
 
-def test_other_arguments_that_are_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="expected logits in float32, float16 or bfloat16"):
         kernels.topk_softmax(mx.zeros((2, 4), mx.int32), 1, True)
     with pytest.raises(ValueError, match="expected logits N..×X, got a scalar"):

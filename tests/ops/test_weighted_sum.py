@@ -34,13 +34,13 @@ def test_views(instruction_set):
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
-def test_nothing_to_sum(instruction_set, shape):
+def test_empty_inputs(instruction_set, shape):
     total = kernels.weighted_sum(mx.ones(shape), mx.ones(shape[:-1]))
     assert total.shape == (shape[0], shape[2])
     assert not mx.any(total).item()
 
 
-def test_arguments_that_are_refused():
+def test_invalid_arguments_are_rejected():
     x, weights = mx.zeros((2, 3, 4)), mx.zeros((2, 3))
     with pytest.raises(ValueError, match=r"expected weights of shape \(2,3\), got \(2,4\)"):
         kernels.weighted_sum(x, mx.zeros((2, 4)))

@@ -25,13 +25,13 @@ def test_task_1_softmax_does_not_overflow(device, dtype):
     assert_close(softmax(x, -1), expected, "softmax of large numbers (subtract the maximum first)")
 
 
-def test_task_1_softmax_of_hidden_entries_is_zero(device, dtype):
+def test_task_1_softmax_of_masked_scores_is_zero(device, dtype):
     x = mx.array([[1.0, -mx.inf, 1.0]], dtype=dtype)
     assert softmax(x, -1).tolist() == [[0.5, 0.0, 0.5]]
 
 
 def test_task_1_softmax_of_long_rows_sums_to_one(device, dtype):
-    # 4,096 equal terms: adding them one by one in half precision stops growing early.
+    # A sequential half-precision sum of 4,096 equal terms stalls early.
     total = as_numpy(softmax(mx.zeros((1, 4096), dtype), -1)).sum()
     assert total == pytest.approx(1, abs=1e-3), "accumulate the sum in float32"
 
@@ -55,13 +55,13 @@ def test_task_1_attention(device, dtype, leading, masked, scale):
 
 
 @pytest.mark.parametrize("mask", ["causal", mx.ones((2, 2), dtype=mx.bool_)])
-def test_task_1_a_mask_that_cannot_be_added_is_refused(mask):
+def test_task_1_incompatible_mask_is_rejected(mask):
     x = mx.zeros((2, 4))
     with pytest.raises(ValueError, match="must be a floating-point array to add"):
         scaled_dot_product_attention_simple(x, x, x, mask=mask)
 
 
-def test_task_1_attention_of_one_visible_key_returns_its_value(device, dtype):
+def test_task_1_single_visible_key_returns_its_value(device, dtype):
     query, key, value = (random(4, 6, dtype=dtype) for _ in range(3))
     mask = mx.where(mx.arange(4) == 2, 0.0, -mx.inf).astype(dtype)
     actual = scaled_dot_product_attention_simple(query, key, value, mask=mask[None, :])
@@ -99,7 +99,7 @@ def test_task_2_multi_head_attention(device, dtype, batch, heads, masked):
     assert_close(actual, oracle(query, key, value, mask), "multi-head attention", 8)
 
 
-def test_task_2_multi_head_attention_from_few_queries_to_many_keys(device, dtype):
+def test_task_2_multi_head_attention_with_fewer_queries_than_keys(device, dtype):
     E = 32
     oracle = nn.MultiHeadAttention(E, 4)
     oracle.set_dtype(dtype)
@@ -110,7 +110,7 @@ def test_task_2_multi_head_attention_from_few_queries_to_many_keys(device, dtype
     assert_close(layer(query, memory, memory), oracle(query, memory, memory), "L=3, S=11", 8)
 
 
-def test_task_2_heads_must_divide_the_hidden_size():
+def test_task_2_num_heads_must_divide_hidden_size():
     w = mx.zeros((32, 32))
     with pytest.raises(ValueError, match="5 heads for hidden_size 32"):
         SimpleMultiHeadAttention(32, 5, w, w, w, w)

@@ -10,7 +10,7 @@ SHAPES = [(1, 1, 1, 2), (1, 10, 8, 4), (2, 7, 3, 128), (3, 33, 2, 64)]
 
 
 def oracle(x: mx.array, offset: int, traditional: bool, base: float) -> mx.array:
-    """`mx.fast.rope` takes B×H×L×D."""
+    """`mx.fast.rope` expects B×H×L×D."""
     rotated = mx.fast.rope(
         x.swapaxes(1, 2),
         x.shape[-1],
@@ -50,7 +50,7 @@ def test_task_2_non_traditional(device, dtype, shape, offset, base):
 
 
 def test_task_2_far_positions(device):
-    # A frequency that is off in its last bit is off by 0.004 radians at position 32,000.
+    # An error in a frequency's last bit is 0.004 radians at position 32,000.
     check((1, 16, 2, 128), mx.float32, False, 32_000, 1_000_000)
 
 
@@ -72,7 +72,7 @@ def test_task_2_position_beyond_the_table():
         rope(mx.zeros((1, 4, 1, 8)), slice(7, 11))
 
 
-def test_task_2_slice_of_the_wrong_length():
+def test_task_2_slice_of_wrong_length():
     rope = RoPE(8, seq_len=10)
     with pytest.raises(ValueError, match="3 consecutive positions"):
         rope(mx.zeros((1, 3, 1, 8)), slice(2, 4))

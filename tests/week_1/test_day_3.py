@@ -35,7 +35,7 @@ def test_task_1_grouped(device, dtype, H_q, H, L, S, mask, scale):
     assert_close(actual, expected, f"grouped attention, {H_q} heads over {H}", ulps=8)
 
 
-def test_task_1_bool_mask_says_what_is_visible(device):
+def test_task_1_bool_mask_is_true_for_visible_keys(device):
     query, key = random(2, 4, 3, 8), random(2, 2, 5, 8)
     visible = mx.random.uniform(shape=(3, 5)) < 0.6
     visible[:, 0] = True
@@ -68,7 +68,7 @@ def test_task_1_masks_broadcast(device, shape):
     assert_close(actual, expected, f"a mask of shape {shape}, broadcast to B×H_q×L×S", ulps=8)
 
 
-def test_task_1_heads_must_divide():
+def test_task_1_kv_heads_must_divide_query_heads():
     with pytest.raises(ValueError, match="got 2 and 5"):
         scaled_dot_product_attention_grouped(
             mx.zeros((1, 5, 1, 8)), mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
@@ -120,7 +120,7 @@ def attention_from(oracle: "qwen3.Attention", args: "qwen3.ModelArgs") -> Qwen3M
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_task_3_qwen3_attention(device, dtype, heads, mask):
-    # head_dim 16 × 4 heads = 64, hidden size 48: the two are independent in Qwen3.
+    # head_dim 16 × 4 heads = 64, hidden size 48: independent sizes in Qwen3.
     model = tiny_model(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1])
     oracle = model.model.layers[0].self_attn
     x = random(2, 9, 48, dtype=dtype)
@@ -131,7 +131,7 @@ def test_task_3_qwen3_attention(device, dtype, heads, mask):
 
 
 def test_task_3_scores_are_in_float32(device):
-    # Large scores that lie close together: in bfloat16 those above 64 are multiples of a half.
+    # Large, close scores: above 64, bfloat16 has a spacing of one half.
     model = tiny_model(mx.bfloat16)
     oracle, args = model.model.layers[0].self_attn, model.args
     oracle.q_norm.weight = oracle.k_norm.weight = mx.full(16, 5, dtype=mx.bfloat16)

@@ -18,7 +18,7 @@ def test_task_1_rms_norm(device, dtype, shape, eps):
     assert_close(actual, mx.fast.rms_norm(x, weight, eps), "RMSNorm", ulps=2)
 
 
-def test_task_1_squares_are_taken_in_float32(device):
+def test_task_1_squares_are_accumulated_in_float32(device):
     # 300² = 90,000 is beyond float16's largest number, 65,504.
     x = mx.full((1, 16), 300.0, dtype=mx.float16)
     actual = as_numpy(RMSNorm(16, mx.ones(16, dtype=mx.float16))(x))
@@ -33,7 +33,7 @@ def test_task_1_result_is_cast_before_the_weight(device):
     assert_close(RMSNorm(64, weight)(x), unit * weight, "cast back to bfloat16, then × weight", 0)
 
 
-def test_task_1_eps_keeps_zero_at_zero(device, dtype):
+def test_task_1_zero_input_stays_zero(device, dtype):
     assert not as_numpy(RMSNorm(8, mx.ones(8, dtype))(mx.zeros((2, 8), dtype))).any()
 
 

@@ -94,7 +94,7 @@ def test_task_3_batch_rows_are_independent(device):
         assert_close(together[row : row + 1], model(ids[row : row + 1]), f"row {row}", ulps=16)
 
 
-def test_task_3_no_token_sees_the_future(device):
+def test_task_3_attention_is_causal(device):
     model = Qwen3ModelWeek1(tiny_model())
     short, long = model(mx.array([[1, 2, 3]])), model(mx.array([[1, 2, 3, 4, 5]]))
     assert_close(long[:, :3], short, "logits of a prefix (the mask must be causal)", ulps=16)
@@ -110,7 +110,7 @@ def test_task_3_quantized_weights_are_dequantized_to_bfloat16(device, bits, grou
     model = Qwen3ModelWeek1(oracle)
     assert model.embedding.weight.dtype == mx.bfloat16
     actual, expected = model(mx.array(IDS)), oracle(mx.array(IDS))
-    # The oracle multiplies by q·scale + bias without rounding it to bfloat16 first.
+    # The oracle does not round q·scale + bias to bfloat16 before the product.
     assert_close(actual, expected, f"logits with {bits}-bit weights", ulps=8)
 
 

@@ -24,18 +24,18 @@ def scripted(answer: bytes, end: int = 0) -> ScriptedModel:
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_task_1_stops_at_any_end_token(end):
+def test_task_1_stops_at_any_eos_token(end):
     assert simple_generate(scripted(b"hello", end), ByteTokenizer(), PROMPT) == "hello"
 
 
-def test_task_1_every_step_sees_the_whole_sequence():
+def test_task_1_every_step_recomputes_the_whole_sequence():
     model = scripted(b"abc")
     simple_generate(model, ByteTokenizer(), PROMPT)
     sequence = list(PROMPT.encode()) + list(b"abc")
     assert model.calls == [sequence[:end] for end in range(3, 7)]
 
 
-def test_task_1_prompt_is_taken_as_it_is():
+def test_task_1_no_chat_template_is_added():
     model = scripted(b"x")
     simple_generate(model, ByteTokenizer(), PROMPT)
     assert model.calls[0] == list(PROMPT.encode()), "no chat template is added"
@@ -49,15 +49,15 @@ def test_task_1_max_tokens():
     assert simple_generate(scripted(b"hello"), ByteTokenizer(), PROMPT, max_tokens=3) == "hel"
 
 
-def test_task_1_characters_of_several_tokens():
+def test_task_1_multi_token_characters():
     text = "é — 数 🙂"
     responses = responses_of(scripted(text.encode()))
     assert "".join(response.text for response in responses) == text
     assert all("\ufffd" not in response.text for response in responses)
 
 
-def test_task_1_character_cut_by_max_tokens():
-    # The first byte of a two-byte character: what there is of it must not be lost silently.
+def test_task_1_incomplete_character_at_max_tokens():
+    # The first byte of a two-byte character must not be dropped silently.
     assert (
         simple_generate(scripted("é".encode()), ByteTokenizer(), PROMPT, max_tokens=1) == "\ufffd"
     )
@@ -81,7 +81,7 @@ def test_task_1_greedy_by_default(device):
         ids.append(token)
 
 
-def test_task_1_sampler_gets_log_probabilities():
+def test_task_1_sampler_receives_logprobs():
     seen = []
 
     def sampler(logprobs: mx.array) -> mx.array:
@@ -93,7 +93,7 @@ def test_task_1_sampler_gets_log_probabilities():
     assert all(abs(mx.exp(logprobs).sum().item() - 1) < 1e-5 for logprobs in seen)
 
 
-def test_task_1_stops_when_the_context_is_full():
+def test_task_1_stops_at_max_seq_len():
     model = Qwen3ModelWeek1(tiny_model(vocab_size=256, max_position_embeddings=10))
     responses = responses_of(model, "12345678")
     assert len(responses) <= 2
@@ -111,13 +111,13 @@ def test_task_1_stops_when_the_context_is_full():
         ([-1, 3], None, "the token -1"),
     ],
 )
-def test_task_1_what_cannot_be_generated_is_refused(prompt, max_tokens, message):
+def test_task_1_invalid_request_is_rejected(prompt, max_tokens, message):
     model = Qwen3ModelWeek1(tiny_model(vocab_size=256))
     with pytest.raises(UserError, match=message):
         simple_generate(model, ByteTokenizer(), prompt, max_tokens=max_tokens)
 
 
-def test_task_1_demo_model_answers(demo):
+def test_task_1_demo_model_output(demo):
     mlx_model, tokenizer = demo
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],

@@ -13,13 +13,13 @@ DRAWS = 20_000
 
 
 def distribution(seed: int = 0) -> np.ndarray:
-    """V probabilities, from a few per cent to a few tens, in no order."""
+    """V unsorted probabilities, from a few per cent to a few tens of per cent."""
     logits = np.random.default_rng(seed).normal(size=V)
     return np.exp(logits) / np.exp(logits).sum()
 
 
 def exact(p: np.ndarray, temp=1.0, top_p=None, top_k=None, min_p=None) -> np.ndarray:
-    """What the sampler's distribution is by definition, token by token, in float64."""
+    """Reference distribution of the sampler, token by token, in float64."""
     ranked = sorted(range(len(p)), key=lambda token: -p[token])
     kept = ranked[:top_k] if top_k is not None else ranked
     if top_p is not None:
@@ -38,7 +38,7 @@ def exact(p: np.ndarray, temp=1.0, top_p=None, top_k=None, min_p=None) -> np.nda
 
 
 def draw(p: np.ndarray, draws: int = DRAWS, **options) -> np.ndarray:
-    """How often each token came in that many independent rows."""
+    """Token frequencies over independently sampled rows."""
     logprobs = mx.broadcast_to(mx.log(mx.array(p.astype(np.float32))), (draws, len(p)))
     ids = make_sampler(**{"temp": 1.0, "seed": 1, **options})(logprobs)
     assert ids.shape == (draws,)
@@ -70,7 +70,7 @@ def test_task_1_top_p(device, top_p):
     assert_distributed(draw(p, top_p=top_p), exact(p, top_p=top_p))
 
 
-def test_task_1_top_p_keeps_the_token_that_reaches_the_mass(device):
+def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
     p = np.array([0.1, 0.5, 0.15, 0.25])
     assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, "0.5 < 0.6, so 0.25 belongs to it"
     assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
@@ -88,20 +88,20 @@ def test_task_1_all_filters(device):
     assert_distributed(draw(p, **options), exact(p, **options))
 
 
-def test_task_1_top_p_sees_what_top_k_left(device):
-    # Of {0.4, 0.3} alone the first has 4/7 of the mass, and 4/7 ≥ 0.55; of all it has 0.4.
+def test_task_1_top_p_applies_after_top_k(device):
+    # Within {0.4, 0.3} the first has 4/7 ≥ 0.55 of the mass; within the whole, 0.4.
     p = np.array([0.4, 0.3, 0.2, 0.1])
     drawn = set(np.flatnonzero(draw(p, top_k=2, top_p=0.55)))
     assert drawn == {0}, "the mass that top-p goes by is that of what top-k left, which sums to one"
 
 
-def test_task_1_filters_come_before_the_temperature(device):
+def test_task_1_filters_apply_before_temperature(device):
     # At temperature 5 the first token's share of the mass would be below 0.5.
     p = np.array([0.6, 0.2, 0.1, 0.1])
     assert set(np.flatnonzero(draw(p, temp=5.0, top_p=0.5))) == {0}
 
 
-def test_task_1_each_row_has_its_own_distribution(device):
+def test_task_1_rows_are_sampled_independently(device):
     rows = [distribution(seed) for seed in range(4)]
     options = {"temp": 0.9, "top_k": 5, "top_p": 0.8}
     logprobs = mx.log(mx.array(np.stack(rows).astype(np.float32)))
@@ -111,13 +111,13 @@ def test_task_1_each_row_has_its_own_distribution(device):
         assert_distributed(np.bincount(row, minlength=V), exact(p, **options))
 
 
-def test_task_1_draws_differ_from_step_to_step(device):
+def test_task_1_samples_differ_between_steps(device):
     sampler = make_sampler(1.0, seed=4)
     logprobs = mx.zeros((1, 50))
     assert len({sampler(logprobs).item() for _ in range(20)}) > 5
 
 
-def test_task_1_seed_repeats_the_draws(device):
+def test_task_1_same_seed_reproduces_samples(device):
     logprobs = mx.zeros((3, 50))
 
     def draws(seed):
@@ -132,7 +132,7 @@ def test_task_1_seed_repeats_the_draws(device):
     assert first == draws(None), "without a seed of its own a sampler draws from MLX's state"
 
 
-def test_task_1_input_is_left_alone(device):
+def test_task_1_input_is_unchanged(device):
     logprobs = mx.log(mx.array(distribution().astype(np.float32)))[None]
     before = np.array(logprobs)
     make_sampler(1.0, top_p=0.3, top_k=3, seed=0)(logprobs)
@@ -154,12 +154,12 @@ def test_task_1_input_is_left_alone(device):
         ({"min_p": 2.0}, "min-p is 2.0"),
     ],
 )
-def test_task_1_parameters_out_of_range(options, message):
+def test_task_1_out_of_range_parameters(options, message):
     with pytest.raises(ValueError, match=message):
         make_sampler(**{"temp": 1.0, **options})
 
 
-# Task 2: on the CPU, and the Metal kernel in the emulator or on a Mac's GPU.
+# Task 2: the CPU kernel, and the Metal kernel in the emulator or on a Mac's GPU.
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 33, 67, 1000])
@@ -255,7 +255,7 @@ def test_task_2_axpby_in_metal(dtype, size):
 
 def test_task_2_axpby_in_metal_computes_in_float32(dtype):
     x, y = mx.ones(3, dtype=dtype), -mx.ones(3, dtype=dtype)
-    # Rounded to 16 bits, this alpha is 1, and nothing is left.
+    # Rounded to 16 bits, alpha is 1 and the result cancels.
     launch = kernels.extension().metal.axpby_launch(3, 1 + 2.0**-12, 1.0, DTYPE_NAMES[dtype])
     z = empty((3,), DTYPE_NAMES[dtype])
     run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])

@@ -26,7 +26,7 @@ IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
 
 @pytest.mark.parametrize("chunks", [[1], [5], [1, 1, 1], [7, 1, 128, 1], [255, 1, 1], [300, 400]])
-def test_task_1_holds_what_was_written(device, dtype, chunks):
+def test_task_1_returns_written_tokens(device, dtype, chunks):
     cache = TinyKvFullCache()
     keys, values = [], []
     for length in chunks:
@@ -54,7 +54,7 @@ def test_task_1_rewind(device):
     assert_close(keys, expected, "what was forgotten is overwritten", ulps=0)
 
 
-def test_task_1_rewind_too_far():
+def test_task_1_rewind_beyond_start():
     cache = TinyKvFullCache()
     cache.update_and_fetch(mx.zeros((1, 1, 2, 4)), mx.zeros((1, 1, 2, 4)))
     with pytest.raises(ValueError, match="cannot rewind 3 of 2 tokens"):
@@ -69,7 +69,7 @@ def test_task_1_release():
     assert cache.key_values is None, "expected nothing of the released tokens to be left"
 
 
-def test_task_1_shapes_that_do_not_fit():
+def test_task_1_mismatched_shapes():
     cache = TinyKvFullCache()
     with pytest.raises(ValueError, match="must have the same shape"):
         cache.update_and_fetch(mx.zeros((1, 1, 2, 4)), mx.zeros((1, 1, 3, 4)))
@@ -88,7 +88,7 @@ def test_task_1_appending_does_not_copy_the_history(device):
     assert len(buffers) <= 4, "the buffer grows in steps, not with every token"
 
 
-def test_task_1_all_copies_together_are_a_few_times_the_tokens():
+def test_task_1_total_copy_cost_is_linear():
     new, copied, buffer = mx.zeros((1, 1, 64, 1)), 0, None
     for tokens in range(64, 16_385, 64):
         capacity = 0 if buffer is None else buffer.shape[2]
@@ -102,7 +102,7 @@ def test_task_1_all_copies_together_are_a_few_times_the_tokens():
     )
 
 
-def test_task_3_a_cache_of_ones_own():
+def test_task_3_custom_cache():
     model = Qwen3ModelWeek2(tiny_model())
     ours, theirs = model.create_kv_cache(), [ListCache() for _ in range(model.num_hidden_layers)]
     for start, end in ((0, 5), (5, 6), (6, 11)):
@@ -111,7 +111,7 @@ def test_task_3_a_cache_of_ones_own():
     assert all(cache.state == [] for cache in theirs)
 
 
-def test_task_1_no_tokens_at_all():
+def test_task_1_empty_append():
     nothing = mx.zeros((1, 2, 0, 8))
     with pytest.raises(ValueError, match="must hold at least 1 token"):
         TinyKvFullCache().update_and_fetch(nothing, nothing)
@@ -125,7 +125,7 @@ def attention_of(mlx_model) -> Qwen3MultiHeadAttention:
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("chunks", [[9], [1] * 9, [4, 5], [8, 1]])
-def test_task_2_attention_by_chunks_is_mlx_lm_s_at_once(device, dtype, heads, chunks):
+def test_task_2_chunked_attention_equals_mlx_lm(device, dtype, heads, chunks):
     mlx_model = tiny_model(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1])
     attention = attention_of(mlx_model)
     rope = RoPE(16, 128, base=mlx_model.args.rope_theta)
@@ -153,7 +153,7 @@ def test_task_2_each_token_is_written_once(device):
 
 
 def test_task_2_scores_are_in_float32(device):
-    # Large scores that lie close together: in bfloat16 those above 64 are multiples of a half.
+    # Large, close scores: above 64, bfloat16 has a spacing of one half.
     query, key, value = (
         random(1, heads, 40, 16, dtype=mx.bfloat16, scale=scale)
         for heads, scale in ((4, 5), (2, 5), (2, 1))
@@ -181,7 +181,7 @@ def test_task_3_logits_equal_week_1(device, dtype, chunks, tied):
     assert_close(mx.concatenate(logits, axis=1), expected, f"logits by chunks ({hint})", ulps=24)
 
 
-def test_task_3_caches_are_one_a_layer(device):
+def test_task_3_one_cache_per_layer(device):
     model = Qwen3ModelWeek2(tiny_model())
     cache = model.create_kv_cache()
     assert len(cache) == model.num_hidden_layers == 3
@@ -202,7 +202,7 @@ def test_task_4_same_text_as_week_1(device):
 
 
 class CountingModel:
-    """Wraps a model and notes what it is asked."""
+    """Wraps a model and records its calls."""
 
     def __init__(self, model: Qwen3ModelWeek2):
         self.model = model
@@ -224,7 +224,7 @@ def test_task_4_computes_each_token_once(device):
     assert model.calls == [(5, 0), (1, 5), (1, 6), (1, 7)][: len(model.calls)]
 
 
-def test_task_4_releases_its_caches_when_the_answer_ends(device):
+def test_task_4_releases_caches_at_end_of_generation(device):
     model = CountingModel(Qwen3ModelWeek2(tiny_model(vocab_size=256)))
     simple_generate_with_kv_cache(model, ByteTokenizer(), "hello", max_tokens=4)
     held = [cache.offset for cache in model.caches]

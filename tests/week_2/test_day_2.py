@@ -38,7 +38,7 @@ SHAPES = [  # M, I, O
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_but_for_rounding(instruction_set, bits, group_size, half, shape):
+def test_task_2_is_exact_up_to_rounding(instruction_set, bits, group_size, half, shape):
     assert_exact_but_for_rounding(instruction_set, problem(*shape, bits, group_size, half))
 
 
@@ -49,7 +49,7 @@ def test_task_2_equals_mlx(instruction_set, bits, half):
     expected = mx.quantized_matmul(
         a, b, scales, biases, transpose=True, group_size=group_size, bits=bits, stream=mx.cpu
     )
-    # MLX's CPU kernel adds up 256 products in the format of the activations; ours in float32.
+    # MLX's CPU kernel accumulates 256 products in the activations' dtype; ours in float32.
     assert_close(evaluated(*args), expected, "quantized_matmul against MLX's", ulps=16)
 
 
@@ -80,7 +80,7 @@ def test_task_1_quantized_linear(bits, group_size):
     assert_close(quantized_linear(x, weights, quantized.bias), expected, "quantized_linear", 16)
 
 
-def test_task_1_layers_that_are_not_affine():
+def test_task_1_non_affine_layers():
     with pytest.raises(ValueError, match="not quantized"):
         QuantizedWeights.from_mlx_layer(nn.Linear(64, 64))
     layer = nn.Linear(64, 64, bias=False).to_quantized(group_size=32, bits=4, mode="mxfp4")

@@ -28,7 +28,9 @@ from tiny_llm import (
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 def test_task_3_the_readable_metal_kernel(bits, group_size, half, shape):
     scales, biases, _, _, a, b = problem(*shape, bits, group_size, half)
-    other = mx.float16 if half == mx.bfloat16 else mx.bfloat16  # scales that the others do not take
+    other = (
+        mx.float16 if half == mx.bfloat16 else mx.bfloat16
+    )  # scales unsupported by the other kernels
     scales, biases = scales.astype(other), biases.astype(other)
     actual = reference_quantized(scales, biases, group_size, bits, a, b)
     expected = exact_quantized(scales, biases, a, b, group_size, bits)
@@ -57,7 +59,7 @@ def test_task_4_quantized_logits_equal_mlx_lm(bits, group_size, dtype):
     ("bits", "dtype", "message"),
     [(6, mx.bfloat16, "6 bits in groups of 64"), (4, mx.float32, "scales, got mlx.core.float32")],
 )
-def test_task_4_what_no_kernel_reads_is_refused_with_the_model(bits, dtype, message):
+def test_task_4_unsupported_quantization_is_rejected_at_load(bits, dtype, message):
     mlx_model = tiny_model(dtype, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=bits)
     with pytest.raises(ValueError, match=message):
@@ -72,7 +74,7 @@ def test_task_4_what_no_kernel_reads_is_refused_with_the_model(bits, dtype, mess
         pytest.param("What is 17 + 25?", marks=pytest.mark.slow),
     ],
 )
-def test_task_4_demo_model_says_the_same_with_and_without_cache(demo, question):
+def test_task_4_demo_output_is_the_same_with_and_without_cache(demo, question):
     mlx_model, tokenizer = demo
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, enable_thinking=False

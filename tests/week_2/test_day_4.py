@@ -26,7 +26,7 @@ LENGTHS = [1, 2, 3, 7, 16, 33, 67, 128, 1000]
 
 HEAD_SIZES = [1, 7, 64, 80, 128, 256]
 
-# Every length as L and as S, every head size and every group, each beside several of the others.
+# Covers each L, S, head size and group size in several combinations.
 SHAPES = [  # B, H, H_q / H, L, S, D
     (1 + i % 2, 1 + i % 3 // 2, 2 ** (i % 4), L, LENGTHS[(3 * i + 8) % 9], HEAD_SIZES[i % 6])
     for i, L in enumerate(LENGTHS[:7] * 2)
@@ -71,7 +71,7 @@ def test_task_1_equals_mlx(dtype, mask):
     assert_close(flash_attention(query, key, value, mask=mask), expected, "against MLX's", ulps=8)
 
 
-def test_task_1_a_boolean_mask_is_true_where_a_key_may_be_seen():
+def test_task_1_bool_mask_is_true_for_visible_keys():
     query, key, value = problem(1, 2, 2, 5, 9, 16)
     seen = mx.random.uniform(shape=(5, 9)) < 0.5
     seen[:, 0] = True
@@ -86,7 +86,7 @@ def test_task_1_a_boolean_mask_is_true_where_a_key_may_be_seen():
 
 @functools.cache
 def solved(shape, mask_kind, dtype):
-    """A problem and its solution, made once for all instruction sets."""
+    """Inputs and expected output, computed once for all instruction sets."""
     B, H, group, L, S, D = shape
     query, key, value = problem(*shape, dtype=dtype)
     mask = make_mask(mask_kind, B, H * group, L, S)
@@ -95,7 +95,7 @@ def solved(shape, mask_kind, dtype):
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_but_for_rounding(instruction_set, dtype, shape, mask):
+def test_task_2_is_exact_up_to_rounding(instruction_set, dtype, shape, mask):
     query, key, value, made, solution = solved(shape, mask, dtype)
     assert_exact(evaluated(query, key, value, mask=made), *solution)
 
@@ -120,8 +120,8 @@ def test_task_2_any_shape(B, H, group, L, S, D, mask, scale, dtype):
 
 
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
-def test_task_2_a_row_is_the_same_in_every_chunk(instruction_set, dtype, S):
-    """A prompt prefilled at once, in chunks, or a token at a time: the same bits."""
+def test_task_2_rows_are_chunk_invariant(instruction_set, dtype, S):
+    """Prefill in one chunk, several chunks or single tokens: the same bits."""
     query, key, value = problem(1, 2, 2, S, S, 40, dtype=dtype)
     whole = evaluated(query, key, value, mask="causal")
     for chunk in (1, 7, 64, 128):
@@ -134,8 +134,8 @@ def test_task_2_a_row_is_the_same_in_every_chunk(instruction_set, dtype, S):
             assert_same_bits(part, whole[:, :, start:end], f"rows {start} to {end}")
 
 
-def test_task_2_keys_beyond_do_not_matter(instruction_set, dtype):
-    """Not even if they are NaN: a hidden key is not multiplied by zero."""
+def test_task_2_masked_keys_have_no_effect(instruction_set, dtype):
+    """NaN in masked keys too: masked keys are skipped, not multiplied by zero."""
     query, key, value = problem(1, 1, 2, 9, 200, 24, dtype=dtype)
     alone = evaluated(query, key[:, :, :130], value[:, :, :130], mask="causal")
     key[:, :, 130:] = mx.nan
@@ -148,7 +148,7 @@ def test_task_2_keys_beyond_do_not_matter(instruction_set, dtype):
     )
 
 
-def test_task_2_a_causal_array_is_the_causal_mask(instruction_set, dtype):
+def test_task_2_causal_mask_array_equals_causal(instruction_set, dtype):
     query, key, value = problem(1, 2, 2, 70, 150, 24, dtype=dtype)
     causal = evaluated(query, key, value, mask="causal")
     array = causal_mask(70, 150, mx.bfloat16)
@@ -160,7 +160,7 @@ def test_task_2_a_causal_array_is_the_causal_mask(instruction_set, dtype):
 
 @pytest.mark.parametrize("mask", [None, "causal", "array"])
 @pytest.mark.parametrize("L", [1, 40])
-def test_task_2_context_lens_are_sequences_of_their_own(instruction_set, dtype, mask, L):
+def test_task_2_context_lens_equal_separate_sequences(instruction_set, dtype, mask, L):
     lengths = [0, 1, 64, 100, 150]
     query, key, value = problem(5, 2, 2, L, 150, 24, dtype=dtype)
     made = random(5, 1, L, 150) if mask == "array" else mask
@@ -181,7 +181,7 @@ def test_task_2_context_lens_are_sequences_of_their_own(instruction_set, dtype, 
     )
 
 
-def test_task_2_a_row_that_sees_nothing_is_zero(instruction_set, dtype):
+def test_task_2_fully_masked_row_is_zero(instruction_set, dtype):
     query, key, value = problem(1, 1, 2, 70, 66, 24, dtype=dtype)
     for mask in ("causal", causal_mask(70, 66, mx.float32), causal_mask(70, 66, mx.float32) == 0):
         out = as_numpy(evaluated(query, key, value, mask=mask))
@@ -191,8 +191,8 @@ def test_task_2_a_row_that_sees_nothing_is_zero(instruction_set, dtype):
     assert not as_numpy(evaluated(query, key, value, mask=hidden)).any()
 
 
-def test_task_2_hidden_tiles_are_skipped(instruction_set):
-    """A tile that a mask hides from every row is not even read."""
+def test_task_2_masked_tiles_are_skipped(instruction_set):
+    """A tile masked for every row is not read."""
     query, key, value = problem(1, 1, 1, 3, 200, 24)
     mask = mx.zeros((3, 200))
     mask[:, 64:128] = -mx.inf
@@ -217,7 +217,7 @@ def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad)
     same[0, 1, 7] = False
     np.testing.assert_array_equal(bits(out)[same], clean[same])
     dirty = value + 0
-    dirty[1, 0, 80, 5] = bad  # seen by rows 10 to 19 of the first two query heads
+    dirty[1, 0, 80, 5] = bad  # visible to rows 10 to 19 of the first two query heads
     out = evaluated(query, key, dirty, mask="causal")
     hint = f"a value of {bad} that a row sees: expected no finite result"
     assert not np.isfinite(as_numpy(out)[1, :2, 10:, 5]).any(), hint

@@ -18,15 +18,15 @@ from tiny_llm import (
     kernels,
 )
 
-METAL_SHAPES = SHAPES[:6]  # an emulator runs them where there is no GPU
+METAL_SHAPES = SHAPES[:6]  # in the emulator without a GPU
 
 
 # --- task 3: the Metal kernel ---------------------------------------------------------------------
 
 
-# First, because a missing barrier or a wild address is told with its line; a wrong number is not.
+# First: the emulator reports the line of a missing barrier or an invalid address.
 @pytest.mark.parametrize("mode", ["asan", "race"])
-def test_task_3_no_fault(mode):
+def test_task_3_no_memory_fault_or_race(mode):
     query, key, value = problem(1, 1, 2, 5, 41, 33)
     attend("readable", query, key, value, "causal", mode=mode)
 
@@ -42,7 +42,7 @@ def test_task_3_the_readable_metal_kernel(dtype, kind, shape):
     assert_exact(actual, expected, error)
 
 
-def test_task_3_each_sequence_has_its_own_number_of_keys():
+def test_task_3_context_lens():
     query, key, value = problem(3, 2, 2, 3, 40, 64)
     lens = mx.array([0, 40, 17])
     actual = attend("readable", query, key, value, "causal", lens)
@@ -73,7 +73,7 @@ def test_task_4_the_model_without_flash_attention_is_the_oracle(dtype):
     assert_close(actual, expected, "logits with and without flash attention", ulps=32)
 
 
-def test_task_4_a_cache_of_ones_own():
+def test_task_4_custom_cache():
     model = Qwen3ModelWeek2(tiny_model(), enable_flash_attn=True)
     ours, theirs = model.create_kv_cache(), [ListCache() for _ in range(model.num_hidden_layers)]
     for start, end in ((0, 5), (5, 6), (6, 11)):
@@ -82,7 +82,7 @@ def test_task_4_a_cache_of_ones_own():
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 7], [10, 1], [1, 9, 1]])
-def test_task_4_the_same_bits_whatever_the_chunks(instruction_set, chunks):
+def test_task_4_logits_are_chunk_invariant(instruction_set, chunks):
     model = quantized_model()
     expected = model(mx.array([IDS]), 0, model.create_kv_cache())
     mx.eval(expected)
@@ -95,7 +95,7 @@ def test_task_4_the_same_bits_whatever_the_chunks(instruction_set, chunks):
     assert_same_bits(actual, expected, f"logits by chunks {chunks}")
 
 
-def test_task_4_only_the_last_logits():
+def test_task_4_last_logits_only():
     model = quantized_model()
     logits = model(mx.array([IDS]), 0, model.create_kv_cache())
     last = model.next_token_logits(mx.array([IDS]), 0, model.create_kv_cache())

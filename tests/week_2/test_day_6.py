@@ -1,4 +1,4 @@
-"""Week 2, day 6: chunks of a prompt, and requests side by side."""
+"""Week 2, day 6: chunked prefill and batched requests."""
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +19,7 @@ from tiny_llm import (
 
 
 @pytest.mark.parametrize("traditional", [True, False])
-def test_task_1_rope_with_an_offset_for_each_sequence(device, dtype, traditional):
+def test_task_1_rope_with_per_sequence_offsets(device, dtype, traditional):
     rope = RoPE(16, 1000, traditional=traditional)
     x = random(4, 5, 3, 16, dtype=dtype)
     starts = [0, 700, 3, 3]
@@ -29,7 +29,7 @@ def test_task_1_rope_with_an_offset_for_each_sequence(device, dtype, traditional
         assert_close(together[row : row + 1], alone, f"row {row} at {start}", ulps=0)
 
 
-def test_task_1_rope_refuses_a_list_of_the_wrong_length():
+def test_task_1_rope_rejects_offsets_of_wrong_length():
     with pytest.raises(ValueError, match="expected 3 offsets, one per sequence, got 2"):
         RoPE(8, 10)(mx.zeros((3, 1, 1, 8)), [slice(0, 1), slice(1, 2)])
 
@@ -86,7 +86,7 @@ def test_task_2_padding_and_idle_slots_are_hidden(device):
     assert mask[2].tolist() == [[0] * 6 + [hidden], [0] * 7]
 
 
-def test_task_2_a_slot_is_used_again(device):
+def test_task_2_slot_reuse(device):
     batch = BatchingKvCache(2, 64)
     batch.add_request(filled(9), 0)
     batch.add_request(filled(3), 1)
@@ -99,7 +99,7 @@ def test_task_2_a_slot_is_used_again(device):
 
 
 @pytest.mark.parametrize("L", [1, 2])
-def test_task_2_without_a_request_there_is_nothing_to_fetch(L):
+def test_task_2_fetch_with_all_slots_idle_is_rejected(L):
     new = mx.zeros((2, 2, L, 8))
     with pytest.raises(ValueError, match="all slots are idle"):
         BatchingKvCache(2, max_seq_len=10).update_and_fetch(new, new)
@@ -141,7 +141,7 @@ def test_task_2_rewind_and_release(device):
         ),
     ],
 )
-def test_task_2_misuse_is_refused_and_loses_nothing(action, message):
+def test_task_2_misuse_is_rejected_without_side_effects(action, message):
     batch = BatchingKvCache(2, max_seq_len=10)
     batch.add_request(filled(4), 0)
     with pytest.raises(ValueError, match=message):

@@ -64,7 +64,7 @@ def test_task_3_offsets_of_a_batch(device):
 
 
 @pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2], [40, 2, 300]])
-def test_task_3_a_request_in_a_batch_has_the_bits_that_it_has_alone(instruction_set, lengths):
+def test_task_3_batched_request_is_bitwise_equal_to_single(instruction_set, lengths):
     mlx_model = tiny_model(
         dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
     )
@@ -108,7 +108,7 @@ def alone(model, prompt: str, max_seq_len: int) -> str:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 5, 16])
 @pytest.mark.parametrize("prefill_step", [1, 7, 128])
-def test_task_4_the_same_text_as_each_prompt_alone(small_model, batch_size, prefill_step):
+def test_task_4_batched_text_equals_single_request_text(small_model, batch_size, prefill_step):
     prompts = list(PROMPTS)
     answers = batch_generate(
         small_model, ByteTokenizer(), prompts, 70, batch_size=batch_size, prefill_step=prefill_step
@@ -118,7 +118,7 @@ def test_task_4_the_same_text_as_each_prompt_alone(small_model, batch_size, pref
     assert_same_completions(answers, expected)
 
 
-def test_task_4_what_cannot_be_run_is_answered_and_the_others_go_on(small_model):
+def test_task_4_invalid_prompt_does_not_stop_the_batch(small_model):
     answers = dict(
         batch_generate(small_model, ByteTokenizer(), ["ok", "y" * 90, "", "fine"], max_seq_len=30)
     )
@@ -132,14 +132,14 @@ def test_task_4_what_cannot_be_run_is_answered_and_the_others_go_on(small_model)
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_task_4_prompt_and_answer_have_room_together(small_model, room):
+def test_task_4_context_limit_covers_prompt_and_output(small_model, room):
     prompt = "nearly full"
     max_seq_len = len(prompt) + room
     answers = batch_generate(small_model, ByteTokenizer(), [prompt, "short"], max_seq_len)
     assert answers[0] == (0, alone(small_model, prompt, max_seq_len))
 
 
-def test_task_4_one_text_is_no_list_of_prompts(small_model):
+def test_task_4_single_string_is_rejected(small_model):
     with pytest.raises(UserError, match="prompts must be a list"):
         batch_generate(small_model, ByteTokenizer(), "abc")
 
@@ -149,12 +149,12 @@ def test_task_4_no_prompts(small_model):
 
 
 @pytest.mark.parametrize("name", ["max_seq_len", "batch_size", "prefill_step"])
-def test_task_4_numbers_below_one(small_model, name):
+def test_task_4_limits_below_one_are_rejected(small_model, name):
     with pytest.raises(UserError, match=f"{name} is 0; it must be a whole number ≥ 1"):
         batch_generate(small_model, ByteTokenizer(), ["a"], **{name: 0})
 
 
-def test_task_4_a_finished_request_leaves_its_slot_to_the_next(small_model):
+def test_task_4_finished_request_frees_its_slot(small_model):
     batch = BatchGeneration(small_model, ByteTokenizer(), ["x" * 20, "y" * 5, "z" * 5], 24, 2)
     seen = []
     while not batch.is_done:
@@ -168,7 +168,7 @@ def test_task_4_a_finished_request_leaves_its_slot_to_the_next(small_model):
     assert all(length is None for cache in batch._caches for length in cache.lengths)
 
 
-def test_task_5_a_prompt_is_prefilled_a_chunk_at_a_time(small_model):
+def test_task_5_chunked_prefill(small_model):
     request = Request(0, small_model, ByteTokenizer(), list(range(2, 22)), prefill_step=8)
     offsets = []
     while not request.is_prefilled:
@@ -181,7 +181,7 @@ def test_task_5_a_prompt_is_prefilled_a_chunk_at_a_time(small_model):
 
 
 @pytest.mark.parametrize("prefill_step", [1, 7, 8, 19])
-def test_task_5_chunks_leave_what_the_whole_prompt_leaves(small_model, prefill_step):
+def test_task_5_chunked_prefill_equals_one_chunk(small_model, prefill_step):
     def prefilled(step: int) -> Request:
         request = Request(0, small_model, ByteTokenizer(), list(range(2, 22)), prefill_step=step)
         while not request.is_prefilled:
@@ -206,7 +206,7 @@ def test_task_5_active_requests_decode_between_chunks(small_model):
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, [1, 5, 2, 9]])
-def test_task_4_max_tokens_ends_an_answer(small_model, max_tokens):
+def test_task_4_max_tokens(small_model, max_tokens):
     batch = BatchGeneration(
         small_model,
         ByteTokenizer(),
@@ -222,7 +222,7 @@ def test_task_4_max_tokens_ends_an_answer(small_model, max_tokens):
     assert [batch.requests[index].num_tokens for index in range(4)] == limits
 
 
-def test_task_4_max_tokens_that_cannot_be(small_model):
+def test_task_4_invalid_max_tokens(small_model):
     for max_tokens, message in (
         (0, "max_tokens is 0"),
         ([1], "expected 2 max_tokens, one per prompt, got 1"),
@@ -231,7 +231,7 @@ def test_task_4_max_tokens_that_cannot_be(small_model):
             BatchGeneration(small_model, ByteTokenizer(), ["a", "b"], max_tokens=max_tokens)
 
 
-def test_task_4_end_tokens_can_be_ignored(small_model):
+def test_task_4_ignore_eos(small_model):
     class EndsAtOnce(ByteTokenizer):
         eos_token_ids = frozenset(range(256))
 
@@ -245,7 +245,7 @@ def test_task_4_end_tokens_can_be_ignored(small_model):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_task_4_a_seeded_request_draws_the_same_alone_and_in_a_batch(small_model, batch_size):
+def test_task_4_seeded_sampling_is_batch_invariant(small_model, batch_size):
     def sampler():
         return make_sampler(temp=1.0, top_p=0.9, top_k=50, seed=7)
 
@@ -261,17 +261,17 @@ def test_task_4_a_seeded_request_draws_the_same_alone_and_in_a_batch(small_model
 
 
 class EndsOften(ByteTokenizer):
-    """Answers of a random model then have different lengths."""
+    """Gives a random model's outputs different lengths."""
 
     eos_token_ids = frozenset(range(0, 256, 9))
 
 
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_task_4_steps_sent_off_before_tokens_are_read(
+def test_task_4_next_step_is_dispatched_before_tokens_are_read(
     small_model, on_cpu, monkeypatch, batch_size, seed
 ):
-    """As on a GPU: what was computed after an answer's end belongs to no answer."""
+    """As on a GPU: tokens computed past the end of a request are discarded."""
 
     def run():
         sampler = None if seed is None else make_sampler(1.0, seed=seed)
@@ -297,7 +297,7 @@ def test_task_4_steps_sent_off_before_tokens_are_read(
 
 @pytest.fixture(scope="module")
 def demo_answers(demo) -> list[tuple[int, str]]:
-    """The demo's answers, each alone, with attention in plain MLX."""
+    """Demo outputs of single requests, with attention in plain MLX."""
     mlx_model, tokenizer = demo
     model = Qwen3ModelWeek2(mlx_model)
     return [
@@ -312,12 +312,10 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize(("batch_size", "prefill_step"), [(1, 7), (3, 128), (5, 1), (16, 128)])
-def test_task_5_real_answers_do_not_depend_on_the_batch(
-    demo, demo_answers, flash, batch_size, prefill_step
-):
+def test_task_5_demo_output_is_batch_invariant(demo, demo_answers, flash, batch_size, prefill_step):
     mlx_model, tokenizer = demo
     model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=flash)
     prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::2]]

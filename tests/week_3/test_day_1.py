@@ -1,4 +1,4 @@
-"""Week 3, day 1: the KV cache in pages."""
+"""Week 3, day 1: the paged KV cache."""
 
 import mlx.core as mx
 import pytest
@@ -21,7 +21,7 @@ IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 # --- task 1: the pool ---------------------------------------------------------------------------
 
 
-def test_task_1_pages_are_given_and_taken_back():
+def test_task_1_allocate_and_free():
     pool = TinyKvPagedPool()
     assert pool.page_size == 128
     assert (pool.num_pages, pool.num_free_pages) == (0, 0)
@@ -34,7 +34,7 @@ def test_task_1_pages_are_given_and_taken_back():
     assert pool.num_pages == 5
 
 
-def test_task_1_freeing_twice_is_an_error():
+def test_task_1_double_free_is_rejected():
     pool = TinyKvPagedPool(page_size=4)
     page = pool.allocate_page()
     pool.free_page(page)
@@ -46,7 +46,7 @@ def test_task_1_freeing_twice_is_an_error():
             pool.free_page(unknown)
 
 
-def test_task_1_a_capacity_is_an_error_that_can_be_acted_on():
+def test_task_1_exceeding_capacity_raises_actionable_error():
     pool = TinyKvPagedPool(page_size=4, capacity=3)
     assert (pool.num_pages, pool.num_free_pages) == (3, 3)
     pages = [pool.allocate_page() for _ in range(3)]
@@ -58,7 +58,7 @@ def test_task_1_a_capacity_is_an_error_that_can_be_acted_on():
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 128])
-def test_task_1_what_is_written_can_be_read(device, dtype, page_size):
+def test_task_1_write_and_read(device, dtype, page_size):
     pool = TinyKvPagedPool(page_size)
     pages = [pool.allocate_page() for _ in range(3)]
     expected = {}
@@ -75,7 +75,7 @@ def test_task_1_what_is_written_can_be_read(device, dtype, page_size):
     assert pool.key_pages.shape[0] >= 3
 
 
-def test_task_1_a_slice_leaves_the_rest_of_the_page():
+def test_task_1_partial_write_leaves_rest_of_page():
     pool = TinyKvPagedPool(page_size=6)
     page = pool.allocate_page()
     key, value, new = (random(1, 2, n, 8) for n in (6, 6, 2))
@@ -100,10 +100,10 @@ def test_task_1_writing_a_token_does_not_copy_the_pool():
     assert pool.key_pages.shape == (64, 2, 64, 64)
 
 
-def test_task_1_a_layer_writes_when_the_one_before_has_read():
-    """As in a model: what a layer writes depends on what the one before has read of the pages.
+def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
+    """As in a model: a layer's write depends on the previous layer's read of the pages.
 
-    Before it reads, the layer is busy for long enough that whoever does not wait writes too early.
+    The read is delayed long enough for an unordered write to overtake it.
     """
     pool = TinyKvPagedPool(page_size=16, capacity=1024)
     page = pool.allocate_page()
@@ -113,7 +113,7 @@ def test_task_1_a_layer_writes_when_the_one_before_has_read():
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for place in range(1, 4):
-        zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()  # takes time, and no memory
+        zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()  # slow, without extra memory
         token = zero + pool.key_pages[page, :, place - 1 : place][None] + 1  # B×H×1×D
         pool.write_page_slice(page, place, token, token)
     mx.eval(pool.state)
@@ -123,7 +123,7 @@ def test_task_1_a_layer_writes_when_the_one_before_has_read():
     assert pool.read_page(page)[0][0, 0, :4, 0].tolist() == [1, 2, 3, 4]
 
 
-def test_task_1_growing_keeps_what_was_written_and_copies_it_a_few_times():
+def test_task_1_growing_preserves_contents_with_few_copies():
     pool, sizes = TinyKvPagedPool(page_size=2), set()
     tokens = random(300, 2, 2, 8)
     for number in range(300):
@@ -137,7 +137,7 @@ def test_task_1_growing_keeps_what_was_written_and_copies_it_a_few_times():
             assert_same_bits(same, tokens[number][None], f"{what} of page {number}")
 
 
-def test_task_1_misuse_is_refused():
+def test_task_1_misuse_is_rejected():
     for arguments, message in (
         ((0,), "page_size must be at least 1, got 0"),
         ((4, 0), "capacity must be at least 1, got 0"),
@@ -175,7 +175,7 @@ def test_task_1_misuse_is_refused():
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
 @pytest.mark.parametrize("chunks", [[1], [5], [1] * 9, [4, 4, 1], [7, 1, 128, 1]])
-def test_task_2_holds_what_was_written(device, dtype, page_size, chunks):
+def test_task_2_returns_written_tokens(device, dtype, page_size, chunks):
     pool = TinyKvPagedPool(page_size)
     twin = ShadowedCache(pool, dtype=dtype)
     for length in chunks:
@@ -183,7 +183,7 @@ def test_task_2_holds_what_was_written(device, dtype, page_size, chunks):
         check_integrity(pool, [twin])
 
 
-def test_task_2_decoding_allocates_only_when_the_last_page_is_full():
+def test_task_2_decoding_allocates_only_on_page_overflow():
     pool = TinyKvPagedPool(page_size=4)
     twin = ShadowedCache(pool)
     twin.append(2)
@@ -219,7 +219,7 @@ def test_task_2_release_returns_every_page_once():
     check_integrity(pool, twins[1:])
 
 
-def test_task_2_misuse_is_refused_and_changes_nothing():
+def test_task_2_misuse_is_rejected_without_side_effects():
     pool = TinyKvPagedPool(page_size=4, capacity=2)
     twin = ShadowedCache(pool)
     twin.append(3)
@@ -283,13 +283,13 @@ def test_task_2_any_sequence_of_steps_keeps_the_invariants(page_size, capacity, 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
 @pytest.mark.parametrize("chunks", [[1], [5], [4, 4, 1], [7, 1, 128, 1]])
-def test_task_3_a_dense_gather_is_what_a_full_cache_holds(device, dtype, page_size, chunks):
+def test_task_3_dense_gather_equals_full_cache(device, dtype, page_size, chunks):
     pool, full = TinyKvPagedPool(page_size), TinyKvFullCache()
     first, second = TinyKvPagedCache(pool), TinyKvPagedCache(pool)
     assert second.gather_dense() is None, "nothing is held"
     for length in chunks:
         key, value = (random(1, 2, length, 8, dtype=dtype) for _ in range(2))
-        first.append(value, key)  # another request, so that the pages have gaps
+        first.append(value, key)  # a second request leaves gaps between the pages
         expected = full.update_and_fetch(key, value, mask="causal")
         actual = second.update_and_fetch(key, value, mask="causal")
         assert_same_bits(actual[0], expected[0], "keys of a dense gather")
@@ -313,7 +313,7 @@ def test_task_3_week_2_over_a_dense_gather_has_the_same_bits(dtype, chunks, page
         offset += length
 
 
-def test_task_3_a_cache_is_one_for_each_layer_on_one_pool():
+def test_task_3_caches_of_all_layers_share_one_pool():
     model = Qwen3ModelWeek3(tiny_model())
     assert model.page_size == model.page_pool.page_size == 128
     first, second = model.create_kv_cache(), model.create_kv_cache()
@@ -332,7 +332,7 @@ def test_task_3_a_cache_is_one_for_each_layer_on_one_pool():
     assert model.page_pool.num_free_pages == model.page_pool.num_pages
 
 
-def test_task_3_a_dense_cache_is_refused():
+def test_task_3_dense_cache_is_rejected():
     oracle = tiny_model()
     model, week2 = Qwen3ModelWeek3(oracle), Qwen3ModelWeek2(oracle)
     dense = week2.create_kv_cache()

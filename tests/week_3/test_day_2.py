@@ -36,11 +36,11 @@ from tiny_llm.attention.paged import paged_attention_reference
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 
-# --- task 1: what a batch is told ---------------------------------------------------------------
+# --- task 1: batch metadata -----------------------------------------------------------------------
 
 
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
-    """(batch, pool, a twin for each slot that has a request)."""
+    """(batch, pool, single-request reference cache of each busy slot)."""
     pool = TinyKvPagedPool(page_size, capacity)
     batch, twins = BatchingKvCache(len(lengths), max_seq_len), {}
     for slot, length in enumerate(lengths):
@@ -54,7 +54,7 @@ def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
 @pytest.mark.parametrize("chunks", [[1], [5], [4, 4, 1], [7, 1, 128, 1]])
-def test_task_1_of_one_request(device, dtype, page_size, chunks):
+def test_task_1_single_request(device, dtype, page_size, chunks):
     pool = TinyKvPagedPool(page_size)
     cache = TinyKvPagedCache(pool)
     for length in chunks:
@@ -69,7 +69,7 @@ def test_task_1_of_one_request(device, dtype, page_size, chunks):
 
 @pytest.mark.parametrize("L", [1, 3])
 @pytest.mark.parametrize("lengths", [[4, 9, 0], [None, 5, None], [0, None, 1], [7, 7, 7]])
-def test_task_1_every_slot_is_where_it_would_be_alone(L, lengths):
+def test_task_1_slots_match_single_request_caches(L, lengths):
     batch, pool, twins = batch_of(lengths)
     key, value = random(3, 2, L, 8), random(3, 2, L, 8)
     metadata = batch.update_and_fetch_paged(key, value, mask_length=L, mask="causal")
@@ -103,13 +103,13 @@ def test_task_1_rewind_and_release():
     assert pool.num_free_pages == pool.num_pages
 
 
-def test_task_1_too_few_pages_for_all_is_too_few_for_any():
+def test_task_1_allocation_is_all_or_nothing():
     batch, pool, twins = batch_of([4, 3, 4], capacity=4)
     row = mx.zeros((3, 2, 1, 8))
     with pytest.raises(OutOfPagesError):
         batch.update_and_fetch_paged(row, row)
     check_integrity(pool, list(twins.values()))
-    twins[0].cache.release()  # a scheduler would end a request
+    twins[0].cache.release()  # a scheduler would preempt a request
     batch.update_and_fetch_paged(row, row)
     assert batch.lengths == [1, 4, 5]
 
@@ -144,7 +144,7 @@ def test_task_1_too_few_pages_for_all_is_too_few_for_any():
         (lambda batch, new: batch.add_request("cache", 1), "must be a TinyKvFullCache or a TinyKv"),
     ],
 )
-def test_task_1_misuse_is_refused_and_loses_nothing(action, message):
+def test_task_1_misuse_is_rejected_without_side_effects(action, message):
     batch, pool, twins = batch_of([4, None], max_seq_len=10)
     with pytest.raises(ValueError, match=message):
         action(batch, mx.zeros((2, 2, 1, 8)))
@@ -187,12 +187,12 @@ def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
         assert_same_bits(default, actual, "causal is the default")
 
 
-def test_task_2_attention_to_pages_is_found_beside_the_others():
+def test_task_2_paged_attention_is_exported():
     assert attention.paged_attention is paged_attention
     assert attention.paged_attention_varlen is paged_attention_varlen
 
 
-def test_task_2_an_idle_slot_is_zero_and_disturbs_nobody():
+def test_task_2_idle_slot_is_zero_without_side_effects():
     batch, _, _ = batch_of([5, None, 9])
     key, value, query = random(3, 2, 1, 8), random(3, 2, 1, 8), random(3, 4, 1, 8)
     found = batch.update_and_fetch_paged(key, value, mask="causal")
@@ -212,7 +212,7 @@ def test_task_2_an_idle_slot_is_zero_and_disturbs_nobody():
 @pytest.mark.parametrize("page_size", [3, 16])
 @pytest.mark.parametrize("mask", ["causal", None])
 def test_task_2_the_reference_gathers_and_attends(dtype, page_size, mask):
-    lengths = [9, 0, 33, 2]  # the last has fewer keys than queries
+    lengths = [9, 0, 33, 2]  # the last sequence has fewer keys than queries
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(4, 4, 3, 16, dtype=dtype)
@@ -273,7 +273,7 @@ def test_task_3_logits_have_week_2_s_bits(instruction_set, dtype, chunks, page_s
 
 
 def quantized_pair(page_size: int) -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
-    """The same weights, dense and paged."""
+    """Dense and paged models with the same weights."""
     mlx_model = tiny_model(
         dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
     )
@@ -286,7 +286,7 @@ def quantized_pair(page_size: int) -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
 
 @pytest.mark.parametrize("page_size", [3, 128])
 @pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2], [40, 2, 300]])
-def test_task_3_a_batch_has_the_bits_of_each_request_alone(instruction_set, lengths, page_size):
+def test_task_3_batch_is_bitwise_equal_to_single_requests(instruction_set, lengths, page_size):
     week2, model = quantized_pair(page_size)
     rng = np.random.default_rng(0)
     prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
@@ -296,7 +296,7 @@ def test_task_3_a_batch_has_the_bits_of_each_request_alone(instruction_set, leng
     for slot, prompt in enumerate(prompts):
         if prompt is not None:
             request, half = model.create_kv_cache(), len(prompt) // 2
-            if half:  # in two chunks, where the oracle has one
+            if half:  # in two chunks; the oracle uses one
                 mx.eval(model(mx.array([prompt[:half]]), 0, request))
             mx.eval(model(mx.array([prompt[half:]]), half, request))
             mx.eval(week2(mx.array([prompt]), 0, alone[slot]))
@@ -315,7 +315,7 @@ def test_task_3_a_batch_has_the_bits_of_each_request_alone(instruction_set, leng
                 assert_same_bits(together[slot], expected[0], f"slot {slot}, step {step}")
 
 
-def test_task_3_a_dense_batch_is_refused():
+def test_task_3_dense_batch_is_rejected():
     week2, model = quantized_pair(4)
     cache = week2.create_kv_cache()
     week2(mx.array([[1, 2]]), 0, cache)
@@ -358,14 +358,14 @@ def test_task_3_text_is_week_2_s():
 # --- task 4: batch_generate ----------------------------------------------------------------------
 
 
-def test_task_4_a_request_is_taken_over_and_not_copied():
+def test_task_4_add_request_does_not_copy():
     batch, pool, _ = batch_of([None, None])
     twin = ShadowedCache(pool)
     twin.append(9)
     pages, memory = list(twin.cache.page_ids), pool.key_pages
     batch.add_request(twin.cache, 1)
     assert pool.key_pages is memory, "nothing was written"
-    del memory  # what is referred to is not overwritten
+    del memory  # shared buffers are not overwritten
     assert twin.cache.page_ids == pages
     assert batch.lengths == [None, 9]
     in_use = pool.num_pages - pool.num_free_pages
@@ -397,7 +397,7 @@ def assert_all_pages_are_free(model: Qwen3ModelWeek3) -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 @pytest.mark.parametrize("prefill_step", [1, 7, 128])
 @pytest.mark.parametrize("seed", [None, 7])
-def test_task_4_the_same_answers_as_week_2(small_pair, batch_size, prefill_step, seed):
+def test_task_4_same_output_as_week_2(small_pair, batch_size, prefill_step, seed):
     week2, model = small_pair
 
     def answers(of):
@@ -433,7 +433,7 @@ def test_task_4_the_invariants_hold_after_every_step(small_pair):
     assert_all_pages_are_free(model)
 
 
-def test_task_4_a_run_that_fails_returns_its_pages(small_pair):
+def test_task_4_failed_run_frees_its_pages(small_pair):
     _, model = small_pair
     calls = []
 
@@ -454,8 +454,8 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
-def test_task_4_real_answers(demo):
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
+def test_task_4_demo_output(demo):
     mlx_model, tokenizer = demo
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
     model = Qwen3ModelWeek3(mlx_model, page_size=16)

@@ -39,7 +39,7 @@ from tiny_llm.kv_cache.step_plan import layer_cache_views
 
 
 @pytest.mark.parametrize("page_size", [3, 64])
-def test_task_1_decoding_and_prefilling_in_one_call(dtype, page_size):
+def test_task_1_mixed_decode_and_prefill(dtype, page_size):
     news, lengths = [1, 40, 1, 9], [100, 40, 7, 30]
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -68,7 +68,7 @@ def test_task_1_a_batch_of_equal_lengths_is_paged_attention(dtype):
 
 
 class Sequence:
-    """A request as an engine keeps it: tokens, how many were computed, and one list of pages."""
+    """Engine-side request state: tokens, number computed, page list."""
 
     def __init__(self, ids: list[int], pages: list[int], page_size: int):
         self.ids, self.pages, self.page_size, self.computed = ids, pages, page_size, 0
@@ -78,7 +78,7 @@ class Sequence:
 
 
 def ragged(sequences: list[Sequence], news: list[int]) -> tuple[list[int], RaggedBatch]:
-    """The next `news` tokens of each sequence that has any."""
+    """The next `news` tokens of each sequence with a nonzero count."""
     ids, positions, slots, ends, lengths, table = [], [], [], [0], [], []
     for sequence, new in zip(sequences, news, strict=True):
         if not new:
@@ -106,7 +106,7 @@ def quantized(**changes):
     return mlx_model
 
 
-# Steps of a token budget: each row says how many new tokens each sequence has in a step.
+# One row per step: the number of new tokens of each sequence.
 PLANS = {
     "one after the other": [[90, 0, 0, 0], [0, 33, 0, 0], [0, 0, 200, 0], [0, 0, 0, 1]],
     "all at once": [[90, 33, 200, 1]],
@@ -117,7 +117,7 @@ PLANS = {
 
 @pytest.mark.parametrize("page_size", [5, 64])
 @pytest.mark.parametrize("plan", PLANS)
-def test_task_1_logits_have_the_bits_of_each_sequence_alone(instruction_set, plan, page_size):
+def test_task_1_logits_are_bitwise_equal_to_single_sequences(instruction_set, plan, page_size):
     mlx_model = quantized()
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
     model = Qwen3ModelWeek3(mlx_model, page_size)
@@ -140,19 +140,19 @@ def test_task_1_logits_have_the_bits_of_each_sequence_alone(instruction_set, pla
     assert [sequence.computed for sequence in sequences] == lengths
 
 
-def test_task_1_only_the_rows_that_are_wanted():
+def test_task_1_logits_of_selected_rows_only():
     model = Qwen3ModelWeek3(quantized(), 8)
     storage = model.create_paged_storage(4)
     sequence = Sequence(list(range(3, 23)), [2, 0, 3], 8)
     ids, batch = ragged([sequence], [20])
     everything = model.ragged_logits(ids, batch, range(20), storage)
-    mx.eval(everything)  # before the next step overwrites the same places
+    mx.eval(everything)  # before the next step overwrites the slots
     some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
     assert_same_bits(some, everything[mx.array([19, 4])], "rows in the order asked for")
     assert model.ragged_logits(ids, batch, [], storage).shape == (0, 131)
 
 
-def test_task_1_a_chunk_without_logits_is_written_all_the_same():
+def test_task_1_chunk_without_logits_is_still_written():
     model = Qwen3ModelWeek3(quantized(), 8)
     storage = model.create_paged_storage(3)
     sequence = Sequence(list(range(3, 23)), [2, 0, 1], 8)
@@ -167,12 +167,12 @@ def test_task_1_a_chunk_without_logits_is_written_all_the_same():
 
 def test_task_1_storage_is_written_in_place():
     model = Qwen3ModelWeek3(quantized(), 16)
-    gc.collect()  # what tests before this one left
+    gc.collect()  # left by earlier tests
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
     storage.ensure_capacity(2048)
     grown = mx.get_active_memory() - before
-    assert 0 <= grown - storage.nbytes < 4096  # MLX keeps a few small arrays of its own
+    assert 0 <= grown - storage.nbytes < 4096  # MLX keeps a few small internal arrays
     assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token
     assert storage.key_pages[0].shape == (2048, 2, 16, 16)
     sequence = Sequence([5] * 40, [7, 2000, 3], 16)
@@ -186,7 +186,7 @@ def test_task_1_storage_is_written_in_place():
     assert mx.get_active_memory() - before - storage.nbytes < 500_000
 
 
-def test_task_1_misuse_is_refused():
+def test_task_1_misuse_is_rejected():
     with pytest.raises(ValueError, match="require 3 slots, .* got 2, 2 and 1"):
         RaggedBatch([0, 1, 2], [0, 1], [0, 3], [3], [[0]])
     with pytest.raises(ValueError, match="2 cu_seqlens_q and 1 rows .* got 2, 3 and 1"):
@@ -206,7 +206,7 @@ def test_task_1_misuse_is_refused():
         )
 
 
-def test_task_1_what_a_token_keeps():
+def test_task_1_kv_bytes_per_token():
     model = Qwen3ModelWeek3(quantized())
     assert model.kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
     plain = Qwen3ModelWeek3(tiny_model())
@@ -214,8 +214,11 @@ def test_task_1_what_a_token_keeps():
 
 
 @pytest.mark.parametrize("page_size", [3, 64])
-def test_task_1_the_reference_goes_through_the_sequences(dtype, page_size):
-    lengths, ends = [100, 5, 2, 30], [0, 1, 6, 10, 19]  # the third has more queries than keys
+def test_task_1_reference_loops_over_sequences(dtype, page_size):
+    lengths, ends = (
+        [100, 5, 2, 30],
+        [0, 1, 6, 10, 19],
+    )  # third: queries > keys
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(19, 4, 16, dtype=dtype)
@@ -230,19 +233,19 @@ def test_task_1_the_reference_goes_through_the_sequences(dtype, page_size):
 
 
 def without_sharing(**changes) -> Scheduler:
-    """A scheduler whose requests have all pages to themselves: the prefix cache is task 3."""
+    """Scheduler without a prefix cache, which is task 3."""
     return scheduler(enable_prefix_caching=False, **changes)
 
 
 def run_random_workloads(count: int, **changes) -> int:
-    """Nobody starves, nothing leaks, each ends once, no step is longer than its budget.
+    """Checks random workloads: no starvation, no leaks, one finish each, budget respected.
 
     Args:
-        count: how many workloads.
-        changes: of their engines' configurations.
+        count: number of workloads.
+        changes: overrides of the engine configuration.
 
     Returns:
-        How many requests were preempted.
+        Number of preempted requests.
     """
     rng, preemptions = python_random.Random(32), 0
     for _ in range(count):
@@ -257,7 +260,7 @@ def run_random_workloads(count: int, **changes) -> int:
     return preemptions
 
 
-def test_task_2_pages_come_back_exactly_once():
+def test_task_2_pages_are_freed_exactly_once():
     allocator = PageAllocator(3)
     first = allocator.allocate(2)
     with pytest.raises(OutOfPagesError):
@@ -276,7 +279,7 @@ def test_task_2_pages_come_back_exactly_once():
     assert allocator.num_free == 1
 
 
-def test_task_2_a_step_mixes_decode_tokens_and_chunks_of_prompts():
+def test_task_2_step_mixes_decode_and_prefill():
     it = without_sharing(max_num_batched_tokens=8)
     add(it, "a", 5)
     add(it, "b", 12, first=50)
@@ -286,7 +289,7 @@ def test_task_2_a_step_mixes_decode_tokens_and_chunks_of_prompts():
     assert step(it) == [("a", 7, 8, 0), ("b", 12, 13, 0)]
 
 
-def test_task_2_first_come_first_served_within_the_memory():
+def test_task_2_fcfs_admission_within_memory():
     it = without_sharing(num_pages=6, page_size=4, max_num_batched_tokens=64)
     add(it, "large", 16, max_tokens=2)
     add(it, "larger", 20, max_tokens=2)
@@ -296,9 +299,9 @@ def test_task_2_first_come_first_served_within_the_memory():
     assert [chunk[0] for chunk in step(it)] == ["larger"]
 
 
-def test_task_2_what_can_never_fit_is_refused_with_the_reason():
+def test_task_2_oversized_request_is_rejected_with_reason():
     it = without_sharing(num_pages=2, page_size=4)
-    with pytest.raises(UserError, match=r"\b4\b"):  # room for the answer's tokens
+    with pytest.raises(UserError, match=r"\b4\b"):  # room for the output tokens
         add(it, "a", 5, max_tokens=5)
     with pytest.raises(UserError, match="the prompt is empty"):
         add(it, "b", 0)
@@ -306,7 +309,7 @@ def test_task_2_what_can_never_fit_is_refused_with_the_reason():
     assert [chunk[0] for chunk in step(it)] == ["c"], "the others go on"
 
 
-def test_task_2_abort_at_any_moment():
+def test_task_2_abort_in_any_state():
     it = without_sharing(max_num_seqs=1)
     running, waiting = add(it, "running", 5), add(it, "waiting", 5)
     plan = it.schedule()
@@ -318,7 +321,7 @@ def test_task_2_abort_at_any_moment():
     assert it.pages.allocator.num_free == 16
 
 
-def test_task_2_a_page_for_each_that_runs_stays_in_reserve():
+def test_task_2_one_page_per_running_request_is_reserved():
     it = without_sharing(num_pages=5, page_size=4, max_num_batched_tokens=64)
     add(it, "runs", 8, max_tokens=3)
     add(it, "waits", 12, max_tokens=2, first=50)
@@ -331,14 +334,14 @@ def test_task_2_a_page_for_each_that_runs_stays_in_reserve():
 
 
 def test_task_2_random_workloads():
-    # With pages for all nobody is preempted, which is task 4.
+    # Enough pages for all requests: preemption is task 4.
     assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0
 
 
 # --- task 3: the prefix cache ---------------------------------------------------------------------
 
 
-def test_task_3_a_page_is_found_by_the_tokens_before_it_and_in_it():
+def test_task_3_lookup_matches_the_whole_prefix():
     allocator = PageAllocator(8)
     cache = PrefixCache(allocator, 4)
     [page], [next_page] = allocator.allocate(), allocator.allocate()
@@ -354,7 +357,7 @@ def test_task_3_a_page_is_found_by_the_tokens_before_it_and_in_it():
     cache.check_integrity()
 
 
-def test_task_3_of_many_with_one_prompt_one_computes_it():
+def test_task_3_shared_prompt_is_computed_once():
     it = scheduler(max_num_batched_tokens=64)
     for name in "abc":
         add(it, name, 10)
@@ -363,7 +366,7 @@ def test_task_3_of_many_with_one_prompt_one_computes_it():
     assert it.pages.counts(it.running).shared == 2
 
 
-def test_task_3_a_page_that_a_request_reads_is_not_evicted():
+def test_task_3_referenced_page_is_not_evicted():
     allocator = PageAllocator(3)
     cache = PrefixCache(allocator, 2)
     first, second = allocator.allocate(2)
@@ -380,7 +383,7 @@ def test_task_3_a_page_that_a_request_reads_is_not_evicted():
     assert [one.page for one in cache.match((3, 4, 5))] == [second]
 
 
-def test_task_3_two_that_computed_the_same_page_keep_one():
+def test_task_3_duplicate_pages_are_merged():
     allocator = PageAllocator(4)
     cache = PrefixCache(allocator, 2)
     first, second = allocator.allocate(2)
@@ -401,7 +404,7 @@ def test_task_3_random_workloads():
     assert run_random_workloads(200, num_pages=500, enable_prefix_caching=True) == 0
 
 
-def test_task_3_a_hit_changes_no_bit(on_cpu, demo):
+def test_task_3_cache_hit_is_bitwise_equal(on_cpu, demo):
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
     prompt, other = chat(PARAGRAPH + "Who is the mayor?"), chat(PARAGRAPH + "And the river?")
     llm = LLM(demo, kv_cache_bytes=2**24, block_size=8)
@@ -418,7 +421,7 @@ def test_task_3_a_hit_changes_no_bit(on_cpu, demo):
 # --- task 4: preemption ---------------------------------------------------------------------------
 
 
-def test_task_4_the_youngest_gives_its_pages_and_comes_back():
+def test_task_4_youngest_request_is_preempted_and_resumed():
     it = scheduler(num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False)
     old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
     while it.num_preemptions == 0:
@@ -436,8 +439,8 @@ def test_task_4_the_youngest_gives_its_pages_and_comes_back():
     assert it.pages.allocator.num_free == 4
 
 
-def test_task_4_no_request_is_admitted_in_a_step_that_preempted():
-    # Pages for guesses make the difference: "young" gives more pages than it needs to come back.
+def test_task_4_no_admission_in_a_preempting_step():
+    # Because of draft pages, "young" frees more pages than its resumption needs.
     it = scheduler(num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False)
     add(it, "old", 1, max_tokens=3)
     it.update_draft_tokens(add(it, "young", 6, max_tokens=7, first=50), [5] * 8)
@@ -453,7 +456,7 @@ def test_task_4_random_workloads():
     assert run_random_workloads(200, page_size=1, num_pages=28) > 20
 
 
-def test_task_4_preemption_changes_no_bit(on_cpu, demo):
+def test_task_4_preempted_request_is_bitwise_equal(on_cpu, demo):
     params = [
         SamplingParams(temperature=2, seed=seed, max_tokens=40, ignore_eos=True, logprobs=2)
         for seed in range(3)

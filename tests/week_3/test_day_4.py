@@ -24,7 +24,7 @@ from tiny_llm.generate.speculative import verify_by_matching, verify_by_rejectio
 
 
 class TokenCache:
-    """A cache that holds the tokens themselves."""
+    """Cache of token ids instead of keys and values."""
 
     def __init__(self):
         self.tokens: list[int] = []
@@ -39,11 +39,11 @@ class TokenCache:
 
 
 class TableModel:
-    """A model whose next token depends on the two before it, by a function.
+    """Model whose next token is a function of the previous two.
 
     Args:
-        logits_of: (the token before, the token) -> logits V.
-        max_seq_len: beyond which it refuses to go.
+        logits_of: (previous token, current token) -> logits V.
+        max_seq_len: longest accepted sequence.
     """
 
     def __init__(self, logits_of: Callable[[int, int], np.ndarray], max_seq_len: int = 10_000):
@@ -73,7 +73,7 @@ class TableModel:
 
 
 def random_table(V: int, seed: int, scale: float = 1.5, width: int | None = None):
-    """Logits for each pair of tokens; `width` pads them, or cuts them off."""
+    """Logits of each token pair, padded or truncated to `width`."""
     table = np.random.default_rng(seed).normal(size=(64, 64, V)) * scale
     padding = np.full(max(0, (width or V) - V), 0.5)
     return lambda before, token: np.append(table[before, token], padding)[:width]
@@ -94,7 +94,7 @@ DRAFTS = {
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("num_drafts", range(1, 9))
-def test_task_1_greedy_tokens_are_the_target_s(device, num_drafts, draft):
+def test_task_1_greedy_output_equals_target(device, num_drafts, draft):
     logits_of = random_table(9, seed=1)
     model = TableModel(logits_of)
     expected = tokens_of(decode_with_cache, model, [3, 1, 4], make_sampler(0), 60)
@@ -103,7 +103,7 @@ def test_task_1_greedy_tokens_are_the_target_s(device, num_drafts, draft):
     assert tokens_of(decode, model, [3, 1, 4], make_sampler(0), 60) == expected
 
 
-def test_task_1_a_right_draft_saves_steps_and_a_wrong_one_costs_none(device):
+def test_task_1_accepted_drafts_save_steps_and_rejected_cost_none(device):
     logits_of = random_table(9, seed=1)
     for sign, steps, accepted in ((1, 1 + 12, 48), (-1, 61, 0)):
         model = TableModel(logits_of)
@@ -116,7 +116,7 @@ def test_task_1_a_right_draft_saves_steps_and_a_wrong_one_costs_none(device):
         assert model.calls == [3] + [5] * (steps - 1), "n drafts and the token before them"
 
 
-def test_task_1_statistics_in_words():
+def test_task_1_statistics_text():
     decode = SpeculativeDecoding(TableModel(random_table(9, seed=1)))
     assert str(decode.statistics) == "drafts: 0 of 0 accepted, 0 target steps"
     tokens_of(decode, TableModel(random_table(9, seed=1)), [1], make_sampler(0), 6)
@@ -148,9 +148,9 @@ def demo_pair(demo):
     return Qwen3ModelWeek2(load("demo-draft")[0]), Qwen3ModelWeek2(mlx_model), tokenizer
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
 @pytest.mark.parametrize("index", range(len(BATCH_PROMPTS)))
-def test_task_1_demo_model_says_the_same_with_and_without_draft(demo_pair, index):
+def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index):
     draft, model, tokenizer = demo_pair
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": BATCH_PROMPTS[index]}],
@@ -162,12 +162,12 @@ def test_task_1_demo_model_says_the_same_with_and_without_draft(demo_pair, index
         responses = stream_generate(decode, model, tokenizer, prompt, max_tokens=40)
         return [response.token for response in responses]
 
-    # Every number of drafts comes, each with two prompts.
+    # Covers every number of drafts with two prompts each.
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
-def test_task_1_whole_answers_with_flash_attention_and_drafts(demo):
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
+def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
     flash = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
@@ -183,7 +183,7 @@ def test_task_1_whole_answers_with_flash_attention_and_drafts(demo):
         assert speculative_generate(draft, flash, draft_tokenizer, tokenizer, prompt) == expected
 
 
-def test_task_1_over_pages_the_same_text_and_no_page_is_lost():
+def test_task_1_paged_cache_same_text_and_no_leak():
     oracle = tiny_model(vocab_size=256)
     week2 = Qwen3ModelWeek2(oracle, enable_flash_attn=True)
     model = Qwen3ModelWeek3(oracle, page_size=4)
@@ -201,7 +201,7 @@ def test_task_1_over_pages_the_same_text_and_no_page_is_lost():
                     assert pool.num_free_pages == pool.num_pages, "a page is lost"
 
 
-@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
 def test_task_1_demo_draft_saves_target_steps(demo_pair):
     draft, model, tokenizer = demo_pair
     decode = SpeculativeDecoding(draft, num_drafts=4)
@@ -218,8 +218,8 @@ def test_task_1_demo_draft_saves_target_steps(demo_pair):
 
 
 @pytest.mark.parametrize("end", range(1, 12))
-def test_task_1_an_end_token_among_accepted_drafts_ends(device, end):
-    # The model counts: 2, 3, 4, …; token 1 ends, and comes after `end` others.
+def test_task_1_accepted_eos_draft_ends_generation(device, end):
+    # The model counts 2, 3, 4, …; token 1 is EOS and follows `end` other tokens.
     def logits_of(before, token):
         return 10.0 * np.eye(256)[1 if token == 64 + end else token + 1]
 
@@ -244,11 +244,11 @@ def test_task_1_max_tokens_is_exact(device, max_tokens):
 
 @pytest.mark.parametrize("draft_context", [1, 4, 5, 6, 7, 11, 12, 40])
 @pytest.mark.parametrize("num_drafts", [1, 3, 8])
-def test_task_1_contexts_are_respected(device, num_drafts, draft_context):
+def test_task_1_max_seq_len_of_both_models(device, num_drafts, draft_context):
     def logits_of(before, token):
         return 10.0 * np.eye(256)[token + 1]
 
-    # TableModel checks that no position is beyond its context.
+    # TableModel rejects positions beyond max_seq_len.
     draft, model = TableModel(logits_of, draft_context), TableModel(logits_of, 12)
     tokenizer = ByteTokenizer()
     text = speculative_generate(draft, model, tokenizer, tokenizer, "=>?@", num_drafts=num_drafts)
@@ -263,7 +263,7 @@ class WordTokenizer(ByteTokenizer):
         return {word: index for index, word in enumerate(self.words)}
 
 
-def test_task_1_tokenizers_must_agree():
+def test_task_1_mismatched_tokenizers_are_rejected():
     model = TableModel(random_table(256, seed=1))
     pair = WordTokenizer("a", "b", "c"), WordTokenizer("a", "x", "c")
     with pytest.raises(UserError, match="differ at token 1 .* must share one vocabulary"):
@@ -280,7 +280,7 @@ def test_task_1_num_drafts_below_one(num_drafts):
         SpeculativeDecoding(TableModel(random_table(9, seed=1)), num_drafts)
 
 
-def test_task_2_a_plain_function_draws_what_it_draws_without_drafts(device):
+def test_task_2_custom_sampler_is_unchanged_by_drafts(device):
     def sampler(seed: int):
         seeded = make_sampler(1.0, seed=seed)
         return lambda logprobs: seeded(logprobs)
@@ -292,7 +292,7 @@ def test_task_2_a_plain_function_draws_what_it_draws_without_drafts(device):
         assert tokens_of(draft, model, [2], sampler(seed), 40) == expected
 
 
-def test_task_2_matching_asks_only_for_tokens_of_the_answer():
+def test_task_2_exact_matching_samples_only_output_tokens():
     asked = []
 
     def sampler(logprobs):
@@ -318,9 +318,7 @@ SAMPLERS = [
 
 @pytest.mark.parametrize("options", SAMPLERS, ids=str)
 @pytest.mark.parametrize("distance", [0.0, 0.7, 5.0])
-def test_task_2_one_draft_is_accepted_or_replaced_in_the_target_s_proportions(
-    device, options, distance
-):
+def test_task_2_single_draft_preserves_target_distribution(device, options, distance):
     V, draws = 6, 1500
     rng = np.random.default_rng(3)
     target = rng.normal(size=V)
@@ -342,8 +340,8 @@ def test_task_2_one_draft_is_accepted_or_replaced_in_the_target_s_proportions(
 @pytest.mark.parametrize(
     ("options", "width"), list(zip(SAMPLERS, [5, 4, 7, 5, 4], strict=True)), ids=str
 )
-def test_task_2_three_tokens_have_the_target_s_joint_distribution(device, options, width):
-    V, draws = 5, 800  # the draft's logits may be narrower or wider than the target's
+def test_task_2_joint_distribution_of_three_tokens(device, options, width):
+    V, draws = 5, 800  # draft and target vocabularies may differ in size
     target = TableModel(random_table(V, seed=5))
     draft = TableModel(random_table(V, seed=5, scale=0.8, width=width))
     oracle = make_sampler(**options)
@@ -363,8 +361,8 @@ def test_task_2_three_tokens_have_the_target_s_joint_distribution(device, option
     assert_distributed(counts.ravel(), expected.ravel())
 
 
-def test_task_2_a_long_answer_is_the_target_s_chain(device):
-    # Each pair of tokens has a distribution of its own for the next: all are compared.
+def test_task_2_long_output_preserves_transition_probabilities(device):
+    # Compares the next-token distribution of every token pair.
     V = 3
     target = TableModel(random_table(V, seed=2))
     draft = TableModel(random_table(V, seed=3))
@@ -381,7 +379,7 @@ def test_task_2_a_long_answer_is_the_target_s_chain(device):
     assert 0 < decode.statistics.num_accepted_tokens < decode.statistics.num_draft_tokens
 
 
-def test_task_2_a_seed_repeats_the_answer(device):
+def test_task_2_same_seed_reproduces_output(device):
     draft = SpeculativeDecoding(TableModel(random_table(9, seed=2)), 3)
     model = TableModel(random_table(9, seed=1))
 
@@ -396,7 +394,7 @@ def test_task_2_a_seed_repeats_the_answer(device):
     assert answer(None) == first
 
 
-def test_task_2_distributions_that_differ_by_rounding_leave_a_token():
+def test_task_2_residual_of_nearly_equal_distributions_is_valid():
     p = mx.array([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]])
 
     class AlwaysRejects:

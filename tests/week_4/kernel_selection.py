@@ -1,4 +1,4 @@
-"""What the tests of Week 4 share: how a test runs a kernel by name."""
+"""Kernel selection by name, for the tests of Week 4."""
 
 import mlx.core as mx
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 from tiny_llm import kernels
 
-R = 32  # rows of weights that the kernels from day 4.3 on want together
+R = 32  # weight rows per prepacked block, from day 4.3 on
 
 SIMD_ISAS = [
     name
@@ -18,28 +18,28 @@ SIMD_ISAS = [
 def use_matmul_kernel(
     name: str, instruction_set: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products go through a kernel of Week 4: see `use_kernel`."""
+    """Selects a matmul kernel of Week 4; see `use_kernel`."""
     use_kernel("TINY_LLM_MATMUL", name, instruction_set, monkeypatch)
 
 
 def use_kernel(
     variable: str, name: str, instruction_set: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operation goes through a kernel of Week 4, with the vectors of an instruction set.
+    """Selects an operation's Week 4 kernel and its instruction set.
 
     Args:
-        variable: which operation: TINY_LLM_MATMUL or TINY_LLM_ATTENTION.
-        name: what it is set to.
-        instruction_set: one of `SIMD_ISAS`; None skips the test where there are none, and lets
-            it fail where the extension is not built.
-        monkeypatch: takes it back.
+        variable: TINY_LLM_MATMUL or TINY_LLM_ATTENTION.
+        name: value of the variable.
+        instruction_set: one of `SIMD_ISAS`; None skips the test on machines without SIMD
+            kernels; without the built extension the test runs, and fails.
+        monkeypatch: restores the environment.
     """
     monkeypatch.setenv(variable, name)
     _use_isa(instruction_set, monkeypatch)
 
 
 def use_fused_kernels(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms, rotation and SwiGLU go through the kernels with vectors; arguments as above."""
+    """Selects the SIMD kernels of norms, RoPE and SwiGLU; arguments as in `use_kernel`."""
     monkeypatch.setenv("TINY_LLM_FUSED", "vectors")
     _use_isa(instruction_set, monkeypatch)
 
@@ -48,11 +48,11 @@ def _use_isa(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> No
     if instruction_set is not None:
         monkeypatch.setenv("TINY_LLM_CPU_ISA", instruction_set)
     elif kernels.is_built():
-        pytest.skip("this machine has no vectors that the kernel is compiled for")
+        pytest.skip("no SIMD kernel is compiled for this machine")
 
 
 def prepacked_args(scales, biases, group_size, bits, a, b):
-    """The same problem with weights laid out as the kernels read them, whatever task 1 does."""
+    """The same arguments with weights prepacked by NumPy, independent of task 1."""
     return _prepacked(scales), _prepacked(biases), group_size, bits, a, _prepacked(b)
 
 

@@ -1,4 +1,4 @@
-"""Week 4, day 1: a clock, a comparison in turns, and the least time that a machine allows."""
+"""Week 4, day 1: timing, interleaved comparison and the roofline."""
 
 import mlx.core as mx
 import pytest
@@ -18,11 +18,11 @@ from tiny_llm.kernels.roofline import (
 
 
 class Machine:
-    """A clock that no real time moves: each kernel's evaluation takes the seconds that it is told.
+    """Simulated clock, advanced by each kernel evaluation's configured seconds.
 
     Attributes:
-        now: seconds.
-        ran: the names of the kernels that were evaluated.
+        now: current time in seconds.
+        ran: names of the evaluated kernels, in order.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class Machine:
         return self.now
 
     def kernel(self, name: str, *seconds: float):
-        """A function whose arrays cost time when they are evaluated, not when they are made.
+        """Function whose arrays advance the clock when evaluated, not when created.
 
-        Runs take the given seconds in turn, and the last of them from then on.
+        Successive runs take the given seconds; the last value repeats.
         """
         left = list(seconds)
 
@@ -52,7 +52,7 @@ class _Lazy:
 
 @pytest.fixture
 def machine(monkeypatch) -> Machine:
-    """`mx.eval` of what its kernels return moves its clock."""
+    """Simulated machine: `mx.eval` of its kernels' arrays advances its clock."""
     real = mx.eval
 
     def evaluate(*results):
@@ -67,13 +67,13 @@ def machine(monkeypatch) -> Machine:
     return Machine()
 
 
-def test_task_1_what_is_lazy_is_evaluated_inside_the_time(machine):
+def test_task_1_lazy_arrays_are_evaluated_while_timed(machine):
     times = time_runs(machine.kernel("a", 2.0), repeats=3, clock=machine.clock)
     assert times == Timings(2.0, 2.0), "expected 2 s a run: evaluation counts"
     assert machine.ran == ["a"] * 4, "expected one run to warm up, and three that count"
 
 
-def test_task_1_the_first_runs_do_not_count(machine):
+def test_task_1_warmup_runs_are_excluded(machine):
     run = machine.kernel("a", 9.0, 8.0, 1.0, 3.0, 2.0)
     times = time_runs(run, repeats=3, warm_up=2, clock=machine.clock)
     assert times == Timings(median=2.0, minimum=1.0)
@@ -85,21 +85,21 @@ def test_task_1_a_real_computation():
     assert 0 < times.minimum <= times.median
 
 
-def test_task_2_each_runs_once_a_round_and_every_other_round_backwards(machine):
+def test_task_2_odd_rounds_run_in_reverse_order(machine):
     runs = {name: machine.kernel(name, 1.0) for name in "abc"}
     compare(runs, rounds=3, clock=machine.clock)
     assert "".join(machine.ran[:3]) == "abc", "each is warmed up once"
     assert "".join(machine.ran[3:]) == "abccbaabc"
 
 
-def test_task_2_the_first_run_does_not_count(machine):
+def test_task_2_warmup_run_is_excluded(machine):
     runs = {"a": machine.kernel("a", 50.0, 1.0, 3.0, 2.0), "b": machine.kernel("b", 70.0, 4.0)}
     times = compare(runs, rounds=3, clock=machine.clock)
     assert times == {"a": Timings(2.0, 1.0), "b": Timings(4.0, 4.0)}
 
 
-def test_task_2_a_machine_that_slows_down_is_fair_to_both(machine):
-    """Every run takes longer than the one before, whichever kernel it is."""
+def test_task_2_slowdown_affects_both_equally(machine):
+    """Each run is slower than the previous one, whichever kernel runs."""
 
     def run():
         return _Lazy(machine, "x", 1 + 0.01 * len(machine.ran))
@@ -110,7 +110,7 @@ def test_task_2_a_machine_that_slows_down_is_fair_to_both(machine):
 
 
 def test_task_3_a_product_s_bytes_and_operations():
-    # 151,936×1,024 weights of 4 bits, and 2+2 bytes for every 128 of them.
+    # 151,936×1,024 4-bit weights, and 2+2 bytes per group of 128.
     head = matmul_cost(1, 151_936, 1024, 4, 128)
     assert head.num_bytes == 151_936 * 1024 * 4.25 / 8 + 2 * (1024 + 151_936)
     assert head.flops == 2 * 151_936 * 1024
@@ -119,31 +119,31 @@ def test_task_3_a_product_s_bytes_and_operations():
     assert many.flops == 64 * 2 * 3072 * 1024, "expected every row's operations"
 
 
-def test_task_3_attention_reads_keys_and_values_once_for_a_group_of_heads():
+def test_task_3_attention_reads_kv_once_per_group():
     cost = attention_cost(H_q=16, H=8, D=128, S=1000)
     assert cost.num_bytes == 2 * 8 * 1000 * 128 * 2
     assert cost.flops == 4 * 16 * 1000 * 128
 
 
-def test_task_3_memory_and_arithmetic_work_at_once():
+def test_task_3_memory_and_arithmetic_overlap():
     limits = HardwareLimits(read_bytes_per_s=10e9, flops_per_s=100e9)
     assert roofline_seconds(KernelCost(10e9, 1e9), limits) == 1.0
     assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, "expected the slower of the two"
     assert roofline_seconds(KernelCost(10e9, 100e9), limits) == 1.0, "expected no sum of the two"
 
 
-def test_task_4_a_share_is_of_the_best_time():
+def test_task_4_share_uses_best_time():
     limits = HardwareLimits(10e9, 100e9)
     assert roofline_fraction(Timings(median=8.0, minimum=4.0), KernelCost(20e9, 0), limits) == 0.5
     assert roofline_fraction(Timings(1.0, 1.0), KernelCost(5e9, 100e9), limits) == 1.0
 
 
-def test_task_4_the_slowest_is_not_the_one_that_takes_longest():
+def test_task_4_worst_kernel_has_lowest_share():
     limits = HardwareLimits(10e9, 100e9)
     measured = {
         "head": Timings(2.2, 2.0),  # 20e9 bytes: at its limit
         "down": Timings(0.5, 0.4),  # 1e9 bytes: a quarter
-        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 %, on a bad day 20
+        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 % at best, 20 % median
     }
     costs = {
         "head": KernelCost(20e9, 1e9),

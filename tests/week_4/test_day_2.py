@@ -1,4 +1,4 @@
-"""Week 4, day 2: the product with quantized weights, factored and in vectors."""
+"""Week 4, day 2: quantized matmul, factored and vectorized."""
 
 import mlx.core as mx
 import pytest
@@ -28,20 +28,20 @@ SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # M, I, O
 
 @pytest.fixture
 def factored(monkeypatch, on_cpu) -> str:
-    """Products go through task 1's kernel; gives what fixed point must not be allowed for."""
+    """Selects task 1's kernel; returns "portable", whose tolerance excludes fixed point."""
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
     return "portable"
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> str:
-    """Products go through task 2's kernel, of each instruction set that this machine has."""
+    """Selects task 2's kernel, on each supported instruction set."""
     use_matmul_kernel("vectors", request.param, monkeypatch)
     return "portable"
 
 
 def rows_alone_and_together(bits: int, group_size: int):
-    """The product of 33 rows at once, and of each alone, which must have the same bits."""
+    """Asserts that 33 rows have the same bits in one product and in single-row products."""
     scales, biases, *_, a, b = problem(33, 384, 70, bits, group_size, mx.bfloat16)
     together = evaluated(scales, biases, group_size, bits, a, b)
     alone = [evaluated(scales, biases, group_size, bits, row[None], b) for row in a]
@@ -52,12 +52,12 @@ def rows_alone_and_together(bits: int, group_size: int):
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_1_is_exact_but_for_rounding(factored, bits, group_size, half, shape):
+def test_task_1_is_exact_up_to_rounding(factored, bits, group_size, half, shape):
     assert_exact_but_for_rounding(factored, problem(*shape, bits, group_size, half))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_1_a_row_has_the_same_bits_alone_and_together(factored, bits):
+def test_task_1_rows_are_batch_invariant(factored, bits):
     rows_alone_and_together(bits, 64)
 
 
@@ -65,24 +65,24 @@ def test_task_1_a_row_has_the_same_bits_alone_and_together(factored, bits):
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_but_for_rounding(vectors, bits, group_size, half, shape):
+def test_task_2_is_exact_up_to_rounding(vectors, bits, group_size, half, shape):
     assert_exact_but_for_rounding(vectors, problem(*shape, bits, group_size, half))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_2_a_row_has_the_same_bits_alone_and_together(vectors, bits):
+def test_task_2_rows_are_batch_invariant(vectors, bits):
     rows_alone_and_together(bits, 128)
 
 
-def test_task_2_each_weight_meets_its_activation(vectors):
-    """One activation is 1 and the others 0: the product is a column of the weights."""
+def test_task_2_each_weight_multiplies_its_activation(vectors):
+    """With a one-hot activation the product is a column of the weights."""
     scales, biases, group_size, bits, _, b = problem(1, 256, 16, 4, 128, mx.bfloat16)
     plain = mx.dequantize(b, scales.astype(mx.float32), biases.astype(mx.float32), 128, 4)
     actual = evaluated(scales, biases, group_size, bits, mx.eye(256, dtype=mx.bfloat16), b)
     assert_close(actual, plain.T.astype(mx.bfloat16), "columns of the weights", ulps=4)
 
 
-def test_task_2_instruction_sets_have_a_kernel_of_their_own(vectors, monkeypatch):
+def test_task_2_one_kernel_per_instruction_set(vectors, monkeypatch):
     scales, biases, group_size, bits, a, b = problem(2, 256, 40, 4, 128, mx.bfloat16)
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     with pytest.raises(ValueError, match="the instruction set is portable, which has none"):
@@ -92,13 +92,13 @@ def test_task_2_instruction_sets_have_a_kernel_of_their_own(vectors, monkeypatch
         evaluated(scales, biases, group_size, bits, a, b)
 
 
-# --- task 3: a matrix and a few rows on a GPU -----------------------------------------------------
+# --- task 3: matrix times a few rows on a GPU -----------------------------------------------------
 
 MATVEC = "quantized_matmul/quantized_matmul_matvec.metal"
 
 
 def matvec(scales, biases, group_size, bits, a, b, mode="plain"):
-    """The product by task 3's kernel: on the GPU where there is one, or in the emulator."""
+    """Product by task 3's kernel, on the GPU or in the emulator."""
     check_is_written(MATVEC)
     (M, I), O, dtype = a.shape, b.shape[0], DTYPE_NAMES[a.dtype]
     launch = kernels.extension().metal.quantized_matmul_launch(
@@ -113,7 +113,7 @@ def matvec(scales, biases, group_size, bits, a, b, mode="plain"):
 @pytest.mark.parametrize(
     ("shape", "group_size"), [((1, 128, 5), 32), ((2, 640, 33), 128), ((7, 1024, 6), 64)], ids=str
 )
-def test_task_3_is_exact_but_for_rounding(bits, half, shape, group_size):
+def test_task_3_is_exact_up_to_rounding(bits, half, shape, group_size):
     scales, biases, *_, a, b = problem(*shape, bits, group_size, half)
     actual = matvec(scales, biases, group_size, bits, a, b)
     expected = exact_quantized(scales, biases, a, b, group_size, bits)
@@ -125,8 +125,8 @@ def test_task_3_no_access_out_of_bounds():
     matvec(scales, biases, 64, 4, a, b, mode="asan")
 
 
-def test_task_3_counts():
-    """What four rows ask of memory, and how many integers they take, for each weight."""
+def test_task_3_traffic_and_instruction_counts():
+    """Memory traffic and integer operations per weight, for four rows."""
     check_is_written(MATVEC)
     if not has_clang():
         pytest.skip(NO_CLANG)

@@ -1,4 +1,4 @@
-"""Week 4, day 3: weights in the order in which they are read, and prefetching."""
+"""Week 4, day 3: prepacked weights and prefetching."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,24 +22,24 @@ SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # M, I, O
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def ordered(request, monkeypatch, on_cpu) -> None:
-    """Products go through task 2's kernel, of each instruction set that this machine has."""
+    """Selects task 2's kernel, on each supported instruction set."""
     use_matmul_kernel("prepacked", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def fetched(request, monkeypatch, on_cpu) -> None:
-    """Products go through task 3's kernel."""
+    """Selects task 3's kernel."""
     use_matmul_kernel("prefetched", request.param, monkeypatch)
 
 
-def test_task_1_the_first_words_of_the_rows_are_neighbours():
+def test_task_1_first_words_of_rows_are_adjacent():
     matrix = mx.arange(8, dtype=mx.uint32).reshape(4, 2)  # rows 0 1, 2 3, 4 5, 6 7
     actual = prepack_weight(matrix, 2).reshape(-1).tolist()
     assert actual == [0, 2, 1, 3, 4, 6, 5, 7], f"expected two rows at a time, got {actual}"
 
 
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES], ids=str)
-def test_task_1_words_and_scales_go_there_and_back(dtype):
+def test_task_1_pack_and_unpack_round_trip(dtype):
     matrix = mx.arange(96 * 5).reshape(96, 5).astype(dtype)
     laid_out = prepack_weight(matrix, R)
     assert laid_out.shape == (3, 5, R)
@@ -54,13 +54,13 @@ def test_task_1_words_and_scales_go_there_and_back(dtype):
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_but_for_rounding(ordered, bits, group_size, half, shape):
+def test_task_2_is_exact_up_to_rounding(ordered, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
 def test_task_2_each_output_has_its_own_scales(ordered):
-    """All weights and activations are 1: an output is its scale plus its bias, times the inputs."""
+    """With all weights and activations 1, an output is (scale + bias) · inputs."""
     O, I = 64, 128
     words = mx.full((O, I // 8), 0x11111111, dtype=mx.uint32)
     scales = mx.arange(O).reshape(O, 1).astype(mx.bfloat16)
@@ -70,10 +70,10 @@ def test_task_2_each_output_has_its_own_scales(ordered):
     assert_close(evaluated(*args), expected, "(scale + bias) · I of each output", ulps=1)
 
 
-def test_task_2_a_group_s_scale_is_added_before_its_bias(ordered):
-    """The second half of the groups takes away what the first half added: rounding is what is left.
+def test_task_2_scale_term_is_added_before_bias(ordered):
+    """The second half of the groups cancels the first: only rounding errors remain.
 
-    All sums within a group are integers that float32 holds, so their order shows in no bit.
+    Sums within a group are exact integers in float32, in any order.
     """
     O, half, size = 64, 4, 64  # groups of half a row
     words = mx.random.randint(0, 2**31 - 1, (O, half * size // 8)).astype(mx.uint32)
@@ -82,7 +82,7 @@ def test_task_2_a_group_s_scale_is_added_before_its_bias(ordered):
         (mx.random.normal((O, half)) * 2.0 ** mx.random.randint(0, 12, (O, half))).astype(
             mx.bfloat16
         )
-        for _ in range(2)  # of so different sizes that sums of them have to be rounded
+        for _ in range(2)  # magnitudes far enough apart for sums to round
     ]
     scales, biases = (mx.concatenate([x, -x], axis=1) for x in added)
     a, b = mx.concatenate([row, row], axis=1), mx.concatenate([words, words], axis=1)
@@ -90,7 +90,7 @@ def test_task_2_a_group_s_scale_is_added_before_its_bias(ordered):
     activations = np.array(a.astype(mx.float32)).reshape(2 * half, size)
     products = (integers.reshape(O, 2 * half, size) * activations).sum(axis=-1)
     total = np.zeros(O)
-    for g in range(2 * half):  # float64 holds each product, and float32 rounds once, as fma does
+    for g in range(2 * half):  # exact product in float64, one rounding to float32, as fma
         for factor, part in ((scales, products[:, g]), (biases, activations[g].sum())):
             of_group = np.array(factor[:, g].astype(mx.float32), dtype=np.float64)
             total = (total + of_group * part).astype(np.float32).astype(np.float64)
@@ -100,21 +100,21 @@ def test_task_2_a_group_s_scale_is_added_before_its_bias(ordered):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_2_a_row_has_the_same_bits_alone_and_together(ordered, bits):
+def test_task_2_rows_are_batch_invariant(ordered, bits):
     *weights, a, b = prepacked_args(*problem(9, 384, 96, bits, 64, mx.bfloat16))
     together = evaluated(*weights, a, b)
     alone = [evaluated(*weights, row[None], b) for row in a]
     assert_close(together, mx.concatenate(alone), "each row alone", ulps=0)
 
 
-def test_task_2_rows_that_are_left_go_the_old_way(ordered):
-    """33 outputs are no multiple of 32: they stay by row, and yesterday's kernel takes them."""
+def test_task_2_leftover_outputs_use_the_row_major_kernel(ordered):
+    """33 outputs, no multiple of 32, stay row-major and use day 2's kernel."""
     assert kernels.prepack_rows() == R
     assert_exact_but_for_rounding("portable", problem(2, 256, 33, 4, 128, mx.bfloat16))
 
 
-def test_task_2_a_model_reads_its_weights_in_this_order(ordered):
-    """The first kernel that sees interleaved weights is the learner's, in the learner's model."""
+def test_task_2_model_uses_prepacked_weights(ordered):
+    """Prepacked weights reach the learner's kernel through the learner's model."""
     mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=4)
     tokens = mx.array([[1, 2, 3]])
@@ -127,7 +127,7 @@ def test_task_2_a_model_reads_its_weights_in_this_order(ordered):
 
 @pytest.mark.parametrize("ahead", ["0", "4096", "1000000"])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_3_a_prefetch_changes_no_bit(fetched, monkeypatch, ahead, bits):
+def test_task_3_prefetch_changes_no_bits(fetched, monkeypatch, ahead, bits):
     args = prepacked_args(*problem(2, 256, 96, bits, 64, mx.bfloat16))
     monkeypatch.setenv("TINY_LLM_PREFETCH", ahead)
     actual = evaluated(*args)
@@ -135,7 +135,7 @@ def test_task_3_a_prefetch_changes_no_bit(fetched, monkeypatch, ahead, bits):
     assert_close(actual, evaluated(*args), "the product without prefetching", ulps=0)
 
 
-def test_task_3_a_distance_that_is_none_is_refused(fetched, monkeypatch):
+def test_task_3_invalid_distance_is_rejected(fetched, monkeypatch):
     args = prepacked_args(*problem(1, 128, 32, 4, 64, mx.bfloat16))
     for wrong in ("far", "-64", "64 bytes"):
         monkeypatch.setenv("TINY_LLM_PREFETCH", wrong)
@@ -143,13 +143,13 @@ def test_task_3_a_distance_that_is_none_is_refused(fetched, monkeypatch):
             evaluated(*args)
 
 
-def test_task_3_what_is_on_its_way():
+def test_task_3_lines_in_flight():
     # 100 ns at 31 GB/s: about 50 cache lines.
     assert bytes_in_flight(100e-9, 31e9) == pytest.approx(3100)
     assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), "expected twice as many in twice"
 
 
-def test_task_3_the_nearest_of_equals():
+def test_task_3_ties_pick_the_shortest_distance():
     measured = {256: Timings(9.0, 8.0), 1024: Timings(9.0, 5.05), 4096: Timings(6.0, 5.0)}
     assert best_prefetch_distance(measured) == 1024, "expected 1 % to count as noise, by minima"
     assert best_prefetch_distance(measured, tolerance=0) == 4096

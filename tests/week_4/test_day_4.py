@@ -12,24 +12,24 @@ from tests.ops.quantized_matmul_problems import (
 from tests.support import assert_close
 from tests.week_4.kernel_selection import SIMD_ISAS, prepacked_args, use_matmul_kernel
 
-# M, I, O: whole tiles of rows, and rows that are left, for every instruction set.
+# M, I, O: full and partial row tiles, for every instruction set.
 SHAPES = [(1, 128, 32), (3, 128, 64), (8, 384, 32), (13, 256, 96)]
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def panels(request, monkeypatch, on_cpu) -> None:
-    """Products go through task 1's kernel, of each instruction set that this machine has."""
+    """Selects task 1's kernel, on each supported instruction set."""
     use_matmul_kernel("panels", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def pairs(request, monkeypatch, on_cpu) -> None:
-    """Products go through task 2's kernel."""
+    """Selects task 2's kernel."""
     use_matmul_kernel("pairs", request.param, monkeypatch)
 
 
 def assert_each_weight_meets_its_activation():
-    """One activation is 1 and the others 0: the product is a column of the weights."""
+    """With a one-hot activation the product is a column of the weights."""
     args = problem(1, 256, 32, 8, 128, mx.bfloat16)
     scales, biases, *_, b = args
     plain = mx.dequantize(b, scales.astype(mx.float32), biases.astype(mx.float32), 128, 8)
@@ -39,7 +39,7 @@ def assert_each_weight_meets_its_activation():
 
 
 def assert_rows_alone_and_together(bits: int):
-    """17 rows at once, and each alone, which must have the same bits."""
+    """Asserts that 17 rows have the same bits in one product and in single-row products."""
     *weights, a, b = prepacked_args(*problem(17, 384, 64, bits, 64, mx.bfloat16))
     together = evaluated(*weights, a, b)
     alone = [evaluated(*weights, row[None], b) for row in a]
@@ -50,22 +50,22 @@ def assert_rows_alone_and_together(bits: int):
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_1_is_exact_but_for_rounding(panels, bits, group_size, half, shape):
+def test_task_1_is_exact_up_to_rounding(panels, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
-def test_task_1_each_weight_meets_its_activation(panels):
+def test_task_1_each_weight_multiplies_its_activation(panels):
     assert_each_weight_meets_its_activation()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_1_a_row_has_the_same_bits_alone_and_together(panels, bits):
+def test_task_1_rows_are_batch_invariant(panels, bits):
     assert_rows_alone_and_together(bits)
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-def test_task_1_has_the_bits_of_yesterday_s_kernel(panels, monkeypatch, half):
+def test_task_1_is_bitwise_equal_to_day_3_kernel(panels, monkeypatch, half):
     args = prepacked_args(*problem(13, 256, 64, 4, 128, half))
     actual = evaluated(*args)
     monkeypatch.setenv("TINY_LLM_MATMUL", "prepacked")
@@ -76,15 +76,15 @@ def test_task_1_has_the_bits_of_yesterday_s_kernel(panels, monkeypatch, half):
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_but_for_rounding(pairs, bits, group_size, half, shape):
+def test_task_2_is_exact_up_to_rounding(pairs, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
-def test_task_2_each_weight_meets_its_activation(pairs):
+def test_task_2_each_weight_multiplies_its_activation(pairs):
     assert_each_weight_meets_its_activation()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_2_a_row_has_the_same_bits_alone_and_together(pairs, bits):
+def test_task_2_rows_are_batch_invariant(pairs, bits):
     assert_rows_alone_and_together(bits)

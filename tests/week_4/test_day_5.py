@@ -1,4 +1,4 @@
-"""Week 4, day 5: threads that claim their work, and norms, rotation and SwiGLU in one pass."""
+"""Week 4, day 5: dynamic work claiming; fused norms, RoPE and SwiGLU."""
 
 import subprocess
 import sys
@@ -12,25 +12,25 @@ from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
 
 EPS = 1e-6
-SIZES = [1, 7, 64, 130, 1023]  # of rows: less than a vector, whole vectors, and what is left
+SIZES = [1, 7, 64, 130, 1023]  # row sizes: less than a vector, whole vectors, with a remainder
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> None:
-    """The day's operations run in vectors, of each instruction set that this machine has."""
+    """Selects the day's SIMD kernels, on each supported instruction set."""
     use_fused_kernels(request.param, monkeypatch)
 
 
 @pytest.fixture
 def claimed(on_cpu):
-    """Threads claim their chunks, for all operations of this process."""
+    """Enables dynamic chunk claiming for all operations of the process."""
     kernels.extension().set_schedule("dynamic")
     yield
     kernels.extension().set_schedule("")
 
 
 def claims(threads: int, chunks: int, held: bool = False) -> list[list[int]]:
-    """The chunks of each thread; none may be given to one that asks for the job before."""
+    """Chunks claimed by each thread; a thread of an earlier job must claim none."""
     late, *by_thread = kernels.extension().simulate_schedule("dynamic", threads, chunks, held)
     assert late == [], f"expected nothing for a thread that slept through its job, got chunk {late}"
     return by_thread
@@ -42,7 +42,7 @@ def test_task_1_each_chunk_is_computed_once(threads, chunks):
     assert got == list(range(chunks)), f"expected each of {chunks} chunks once, got {got}"
 
 
-def test_task_1_a_thread_s_own_run_comes_first():
+def test_task_1_own_range_is_claimed_first():
     threads, chunks = 4, 32
     for thread, mine in enumerate(claims(threads, chunks)):
         begin, end = chunks * thread // threads, chunks * (thread + 1) // threads
@@ -52,7 +52,7 @@ def test_task_1_a_thread_s_own_run_comes_first():
         )
 
 
-def test_task_1_others_help_a_thread_that_is_held_up():
+def test_task_1_work_is_stolen_from_a_stalled_thread():
     held, *others = claims(3, 30, held=True)
     assert len(held) <= 1, f"expected the others to do the rest, but it did {held} by itself"
     assert sum(map(len, others)) >= 29
@@ -71,7 +71,7 @@ print(kernels.swiglu(normed, total).view(mx.uint16).astype(mx.int64).sum().item(
 """
 
 
-def test_task_1_the_same_bits_on_any_number_of_threads(claimed, monkeypatch):
+def test_task_1_thread_count_changes_no_bits(claimed, monkeypatch):
     def run(schedule: str, threads: int | None) -> str:
         if threads is not None:
             monkeypatch.setenv("TINY_LLM_NUM_THREADS", str(threads))
@@ -95,15 +95,15 @@ def test_task_2_the_sum_and_its_norm(vectors, dtype, D):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_task_2_a_norm_alone(vectors, dtype):
+def test_task_2_norm_without_residual(vectors, dtype):
     wide, weight = random(2, 3, 300, dtype=dtype, scale=40), random(130, dtype=dtype)
-    x = wide[..., 7:137]  # rows that lie apart
+    x = wide[..., 7:137]  # strided rows
     assert_close(
         kernels.rms_norm(x, weight, EPS), RMSNorm(130, weight, EPS)(x), "Week 1's norm", ulps=2
     )
 
 
-def test_task_2_a_row_has_the_same_bits_alone_and_together(vectors):
+def test_task_2_rows_are_batch_invariant(vectors):
     x, weight = random(300, 130, dtype=mx.bfloat16), random(130, dtype=mx.bfloat16)
     together = kernels.rms_norm(x, weight, EPS)
     alone = mx.concatenate([kernels.rms_norm(x[m][None], weight, EPS) for m in (0, 17, 299)])
@@ -113,7 +113,7 @@ def test_task_2_a_row_has_the_same_bits_alone_and_together(vectors):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("D", [2, 8, 34, 128])
 @pytest.mark.parametrize("norm", [True, False], ids=["with a norm", "without"])
-def test_task_3_heads_are_turned_as_by_week_1(vectors, dtype, D, norm):
+def test_task_3_equals_week_1_rope(vectors, dtype, D, norm):
     B, L, H = 2, 3, 4
     x, weight = random(B, L, H, D, dtype=dtype), random(D, dtype=dtype)
     rope = RoPE(D, 64)
@@ -124,7 +124,7 @@ def test_task_3_heads_are_turned_as_by_week_1(vectors, dtype, D, norm):
     assert_same_bits(actual, mx.contiguous(expected), "norm, then Week 1's RoPE, head by head")
 
 
-def test_task_3_a_pair_is_turned_by_a_right_angle(vectors):
+def test_task_3_rotation_by_a_right_angle(vectors):
     x = mx.array([1.0, 2, 3, 4, 5, 6]).reshape(1, 1, 1, 6)
     cos, sin = mx.zeros((1, 1, 3)), mx.ones((1, 1, 3))
     actual = kernels.qk_norm_rope(x, None, EPS, cos, sin).reshape(-1).tolist()
@@ -133,7 +133,7 @@ def test_task_3_a_pair_is_turned_by_a_right_angle(vectors):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("I", SIZES)
-def test_task_4_the_numbers_of_week_1(vectors, dtype, I):
+def test_task_4_equals_week_1(vectors, dtype, I):
     gate, up = random(3, I, dtype=dtype, scale=6), random(3, I, dtype=dtype)
     assert_close(kernels.swiglu(gate, up), silu(gate) * up, "silu(gate) · up", ulps=1)
 
@@ -145,7 +145,7 @@ def test_task_4_large_numbers_do_not_overflow(vectors, dtype):
     assert_close(kernels.swiglu(gate, up), silu(gate) * up, "silu(gate) · up", ulps=1)
 
 
-def test_task_4_another_way_is_refused(vectors, monkeypatch):
+def test_task_4_unknown_variant_is_rejected(vectors, monkeypatch):
     gate = random(2, 8, dtype=mx.bfloat16)
     mx.eval(kernels.swiglu(gate, gate))
     monkeypatch.setenv("TINY_LLM_FUSED", "fast")

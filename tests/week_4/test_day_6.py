@@ -1,4 +1,4 @@
-"""Week 4, day 6: flash attention in vectors, and keys that threads share."""
+"""Week 4, day 6: vectorized flash attention and split keys."""
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +14,7 @@ from tests.support import (
 from tests.week_4.kernel_selection import SIMD_ISAS, use_kernel
 from tiny_llm import kernels
 
-# B, H, H_q / H, L, S, D: heads that are no whole vectors, tiles and groups that are not full.
+# B, H, H_q / H, L, S, D: heads with a partial vector, partial tiles and groups.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
     (2, 1, 3, 1, 65, 7),
@@ -28,19 +28,19 @@ LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def scores(request, monkeypatch, on_cpu) -> None:
-    """Attention goes through task 1's kernel, of each instruction set that this machine has."""
+    """Selects task 1's attention kernel, on each supported instruction set."""
     use_kernel("TINY_LLM_ATTENTION", "scores", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def online(request, monkeypatch, on_cpu) -> None:
-    """Attention goes through task 2's kernel."""
+    """Selects task 2's attention kernel."""
     use_kernel("TINY_LLM_ATTENTION", "online", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def split(request, monkeypatch, on_cpu) -> None:
-    """Attention goes through task 3's kernel."""
+    """Selects task 3's attention kernel."""
     use_kernel("TINY_LLM_ATTENTION", "split", request.param, monkeypatch)
 
 
@@ -51,7 +51,7 @@ def assert_exact_but_for_rounding(shape, dtype, mask):
 
 
 def assert_the_same_alone_and_together(S: int):
-    """A sequence in a batch and by itself; a row among others and by itself; keys in pages."""
+    """Asserts the same bits for batched, single-row and paged attention."""
     lengths = [S, 1, 64, 0]
     query, key, value = problem(4, 2, 3, 9, S, 24, dtype=mx.bfloat16)
     together = evaluated(query, key, value, mask="causal", context_lens=lengths)
@@ -71,12 +71,12 @@ def assert_the_same_alone_and_together(S: int):
 
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_1_is_exact_but_for_rounding(scores, dtype, shape, mask):
+def test_task_1_is_exact_up_to_rounding(scores, dtype, shape, mask):
     assert_exact_but_for_rounding(shape, dtype, mask)
 
 
-def test_task_1_each_key_has_its_own_score(scores):
-    """Key s has the score s / 8, and its value is 1 in column s: a row of weights comes out."""
+def test_task_1_scores_of_individual_keys(scores):
+    """Key s scores s / 8 and has a one-hot value: the output is the weights."""
     S = 37
     query, key = mx.ones((1, 1, 1, S)), mx.zeros((1, 1, S, S))
     key[0, 0, :, S - 1] = mx.arange(S) / 8
@@ -86,11 +86,11 @@ def test_task_1_each_key_has_its_own_score(scores):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg="weights of keys 0 to 36")
 
 
-def test_task_1_the_same_bits_alone_and_together(scores):
+def test_task_1_rows_are_batch_invariant(scores):
     assert_the_same_alone_and_together(70)
 
 
-def test_task_1_a_mask_in_an_array_is_left_to_the_loops(scores, monkeypatch):
+def test_task_1_array_mask_falls_back_to_loops(scores, monkeypatch):
     query, key, value = problem(1, 1, 2, 3, 70, 24)
     hidden = mx.arange(70) % 3 == 0
     actual = evaluated(query, key, value, mask=hidden)
@@ -98,7 +98,7 @@ def test_task_1_a_mask_in_an_array_is_left_to_the_loops(scores, monkeypatch):
     assert_same_bits(actual, evaluated(query, key, value, mask=hidden), "with a mask")
 
 
-def test_task_1_the_kernel_s_name_is_checked(scores, monkeypatch):
+def test_task_1_unknown_kernel_is_rejected(scores, monkeypatch):
     query, key, value = problem(1, 1, 1, 1, 3, 8)
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     with pytest.raises(ValueError, match="the instruction set is portable, which has no vectors"):
@@ -113,12 +113,12 @@ def test_task_1_the_kernel_s_name_is_checked(scores, monkeypatch):
 
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_but_for_rounding(online, dtype, shape, mask):
+def test_task_2_is_exact_up_to_rounding(online, dtype, shape, mask):
     assert_exact_but_for_rounding(shape, dtype, mask)
 
 
 def weights_beside_one(x: np.ndarray) -> np.ndarray:
-    """2ˣ / (1 + 2ˣ) of each x: the weight of a key beside one whose score is 0."""
+    """2ˣ / (1 + 2ˣ) of each x: the weight of a key next to a key of score 0."""
     key = mx.zeros((len(x), 1, 2, 1))
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
@@ -129,7 +129,7 @@ def weights_beside_one(x: np.ndarray) -> np.ndarray:
 
 
 def test_task_2_a_power_of_two_is_within_its_bound(online):
-    """2.4 parts in ten million, and a rounding each for the sum of weights and the division."""
+    """Bound: 2.4e-7, plus one rounding each for the sum and the division."""
     x = np.concatenate([np.linspace(-1, 0, 4001), np.linspace(-125, -1, 999)]).astype(np.float32)
     exact_weights = 2.0 ** x.astype(np.float64)
     expected = exact_weights / (1 + exact_weights)
@@ -140,21 +140,21 @@ def test_task_2_a_power_of_two_is_within_its_bound(online):
     )
 
 
-def test_task_2_far_below_the_largest_score_there_is_no_weight(online):
+def test_task_2_weight_underflows_to_zero(online):
     x = np.array([-126.5, -127, -200, -5000, -1e30], np.float32)
     actual = weights_beside_one(x)
     np.testing.assert_array_less(actual, 2.0**-125, err_msg=f"weights of 2^{x}: expected none")
     assert (actual >= 0).all(), f"expected weights of at least 0, got {actual}"
 
 
-def test_task_2_scores_that_grow_from_tile_to_tile(online, dtype):
-    """Every tile has a larger score than those before it: what is there is scaled each time."""
+def test_task_2_increasing_scores_rescale_the_accumulator(online, dtype):
+    """Each tile raises the maximum, so each rescales the accumulator."""
     query, key, value = problem(1, 1, 1, 1, 300, 24, dtype=dtype)
     key[0, 0] = key[0, 0] * 0.1 + query[0, 0] * (mx.arange(300) / 100)[:, None].astype(dtype)
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
 
 
-def test_task_2_hidden_keys_are_not_touched(online, dtype):
+def test_task_2_masked_keys_are_not_read(online, dtype):
     query, key, value = problem(1, 1, 2, 3, 130, 24, dtype=dtype)
     expected = evaluated(query, key[:, :, :100], value[:, :, :100], mask="causal")
     key[:, :, 100:], value[:, :, 100:] = mx.nan, mx.nan
@@ -162,14 +162,14 @@ def test_task_2_hidden_keys_are_not_touched(online, dtype):
     assert_same_bits(actual, expected, "NaN beyond the last key")
 
 
-def test_task_2_what_is_not_a_number_is_no_hidden_key(online, dtype):
+def test_task_2_nan_score_is_not_masked(online, dtype):
     query, key, value = problem(1, 1, 2, 2, 90, 24, dtype=dtype)
     query[0, 1, 1, 3] = mx.nan
     finite = np.isfinite(as_numpy(evaluated(query, key, value))).all(axis=-1)
     assert finite.tolist() == [[[True, True], [True, False]]], "expected one row without numbers"
 
 
-def test_task_2_the_same_bits_alone_and_together(online):
+def test_task_2_rows_are_batch_invariant(online):
     assert_the_same_alone_and_together(70)
 
 
@@ -178,37 +178,37 @@ def test_task_2_the_same_bits_alone_and_together(online):
 
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("shape", [*SHAPES, *LONG], ids=str)
-def test_task_3_is_exact_but_for_rounding(split, dtype, shape, mask):
+def test_task_3_is_exact_up_to_rounding(split, dtype, shape, mask):
     assert_exact_but_for_rounding(shape, dtype, mask)
 
 
 @pytest.mark.parametrize("place", [3, PART + 3, 2 * PART + 3])
-def test_task_3_the_largest_score_in_any_part(split, place):
+def test_task_3_maximum_in_any_split(split, place):
     query, key, value = problem(1, 1, 1, 1, 2 * PART + 77, 24)
     key[0, 0, place] = 2 * query[0, 0, 0]
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
 
 
-def test_task_3_a_single_part_has_yesterday_s_bits(split, monkeypatch):
+def test_task_3_single_split_is_bitwise_equal_to_task_2(split, monkeypatch):
     query, key, value = problem(1, 2, 2, 3, PART, 24, dtype=mx.bfloat16)
     actual = evaluated(query, key, value, mask="causal")
     monkeypatch.setenv("TINY_LLM_ATTENTION", "online")
     assert_same_bits(actual, evaluated(query, key, value, mask="causal"), "one part")
 
 
-def test_task_3_a_row_without_keys_is_zero(split):
+def test_task_3_fully_masked_row_is_zero(split):
     query, key, value = problem(1, 1, 2, 5, 3, 24)
     out = as_numpy(evaluated(query, key, value, mask="causal"))
     assert not out[:, :, :2].any(), "expected zeros for queries before the first key"
     assert np.isfinite(out).all()
 
 
-def test_task_3_the_same_bits_alone_and_together(split):
+def test_task_3_rows_are_batch_invariant(split):
     assert_the_same_alone_and_together(PART + 70)
 
 
-def test_task_3_the_same_bits_with_any_number_of_threads(split):
-    evaluated(*problem(1, 1, 1, 1, 3, 8))  # here an unwritten task is told with its name
+def test_task_3_thread_count_changes_no_bits(split):
+    evaluated(*problem(1, 1, 1, 1, 3, 8))  # an unwritten task raises here, with its name
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"

@@ -1,4 +1,4 @@
-"""Week 4, day 7: what a node of the graph costs, and a step that is recorded as one."""
+"""Week 4, day 7: cost of a graph node, and capturing a step as one node."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,16 +18,16 @@ from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.graph_capture import CAPTURE_VARIABLE, CapturedFunction
 from tiny_llm.kernels.roofline import Timings, captured_time_fraction, seconds_per_node
 
-pytestmark = pytest.mark.usefixtures("on_cpu")  # a GPU's graph has no such node
+pytestmark = pytest.mark.usefixtures("on_cpu")  # captured nodes are CPU-only
 
 
-def test_task_1_the_slope_and_not_the_mean():
-    # 30 µs for the evaluation itself, and 5 µs for each node; medians are noise.
+def test_task_1_per_node_cost_is_the_slope():
+    # 30 µs per evaluation and 5 µs per node; medians are noise.
     measured = {n: Timings(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
     assert seconds_per_node(measured) == pytest.approx(5e-6), "expected 5 µs for one node more"
 
 
-def test_task_1_all_measurements_count():
+def test_task_1_fit_uses_all_measurements():
     measured = {
         1: Timings(1, 10e-6),
         2: Timings(1, 9e-6),
@@ -38,7 +38,7 @@ def test_task_1_all_measurements_count():
     assert seconds_per_node(measured) == pytest.approx(1.4e-6), "expected the line of least squares"
 
 
-def test_task_1_what_is_left_of_a_step():
+def test_task_1_remaining_step_time():
     assert captured_time_fraction(170, 20, 4e-6, 2e-3) == pytest.approx(0.7), (
         "expected 150 nodes less"
     )
@@ -47,7 +47,7 @@ def test_task_1_what_is_left_of_a_step():
 
 
 def steps_of(function, *given):
-    """What is written down of a function of these arrays."""
+    """Captured plan of a function of these arrays."""
     graph_cache = kernels.extension().GraphCache()
     blanks = graph_cache.placeholders(given)
     try:
@@ -63,11 +63,11 @@ def norm(x, weight=None):
     return kernels.rms_norm(x, mx.ones(x.shape[-1]) if weight is None else weight, 1e-6)
 
 
-def test_task_2_what_depends_on_an_input_is_a_step_and_the_rest_a_constant():
+def test_task_2_input_dependent_nodes_are_steps_others_constants():
     x, weight = random(1, 1, E), mx.ones(E)
 
     def function(x, y):
-        lazy = weight * 2 + 1  # MLX's operations: a step could not have them
+        lazy = weight * 2 + 1  # MLX operations, which cannot be captured as steps
         return (kernels.swiglu(norm(norm(x), lazy), norm(lazy)[None, None]),)
 
     found = [step[:3] for step in steps_of(function, x, x)]
@@ -87,7 +87,7 @@ def test_task_2_any_input_may_vary():
     ], f"expected a step of the second input, got {found}"
 
 
-def test_task_2_memory_is_needed_until_its_last_reader():
+def test_task_2_buffer_lives_until_its_last_reader():
     x = random(1, 1, E)
 
     def function(x):
@@ -102,7 +102,7 @@ def test_task_2_memory_is_needed_until_its_last_reader():
     )
 
 
-def test_task_2_a_view_is_its_array_s_memory():
+def test_task_2_view_shares_its_buffer():
     x = random(1, 1, E)
 
     def function(x):
@@ -118,12 +118,12 @@ def test_task_2_a_view_is_its_array_s_memory():
     ], f"expected array 1 to be needed as long as its view, array 2, got {steps}"
 
 
-def test_task_2_outputs_stay_and_what_is_not_read_does_not():
+def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
     x = random(1, 1, E)
 
     def function(x):
         first = norm(x)
-        _, normed = kernels.add_rms_norm(first, x, mx.ones(E), 1e-6)  # the sum is not used
+        _, normed = kernels.add_rms_norm(first, x, mx.ones(E), 1e-6)  # the sum is dead
         return first, norm(normed)
 
     last_uses = [step[3] for step in steps_of(function, x)]
@@ -134,7 +134,7 @@ def test_task_2_outputs_stay_and_what_is_not_read_does_not():
 
 @pytest.fixture
 def recording(monkeypatch) -> None:
-    """What is still to be written is an error, and not left out."""
+    """Raises on an unwritten task instead of skipping it."""
     monkeypatch.setenv(CAPTURE_VARIABLE, "on")
 
 
@@ -150,7 +150,7 @@ def test_task_3_one_node_with_the_bits_of_the_function(recording):
         assert_same(actual, function(*given), f"{B}×{L}")
 
 
-def test_task_3_it_is_called_once_for_each_shape_and_dtype(recording):
+def test_task_3_function_is_called_once_per_shape_and_dtype(recording):
     calls = CallCounter(lambda x: (norm(x, mx.ones(E, x.dtype)),))
     recorded = CapturedFunction(calls)
     for dtype, L in [(mx.float32, 1), (mx.float32, 1), (mx.bfloat16, 1), (mx.float32, 2)] * 2:
@@ -160,7 +160,7 @@ def test_task_3_it_is_called_once_for_each_shape_and_dtype(recording):
     assert calls.count == 3, f"expected 3 calls, for 3 kinds of input, got {calls.count}"
 
 
-def test_task_3_shapes_may_have_to_come_twice(recording):
+def test_task_3_capture_can_require_a_repeated_shape(recording):
     calls = CallCounter(block())
     recorded = CapturedFunction(calls, on_first_call=False)
     counts = []
@@ -170,7 +170,7 @@ def test_task_3_shapes_may_have_to_come_twice(recording):
     assert counts == [1, 2, 3, 3, 4, 4], f"expected a recording when a shape comes again: {counts}"
 
 
-def test_task_3_what_cannot_be_recorded_is_called(recording):
+def test_task_3_uncapturable_function_runs_eagerly(recording):
     function = mlx_only()
     recorded = CapturedFunction(function)
     for _ in range(3):
@@ -178,7 +178,7 @@ def test_task_3_what_cannot_be_recorded_is_called(recording):
         assert_same(recorded(*given), function(*given), "MLX's operations")
 
 
-def test_task_3_a_buffer_elsewhere_is_written_where_it_is(recording):
+def test_task_3_external_buffer_is_written_in_place(recording):
     def write(x, buffer, offsets):
         return norm(x, mx.ones(E, x.dtype)), kernels.cache_write(buffer, x[None], offsets)
 
@@ -200,7 +200,7 @@ def test_task_3_a_buffer_elsewhere_is_written_where_it_is(recording):
 
 @pytest.fixture(scope="module")
 def mlx_model():
-    """A small and quantized checkpoint."""
+    """Small quantized checkpoint."""
     mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=4)
     mx.eval(mlx_model.parameters())
@@ -209,12 +209,12 @@ def mlx_model():
 
 @pytest.fixture(scope="module")
 def model(mlx_model) -> Qwen3ModelWeek2:
-    """Week 2's model of it."""
+    """Week 2 model of the checkpoint."""
     return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
 
 
 @pytest.mark.parametrize("B", [1, 2])
-def test_task_4_a_model_s_steps_are_recorded(recording, monkeypatch, model, B):
+def test_task_4_model_steps_are_captured(recording, monkeypatch, model, B):
     caches = {wanted: model.create_kv_cache() for wanted in ("on", "off")}
     replays = []
     for offset, token in enumerate((3, 1, 4, 1)):
@@ -229,8 +229,8 @@ def test_task_4_a_model_s_steps_are_recorded(recording, monkeypatch, model, B):
     )
 
 
-def test_task_4_without_flash_attention_each_layer_is_run(recording, monkeypatch, mlx_model):
-    """Plain MLX attention has no plan: its steps stay as they were."""
+def test_task_4_layers_without_flash_attention_run_eagerly(recording, monkeypatch, mlx_model):
+    """Plain MLX attention has no plan: its layers are not captured."""
     model = Qwen3ModelWeek2(mlx_model)
     caches = {wanted: model.create_kv_cache() for wanted in ("on", "off")}
     for offset, token in enumerate((3, 1)):

@@ -1,4 +1,4 @@
-"""Week 5, day 1, optional: a router, products sorted by expert, and their weighted sum."""
+"""Week 5, day 1, optional: router, grouped matmul and weighted sum."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ ROUTERS = [((1,), 4, 1), ((7,), 16, 4), ((2, 3), 128, 8), ((5,), 6, 6)]
 
 
 def stacked_experts(**changes: Any) -> Any:
-    """The experts of a random layer, their matrices stacked: six of 128 inputs and 64 features."""
+    """Stacked experts of a random layer: six, with 128 inputs and 64 features."""
     return random_checkpoint({**MIXTURE, **changes}).layers[1].mlp.switch_mlp
 
 
@@ -37,7 +37,7 @@ def test_task_1_an_example(normalized):
 
 @pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
-def test_task_1_shares_are_those_of_numpy(dtype, router, normalized):
+def test_task_1_weights_equal_numpy(dtype, router, normalized):
     leading, num_experts, k = router
     logits = random(*leading, num_experts, dtype=dtype) * 3
     experts, shares = select_experts(logits, k, normalized)
@@ -64,7 +64,7 @@ def test_task_2_an_example():
 
 
 @pytest.mark.parametrize("num_products", [1, 2, 17, 400])
-def test_task_2_there_and_back(num_products):
+def test_task_2_sort_round_trip(num_products):
     experts = mx.random.randint(0, 16, (num_products,)).astype(mx.uint32)
     order, places = sort_by_expert(experts)
     there = experts[order]
@@ -88,7 +88,7 @@ def test_task_2_runs(experts, expected):
 
 
 def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:
-    """Each token through each of its experts, one after the other: the definition."""
+    """Reference: runs each token through its experts one by one."""
     gate, up, down = (stacked[name].weight for name in ("gate_proj", "up_proj", "down_proj"))
     outputs = [
         (nn.silu(token @ gate[e].T) * (token @ up[e].T)) @ down[e].T
@@ -99,15 +99,15 @@ def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 33])
-def test_task_3_each_token_through_its_experts(tokens):
+def test_task_3_equals_per_token_experts(tokens):
     stacked = stacked_experts(torch_dtype="float32")
     x, experts = random(tokens, 128), mx.random.randint(0, 6, (tokens, 2)).astype(mx.uint32)
     actual = SeparateExperts(stacked, mx.float32)(x, experts)
     assert_close(actual, plain_experts(stacked, x, experts), "outputs T×K×E", ulps=64)
 
 
-def test_task_3_chosen_experts_alone_and_each_once():
-    """Two tokens share expert 4, two share expert 2, and no token chose 0 and 3."""
+def test_task_3_only_selected_experts_run_once_each():
+    """Two tokens share expert 4, two share expert 2; experts 0 and 3 are idle."""
     calls: dict[int, list[int]] = {}
 
     def expert(number: int) -> Any:
@@ -128,7 +128,7 @@ def test_task_3_chosen_experts_alone_and_each_once():
     assert_close(outputs, expected, "outputs T×K×E", ulps=0)
 
 
-def test_task_3_a_token_has_the_same_bits_alone_and_together():
+def test_task_3_tokens_are_batch_invariant():
     experts_of_layer = SeparateExperts(stacked_experts(quantization=QUANTIZED), mx.bfloat16)
     x = random(2, 9, 128, dtype=mx.bfloat16)
     experts = mx.random.randint(0, 6, (2, 9, 3)).astype(mx.uint32)
@@ -140,7 +140,7 @@ def test_task_3_a_token_has_the_same_bits_alone_and_together():
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5), (3, 2, 64), (2, 5, 8, 67)], ids=str)
-def test_task_4_a_sum_in_float32_rounded_once(dtype, shape):
+def test_task_4_float32_sum_is_rounded_once(dtype, shape):
     outputs, shares = random(*shape, dtype=dtype), mx.abs(random(*shape[:-1]))
     expected = np.zeros((*shape[:-2], shape[-1]), np.float32)
     for k in range(shape[-2]):
@@ -149,8 +149,8 @@ def test_task_4_a_sum_in_float32_rounded_once(dtype, shape):
     assert_same_bits(total, mx.array(expected).astype(dtype), "Σ_k shares[k] · outputs[k]")
 
 
-def test_task_4_a_model_has_the_logits_of_mlx_lm():
-    """Router, products and sum in a whole model, beside another implementation of all three."""
+def test_task_4_logits_equal_mlx_lm():
+    """A whole mixture-of-experts model against mlx-lm's implementation."""
     from mlx_lm.models import qwen3_moe
 
     mlx_model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(MIXTURE))
@@ -165,7 +165,7 @@ def test_task_4_a_model_has_the_logits_of_mlx_lm():
     assert_close(actual, expected, "logits", ulps=16)
 
 
-def test_task_4_shares_that_are_not_normalized_stay_so():
+def test_task_4_unnormalized_weights():
     outputs = mx.ones((1, 2, 3))
     total = combine_experts(outputs, mx.array([[0.25, 0.125]]))
     assert_close(total, mx.full((1, 3), 0.375), "a quarter and an eighth of 1", ulps=0)

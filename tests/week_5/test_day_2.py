@@ -1,4 +1,4 @@
-"""Week 5, day 2, optional: what each of several ranks has of a model, and what they exchange."""
+"""Week 5, day 2, optional: tensor parallelism: shards and collectives."""
 
 import os
 import subprocess
@@ -27,16 +27,16 @@ from tiny_llm.models.parallel.layers import (
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 LLAMA = read_config({**FAMILIES["llama"], "intermediate_size": 256})
-SECONDS = 60  # for two ranks that start, answer and end
+SECONDS = 60  # start, generation and exit of two ranks
 
 
 def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
-    """What each of so many ranks has of a model: 4 query heads, 2 of keys, unless changed."""
+    """Shard of each rank; by default 4 query heads and 2 KV heads."""
     return [RankShard(replace(config, **changes), rank, size) for rank in range(size)]
 
 
 def evaluated(*arrays: mx.array) -> list[mx.array]:
-    """The same arrays, computed: a rank is a thread here, and takes no other thread's graph."""
+    """Evaluates the arrays: a rank is a thread, and threads cannot share lazy graphs."""
     mx.eval(arrays)
     return list(arrays)
 
@@ -49,7 +49,7 @@ def evaluated(*arrays: mx.array) -> list[mx.array]:
         (4097, 2, [range(2049), range(2049, 4097)]),
     ],
 )
-def test_task_1_tokens_of_a_rank(vocab_size, size, expected):
+def test_task_1_vocabulary_range_of_a_rank(vocab_size, size, expected):
     tokens = [part.vocab_range for part in parts_of(size, vocab_size=vocab_size)]
     assert tokens == expected, f"expected {expected}, got {tokens}"
 
@@ -57,7 +57,7 @@ def test_task_1_tokens_of_a_rank(vocab_size, size, expected):
 @pytest.mark.parametrize(
     ("H_q", "H", "size"), [(16, 8, 2), (16, 8, 8), (4, 2, 4), (32, 2, 8), (8, 1, 4)]
 )
-def test_task_1_a_rank_has_the_keys_of_its_query_heads(H_q, H, size):
+def test_task_1_rank_owns_kv_heads_of_its_query_heads(H_q, H, size):
     for part in parts_of(size, num_attention_heads=H_q, num_key_value_heads=H):
         own = range(part.rank * H_q // size, (part.rank + 1) * H_q // size)
         wanted = sorted({head // (H_q // H) for head in own})
@@ -74,9 +74,9 @@ def test_task_1_a_rank_has_the_keys_of_its_query_heads(H_q, H, size):
     ("layer", "axis"),
     [("q_proj", 0), ("gate_proj", 0), ("up_proj", 0), ("o_proj", 1), ("down_proj", 1)],
 )
-def test_task_2_parts_put_together_are_the_whole(layer, axis, size):
+def test_task_2_concatenated_shards_equal_the_matrix(layer, axis, size):
     whole = mx.arange(128 * 64).reshape(128, 64)
-    for kind in ("weight", "scales", "biases"):  # a quantized matrix is split as a plain one is
+    for kind in ("weight", "scales", "biases"):  # quantized matrices are sharded like plain ones
         cut = [
             part.slice_tensor(f"model.layers.0.x.{layer}.{kind}", whole) for part in parts_of(size)
         ]
@@ -86,7 +86,7 @@ def test_task_2_parts_put_together_are_the_whole(layer, axis, size):
         assert len({each.shape for each in cut}) == 1, "expected parts of one shape"
 
 
-def test_task_2_keys_go_by_head_and_tokens_by_rank():
+def test_task_2_kv_shards_by_head_and_embedding_by_token():
     heads = mx.repeat(mx.arange(2), 32)[:, None] * mx.ones((1, 8), mx.int32)  # 2 heads of 32 rows
     cut = [
         part.slice_tensor("model.layers.0.self_attn.k_proj.weight", heads) for part in parts_of(4)
@@ -98,7 +98,7 @@ def test_task_2_keys_go_by_head_and_tokens_by_rank():
     assert [(each[0].item(), each.shape[0]) for each in cut] == [(0, 106), (106, 105)]
 
 
-def test_task_2_norms_and_router_are_whole_and_experts_split_as_the_mlp():
+def test_task_2_norms_and_router_are_replicated_and_experts_sharded():
     parts = parts_of(2, read_config({**MIXTURE, "moe_intermediate_size": 64}))
     norm, router, experts = mx.arange(128), mx.zeros((6, 128)), mx.zeros((6, 64, 128))
     for part in parts:
@@ -111,7 +111,7 @@ def test_task_2_norms_and_router_are_whole_and_experts_split_as_the_mlp():
         )
 
 
-def test_task_2_biases_of_rows_are_split_and_those_of_sums_are_added_once():
+def test_task_2_row_biases_are_sharded_and_sum_biases_added_once():
     bias = mx.arange(1, 129)
     for part in parts_of(2):
         own = part.slice_tensor("model.layers.0.self_attn.q_proj.bias", bias)
@@ -122,7 +122,7 @@ def test_task_2_biases_of_rows_are_split_and_those_of_sums_are_added_once():
     )
 
 
-def test_task_2_the_parts_of_an_mlp_add_up_to_it():
+def test_task_2_mlp_shards_sum_to_the_full_output():
     gate, up, down = random(256, 128), random(256, 128), random(128, 256)
     x = random(3, 128)
 
@@ -140,7 +140,7 @@ def test_task_2_the_parts_of_an_mlp_add_up_to_it():
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_task_3_all_ranks_have_one_sum(ranks, dtype, size):
+def test_task_3_all_ranks_get_the_same_sum(ranks, dtype, size):
     arrays = evaluated(*(random(5, 67, dtype=dtype) for _ in range(size)))
     sums = ranks(size).run(lambda group: all_reduce(arrays[group.rank()], group))
     expected = sum((each.astype(mx.float32) for each in arrays[1:]), arrays[0].astype(mx.float32))
@@ -148,7 +148,7 @@ def test_task_3_all_ranks_have_one_sum(ranks, dtype, size):
         assert_same_bits(total, expected.astype(dtype), f"the sum on rank {rank}")
 
 
-def test_task_3_a_row_does_not_depend_on_its_place(ranks):
+def test_task_3_sum_is_position_invariant(ranks):
     arrays = evaluated(*(random(6, 40) * 10.0**rank for rank in range(3)))
     together = ranks(3).run(lambda group: all_reduce(arrays[group.rank()], group))[0]
     for row in range(6):
@@ -157,7 +157,7 @@ def test_task_3_a_row_does_not_depend_on_its_place(ranks):
         assert_same_bits(together[row : row + 1], alone, f"row {row}, alone and together")
 
 
-def test_task_3_large_arrays_go_in_pieces(ranks):
+def test_task_3_large_arrays_are_sent_in_pieces(ranks):
     arrays = evaluated(*(random(3, MAX_MESSAGE_BYTES // 4) for _ in range(2)))
     together = ranks(2)
     total = together.run(lambda group: all_reduce(arrays[group.rank()], group))[0]
@@ -168,8 +168,8 @@ def test_task_3_large_arrays_go_in_pieces(ranks):
     )
 
 
-def test_task_3_both_updates_of_a_layer_are_sums(ranks, monkeypatch):
-    """Attention adds 1 on rank 0 and 2 on rank 1; the MLP 10 and 100 times what it is given."""
+def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
+    """Attention adds 1 on rank 0 and 2 on rank 1; the MLP returns 10 and 100 times its input."""
 
     def halves(block: TensorParallelBlock, num_metadata_arrays: int) -> Any:
         rank = block.block
@@ -196,7 +196,7 @@ def test_task_3_both_updates_of_a_layer_are_sums(ranks, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_task_4_every_rank_looks_up_every_token(ranks, size):
+def test_task_4_every_rank_embeds_all_tokens(ranks, size):
     [table] = evaluated(random(10, 16, dtype=mx.bfloat16))
     ids = mx.array([[0, 9, 4], [5, 3, 6]])
     parts = parts_of(size, vocab_size=10)
@@ -238,8 +238,8 @@ for size in (2, 1):
 """
 
 
-def test_task_4_two_processes_answer_as_one():
-    """The demo on two ranks, connected over loopback, beside the demo in one process."""
+def test_task_4_two_processes_match_one():
+    """The demo on two ranks over loopback, compared with one process."""
     done = subprocess.run(
         [sys.executable, "-c", ANSWER],
         env={**os.environ, "TINY_LLM_NUM_THREADS": "1"},

@@ -1,7 +1,7 @@
-"""Ranks without processes: each runs in a thread, and MLX's collectives are replaced.
+"""Threaded ranks: MLX's collectives without processes.
 
-One rank computes at a time. At an exchange it waits until all ranks have said what they send, so
-what comes out is what a ring of processes would give.
+One rank computes at a time. An exchange blocks until all ranks have sent, so the results equal
+those of a ring of processes.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,16 @@ from typing import Any
 
 import mlx.core as mx
 
-SECONDS = 20  # that a rank waits for the others
+SECONDS = 20  # timeout of a rank's wait
 
 
 @dataclass
 class Ranks:
-    """What the ranks share.
+    """State shared by the ranks.
 
     Attributes:
-        size: how many there are.
-        sums, gathers: the shapes that rank 0 has sent.
+        size: number of ranks.
+        sums, gathers: shapes sent by rank 0.
     """
 
     size: int
@@ -30,24 +30,24 @@ class Ranks:
     def __post_init__(self) -> None:
         self._sent: list[Any] = [None] * self.size
         self._barrier = Barrier(self.size, timeout=SECONDS)
-        self._turn = Lock()  # of the rank that computes
+        self._turn = Lock()  # held by the computing rank
 
     def exchange(self, rank: int, array: mx.array) -> list[mx.array]:
-        """Says what a rank sends, and returns what all of them have sent."""
+        """Sends a rank's array and returns the arrays of all ranks."""
         mx.eval(array)
         self._sent[rank] = array
         self._wait()
         received = list(self._sent)
-        self._wait()  # until all have read it
+        self._wait()  # until all ranks have read
         shapes = {each.shape for each in received}
         assert len(shapes) == 1, f"expected all ranks to send one shape, got {sorted(shapes)}"
         return received
 
     def run(self, of_rank: Callable[["Rank"], Any]) -> list[Any]:
-        """What a function of the group returns on each rank.
+        """Runs a function on each rank and returns the results.
 
         Raises:
-            BaseException: what one of them raised; the others are let go.
+            BaseException: raised by a rank; the barrier is aborted for the others.
         """
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
@@ -67,7 +67,7 @@ class Ranks:
         for thread in threads:
             thread.join()
         if errors:
-            raise errors[0]  # the others were waiting for this one
+            raise errors[0]  # later ones are BrokenBarrierError
         return results
 
     def _wait(self) -> None:
@@ -80,29 +80,29 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Rank:
-    """Takes the place of an `mx.distributed.Group`."""
+    """Stand-in for `mx.distributed.Group`."""
 
     ranks: Ranks
     number: int
 
     def rank(self) -> int:
-        """Which one it is."""
+        """Rank number."""
         return self.number
 
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self.ranks.size
 
 
 def all_gather(x: mx.array, *, group: Rank) -> mx.array:
-    """As MLX's: the ranks' arrays one after the other along the first axis."""
+    """Concatenates the ranks' arrays along the first axis, as MLX does."""
     if group.number == 0:
         group.ranks.gathers.append(x.shape)
     return mx.concatenate(group.ranks.exchange(group.number, x))
 
 
 def all_sum(x: mx.array, *, group: Rank) -> mx.array:
-    """As a ring's: where the sum begins depends on the place in the message."""
+    """Ring sum: the starting rank depends on the position in the message."""
     if group.number == 0:
         group.ranks.sums.append(x.shape)
     parts = [each.reshape(-1) for each in group.ranks.exchange(group.number, x)]

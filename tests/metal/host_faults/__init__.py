@@ -1,6 +1,6 @@
-"""Mistakes in the code that starts kernels, each of which the emulated GPU must find.
+"""Seeded faults in host code, each detected by the emulated GPU.
 
-faults     the mistakes: a text of a source file, and what stands there instead
-build      the extension with all of them, each asleep until TINY_LLM_SEEDED_FAULT names it
-exercise   calls that a mistake in an operation shows in; a program that tries them all
+faults     list of faults: original source text and its replacement
+build      builds the extension with all faults, each inactive unless TINY_LLM_SEEDED_FAULT names it
+exercise   calls that expose each operation's faults; a program that tries all faults
 """

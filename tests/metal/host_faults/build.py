@@ -1,4 +1,4 @@
-"""Builds the extension with every mistake in it, asleep until TINY_LLM_SEEDED_FAULT names it."""
+"""Builds the extension with all faults, selected by TINY_LLM_SEEDED_FAULT."""
 
 from pathlib import Path
 
@@ -19,10 +19,10 @@ inline bool is_awake(int fault) {
 
 
 def build() -> Path:
-    """The folder with the package `tiny_llm_ext`; what did not change is not compiled again.
+    """Incrementally builds the package `tiny_llm_ext` and returns its folder.
 
     Raises:
-        RuntimeError: it does not build, or a mistake's text is not there once.
+        RuntimeError: failed build, or a fault's original text not found exactly once.
     """
     target = TREE / EXTENSION
     for file in (ROOT / EXTENSION).rglob("*"):
@@ -56,7 +56,7 @@ def _with_fault(text: str, number: int, fault: Fault) -> str:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Only if it is new: an unchanged file is not compiled again."""
+    """Writes only changed text, so that unchanged files are not recompiled."""
     if file.exists() and file.read_bytes() == content:
         return
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Calls of each operation in which a mistake shows, and a program that wakes one after the other.
+"""Calls that expose each fault, and a program that tries all faults.
 
-    python -m tests.metal.host_faults.exercise PACKAGE    # prints number, tab, what was found
+    python -m tests.metal.host_faults.exercise PACKAGE    # prints number, tab, report
 
-PACKAGE is the folder of `build.build`.
+PACKAGE is the folder returned by `build.build`.
 """
 
 import importlib
@@ -25,7 +25,7 @@ def random(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 
 
 def calls(operation: str, ext: Any) -> Iterator[Call]:
-    """Functions of a stream, each a call."""
+    """Calls of the operation, as functions of a stream."""
     e = ext
     x = random(3, 7, 48)
     if operation == "axpby":
@@ -104,13 +104,13 @@ def calls(operation: str, ext: Any) -> Iterator[Call]:
 
 
 def problem(operation: str, ext: Any, gpu: Any) -> str:
-    """What the emulated GPU finds in an operation's calls; nothing if there is no mistake."""
+    """Emulated GPU's report on an operation's calls, empty without a fault."""
     for number, call in enumerate(calls(operation, ext)):
         expected = call(mx.cpu)
         try:
             actual = call(gpu.stream())
             mx.eval(actual)
-        except Exception as error:  # a fault of any kind is what is looked for
+        except Exception as error:  # any exception counts as a detection
             gpu.take_faults()
             notes = " ".join(getattr(error, "__notes__", []))
             return f"{error} {notes}".replace("\n", " ")
@@ -124,7 +124,7 @@ def problem(operation: str, ext: Any, gpu: Any) -> str:
 
 
 def package_in(folder: str) -> ModuleType:
-    """The package `tiny_llm_ext` of a folder, and not the one of the editable installation."""
+    """Imports `tiny_llm_ext` from a folder instead of the editable installation."""
     sys.meta_path[:] = [one for one in sys.meta_path if "Redirecting" not in type(one).__name__]
     sys.path.insert(0, folder)
     module = importlib.import_module("tiny_llm_ext")
@@ -133,7 +133,7 @@ def package_in(folder: str) -> ModuleType:
 
 
 def main(package: str) -> None:
-    """Wakes each mistake and prints what was found; 0 is none of them."""
+    """Activates each fault and prints its report; 0 is the unmodified code."""
     tiny_llm_ext = package_in(package)
     from tests.metal.host_faults.faults import FAULTS
     from tools.metal_emulator import emulated_gpu

@@ -1,19 +1,19 @@
-"""The mistakes: an expression, a statement (with a semicolon) or a field (with a dot) each."""
+"""Seeded faults: expressions, statements (;) or fields (leading dot)."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One mistake.
+    """Seeded fault.
 
     Attributes:
-        name: what is wrong.
-        operation: whose calls show it.
-        file: below src/extensions.
-        right: stands there once.
-        wrong: stands there instead.
-        says: a part of what is reported.
+        name: description.
+        operation: operation whose calls expose the fault.
+        file: path relative to src/extensions.
+        right: original text, found exactly once.
+        wrong: replacement.
+        says: part of the expected report.
     """
 
     name: str
@@ -24,24 +24,24 @@ class Fault:
     says: str
 
 
-DIFFERS = "differs"  # from the CPU's result
+DIFFERS = "differs"  # from the CPU result
 BEYOND = "out-of-bounds"
 
 
 def fault(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
-    """A mistake in the operation's encoder."""
+    """Fault in the operation's encoder."""
     return Fault(name, operation, f"src/{operation}/{operation}_metal.cpp", right, wrong, says)
 
 
 def shared(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
-    """A mistake in what all encoders use."""
+    """Fault in code shared by all encoders."""
     return Fault(name, operation, "common/metal_device.cpp", right, wrong, says)
 
 
 PARTS = "src/matmul/matmul_encoder_metal.cpp"
 
 FAULTS = [
-    # The wrong array at an index.
+    # Wrong array at a buffer index.
     fault(
         "gate and up are swapped",
         "swiglu",
@@ -255,7 +255,7 @@ FAULTS = [
         "false",
         "this GPU allows it 64",
     ),
-    # Several commands, and whose memory it is.
+    # Dependencies between commands, and memory ownership.
     fault(
         "the splits are not merged",
         "flash_attention",
