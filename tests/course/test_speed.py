@@ -29,11 +29,7 @@ ROW = {
 
 @pytest.fixture
 def measured(monkeypatch):
-<<<<<<< HEAD
-    """Replaces the measuring process by fixed results."""
-=======
     """Replaces the measuring process with fixed output."""
->>>>>>> w-tests2
     asked = []
 
     def run_matmuls(what, whose, machine, rounds, *options):
@@ -53,11 +49,7 @@ def measured(monkeypatch):
     return asked
 
 
-<<<<<<< HEAD
-def test_score_is_the_share_and_is_stored(tree, measured, capsys):
-=======
 def test_kernel_grades_are_stored(tree, measured, capsys):
->>>>>>> w-tests2
     assert speed.main(["--day", "4.2"]) == 0
     told = capsys.readouterr().out
     assert "your score: 50.0 % of the limit, by vectors" in told
@@ -77,11 +69,7 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
 
 
-<<<<<<< HEAD
-def test_planted_product_changes_between_runs(tree, measured, capsys):
-=======
 def test_planted_product_varies_between_runs(tree, measured, capsys):
->>>>>>> w-tests2
     planted = []
     for _ in range(6):
         speed.main(["--day", "4.1", "--answer", "head"])
@@ -99,11 +87,7 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
     assert told[: told.index("least")].count("25.0 %") == 0
 
 
-<<<<<<< HEAD
-def test_prompt_for_an_answer(tree, measured, monkeypatch, capsys):
-=======
 def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
->>>>>>> w-tests2
     monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
     assert speed.main(["--day", "4.1"]) == 0
     assert capsys.readouterr().out.count("which does its work too often") == 2
@@ -119,11 +103,7 @@ def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
         (["--day", "4.2", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
     ],
 )
-<<<<<<< HEAD
-def test_invalid_arguments_are_rejected(argv, told, capsys):
-=======
 def test_unmeasurable_requests_are_rejected(argv, told, capsys):
->>>>>>> w-tests2
     with pytest.raises(SystemExit):
         speed.main(argv)
     assert told in capsys.readouterr().err
@@ -198,11 +178,7 @@ def test_attention_is_measured_by_name(monkeypatch):
     assert attention.VARIABLE not in attention.os.environ
 
 
-<<<<<<< HEAD
-def test_single_head_has_a_separate_table(tree, measured, monkeypatch, capsys):
-=======
 def test_single_head_table(tree, measured, monkeypatch, capsys):
->>>>>>> w-tests2
     both = {"rows": {"best": ROW}, "one_head": {"best": ROW}, "unwritten": {}, "nearest": None}
     monkeypatch.setattr(speed, "run_matmuls", lambda *args: both)
     assert speed.main(["--day", "4.6"]) == 0
@@ -265,13 +241,8 @@ def test_each_day_has_its_program(monkeypatch):
     assert asked == ["tools.speed.matmuls", "tools.speed.fused_ops", "tools.speed.decode_steps"]
 
 
-<<<<<<< HEAD
-def test_progress_is_printed_during_measurement(monkeypatch, tmp_path):
-    """The process waits after its progress line until the parent has printed it."""
-=======
 def test_progress_is_streamed(monkeypatch, tmp_path):
     """After its first line, the process waits for a file created when the line is displayed."""
->>>>>>> w-tests2
     shown = tmp_path / "shown"
     told = []
     monkeypatch.setattr(speed, "tell", lambda what: (told.append(what), shown.touch()))
