@@ -59,7 +59,7 @@ namespace {  // internal linkage, for the reason above
     if (magnitude > 0x7f800000) {
         return sign | 0x7e00;
     }
-    if (magnitude >= 0x477ff000) {  // 65520, halfway above the largest number
+    if (magnitude >= 0x477ff000) {  // 65520, halfway above 65504, rounds to infinity
         return sign | 0x7c00;
     }
     if (magnitude < 0x38800000) {  // subnormal: adding 0.5 leaves multiples of 2⁻²⁴, rounded

@@ -96,7 +96,7 @@ std::string compile(const std::string& file, const std::string& dtype) {
 }
 
 // Files of an operation: all in its folder, except readable kernels if there are others, plus
-// kernels of other operations that its encoder launches.
+// other kernels that its encoder launches.
 std::vector<std::string> files_of(const std::string& operation) {
     std::vector<std::string> all, fast;
     for (const auto& [file, text] : sources()) {

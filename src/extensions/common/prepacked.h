@@ -7,7 +7,7 @@
 // R is the kernel's choice: as many rows as it multiplies at once, for one memory stream, or fewer,
 // for a processor that is faster with several streams.
 //
-// The shape tells the layouts apart: row-major is O×W, prepacked is (O/R)×W×R.
+// The shape distinguishes the layouts: row-major is O×W, prepacked is (O/R)×W×R.
 #pragma once
 
 #include <cstdint>

@@ -349,7 +349,7 @@ WRONG = [
     Wrong(
         "2.5.3 tiles",
         "no barrier before the values take the keys' place",
-        "threadgroup_barrier(mem_flags::mem_threadgroup);  // all rows have read the keys",
+        "threadgroup_barrier(mem_flags::mem_threadgroup);  // keys no longer needed",
         "",
     ),
     Wrong("2.5.3 tiles", "no rescale", "o[i] *= factor;", ""),

@@ -21,7 +21,7 @@ int64_t max_queries(const PagedAttentionParams& params) {
     return is_ragged(params) ? std::min<int64_t>(params.T, ATTENTION_FEW_QUERIES) : params.L;
 }
 
-// Rows per pass of decode. With one token per sequence on average, each is likely to have one.
+// Rows per pass of decode. With T ≤ B, each sequence likely has one token.
 int decode_rows(const PagedAttentionParams& params) {
     const bool one_each = is_ragged(params) && params.T <= params.B;
     const int64_t rows = group_of(params) * (one_each ? 1 : max_queries(params));

@@ -85,7 +85,7 @@ constexpr int PACK_ROWS = 32;
 void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                      int64_t last_output);
 
-/// e2m1 numbers: 1 sign bit, 2 exponent bits, 1 mantissa bit. Twice a number is an integer.
+/// e2m1 values: 1 sign bit, 2 exponent bits, 1 mantissa bit. Twice a value is an integer.
 constexpr int8_t TWICE_E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /// The other kernels read activations that are converted to their layout once per job.

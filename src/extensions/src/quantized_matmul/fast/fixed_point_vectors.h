@@ -5,7 +5,7 @@
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
-constexpr int SHORTS = 2 * LANES;  // 16-bit numbers in a vector
+constexpr int SHORTS = 2 * LANES;  // 16-bit lanes per vector
 typedef int16_t Shorts __attribute__((vector_size(SHORTS * 2), may_alias));
 
 namespace {
