@@ -96,7 +96,7 @@ def test_bars_and_figures():
     assert [format_speed(speed) for speed in (0.523, 19.44, 10403.7)] == ["0.52", "19.4", "10,404"]
 
 
-def test_the_history_gives_back_what_it_was_given(tmp_path):
+def test_history_round_trip(tmp_path):
     history.append(tmp_path, "guess", {"right": True})
     written = history.append(tmp_path, "scoreboard", NOW.as_json())
     (entry,) = history.entries(tmp_path, "scoreboard")
@@ -114,7 +114,7 @@ def test_limits_of_a_machine():
 
 
 @pytest.mark.parametrize("width", [79, 120])
-def test_the_terminal_s_view(width):
+def test_terminal_output(width):
     console = Console(width=width, record=True, file=io.StringIO())
     print_score(NOW, HISTORY, console)
     told = console.export_text()
@@ -164,7 +164,7 @@ def test_a_run(tree, monkeypatch, capsys):
     assert set(rows["ours, week 3"]["speeds"]) == {"prefill", "decode", "batch"}
     assert set(rows["ours, week 1"]["speeds"]) == {"prefill", "decode"}
     assert rows["ours, week 1"]["notes"] == [
-        "decode, 4 at once: Week 1 answers one request at a time"
+        "decode, 4 at once: Week 1 supports one sequence"
     ]
     assert "yours to write" in entry["yours"]["notes"][0], "nothing is written in this tree"
     assert "no-such-python has no llama_cpp" in json.dumps(entry["remarks"])

@@ -44,7 +44,7 @@ def entries(tree: Path | None, kind: str) -> list[dict[str, Any]]:
             try:
                 entry = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"{file}:{number} is not a line of JSON; remove it.") from error
+                raise ValueError(f"{file}:{number} is not JSON; remove the line.") from error
             if entry["kind"] == kind:
                 found.append(entry)
     return found
