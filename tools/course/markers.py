@@ -65,8 +65,8 @@ def find_blocks(text: str, where: str | Path) -> list[Block]:
         if marker is None:
             if re.search(r"\[/?\s*(task\s+\d|solution\s+only)", line, re.IGNORECASE):
                 raise MarkerError(
-                    f"{where}:{index + 1}: this looks like a marker, which is a comment on a line "
-                    f"of its own: {line.strip()!r}"
+                    f"{where}:{index + 1}: a marker must be a comment on its own line, "
+                    f"got {line.strip()!r}"
                 )
             continue
         label = marker["label"]

@@ -28,6 +28,6 @@ def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path
     if solution == "mine" and tree is None:
         parser.error(
             f"--solution mine: there is no learner's tree in {shown(default_folder())}; "
-            "`pdm run start-course` writes one"
+            "`pdm run start-course` creates it"
         )
     return None if solution in ("ref", "tiny_llm") else tree

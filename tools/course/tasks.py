@@ -364,7 +364,7 @@ def day_of(week: int, day: int) -> Day:
         if (chapter.week, chapter.day) == (week, day):
             return chapter
     known = ", ".join(chapter.id for chapter in DAYS)
-    raise LookupError(f"unknown day {week}.{day}; use one of {known}")
+    raise LookupError(f"unknown day {week}.{day}; give one of {known}")
 
 
 def day_with_task(day: Day, number: int) -> Day:
