@@ -29,7 +29,7 @@ IN_THE_WHEEL = (
     "licenses/LICENSE",
     "entry_points.txt",
 )
-# The extension is compiled anew, and nobody will measure it. CMake's -D, as uv passes it on.
+# Compiles the extension with less optimization, to save time. Passed to CMake by uv.
 SOONER = tuple(f"-Ccmake.define.{option.removeprefix('-D')}" for option in LESS_OPTIMIZED)
 QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 
@@ -58,7 +58,7 @@ def check(folder: Path) -> None:
     Raises:
         PackageError: the first defect.
     """
-    # From the tree with the environment's tools, which finds its extension compiled already.
+    # From the tree with the environment's tools, reusing the compiled extension.
     run("uv", "build", "--wheel", "--no-build-isolation", "--python", sys.executable,
         "--out-dir", str(folder / "direct"), cwd=ROOT)  # fmt: skip
     run("uv", "build", "--sdist", "--python", sys.executable, "--out-dir", str(folder), cwd=ROOT)
@@ -133,10 +133,10 @@ def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> 
     Args:
         command: program and arguments.
         cwd: working directory.
-        environment: variables; None for this process's without those that point to a tree.
+        environment: variables; None for this process's, without those that select a tree.
 
     Raises:
-        PackageError: it failed; with its output.
+        PackageError: the command failed; the message has its output.
     """
     if environment is None:
         hidden = ("PYTHONPATH", "VIRTUAL_ENV", "TINY_LLM_MINE")

@@ -31,7 +31,7 @@ from tools.course.tree import ROOT, environment, shown
 # What `pdm run test` runs.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
-# A learner's failures: what was compared, and the line; of an unwritten task, one line.
+# Short failure reports for learners: comparison and line; one line for an unwritten task.
 BRIEF = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN")
 
 
@@ -57,7 +57,7 @@ def main() -> int:
     rest = [argument for argument in rest if argument != "--"]
     if args.day is not None and args.week is None:
         parser.error("--day requires --week")
-    # Without a week they are the project's tests, which check the solution.
+    # Without a week: the project's tests, which check the solution.
     tree = selected_tree(parser, args.solution or ("ref" if args.week is None else None))
     if args.week is not None:
         try:
@@ -68,12 +68,12 @@ def main() -> int:
             print(f"testing your code in {shown(tree)}", flush=True)
             if is_stale(tree):
                 print(STALE, flush=True)
-            if not args.all and not has_flag(rest, "-m"):  # plain loops take minutes for answers
+            if not args.all and not has_flag(rest, "-m"):  # plain loops take minutes to generate
                 rest += ["-m", "not slow"]
         if not has_flag(rest, "-n", "--dist", "-p"):  # loading plugins takes as long as the tests
             rest = ["--disable-plugin-autoload", *rest]
         if tree is not None:
-            rest = [*BRIEF, *rest]  # pytest takes the last of a flag
+            rest = [*BRIEF, *rest]  # pytest uses a flag's last value
     os.chdir(ROOT)
     if args.week is None and not any(names_tests(argument) for argument in rest):
         if not args.all and not has_flag(rest, "-m", "-k"):
@@ -94,7 +94,7 @@ def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:
         tasks: task numbers in -k; some may belong to the other day of a pair.
 
     Raises:
-        LookupError: there are none.
+        LookupError: no test files.
     """
     if day is not None:
         asked = day_of(week, day)

@@ -1,7 +1,7 @@
 """Renders terminal output of our commands as SVG, for the README.
 
-`./pdmw run python -m tools.terminal_screenshot` regenerates it. Of the live view it takes the frame
-of several runs with the most decoding requests; of `main`, the final output.
+`./pdmw run python -m tools.terminal_screenshot` regenerates it. For the live view it uses the frame
+with the most decoding requests of several runs; for `main`, the final output.
 """
 
 import argparse
@@ -29,7 +29,7 @@ FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 MAIN = './pdmw run main --prompt "Why is decode slow?"'
 BATCH = "./pdmw run batch-main --draft-model demo-draft --kv-cache-bytes 13000000"
-BATCH_RUNS = 12  # one takes a fifth of a second, which is two or three frames
+BATCH_RUNS = 12  # a run takes 0.2 s, two or three frames
 
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
@@ -98,7 +98,7 @@ def run_in_terminal(command: str) -> Terminal:
     while True:
         try:
             piece = os.read(ours, 65536)
-        except OSError:  # Linux says so where macOS gives an empty piece
+        except OSError:  # EOF on Linux; macOS returns empty bytes
             piece = b""
         if not piece:
             break

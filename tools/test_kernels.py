@@ -24,7 +24,7 @@ SOURCES = ROOT / "src" / "extensions" / "tests"
 ARM = platform.machine() in ("aarch64", "arm64")
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
-# A command, and the instruction set that it is to use; "" for all that the processor has.
+# A command and its instruction set; "" for all of the processor's.
 Run: TypeAlias = tuple[list[str], str]
 
 
@@ -43,7 +43,7 @@ def main() -> int:
     if neon_alone or (args.isa is None and not ARM and not args.sanitize):
         problem = lacking()
         if problem is None:
-            runs = emulated() + runs  # they take longest
+            runs = emulated() + runs  # the slowest first
         else:
             print(problem, file=sys.stderr)
             if neon_alone:

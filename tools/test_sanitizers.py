@@ -4,10 +4,10 @@ The extension is built once more, into build/sanitized, so that the first access
 use after release or undefined operation ends the process with a report, and the tests that call
 kernels run on it. More arguments go to pytest.
 
-The sanitizer's run time has to be in the process before anything else: LD_PRELOAD. The installed
-extension must not be found: Python starts without `site` (-S), which would follow the editable
-installation, and with the folders that it needs on its path. So do the two processes (--tx) between
-which the tests are divided; each is checked, for this module is their plugin as well.
+The sanitizer's runtime must be loaded first: LD_PRELOAD. The installed extension must not be
+imported: Python starts without `site` (-S), which would resolve the editable installation, and with
+explicit import paths. The two xdist workers (--tx) start likewise; each is checked, as this module
+is also their plugin.
 """
 
 import os
@@ -52,7 +52,7 @@ def main() -> int:
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
     # Reports bypass Python's output capture, and would be lost with the process.
     command += ["--capture=sys"]
-    # Of these days the third task is Metal's, which the emulator runs, or the scheduler's.
+    # Task 3 of these days is a Metal kernel, run by the emulator, or the scheduler.
     command += ["-k", "not task_3"]
     # Few cases on every instruction set suffice for out-of-bounds accesses.
     command += ["-m", "not slow and not thorough"]
@@ -89,7 +89,7 @@ def build() -> bool:
 
 
 def library(name: str) -> str:
-    """Where the compiler keeps a library of its run time."""
+    """Path of one of the compiler's runtime libraries."""
     command = ["g++", f"-print-file-name={name}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

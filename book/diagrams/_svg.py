@@ -1,4 +1,4 @@
-"""A pencil for drawings: boxes, lines, arrows, text."""
+"""SVG builder: boxes, lines, arrows, text."""
 
 import html
 
@@ -26,7 +26,7 @@ class Drawing:
         style: str = "",
         radius: float = 3,
     ) -> None:
-        """A rectangle; `label` stands in its middle, line by line."""
+        """A rectangle with a centred label, possibly of several lines."""
         self._parts.append(
             f'<rect class="box {kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
             f'rx="{radius:g}"/>'
@@ -50,7 +50,7 @@ class Drawing:
         self._parts.append(f'<polyline class="{kind}" points="{path}"/>')
 
     def arrow(self, *points: tuple[float, float], style: str = "") -> None:
-        """A line with a head at its last point."""
+        """A line with an arrowhead at its last point."""
         self.line(*points, style=style)
         (x0, y0), (x, y) = points[-2:]
         length = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5 or 1
@@ -69,7 +69,7 @@ class Drawing:
         self._parts.append(f'<circle class="line {style}" cx="{x:g}" cy="{y:g}" r="{radius:g}"/>')
 
     def svg(self) -> str:
-        """All of it."""
+        """The complete SVG document."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" '
             f'viewBox="0 0 {self.width:g} {self.height:g}">' + "".join(self._parts) + "</svg>"

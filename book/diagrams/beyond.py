@@ -1,4 +1,4 @@
-"""Drawings of the chapters beyond the days: rooflines, steps to memory speed, emulator, parity."""
+"""Diagrams of chapters outside the days: roofline, memory speed, emulator, parity."""
 
 import math
 
@@ -6,7 +6,7 @@ from ._svg import Drawing
 
 
 def roofline() -> str:
-    """The roof of the log's machine, and where the steps of a model stand."""
+    """Roofline of the log's machine, with a model's steps."""
     d = Drawing(620, 280)
     bandwidth, peak = 35.0, 461.0
 
@@ -23,7 +23,7 @@ def roofline() -> str:
     for value in (10, 100, 1000):
         _, y = at(1, value)
         d.text(54, y + 4, f"{value}", "small soft", "end")
-    d.text(590, 274, "operations for each byte read", "small soft", "end")
+    d.text(590, 274, "operations per byte read", "small soft", "end")
     d.text(66, 18, "GFLOP/s", "small soft")
     ridge = peak / bandwidth
     d.line(at(0.35, 0.35 * bandwidth), at(ridge, peak), at(2800, peak), style="curve")
@@ -39,7 +39,7 @@ def roofline() -> str:
     d.text(x, y + 18, "a prompt of 512", "small", "middle")
     x, _ = at(ridge, 10)
     d.line((x, 240), at(ridge, peak), style="dashed")
-    d.text(x + 6, 232, f"ridge: {ridge:.0f} operations a byte", "small soft")
+    d.text(x + 6, 232, f"ridge: {ridge:.0f} operations per byte", "small soft")
     return d.svg()
 
 
@@ -57,7 +57,7 @@ def memory_speed() -> str:
         y = 14 + i * 32
         d.text(270, y + 16, name, "small", "end")
         d.box(280, y, speed * 7.5, 22, "n" if kind else "b")
-        d.text(286 + speed * 7.5, y + 16, f"{speed} GB/s a thread", "small")
+        d.text(286 + speed * 7.5, y + 16, f"{speed} GB/s per thread", "small")
     d.text(10, 184, "AVX-512 BF16, one row, AMD Zen 5 (log of 21 November 2026)", "small soft")
     return d.svg()
 
@@ -66,7 +66,7 @@ def emulator() -> str:
     """From a .metal file to a verdict."""
     d = Drawing(620, 190)
     steps = [
-        ("kernel.metal\nas it is", "n"),
+        ("kernel.metal\nunchanged", "n"),
         ("preprocess\nMSL headers", "a"),
         ("rewrite\nattributes", "a"),
         ("clang: types,\naddress spaces", "c"),
@@ -85,8 +85,8 @@ def emulator() -> str:
     d.text(342, 172, "barrier or a simd operation for the others", "small")
     d.arrow((330, 136), (250, 136))
     d.box(30, 100, 220, 72, "d")
-    d.text(42, 120, "stops at: two barriers at once,", "small")
-    d.text(42, 138, "access outside of a buffer,", "small")
+    d.text(42, 120, "detects: divergent barriers,", "small")
+    d.text(42, 138, "out-of-bounds accesses,", "small")
     d.text(42, 156, "results that depend on lane order", "small")
     return d.svg()
 

@@ -1,4 +1,4 @@
-"""Drawings of Week 1: attention, heads, RoPE, masks, the block, generation, sampling."""
+"""Diagrams of Week 1: attention, heads, RoPE, masks, the block, generation, sampling."""
 
 import math
 
@@ -31,7 +31,7 @@ def whole_model() -> str:
     d.text(290, 20, "B×L×E all the way", "small soft", "middle")
     d.box(178, 120, 250, 56, "none")
     d.text(303, 142, "a block: attention, then MLP,", "small", "middle")
-    d.text(303, 160, "each behind a norm, each added to x", "small", "middle")
+    d.text(303, 160, "each after a norm, each added to x", "small", "middle")
     d.line((209, 80), (190, 120), style="dashed")
     d.line((240, 80), (420, 120), style="dashed")
     return d.svg()
@@ -53,8 +53,8 @@ def attention_shapes() -> str:
     d.box(408, 165, 70, 75, "b", "value\nS×D")
     d.text(494, 214, "=", "strong", "middle")
     d.box(508, 180, 70, 60, "a", "out\nL×D")
-    d.text(10, 16, "one row of scores: how well one query matches every key", "small")
-    d.text(10, 32, "one row of out: the values' mean with those weights", "small")
+    d.text(10, 16, "one row of scores: match of one query with every key", "small")
+    d.text(10, 32, "one row of out: weighted mean of the values", "small")
     return d.svg()
 
 
@@ -72,7 +72,7 @@ def split_heads() -> str:
     for row in range(4):
         for head, kind in enumerate("abc"):
             d.box(226 + head * 44, 28 + row * 26, 38, 22, kind, radius=0)
-    d.text(290, 150, "the same memory, one more name", "small soft", "middle")
+    d.text(290, 150, "a view of the same memory", "small soft", "middle")
     d.arrow((370, 80), (425, 80))
     d.text(398, 70, "swap 1, 2", "small", "middle")
     d.text(520, 18, "B×H×L×D", "strong", "middle")
@@ -187,7 +187,7 @@ def causal_masks() -> str:
     grid(30, 46, 5, 5, "L = S = 5: a whole prompt")
     grid(300, 46, 2, 7, "L = 2, S = 7: new tokens, old keys")
     d.text(300, 122, "Numbers are positions. The two queries are", "small")
-    d.text(300, 140, "the last two of seven: query 0 stands at", "small")
+    d.text(300, 140, "the last two of seven: query 0 is at", "small")
     d.text(300, 158, "position 0 + S − L = 5 and sees keys 0 … 5.", "small")
     return d.svg()
 
@@ -277,13 +277,13 @@ def block() -> str:
     d.arrow((568, y), (606, y))
     d.arrow((36, y), (36, 20), (287, 20), (287, y - 11))
     d.arrow((318, y), (318, 20), (557, 20), (557, y - 11))
-    d.text(160, 14, "x itself goes around", "small soft", "middle")
+    d.text(160, 14, "residual connection", "small soft", "middle")
     d.text(310, 122, "B×L×E on every line", "small soft", "middle")
     return d.svg()
 
 
 def recomputing() -> str:
-    """What each step computes without a cache."""
+    """Tokens computed per step without a cache."""
     d = Drawing(620, 210)
     d.text(10, 16, "step", "small soft")
     for step in range(5):
@@ -304,7 +304,7 @@ def recomputing() -> str:
 
 
 def top_p_bars() -> str:
-    """Which tokens top-k and top-p keep."""
+    """Tokens kept by top-k and top-p."""
     d = Drawing(620, 200)
     probabilities = [0.42, 0.23, 0.14, 0.09, 0.06, 0.04, 0.02]
     mass = 0.0
@@ -314,11 +314,11 @@ def top_p_bars() -> str:
         d.text(42 + i * 52, 143 - p * 280, f"{p:.2f}", "small", "middle")
         d.text(42 + i * 52, 168, f"{mass:.2f}", "small soft", "middle")
         mass += p
-    d.text(20, 190, "mass before the token: it stays while that is below p", "small soft")
+    d.text(20, 190, "cumulative mass before the token: kept while below p", "small soft")
     d.text(410, 40, "top-p = 0.75 keeps three:", "strong")
     d.text(410, 62, "0.42 + 0.23 = 0.65 is not enough,", "small")
     d.text(410, 80, "the third reaches 0.79.", "small")
-    d.text(410, 110, "The kept are then scaled to sum 1.", "small")
+    d.text(410, 110, "The kept tokens are rescaled to sum 1.", "small")
     return d.svg()
 
 

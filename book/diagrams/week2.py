@@ -1,4 +1,4 @@
-"""Drawings of Week 2: the cache, quantized weights, flash attention, batches."""
+"""Diagrams of Week 2: the cache, quantized weights, flash attention, batches."""
 
 import mlx.core as mx
 
@@ -21,14 +21,14 @@ def kv_cache_step() -> str:
     d.arrow((80, 138), (116, 138))
     d.box(116, 120, 96, 36, "a", "wq, wk, wv")
     d.arrow((164, 120), (164, 96), (348, 96), (348, 60))
-    d.text(160, 88, "one key and value a head: appended", "small", "middle")
+    d.text(160, 88, "one key and value per head: appended", "small", "middle")
     d.arrow((212, 138), (256, 138))
     d.box(256, 120, 190, 36, "d", "attention: 1 query, 9 keys")
     d.arrow((300, 60), (300, 74), (410, 74), (410, 119), style="dashed")
     d.text(418, 100, "all are read", "small soft")
     d.arrow((446, 138), (490, 138))
     d.box(490, 120, 90, 36, "n", "logits 1×V")
-    d.text(256, 176, "everything else of the layer sees one token", "small soft")
+    d.text(256, 176, "all other operations process one token", "small soft")
     return d.svg()
 
 
@@ -46,7 +46,7 @@ def cache_growth() -> str:
     buffer, points, steps = None, [at(0, 0)], []
     for length in range(1400):
         before = 0 if buffer is None else buffer.shape[2]
-        buffer = grow_buffer(buffer, token, length + 1)  # nothing is computed: shapes are known
+        buffer = grow_buffer(buffer, token, length + 1)  # lazy: only shapes are computed
         if buffer.shape[2] != before:
             points += [at(length, before), at(length, buffer.shape[2])]
             steps.append((length, buffer.shape[2]))
@@ -118,7 +118,7 @@ def factored_sum() -> str:
     d.arrow((420, 113), (466, 94))
     d.box(466, 66, 146, 40, "n", "scale·Σqa + bias·Σa")
     d.text(10, 124, "Σ a is the same for every output:", "small soft")
-    d.text(10, 140, "it is computed once for each group.", "small soft")
+    d.text(10, 140, "it is computed once per group.", "small soft")
     return d.svg()
 
 
@@ -143,7 +143,7 @@ def metal_grid() -> str:
     d.line((380, 84), (430, 116), style="dashed")
     for i in range(32):
         d.box(430 + (i % 8) * 22, 30 + (i // 8) * 22, 20, 20, "b", radius=2)
-    d.text(430, 140, "32 lanes in step:", "small")
+    d.text(430, 140, "32 lanes in lockstep:", "small")
     d.text(430, 156, "simd_sum, simd_max,", "small")
     d.text(430, 172, "8×8 matrices in registers", "small")
     return d.svg()
@@ -167,7 +167,7 @@ def flash_tiles() -> str:
     d.text(348, 85, "the diagonal: masked element by element", "small")
     d.box(320, 100, 20, 20, "none")
     d.text(348, 115, "all hidden: skipped, not even loaded", "small")
-    d.text(320, 150, "Carried from tile to tile, for each query:", "small")
+    d.text(320, 150, "State carried across tiles, per query:", "small")
     d.text(320, 170, "m  largest score so far", "small mono")
     d.text(320, 188, "l  sum of exp(s − m)", "small mono")
     d.text(320, 206, "o  sum of exp(s − m) · v   (D numbers)", "small mono")
@@ -245,7 +245,7 @@ def chunk_mask() -> str:
                 kind = "b" if j <= i + S - 4 else "n"
                 d.box(x0 + j * size, 32 + i * size, size, size, kind, radius=0)
     d.text(20, 122, "Stacked on top of each other they are the mask of the whole prompt:", "small")
-    d.text(20, 140, "the rows are the same rows, so the results are too.", "small")
+    d.text(20, 140, "the rows are the same, and so are the results.", "small")
     return d.svg()
 
 
@@ -262,9 +262,9 @@ def batch_slots() -> str:
         what = f"{length} tokens" if length else "idle"
         d.text(376, y + 18, what, "small soft")
     d.text(60, 20, "B×H×S_max×D, as the mask sees it", "small soft")
-    d.text(450, 70, "All end together,", "small")
-    d.text(450, 88, "so that the newest key", "small")
-    d.text(450, 106, "is in the same column", "small")
+    d.text(450, 70, "All end in one column,", "small")
+    d.text(450, 88, "so that the newest keys", "small")
+    d.text(450, 106, "are aligned", "small")
     d.text(450, 124, "for everyone.", "small")
     return d.svg()
 
@@ -283,7 +283,7 @@ def continuous_batching() -> str:
 
     timeline(
         20,
-        "a batch at a time",
+        "static batches",
         [
             [(0, 20, "a", "A"), (20, 25, "none", "idle"), (46, 30, "d", "D")],
             [(0, 45, "b", "B"), (46, 18, "e", "E"), (64, 12, "none", "idle")],

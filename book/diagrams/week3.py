@@ -1,4 +1,4 @@
-"""Drawings of Week 3: pages, block tables, ragged batches, the prefix tree, speculation."""
+"""Diagrams of Week 3: pages, block tables, ragged batches, the prefix tree, speculation."""
 
 from ._svg import Drawing
 
@@ -65,14 +65,14 @@ def block_table() -> str:
 def ragged_batch() -> str:
     """Padding against one row of tokens."""
     d = Drawing(620, 200)
-    d.text(10, 18, "padded: B×L, most of it nothing", "strong")
+    d.text(10, 18, "padded: B×L, mostly padding", "strong")
     for row, (name, length, kind) in enumerate((("A", 1, "a"), ("B", 1, "b"), ("C", 12, "c"))):
         y = 26 + row * 24
         d.text(10, y + 15, name, "small strong")
         for i in range(12):
             d.box(30 + i * 30, y, 28, 20, kind if i < length else "n", radius=1)
     d.text(400, 62, "36 rows computed for 14 tokens", "small")
-    d.text(10, 124, "ragged: T tokens, one after the other", "strong")
+    d.text(10, 124, "ragged: T tokens, concatenated", "strong")
     x = 30
     for kind, length in (("a", 1), ("b", 1), ("c", 12)):
         for _ in range(length):
@@ -103,7 +103,7 @@ def step_plan() -> str:
             d.box(x, y, tokens * 30 - 2, 30, kind, label, "small")
             x += tokens * 30
         d.line((540, y - 4), (540, y + 34), style="dashed")
-    d.text(60, 204, "decoding goes first; the rest goes to chunks of prompts", "small soft")
+    d.text(60, 204, "decoding first; the remaining budget goes to prompt chunks", "small soft")
     return d.svg()
 
 
@@ -132,12 +132,12 @@ def prefix_tree() -> str:
 
 
 def preemption() -> str:
-    """Pages run out: the youngest gives up its own."""
+    """Preemption: the youngest request's pages are freed."""
     d = Drawing(620, 190)
     for x0, title, owners in (
         (10, "8 pages, all in use", "AAABBBCC"),
         (220, "A needs one: C is preempted", "AAABBB.."),
-        (430, "A goes on, C waits", "AAABBBA."),
+        (430, "A continues, C waits", "AAABBBA."),
     ):
         d.text(x0, 18, title, "small strong")
         for i, owner in enumerate(owners):
@@ -146,16 +146,16 @@ def preemption() -> str:
     d.text(
         10,
         130,
-        "C keeps its tokens and loses its pages. When it is its turn again, it computes the",
+        "C keeps its tokens and loses its pages. When it is rescheduled, it recomputes the keys",
         "small",
     )
     d.text(
         10,
         148,
-        "keys and values of prompt and answer again, in chunks, as if all of it were a prompt:",
+        "and values of prompt and output in chunks, as if they were one prompt:",
         "small",
     )
-    d.text(10, 166, "the same numbers, so the output continues without a change.", "small")
+    d.text(10, 166, "the same numbers, so the output continues unchanged.", "small")
     return d.svg()
 
 
@@ -172,20 +172,20 @@ def speculation() -> str:
         kind = "b" if i < 3 else "d" if i == 3 else "none"
         d.arrow((173 + i * 92, 34), (173 + i * 92, 64))
         d.box(130 + i * 92, 66, 86, 28, kind, word)
-    d.text(10, 134, "answer", "small soft")
+    d.text(10, 134, "output", "small soft")
     for i, word in enumerate(verdict[:4]):
         d.box(130 + i * 92, 120, 86, 28, "b" if i < 3 else "d", word)
     d.text(510, 138, "4 tokens, 1 call", "small")
     d.text(
         10,
         180,
-        "Three drafts are what the target would have said. The fourth is not: the target's own",
+        "The target agrees with three draft tokens. The fourth is rejected: the target's token",
         "small",
     )
     d.text(
         10,
         198,
-        "token takes its place, what comes after is forgotten (rewind), and the next round begins.",
+        "replaces it, the cache is rewound, and the next round begins.",
         "small",
     )
     return d.svg()
@@ -209,13 +209,13 @@ def rejection() -> str:
     d.box(430, 68, 18, 18, "d")
     d.text(456, 82, "p − q: drawn after a rejection", "small")
     d.box(430, 96, 18, 18, "n")
-    d.text(456, 110, "q: what the draft proposes", "small")
+    d.text(456, 110, "q: the draft's distribution", "small")
     d.text(430, 140, "accepted: 0.3 + 0.3 + 0.1 + 0.05", "small")
     d.text(430, 158, "= 0.75 of all drafts", "small")
     d.text(
         30,
         200,
-        "green and red together are p: whatever the draft, the target's own distribution",
+        "green and red together are p: for any draft, the target's distribution",
         "small soft",
     )
     return d.svg()

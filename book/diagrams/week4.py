@@ -1,4 +1,4 @@
-"""Drawings of Week 4: measuring in turns, words in lanes, rows that go together, panels."""
+"""Diagrams of Week 4: measuring in turns, words in lanes, rows that go together, panels."""
 
 from ._svg import Drawing
 
@@ -22,8 +22,8 @@ def turns() -> str:
             d.text(10, y + 50 + 18 * row, f"{name}, mean of four", "small")
             d.box(110, y + 40 + 18 * row, 2.6 * spent, 12, "a" if name == "A" else "b")
             d.text(118 + 2.6 * spent, y + 50 + 18 * row, f"{spent:.0f}", "small mono")
-    told = "A run's width is its time. Each takes longer than the one before."
-    d.text(10, 244, told, "small soft")
+    note = "Width: time of a run. Each run is slower than the previous one."
+    d.text(10, 244, note, "small soft")
     return d.svg()
 
 
@@ -42,10 +42,10 @@ def lanes() -> str:
         x = 10 + lane * 114
         d.box(x, 94, 106, 28, kinds[lane], f"q{lane * 8 + 1}", "mono")
         d.text(x + 53, 138, f"lane {lane}", "small soft", "middle")
-    d.text(10, 170, "so it is multiplied by the activations of the same numbers:", "strong")
+    d.text(10, 170, "multiplied by the activations with the same indices:", "strong")
     for lane in range(4):
         d.box(10 + lane * 114, 180, 106, 28, "e", f"a{lane * 8 + 1}", "mono")
-    d.text(10, 230, "They lie 8 apart in the row. Laid out once, they are neighbours:", "small")
+    d.text(10, 230, "These are 8 apart in the row. Rearranged once, they are adjacent:", "small")
     d.text(10, 250, "laid = a0 a8 a16 a24 · a1 a9 a17 a25 · a2 …", "small mono")
     return d.svg()
 
@@ -84,7 +84,7 @@ def panels() -> str:
     d.text(10, 112, "32 outputs, 2 kB", "small soft")
     d.arrow((124, 58), (176, 58))
     d.text(150, 48, "once", "small", "middle")
-    d.text(182, 18, "panel in the first cache", "strong")
+    d.text(182, 18, "panel in the L1 cache", "strong")
     d.box(182, 28, 216, 64, "b", "128 inputs × 32 outputs")
     d.text(182, 112, "float32, 16 kB", "small soft")
     d.text(10, 148, "rows of activations", "strong")
@@ -99,13 +99,13 @@ def panels() -> str:
 
 
 def key_parts() -> str:
-    """A sequence's keys in parts, whoever takes them, and the states that are merged in order."""
+    """A sequence's keys in parts, taken by any thread; states are merged in order."""
     d = Drawing(470, 262)
     d.text(10, 18, "keys of one head, in parts of 512 from the first on", "strong")
     x = 10.0
-    takers = "abbab"
-    for part, (width, taker) in enumerate(zip((98, 98, 98, 98, 68), takers, strict=True)):
-        d.box(x, 28, width - 4, 30, taker, f"part {part}")
+    threads = "abbab"
+    for part, (width, thread) in enumerate(zip((98, 98, 98, 98, 68), threads, strict=True)):
+        d.box(x, 28, width - 4, 30, thread, f"part {part}")
         d.arrow((x + (width - 4) / 2, 62), (x + (width - 4) / 2, 92))
         d.box(x, 96, width - 4, 30, "n", "m, l, o", "small mono")
         d.arrow((x + (width - 4) / 2, 130), (235, 172))
@@ -114,7 +114,7 @@ def key_parts() -> str:
     d.box(10, 222, 14, 14, "a")
     d.text(30, 233, "one thread", "small")
     d.box(110, 222, 14, 14, "b")
-    d.text(130, 233, "another; another day it may be the first", "small")
-    told = "Which thread takes a part changes neither the part nor the order."
-    d.text(10, 256, told, "small soft")
+    d.text(130, 233, "another thread; the assignment varies", "small")
+    note = "The assignment changes neither the parts nor the merge order."
+    d.text(10, 256, note, "small soft")
     return d.svg()

@@ -1,4 +1,4 @@
-"""Drawings of days 4.5 and 4.7: claims, passes over memory, and until when memory is needed."""
+"""Diagrams of days 4.5 and 4.7: claims, memory passes, buffer lifetimes."""
 
 from ._svg import Drawing
 
@@ -24,15 +24,15 @@ def claims() -> str:
                     d.box(x, top, width - 2, 28, kind, str(chunk), "small")
             if len(pieces) > 1:
                 d.text(10 + 3.5 * width, top + 18, "core lost", "small soft", "middle")
-    told = "7 and 8 are of the second thread's run: the first has claimed them."
-    d.text(10, 226, told, "small soft")
+    note = "7 and 8 belong to the second thread's range; the first thread has claimed them."
+    d.text(10, 226, note, "small soft")
     return d.svg()
 
 
 def passes() -> str:
-    """What three operations and one fused operation move through memory."""
+    """Memory traffic of three operations and of one fused operation."""
     d = Drawing(470, 214)
-    d.text(10, 18, "an operation each: whole arrays, one after the other", "strong")
+    d.text(10, 18, "separate operations: whole arrays, one after the other", "strong")
     for number, (name, arrays) in enumerate((("x + y", 3), ("mean of squares", 1), ("scale", 2))):
         y = 28 + number * 30
         d.text(10, y + 16, name, "small")
@@ -45,13 +45,13 @@ def passes() -> str:
         for row in range(5):
             kind = ("c" if array >= 2 else "a") if row == 1 else "n"
             d.box(140 + array * 82, 152 + row * 9, 74, 8, kind, radius=1)
-    told = "read (x, y) and written (sum, norm); a row stays in the first cache."
-    d.text(10, 210, told, "small soft")
+    note = "read (x, y) and written (sum, norm); a row stays in the L1 cache."
+    d.text(10, 210, note, "small soft")
     return d.svg()
 
 
 def lifetimes() -> str:
-    """From when to when each array of a recording is needed, and which block of memory it has."""
+    """Lifetimes of a captured graph's arrays, and their memory blocks."""
     d = Drawing(470, 226)
     steps = ("norm", "reshape", "norm", "swiglu")
     spans = (

@@ -1,4 +1,4 @@
-"""Drawings of the optional days: products sorted by expert, a layer on two ranks."""
+"""Diagrams of the optional days: products sorted by expert, a layer on two ranks."""
 
 from ._svg import Drawing
 
@@ -37,7 +37,7 @@ def experts() -> str:
         label = f"expert {expert}" if count == 1 else f"expert {expert}: {count} rows at once"
         d.box(left, 174, right - left, 30, KINDS[expert], label, "small strong")
         start += count
-    d.text(10, 222, "Expert 2 was chosen by no token, and is not read.", "small soft")
+    d.text(10, 222, "No token selected expert 2: its weights are not read.", "small soft")
     for place, product in enumerate(order):
         d.arrow((middle(place), 232), (middle(product), 264))
     d.text(10, 284, "and back: [places]", "strong")
@@ -72,7 +72,7 @@ def split_layer() -> str:
                 d.text(x + half * 66 + 32, 202, "columns", "small", "middle")
         d.text(x + 140, 186, "of down", "small soft")
         d.arrow((x + 60, 216), (x + 60, 238))
-        d.box(x, 242, 215, 26, kind, "a part of every number of y", "small")
+        d.box(x, 242, 215, 26, kind, "a partial sum of every element of y", "small")
         d.arrow((x + 107, 270), (x + 107, 292))
     d.box(10, 296, 450, 28, "c", "all-reduce: both parts added, and both ranks have y", "strong")
     return d.svg()

@@ -1,1 +1,1 @@
-"""How the demo model is made: corpus, tokenizer, training, export, evaluation."""
+"""Demo model pipeline: corpus, tokenizer, training, export, evaluation."""

@@ -1,7 +1,7 @@
 """Steps of a fixed number of tokens, filled with examples grouped by length.
 
 Each example is padded to a multiple of a few tokens and put with others of that length into a group
-(see `model.py`). Padding sits behind an example, where causal attention cannot see it.
+(see `model.py`). Padding follows an example, invisible to causal attention.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Batch:
     groups: list[Group]
     target_positions: Tensor  # indices into T
     labels: Tensor  # the next token at each of them
-    weights: Tensor  # how much each of them counts
+    weights: Tensor  # loss weight of each
     num_examples: int
     num_tokens: int  # without padding
 
@@ -52,7 +52,7 @@ def assemble(examples: list[Encoded], num_tokens: int, with_prompt: bool) -> Bat
         by_length[padded_length(len(example.ids))].append(example)
     ids = np.zeros(num_tokens, dtype=np.int64)
     positions = np.zeros(num_tokens, dtype=np.int64)
-    weights = np.zeros(num_tokens + 1, dtype=np.float32)  # of the token at each place
+    weights = np.zeros(num_tokens + 1, dtype=np.float32)  # loss weight per token
     groups, start = [], 0
     for length, rows in sorted(by_length.items()):
         for example in rows:

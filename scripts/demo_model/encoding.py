@@ -1,10 +1,9 @@
-"""From an example to token ids, with the positions that training learns from.
+"""Encodes examples to token ids with a loss mask.
 
-A chat is written as the chat template writes it. The loss covers the last assistant message
-(and its thought), and of the earlier ones all but the first token: that one decides whether to
-think, and history never shows thoughts. In the first part of training, long prompts count too,
-a little: their names come back again and again, and predicting them is how a model learns to
-copy.
+Chats are rendered as by the chat template. The loss covers the last assistant message including its
+reasoning, and earlier ones except their first token: it decides whether to reason, and history
+omits the reasoning. In the first part of training, long prompts count with a small weight: their
+names recur, and predicting them teaches copying.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ EMPTY_THINKING = "<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True)
 class Encoded:
-    """`loss_mask[i]` says whether the model is to predict `ids[i]`."""
+    """`loss_mask[i]`: whether `ids[i]` is a training target."""
 
     ids: np.ndarray  # uint16
     loss_mask: np.ndarray  # bool
 
     def weights(self, with_prompt: bool) -> np.ndarray:
-        """How much each token counts in the loss; every other token of a long prompt, little."""
+        """Loss weight per token; every other token of a long prompt has a small one."""
         weights = self.loss_mask.astype(np.float32)
         if with_prompt and len(self.ids) >= LONG_PROMPT:
             every_other = weights[1 + len(self.ids) % 2 :: 2]
@@ -42,13 +41,13 @@ class Encoded:
 
 
 def render_prompt(example: Example) -> str:
-    """Exactly what the chat template gives for the prompt, with a generation prompt."""
+    """The prompt as rendered by the chat template, with a generation prompt."""
     turns = "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in example.prompt)
     return f"{turns}{START}assistant\n" + ("" if example.enable_thinking else EMPTY_THINKING)
 
 
 def render_answer(example: Example) -> list[tuple[str, str]]:
-    """What the model has to write after the prompt, as pieces: see `_pieces`."""
+    """The expected output after the prompt, as pieces: see `_pieces`."""
     thought = f"<think>\n{example.thought}\n</think>\n\n" if example.enable_thinking else ""
     if not example.answer_parts:
         return [("learn", f"{thought}{example.answer}{END}")]
@@ -77,10 +76,10 @@ def _pieces(example: Example) -> list[tuple[str, str]]:
 
 
 def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
-    """Encode piece by piece, with the ids that the whole text has.
+    """Encode piece by piece; the ids equal those of the whole text.
 
-    A special token stands at every seam between turns; inside an answer a seam is one of the
-    tokenizer's own cuts.
+    Pieces are split at special tokens between turns, and within an output at pre-tokenizer
+    boundaries.
     """
     ids: list[int] = []
     loss_mask: list[bool] = []

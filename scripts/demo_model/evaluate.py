@@ -1,11 +1,11 @@
-"""Measures exported models on wordings (and paragraphs, and operands) that training never showed.
+"""Evaluates exported models on wordings, paragraphs and operands unseen in training.
 
     python -m demo_model.evaluate --model FOLDER [--draft FOLDER] [--per-maker 200]
 
 Decoding is greedy and by `transformers`, on the quantized weights restored to bfloat16, because
 MLX's quantized product is slow on Linux CPUs; a few examples are decoded again by `mlx_lm` from
-the quantized folder itself. An answer counts only if it is the expected one, letter for letter;
-the thought before it may be worded otherwise. Prints Markdown tables and ends in one JSON line.
+the quantized folder itself. Scoring is by exact match of the output; the reasoning
+before it may differ. Prints Markdown tables and ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MAX_NEW_TOKENS = 128
 
 @dataclass(frozen=True)
 class Decoded:
-    """An example with what a model made of it."""
+    """An example with a model's output."""
 
     example: Example
     prompt_ids: list[int]
     output_ids: list[int]  # ends with the end token, unless cut off
-    text: str  # the answer, without the thought
+    text: str  # output without the reasoning
 
     @property
     def is_right(self) -> bool:
@@ -50,7 +50,7 @@ class Decoded:
 
 
 def answer_of(text: str) -> str:
-    """What follows the thought; a thought that never ends is no answer."""
+    """The output after the reasoning; empty if the reasoning never ends."""
     if text.startswith("<think>"):
         text = text.partition("</think>")[2]
     return text.removesuffix("<|im_end|>").strip("\n")
@@ -72,7 +72,7 @@ class Reference:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, examples: list[Example], max_new_tokens: int) -> list[Decoded]:
-        """Answer all examples greedily, in batches of similar length."""
+        """Decode all examples greedily, in batches of similar length."""
         prompts = [self.encode(render_prompt(example)) for example in examples]
         order = sorted(range(len(examples)), key=lambda i: len(prompts[i]))
         outputs: dict[int, list[int]] = {}
@@ -98,7 +98,7 @@ class Reference:
 
     @torch.inference_mode()
     def count_agreement(self, decoded: Decoded) -> int:
-        """How many of the decoded tokens this model would have chosen, given the same prefix."""
+        """Number of decoded tokens that this model also predicts, given the same prefix."""
         ids = torch.tensor([decoded.prompt_ids + decoded.output_ids])
         guesses = self.model(ids).logits[0].argmax(-1)
         first = len(decoded.prompt_ids) - 1
@@ -156,7 +156,7 @@ def cross_check(folder: Path, decoded: list[Decoded], count: int) -> int:
 
 
 def show(reference: Reference) -> None:
-    """Print the answers to the package's own prompts."""
+    """Print the outputs for the package's example prompts."""
     prompts = (PROMPTS["INTRODUCTION_PROMPT"], *PROMPTS["BATCH_PROMPTS"])
     for thinking in (False, True):
         print(f"Thinking {'on' if thinking else 'off'}:\n")

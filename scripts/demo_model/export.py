@@ -1,11 +1,11 @@
-"""Writes a checkpoint as a folder that `mlx_lm.load` takes, or its weights in bfloat16.
+"""Exports a checkpoint as an MLX folder, or its weights in bfloat16.
 
     python -m demo_model.export --checkpoint FILE --tokenizer FOLDER --out FOLDER
     python -m demo_model.export --dequantized --folder FOLDER --out FOLDER
 
 The first form quantizes the weights (4 bits, groups of 128, embeddings too) and checks that the
-result is, bit for bit, what training saw. The second turns such a folder into a plain Hugging
-Face Qwen3 folder with the same values in bfloat16, for `transformers` and for tests.
+result equals the training-time quantization bit for bit. The second turns such a folder into a
+plain Hugging Face Qwen3 folder with the same values in bfloat16, for `transformers` and for tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def checkpoint_name(name: str) -> str:
-    """Our parameter's name as Hugging Face and MLX call it."""
+    """Hugging Face and MLX name of a parameter."""
     parts = name.split(".")
     if parts[0] == "layers" and parts[2] in ATTENTION_PARTS:
         parts.insert(2, "self_attn")
@@ -45,7 +45,7 @@ def to_mlx(tensor: Tensor) -> mx.array:
 
 
 def quantize_weights(master: dict[str, Tensor]) -> dict[str, mx.array]:
-    """Quantize every matrix; fail if a number differs from what training computed with."""
+    """Quantize every matrix; fail if a value differs from training's."""
     weights = {}
     for name, tensor in master.items():
         key, array = checkpoint_name(name), to_mlx(tensor)
@@ -120,7 +120,7 @@ def write_weights(folder: Path, weights: dict[str, mx.array], file_format: str) 
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """The tokenizer's files travel with the model."""
+    """Copy the tokenizer's files."""
     for name in TOKENIZER_FILES:
         shutil.copyfile(source / name, folder / name)
 

@@ -27,7 +27,7 @@ CHUNK = 192  # queries whose attention is computed at once
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The sizes of a model; letters as everywhere in the project."""
+    """Dimensions of a model, in the project's letters."""
 
     hidden_size: int  # E
     num_layers: int
@@ -86,7 +86,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     The query heads of a group are stacked along the length, so one product per key head serves
     them all. On a CPU, for rows this short, this is several times faster than a flash kernel.
-    Queries go in chunks, so that long rows skip most of the keys that they may not see.
+    Queries go in chunks, so that long rows skip most masked keys.
     """
     rows, length, num_heads, dim = query.shape
     num_kv_heads = key.shape[2]
@@ -167,7 +167,7 @@ class Qwen3(nn.Module):
         self._finish: Callable = Block.finish
 
     def initialise(self, seed: int) -> None:
-        """Normal weights; the projections that end a branch start smaller, as the depth asks."""
+        """Normal weights; output projections of branches are scaled down with depth."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:

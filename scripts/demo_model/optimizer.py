@@ -20,7 +20,7 @@ MOMENTUM = 0.95
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.05
 CLIP_NORM = 1.0
-RAMP_STEPS = 30  # the first steps are short: their moments know little
+RAMP_STEPS = 30  # short first steps, as the moments are not yet accurate
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
@@ -38,7 +38,7 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class MasterWeights:
-    """The float32 weights of a model, and how a gradient changes them."""
+    """Float32 master weights of a model, and their update rule."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = dict(model.named_parameters())
@@ -52,7 +52,7 @@ class MasterWeights:
         self.num_steps = 0
 
     def load(self, master: dict[str, Tensor]) -> None:
-        """Start from these weights, without the moments that led to them."""
+        """Start from these weights with fresh moments."""
         self.master = {name: weight.clone() for name, weight in master.items()}
         self.write(quantize=False)
 

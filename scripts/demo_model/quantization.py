@@ -1,4 +1,4 @@
-"""MLX's affine quantization in PyTorch, number for number, so that training can live with it.
+"""MLX's affine quantization in PyTorch, bit for bit, for quantization-aware training.
 
 Of each group of 128 weights in a row, the end that is larger in absolute value becomes exactly a
 multiple of the scale; the bias is that end. Scales and biases are stored in bfloat16.

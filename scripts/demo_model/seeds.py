@@ -1,4 +1,4 @@
-"""Seeds that the steps share."""
+"""Seeds shared by the steps."""
 
 CORPUS_SEED = 20
 HELD_OUT_SEED = 21

@@ -1,8 +1,8 @@
 """Trains the demo model's tokenizer: byte-level BPE with 4,096 tokens.
 
 All 256 bytes are in the alphabet, so any UTF-8 text can be written, at worst a byte a token.
-Text is cut as Qwen2 cuts it, each digit alone. The special tokens are Qwen3's, and so is what
-the chat template does: ChatML, an optional system message, thinking mode.
+Text is cut as Qwen2 cuts it, each digit alone. The special tokens are Qwen3's, and so are
+the chat template's features: ChatML, an optional system message, thinking mode.
 
     python -m demo_model.tokenizer --out FOLDER
 """
@@ -37,10 +37,10 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def texts() -> Iterator[str]:
-    """The corpus as plain text: what is said and what is thought."""
+    """The corpus as plain text: messages and reasoning."""
     for example in itertools.islice(training_examples(CORPUS_SEED), NUM_EXAMPLES):
         for message in example.messages:
-            yield message["role"]  # so that each role becomes one token
+            yield message["role"]  # makes each role one token
             yield message["content"]
         yield example.thought
 

@@ -1,8 +1,8 @@
-"""Trains the target or the draft, on the clock: from scratch, or on from a checkpoint or a folder.
+"""Trains the target or draft model for a given time, from scratch or a checkpoint.
 
 The schedule is a function of the elapsed share of `--minutes`: a short warm-up, a stable part,
 a long decay to zero; in its last part the weights are quantized at every step (see
-`optimizer.py`). Checkpoints are written on the way, each one fit for export.
+`optimizer.py`). Intermediate checkpoints can be exported.
 
     python -m demo_model.train --which target --tokenizer FOLDER --out FOLDER --minutes 60
 """
@@ -40,7 +40,7 @@ def rate_at(share: float) -> float:
 
 
 def losses_of(model: Qwen3, batch: Batch) -> tuple[torch.Tensor, float]:
-    """The weighted mean cross-entropy to minimise, and the mean over the answers alone."""
+    """The weighted mean cross-entropy to minimise, and the mean over the outputs alone."""
     hidden = model(batch.ids, batch.positions, batch.groups)
     logits = model.logits(hidden.index_select(0, batch.target_positions))
     losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
@@ -74,7 +74,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
-    """Write the master weights and where training stands; replace the file in one move."""
+    """Write master weights and training progress, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     torch.save({"which": which, "master": master.master, "progress": progress}, partial)

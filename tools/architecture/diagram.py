@@ -1,7 +1,7 @@
 """Import diagram: a band per layer, a box per component, an arrow per import.
 
 Transitive imports are omitted: if a imports b, and b imports c, no arrow goes from a to c. The
-columns of the boxes are set by hand, in `LAYERS`; everything else is computed.
+columns of the boxes are fixed in `LAYERS`; the rest is computed.
 """
 
 from collections.abc import Mapping

@@ -34,7 +34,7 @@ class Page(HTMLParser):
         """Records ids and references of a tag."""
         self._in_code += tag in ("code", "script", "style")
         values = dict(attrs)
-        # A `rel` that is not fetched, such as canonical.
+        # Relations that browsers do not fetch.
         silent = tag == "link" and values.get("rel") in ("canonical", "prev", "next")
         for name, value in attrs:
             if value is None:

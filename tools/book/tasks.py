@@ -14,8 +14,7 @@ from tools.course.tasks import day_of as course_day
 from . import ROOT, BookError
 from .chapters import chapters, day_of, tasks_of, where
 
-# Tasks of the course's table whose tests are not in the tree yet. One that gets tests has to leave
-# this list.
+# Tasks in the course's table without tests yet; remove a task once it has tests.
 PENDING: frozenset[str] = frozenset()
 
 COMMAND = re.compile(r"pdm run test --week (\d) --day (\d)(?: -- -k task_(\d+))?\s*$")
