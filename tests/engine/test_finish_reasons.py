@@ -82,7 +82,7 @@ def test_timeout(llm):
     hurried = llm.add_request(QUESTION, SamplingParams(max_tokens=40), timeout=1e-6)
     outputs = {}
     while llm.has_unfinished_requests:
-        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
     assert (outputs[hurried].finish_reason, outputs[hurried].token_ids) == ("timeout", [])
     assert outputs[patient].token_ids == answer(llm).token_ids
@@ -94,12 +94,12 @@ def test_timeout_keeps_partial_output(llm, monkeypatch):
     now = 0.0
     monkeypatch.setattr("tiny_llm.engine.core.time.perf_counter", lambda: now)
     llm.add_request(QUESTION, SamplingParams(temperature=0, max_tokens=40), timeout=5)
-    while not (news := llm.step()):
+    while not (update := llm.step()):
         pass
     now = 5.0
     last = llm.step()[-1]
     assert last.finish_reason == "timeout"
-    assert last.request_output.token_ids == list(news[0].token_ids)
+    assert last.request_output.token_ids == list(update[0].token_ids)
     assert not llm.has_unfinished_requests
 
 
@@ -142,7 +142,7 @@ def test_nan_logits_end_only_their_request(draft):
     model.ragged_logits = broken
     outputs = {}
     while llm.has_unfinished_requests:
-        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
         if "breaks" in outputs and outputs["breaks"].finished:
             model.ragged_logits = compute

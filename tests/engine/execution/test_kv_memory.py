@@ -98,11 +98,11 @@ def test_growing_memory_is_bitwise_equal_to_reserved(demo):
     assert ample.runner.target.nbytes == config.num_pages * per_page
     assert growing.runner.target.nbytes == 0
     cases = range(len(CASES))
-    found, found_logits = run_cases(growing, cases, 2)
+    actual, found_logits = run_cases(growing, cases, 2)
     expected, expected_logits = run_cases(ample, cases, 2)
     assert 0 < growing.runner.target.nbytes < ample.runner.target.nbytes
     for case in cases:
-        assert found[case].token_ids == expected[case].token_ids
+        assert actual[case].token_ids == expected[case].token_ids
     assert found_logits.keys() == expected_logits.keys()
     for key, row in expected_logits.items():
         np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))

@@ -144,11 +144,11 @@ def test_narrower_vocabulary_gets_the_same_noise():
 def test_logprobs_are_unprocessed():
     logits = mx.random.normal((3, V)) * 2
     expected = as_numpy(log_softmax(logits))
-    found = top_logprobs(
+    actual = top_logprobs(
         logits, [0, 2, 4], [9, int(expected[1].argmax()), int(expected[2].argmin())]
     )
-    assert [len(one) for one in found] == [1, 2, 5]
-    for number, one in enumerate(found):
+    assert [len(one) for one in actual] == [1, 2, 5]
+    for number, one in enumerate(actual):
         best = np.argsort(-expected[number])[: (0, 2, 4)[number]].tolist()
         assert list(one)[: len(best)] == best
         for token, logprob in one.items():

@@ -27,12 +27,12 @@ def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
     outcome = Simulation(workload, check_every).run()
     for request_id, reason in outcome.reasons.items():
         expected = answer_alone(workload.arrivals[int(request_id)])
-        answer = outcome.answers.get(request_id, [])
+        output = outcome.answers.get(request_id, [])
         if reason in ("stop", "length"):
-            assert answer == expected
+            assert output == expected
         else:
             assert reason in ("abort", "error", "refused")
-            assert answer == expected[: len(answer)]
+            assert output == expected[: len(output)]
     return outcome
 
 

@@ -95,12 +95,12 @@ def allowed(text: str) -> frozenset[int]:
     """Returns the tokens that may follow a text, by enumerating the language."""
     letters = ["", "a", "b", "c"]
     endings = {x + y + z + w for x in letters for y in letters for z in letters for w in letters}
-    found = {
+    tokens = {
         token
         for token, piece in enumerate(TOKENS[:END])
         if any(re.fullmatch(LANGUAGE, text + piece + ending) for ending in endings)
     }
-    return frozenset(found | ({END} if re.fullmatch(LANGUAGE, text) else set()))
+    return frozenset(tokens | ({END} if re.fullmatch(LANGUAGE, text) else set()))
 
 
 def test_bitmasks_match_brute_force():
@@ -128,7 +128,7 @@ def test_bitmasks_match_brute_force():
 
 def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
     """Computes the probability of every complete output, renormalized at each token."""
-    found, partial = {}, {(): 1.0}
+    complete, partial = {}, {(): 1.0}
     while partial:
         tokens, probability = partial.popitem()
         paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
@@ -139,9 +139,9 @@ def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
         may_follow = sorted(allowed("".join(TOKENS[token] for token in tokens)))
         p /= p[may_follow].sum()
         for token in may_follow:
-            longer = found if token == END else partial
+            longer = complete if token == END else partial
             longer[(*tokens, token)] = probability * p[token]
-    return found
+    return complete
 
 
 @pytest.mark.parametrize("has_draft", [False, True])
@@ -157,10 +157,10 @@ def test_output_distribution_matches_brute_force(has_draft):
     form = StructuredOutputs(regex=LANGUAGE)
     [output] = llm.generate(prompt, SamplingParams(n=number, seed=9, structured_outputs=form))
     assert output.error is None
-    answers = [tuple(one.token_ids) for one in output.outputs]
+    outputs = [tuple(one.token_ids) for one in output.outputs]
     expected = exact_distribution(models[0][0], prompt)
     assert sum(expected.values()) == pytest.approx(1)
-    assert_distributed_as(answers, expected)
+    assert_distributed_as(outputs, expected)
 
 
 # ------------------------------------------------------------------ complete outputs
@@ -170,8 +170,8 @@ def test_output_distribution_matches_brute_force(has_draft):
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_json_schema(llm, thinking, temperature):
     output = answer(llm, StructuredOutputs(json=PERSON), thinking=thinking, temperature=temperature)
-    thoughts, _, body = whole_text(output).rpartition("</think>\n\n")
-    assert thoughts.startswith("<think>") == thinking
+    reasoning, _, body = whole_text(output).rpartition("</think>\n\n")
+    assert reasoning.startswith("<think>") == thinking
     Draft202012Validator(PERSON).validate(json.loads(body))
 
 
@@ -209,8 +209,8 @@ def test_reasoning_opened_by_the_template(demo):
         temperature=0, max_tokens=80, structured_outputs=StructuredOutputs(choice=["yes", "no"])
     )
     [output] = llm.generate(prompt, params)
-    thoughts, _, body = whole_text(output).partition("</think>\n\n")
-    assert thoughts
+    reasoning, _, body = whole_text(output).partition("</think>\n\n")
+    assert reasoning
     assert body in ("yes", "no")
 
 
@@ -255,8 +255,8 @@ def test_automatic_tool_calls(llm):
     # After the forced beginning of a call, the grammar completes a call of the tool.
     prompt = llm.tokenizer.apply_chat_template(chat("Add!"), add_generation_prompt=True)
     matcher = llm.core.grammars.compile(ToolCalls([ADD])).matcher
-    begun = llm.tokenizer.encode('Well: <tool_call>\n{"name": "')
-    assert matcher.consume_tokens(begun)
+    prefix = llm.tokenizer.encode('Well: <tool_call>\n{"name": "')
+    assert matcher.consume_tokens(prefix)
     forced = llm.tokenizer.decode(matcher.compute_ff_tokens())
     assert forced.startswith("add_numbers")
     assert prompt
@@ -266,8 +266,8 @@ def test_auto_tool_choice_ignores_unsupported_keywords(llm):
     schema = {"type": "object", "propertyNames": {"maxLength": 3}, "required": ["a"]}
     tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
     matcher = llm.core.grammars.compile(ToolCalls(tools)).matcher
-    begun = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
-    assert matcher.try_consume_tokens(begun) == len(begun) - 1, "`a` is still required"
+    prefix = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
+    assert matcher.try_consume_tokens(prefix) == len(prefix) - 1, "`a` is still required"
     with pytest.raises(UserError, match="propertyNames"):
         llm.core.grammars.compile(ToolCalls(tools, "required"))
 
@@ -288,8 +288,8 @@ def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
             matcher = compile_(form).matcher
             tokens = encode(text)
             taken = matcher.try_consume_tokens(tokens) == len(tokens)
-            found = matcher.is_accepting() if taken else None
-            assert bool(found) == bool(is_whole), (text, parallel)
+            actual = matcher.is_accepting() if taken else None
+            assert bool(actual) == bool(is_whole), (text, parallel)
 
 
 def test_tool_call_tags_as_special_tokens():
@@ -348,7 +348,7 @@ def run(llm, numbers, steps_between=0):
             llm.add_request(prompt, own, request_id=str(number))
             todo.remove(number)
         for _ in range(steps_between or 1):
-            outputs |= {int(news.request_id): news.request_output for news in llm.step()}
+            outputs |= {int(update.request_id): update.request_output for update in llm.step()}
             llm.scheduler.check_integrity()
     return outputs
 
@@ -583,9 +583,9 @@ def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
                 texts.append((output.finish_reason, output.text, output.error))
         return texts
 
-    found = answers()
-    assert answers(speculative="ngram") == found
-    for number, (reason, text, error) in enumerate(found):
+    actual = answers()
+    assert answers(speculative="ngram") == actual
+    for number, (reason, text, error) in enumerate(actual):
         body = text.rpartition("</think>")[2].strip()
         assert error is None or "the output is incomplete, but only an end token fits" in error
         if reason == "stop" and number >= 2:
@@ -603,7 +603,7 @@ def test_failed_grammar_fails_only_its_request(llm):
     request.grammar.matcher.consume_tokens(llm.tokenizer.encode("0"))  # rejects every further token
     outputs = {}
     while llm.has_unfinished_requests:
-        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
     assert outputs["a"].error.startswith("the grammar failed: ")
     assert (outputs["b"].finish_reason, outputs["b"].error) == ("length", None)
@@ -611,16 +611,16 @@ def test_failed_grammar_fails_only_its_request(llm):
 
 def test_grammars_are_cached_and_thread_safe(llm):
     compiler = GrammarCompiler(llm.tokenizer, llm.vocab_size)
-    form, found = StructuredOutputs(json=PERSON), []
+    form, compiled = StructuredOutputs(json=PERSON), []
     threads = [
-        threading.Thread(target=lambda: found.append(compiler.compile(form))) for _ in range(4)
+        threading.Thread(target=lambda: compiled.append(compiler.compile(form))) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    assert len({id(grammar.matcher) for grammar in found}) == 4
+    assert len(compiled) == 4
+    assert len({id(grammar.matcher) for grammar in compiled}) == 4
     assert len(compiler._cache) == 1
     for number in range(200):
         compiler.compile(StructuredOutputs(choice=[str(number)]))

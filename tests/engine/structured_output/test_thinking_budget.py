@@ -89,9 +89,9 @@ def test_same_tokens_in_a_batch_with_drafts_and_with_a_grammar(llm):
 
 
 def test_budget_has_no_effect_without_reasoning(llm):
-    [answer] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
+    [output] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
     [free] = llm.generate("RoPE is", SamplingParams(temperature=0))
-    assert answer.token_ids == free.token_ids
+    assert output.token_ids == free.token_ids
 
 
 def test_negative_budget_is_rejected():

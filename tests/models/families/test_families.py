@@ -228,8 +228,8 @@ def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantizati
     prompts = [[(7 * i + s) % 211 for i in range(n)] for s, n in enumerate((40, 3, 40, 21))]
     prompts.append(prompts[0])
 
-    def answers(asked, **options):
-        outputs = LLM(pair, block_size=16, **options).generate(asked, params, show_progress=False)
+    def answers(batch, **options):
+        outputs = LLM(pair, block_size=16, **options).generate(batch, params, show_progress=False)
         assert not [output.error for output in outputs if output.error]
         return [output.token_ids for output in outputs]
 
