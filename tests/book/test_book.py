@@ -38,7 +38,7 @@ def test_code_is_included_with_a_link_to_its_file(chapter):
     assert "x @ w.T" not in text
 
 
-def test_a_solution_is_folded(chapter):
+def test_solution_is_folded(chapter):
     text = Expander().expand(chapter("{{ solution src/tiny_llm/basics.py function linear }}\n"))
     assert text.startswith('??? success "Our solution: linear"\n\n    ```python\n')
     assert "    y = x @ w.T" in text

@@ -410,7 +410,7 @@ def test_mlx_solution(capsys, monkeypatch):
     assert "[1] ends: " in err
 
 
-def test_a_seed_repeats_the_batch(capsys, monkeypatch):
+def test_seed_makes_the_batch_reproducible(capsys, monkeypatch):
     monkeypatch.setattr(batch, "BATCH_PROMPTS", ("Hello!", "What is 2 + 2?"))
     argv = ["--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "8", "--seed"]
 

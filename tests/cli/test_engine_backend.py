@@ -21,7 +21,7 @@ def flags(*argv: str) -> argparse.Namespace:
     return main.make_parser("main").parse_args(["--model", "demo", *argv])
 
 
-def answer(backend: Backend, question: str) -> list[tuple[int, str]]:
+def run_question(backend: Backend, question: str) -> list[tuple[int, str]]:
     prompt = backend.encode_chat([{"role": "user", "content": question}])
     return [(response.token, response.finish_reason) for response in backend.stream(prompt)]
 
@@ -55,8 +55,8 @@ def finished(monkeypatch) -> list:
 def test_greedy_tokens_match_the_weeks_loops(finished, more):
     engine = open_backend(flags("--max-tokens", "60", *more))
     loop = open_backend(flags("--max-tokens", "60", "--loader", "week2"))
-    outputs = [answer(engine, question) for question in QUESTIONS]
-    assert outputs == [answer(loop, question) for question in QUESTIONS]
+    outputs = [run_question(engine, question) for question in QUESTIONS]
+    assert outputs == [run_question(loop, question) for question in QUESTIONS]
     assert len(finished) == len(QUESTIONS), "the week's loop must not use the engine"
 
 
@@ -87,7 +87,7 @@ def test_sampling_flags_are_passed_to_the_engine(finished):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LLM, "stream", watch)
-        answer(open_backend(flags(*more, "--seed", "4", "--max-tokens", "2")), "Hello!")
+        run_question(open_backend(flags(*more, "--seed", "4", "--max-tokens", "2")), "Hello!")
     (params,) = seen
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.8, 9)
     assert (params.seed, params.max_tokens, params.ignore_eos) == (4, 2, False)
@@ -155,4 +155,4 @@ def test_failed_step_prints_one_sentence(monkeypatch):
 
     monkeypatch.setattr(ModelRunner, "run", fail)
     with pytest.raises(UserError, match=r"the step failed: \[malloc\] no memory"):
-        answer(open_backend(flags()), "Hello!")
+        run_question(open_backend(flags()), "Hello!")

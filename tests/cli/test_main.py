@@ -121,13 +121,13 @@ def test_seed_makes_sampling_reproducible(capsys):
     # The demo model's distribution is so peaked that only a very high temperature varies output.
     argv = [*FRANCE, "--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "12"]
 
-    def answer(seed: int, argv: list[str] = argv) -> str:
+    def sample(seed: int, argv: list[str] = argv) -> str:
         return run(capsys, main, *argv, "--seed", str(seed))[1].rpartition("\n\n")[0]
 
-    first = answer(1)
-    assert first == answer(1)
-    assert len({first, *(answer(seed) for seed in (2, 3, 4))}) > 1
-    assert first == answer(1, [flag.replace("sampler-temp", "temperature") for flag in argv])
+    first = sample(1)
+    assert first == sample(1)
+    assert len({first, *(sample(seed) for seed in (2, 3, 4))}) > 1
+    assert first == sample(1, [flag.replace("sampler-temp", "temperature") for flag in argv])
 
 
 def test_short_names_of_the_sampling_flags():

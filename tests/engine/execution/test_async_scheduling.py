@@ -21,7 +21,7 @@ def params(index: int) -> SamplingParams:
     )
 
 
-def answers(demo, look_ahead: bool, **options):
+def run_requests(demo, look_ahead: bool, **options):
     """Returns all tokens and logprobs; requests arrive while others decode."""
     llm = LLM(demo, kv_cache_bytes=options.pop("bytes", 4e6), **options)
     llm.runner.async_scheduling.enabled = look_ahead
@@ -47,8 +47,8 @@ def answers(demo, look_ahead: bool, **options):
     ids=["default", "small pages", "no sharing", "preemption"],
 )
 def test_same_tokens_with_and_without(on_cpu, demo, options):
-    expected, _ = answers(demo, False, **options)
-    actual, look_ahead = answers(demo, True, **options)
+    expected, _ = run_requests(demo, False, **options)
+    actual, look_ahead = run_requests(demo, True, **options)
     assert actual == expected
     assert look_ahead.num_hits > 5, "some launched steps were used"
     assert look_ahead.num_misses > 0, "some launched steps were discarded"

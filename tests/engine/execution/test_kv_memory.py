@@ -50,7 +50,7 @@ def test_allocation_covers_all_lower_pages():
     assert len(storage.key_pages[0]) == 501
     arrays = mx.array([0]), mx.array([600 * PAGE]), mx.array([0, 1]), mx.array([1]), [[600]]
     storage.plan(RaggedBatch(*arrays))
-    assert len(storage.key_pages[0]) == 501 + 250, "as many as half of what there was"
+    assert len(storage.key_pages[0]) == 501 + 250, "growth by half of the previous size"
 
 
 def test_growing_keeps_written_pages(model):

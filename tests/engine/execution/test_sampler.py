@@ -47,7 +47,7 @@ EVERY_KIND = [
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_a_row_does_not_depend_on_other_rows(dtype):
+def test_row_does_not_depend_on_other_rows(dtype):
     logits = (mx.random.normal((len(EVERY_KIND), V)) * 3).astype(dtype)
     rows = [row(seed, position=seed % 3, **kind) for seed, kind in enumerate(EVERY_KIND)]
     alone = [to_ints(sample_tokens(logits[i : i + 1], [one]))[0] for i, one in enumerate(rows)]

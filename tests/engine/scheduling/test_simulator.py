@@ -77,7 +77,7 @@ def test_large_workloads():
         assert outcome.preemptions > 0
 
 
-# Each fault breaks one invariant, which the simulator must detect.
+# Each fault breaks one invariant; the simulator must detect it.
 
 
 def skips_reference_counts(self, path):

@@ -66,13 +66,13 @@ def llm(demo):
     return LLM(demo, kv_cache_bytes=2**25)
 
 
-def answer(llm, form, prompt="What is 17 + 25?", thinking=False, **params):
+def generate_one(llm, form, prompt="What is 17 + 25?", thinking=False, **params):
     params = {"temperature": 0.7, "seed": 1, "max_tokens": 200, "structured_outputs": form} | params
     [output] = llm.generate(chat(prompt), SamplingParams(**params), enable_thinking=thinking)
     return output
 
 
-def whole_text(output):
+def full_text(output):
     assert (output.error, output.finish_reason) == (None, "stop")
     return output.text
 
@@ -169,25 +169,31 @@ def test_output_distribution_matches_brute_force(has_draft):
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_json_schema(llm, thinking, temperature):
-    output = answer(llm, StructuredOutputs(json=PERSON), thinking=thinking, temperature=temperature)
-    reasoning, _, body = whole_text(output).rpartition("</think>\n\n")
+    output = generate_one(
+        llm, StructuredOutputs(json=PERSON), thinking=thinking, temperature=temperature
+    )
+    reasoning, _, body = full_text(output).rpartition("</think>\n\n")
     assert reasoning.startswith("<think>") == thinking
     Draft202012Validator(PERSON).validate(json.loads(body))
 
 
 def test_regex_choice_and_grammar(llm):
-    assert re.fullmatch(r"[a-c]{3}/\d{1,3}", whole_text(answer(llm, regex(r"[a-c]{3}/\d{1,3}"))))
+    assert re.fullmatch(
+        r"[a-c]{3}/\d{1,3}", full_text(generate_one(llm, regex(r"[a-c]{3}/\d{1,3}")))
+    )
     choice = ("yes", 'no "or" yes', "no\nline")
     for seed in range(3):
-        text = whole_text(answer(llm, StructuredOutputs(choice=choice), temperature=3, seed=seed))
+        text = full_text(
+            generate_one(llm, StructuredOutputs(choice=choice), temperature=3, seed=seed)
+        )
         assert text in choice
     lark = StructuredOutputs(grammar='start: "a" rest\nrest: "x" | "yz" rest')
-    assert re.fullmatch(r"a(yz)*x", whole_text(answer(llm, lark)))
+    assert re.fullmatch(r"a(yz)*x", full_text(generate_one(llm, lark)))
     gbnf = StructuredOutputs(grammar='root ::= "a" ("b" | "c"){2,3}')
-    assert re.fullmatch(r"a[bc]{2,3}", whole_text(answer(llm, gbnf)))
+    assert re.fullmatch(r"a[bc]{2,3}", full_text(generate_one(llm, gbnf)))
     small = StructuredOutputs(json_object=True)
-    output = answer(llm, small, logit_bias={llm.tokenizer.encode("}")[0]: 100})
-    assert isinstance(json.loads(whole_text(output)), dict)
+    output = generate_one(llm, small, logit_bias={llm.tokenizer.encode("}")[0]: 100})
+    assert isinstance(json.loads(full_text(output)), dict)
 
 
 def regex(pattern):
@@ -196,7 +202,7 @@ def regex(pattern):
 
 def test_schema_as_a_string(llm):
     as_object, as_text = (
-        answer(llm, StructuredOutputs(json=schema)) for schema in (PERSON, json.dumps(PERSON))
+        generate_one(llm, StructuredOutputs(json=schema)) for schema in (PERSON, json.dumps(PERSON))
     )
     assert as_object.token_ids == as_text.token_ids
 
@@ -209,7 +215,7 @@ def test_reasoning_opened_by_the_template(demo):
         temperature=0, max_tokens=80, structured_outputs=StructuredOutputs(choice=["yes", "no"])
     )
     [output] = llm.generate(prompt, params)
-    reasoning, _, body = whole_text(output).partition("</think>\n\n")
+    reasoning, _, body = full_text(output).partition("</think>\n\n")
     assert reasoning
     assert body in ("yes", "no")
 
@@ -230,7 +236,7 @@ def test_chat_as_token_ids(llm):
         thread.join()
         [output] = llm.generate(ids, params, enable_thinking=thinking)
         assert len(llm.core.grammars._cache) <= num_compiled + 1
-        expected = answer(llm, form, thinking=thinking)
+        expected = generate_one(llm, form, thinking=thinking)
         assert output.token_ids == expected.token_ids
         assert output.text.startswith("<think>") == thinking
 
@@ -241,15 +247,15 @@ CALL = re.compile(r'<tool_call>\n\{"name": "(\w+)", "arguments": (.*)\}\n</tool_
 @pytest.mark.parametrize("thinking", [False, True])
 def test_required_tool_calls(llm, thinking):
     form = ToolCalls([ADD, STOP], "required", "add_numbers", parallel=False)
-    text = whole_text(answer(llm, form, thinking=thinking)).rpartition("</think>\n\n")[2]
+    text = full_text(generate_one(llm, form, thinking=thinking)).rpartition("</think>\n\n")[2]
     name, arguments = CALL.fullmatch(text).groups()
     assert name == "add_numbers"
     Draft202012Validator(ADD["function"]["parameters"]).validate(json.loads(arguments))
 
 
 def test_automatic_tool_calls(llm):
-    text = whole_text(answer(llm, ToolCalls([ADD]), temperature=0))
-    assert text == whole_text(answer(llm, None, temperature=0)), (
+    text = full_text(generate_one(llm, ToolCalls([ADD]), temperature=0))
+    assert text == full_text(generate_one(llm, None, temperature=0)), (
         "without a call the text is unchanged"
     )
     # After the forced beginning of a call, the grammar completes a call of the tool.
@@ -429,7 +435,7 @@ def test_with_ngram_proposer(demo, alone):
 
 
 def test_logprobs_are_unprocessed_in_structured_outputs(llm):
-    output = answer(llm, StructuredOutputs(choice=["yes", "no"]), logprobs=5)
+    output = generate_one(llm, StructuredOutputs(choice=["yes", "no"]), logprobs=5)
     [free] = llm.generate(chat("What is 17 + 25?"), SamplingParams(max_tokens=1, logprobs=5))
     top = list(free.logprobs[0].items())[:5]
     assert list(output.logprobs[0].items())[:5] == top
@@ -446,7 +452,7 @@ def test_each_completion_has_its_own_grammar(llm):
 
 
 def test_truncated_output_finishes_with_length(llm):
-    output = answer(llm, StructuredOutputs(json=PERSON), max_tokens=4)
+    output = generate_one(llm, StructuredOutputs(json=PERSON), max_tokens=4)
     assert (output.error, output.finish_reason) == (None, "length")
 
 
@@ -530,11 +536,11 @@ HOSTILE = [
 
 @pytest.mark.parametrize("form", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, form):
-    output = answer(llm, form)
+    output = generate_one(llm, form)
     assert output.finish_reason == "error"
     assert re.fullmatch(r"[^\n]{10,200}\.", output.error), output.error
     assert "/work" not in output.error
-    assert whole_text(answer(llm, StructuredOutputs(choice=["yes"]))) == "yes"
+    assert full_text(generate_one(llm, StructuredOutputs(choice=["yes"]))) == "yes"
 
 
 @pytest.mark.parametrize(
@@ -550,7 +556,7 @@ def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, form):
 )
 def test_expensive_grammar_terminates(llm, form):
     """The request is rejected, reaches max_tokens, or fails alone."""
-    output = answer(llm, form, max_tokens=30)
+    output = generate_one(llm, form, max_tokens=30)
     assert output.finish_reason in ("length", "stop", "error")
     assert (output.finish_reason == "error") == (output.error is not None)
     assert not llm.has_unfinished_requests
@@ -567,7 +573,7 @@ def test_expensive_grammar_terminates(llm, form):
 def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
     """Some checkpoints have such an end token; it must not end reasoning or a string."""
 
-    def answers(**engine):
+    def generate_all(**engine):
         # A separate tokenizer: the demo's is shared by all tests and must keep its end tokens.
         config = json.loads((TARGET_PATH / "config.json").read_text())
         model = (demo[0], open_tokenizer(TARGET_PATH, config))
@@ -578,13 +584,13 @@ def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
         texts = []
         for form in wishes:
             for budget in (None, 5):
-                output = answer(llm, form, thinking=True, thinking_token_budget=budget)
+                output = generate_one(llm, form, thinking=True, thinking_token_budget=budget)
                 assert output.finish_reason in reasons, output.error
                 texts.append((output.finish_reason, output.text, output.error))
         return texts
 
-    actual = answers()
-    assert answers(speculative="ngram") == actual
+    actual = generate_all()
+    assert generate_all(speculative="ngram") == actual
     for number, (reason, text, error) in enumerate(actual):
         body = text.rpartition("</think>")[2].strip()
         assert error is None or "the output is incomplete, but only an end token fits" in error

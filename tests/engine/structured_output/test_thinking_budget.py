@@ -39,7 +39,7 @@ def test_forced_token(output, draft_tokens, in_thinking, expected):
     assert forced_token([START, 1, 1, 1], output, draft_tokens, in_thinking) == expected
 
 
-def test_a_forced_row_does_not_affect_other_rows():
+def test_forced_row_does_not_affect_other_rows():
     logits = mx.random.normal((3, 12))
     plain = SamplingRow(EngineRequest("a", [1], SamplingParams(temperature=0)), 0)
     budget = ThinkingBudget(1, 0, START, END, in_thinking=True)
