@@ -177,10 +177,10 @@ def test_probe_executes_the_operations_it_counts(flags, function, instruction, s
 class FakeWorker:
     """Worker with scripted timings that records the order of calls."""
 
-    def __init__(self, name: str, seconds: list[float], asked: list[str]):
+    def __init__(self, name: str, seconds: list[float], calls: list[str]):
         self._name = name
         self._seconds = iter(seconds)
-        self._asked = asked
+        self._asked = calls
 
     def ask(self, request, limit_s):
         assert request == {"kind": "decode", "tokens": 128, "batch": 1}
@@ -189,17 +189,17 @@ class FakeWorker:
 
 
 def test_compared_trees_alternate(capsys):
-    asked = []
+    calls = []
     workers = {
-        "other": FakeWorker("other", [9, 2.0, 4.0, 8.0], asked),
-        "this": FakeWorker("this", [9, 1.0, 4.0, 6.0], asked),
+        "other": FakeWorker("other", [9, 2.0, 4.0, 8.0], calls),
+        "this": FakeWorker("this", [9, 1.0, 4.0, 6.0], calls),
     }
     metric = METRICS["decode-128"]
     seconds = ab_compare.run_interleaved(workers, metric, rounds=3, limit_s=1)
     assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, (
         "warm-up runs do not count"
     )
-    assert asked == ["other", "this", "this", "other"] * 2
+    assert calls == ["other", "this", "this", "other"] * 2
     assert ab_compare.report(metric, seconds)["ratio"] == 0.75, "the median of 0.5, 1 and 0.75"
     line = "| decode | 4000.00 | 2000.00 | 4000.00 | 1000.00 | 0.750 |"
     assert capsys.readouterr().out.strip() == line

@@ -33,9 +33,9 @@ def test_4_bit_matrices_are_exact():
 
 def test_agreement_counts_equal_tokens_and_ties():
     logits = np.array([[0.0, 5, 4.9], [3, 1, 0], [0, 0, 1], [7, 6, 0]], np.float32)
-    found = agreement(logits, [2, 0, 2, 1], np.array([0.2, 0.2, 0.2, 0.2]), slice(1, 3))
-    assert found == Agreement(tokens=4, equal=2, ties=1, answers=1, equal_answers=1)
-    assert not found.is_whole
+    actual = agreement(logits, [2, 0, 2, 1], np.array([0.2, 0.2, 0.2, 0.2]), slice(1, 3))
+    assert actual == Agreement(tokens=4, equal=2, ties=1, answers=1, equal_answers=1)
+    assert not actual.is_whole
     assert (agreement(logits[:3], [2, 0, 2], np.full(3, 0.2)) + Agreement()).is_whole
 
 
@@ -91,11 +91,11 @@ def test_peer_predicts_our_tokens(plain, tmp_path, system, exact):
     probe = subprocess.run([PYTHON, "-c", f"import {NEEDS[system]}"], capture_output=True)
     if probe.returncode:
         pytest.skip(f"{PYTHON} lacks {NEEDS[system]}; TINY_LLM_PEERS_PYTHON names one that has it")
-    found = check_peers.check(system, PYTHON, exact, tmp_path, plain)
-    assert found.tokens == len(check_peers.PROMPT_LENGTHS) * NEW_TOKENS
-    assert found.is_whole, str(found)
+    actual = check_peers.check(system, PYTHON, exact, tmp_path, plain)
+    assert actual.tokens == len(check_peers.PROMPT_LENGTHS) * NEW_TOKENS
+    assert actual.is_whole, str(actual)
     if exact:
-        assert found.equal == found.tokens, str(found)
+        assert actual.equal == actual.tokens, str(actual)
 
 
 @pytest.mark.slow

@@ -26,18 +26,18 @@ class Server:
     """Server with a fixed response, sent a few bytes at a time.
 
     Attributes:
-        connections, asked: number of connections and of requests.
+        connections, requests: number of connections and of requests.
     """
 
     def __init__(self, reply: bytes, keeps: bool):
-        self.connections = self.asked = 0
+        self.connections = self.requests = 0
         self._reply = reply
         self._keeps = keeps
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         while head := await self._head(reader):
-            self.asked += 1
+            self.requests += 1
             await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", head)[1]))
             for start in range(0, len(self._reply), 7):
                 writer.write(self._reply[start : start + 7])
@@ -71,7 +71,7 @@ def answers(reply: bytes, clients: int, keeps: bool = True) -> tuple[LoadResult,
 
 def test_every_prompt_is_sent_once():
     result, seen = answers(WHOLE, clients=2)
-    assert seen.asked == len(result.streams) == 3
+    assert seen.requests == len(result.streams) == 3
     assert seen.connections == 2
     assert result.output_tokens == 18
     assert all(0 < one.first <= one.total <= result.seconds for one in result.streams)
@@ -79,7 +79,7 @@ def test_every_prompt_is_sent_once():
 
 def test_closed_connection_is_reopened():
     result, seen = answers(WHOLE, clients=1, keeps=False)
-    assert seen.asked == len(result.streams) == seen.connections == 3
+    assert seen.requests == len(result.streams) == seen.connections == 3
 
 
 @pytest.mark.parametrize(

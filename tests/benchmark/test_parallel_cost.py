@@ -85,9 +85,9 @@ def test_small_models_are_latency_bound():
 def test_link_parameters_are_fitted_from_timings():
     link = Link(30e-6, 2e9, "")
     seconds = {n: all_reduce_seconds(n, 4, link) for n in (2_048, 65_536, 4_194_304)}
-    found = fit(seconds, 4)
-    assert found.latency == pytest.approx(link.latency)
-    assert found.bandwidth == pytest.approx(link.bandwidth)
+    actual = fit(seconds, 4)
+    assert actual.latency == pytest.approx(link.latency)
+    assert actual.bandwidth == pytest.approx(link.bandwidth)
 
 
 def test_command_prints_a_row_per_case_and_group_size(capsys):

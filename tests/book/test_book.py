@@ -38,7 +38,7 @@ def test_code_is_included_with_a_link_to_its_file(chapter):
     assert "x @ w.T" not in text
 
 
-def test_a_solution_is_folded(chapter):
+def test_solution_is_folded(chapter):
     text = Expander().expand(chapter("{{ solution src/tiny_llm/basics.py function linear }}\n"))
     assert text.startswith('??? success "Our solution: linear"\n\n    ```python\n')
     assert "    y = x @ w.T" in text
@@ -131,11 +131,11 @@ def test_broken_links_are_detected(tmp_path):
         '<a href="gone/">4</a><a href="other/#bottom">5</a>'
         '<script src="https://cdn.example.org/x.js"></script>'
     )
-    found = broken_links(tmp_path)
-    assert len(found) == 3
-    assert "gone/ leads nowhere" in found[0]
-    assert "other/#bottom names an anchor" in found[1]
-    assert "cdn.example.org/x.js from another site" in found[2]
+    actual = broken_links(tmp_path)
+    assert len(actual) == 3
+    assert "gone/ leads nowhere" in actual[0]
+    assert "other/#bottom names an anchor" in actual[1]
+    assert "cdn.example.org/x.js from another site" in actual[2]
 
 
 def test_unrendered_markup_is_detected(tmp_path):
@@ -215,7 +215,7 @@ def test_every_question_has_an_answer(heading):
         for part in chapter.read_text(encoding="utf-8").split(f"\n{heading}")[1:]:
             section = part.partition("\n## ")[0]
             questions = re.findall(r"^\d+\. ", section, re.MULTILINE)
-            answers = re.findall(r"^    \d+\. ", section, re.MULTILINE)
-            assert len(answers) == len(questions) > 0, f"{chapter}: {heading}"
+            outputs = re.findall(r"^    \d+\. ", section, re.MULTILINE)
+            assert len(outputs) == len(questions) > 0, f"{chapter}: {heading}"
             asked += len(questions)
     assert asked >= 15

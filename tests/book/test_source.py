@@ -91,7 +91,7 @@ def test_method_is_dedented_and_keeps_its_decorator(python_file):
     assert piece(python_file, "function", "Circle.area").text.startswith("@property\ndef area")
 
 
-def test_a_signature_hides_the_solution(python_file):
+def test_signature_hides_the_solution(python_file):
     cut = piece(python_file, "signature", "double").text
     assert cut == 'def double(\n    x,\n):\n    """Twice x."""\n    ...'
     cut = piece(python_file, "signature", "Circle").text

@@ -47,9 +47,9 @@ def test_outputs_are_in_prompt_order_when_redirected(capsys):
     blocks = out.split("\n\n")
     assert len(blocks) == 17
     for index, (block, prompt) in enumerate(zip(blocks, BATCH_PROMPTS, strict=False)):
-        question, answer = block.split("\n", 1)
+        question, output = block.split("\n", 1)
         assert question == f"[{index}] {prompt.splitlines()[-1]}"
-        assert answer
+        assert output
     assert blocks[3].endswith("The capital of Japan is Tokyo.")
     state, statistics = blocks[-1].strip().split("\n")
     assert state.startswith("prefix cache hits: ")
@@ -263,10 +263,10 @@ def test_plain_lines_are_single_lines():
     fixed.outputs = {3: "[b]two\n\nlines"}
     lines.update(fixed)
     lines.update(fixed)
-    said = console.file.getvalue().splitlines()
-    assert said[0] == "[0] starts: question 0, which is rather long"
-    assert len(said) == 7 + 1, "each finished request once; 7 and 8 are waiting"
-    assert said[-1] == "[3] ends: [b]two lines"
+    printed = console.file.getvalue().splitlines()
+    assert printed[0] == "[0] starts: question 0, which is rather long"
+    assert len(printed) == 7 + 1, "each finished request once; 7 and 8 are waiting"
+    assert printed[-1] == "[3] ends: [b]two lines"
 
 
 PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz"]
@@ -305,11 +305,13 @@ def test_runs_report_progress_per_prompt(solution):
     partly_prefilled = False
     while not batch_run.is_done:
         batch_run.step()
-        begun = {progress.index for progress in batch_run.all_progress()}
-        assert begun | set(batch_run.waiting) == set(range(5))
+        started = {progress.index for progress in batch_run.all_progress()}
+        assert started | set(batch_run.waiting) == set(range(5))
         active = [progress.index for progress in batch_run.slots if progress is not None]
         active += [progress.index for progress in batch_run.prefilling]
-        assert sorted([*active, *batch_run.outputs]) == sorted(begun), "each prompt is in one state"
+        assert sorted([*active, *batch_run.outputs]) == sorted(started), (
+            "each prompt is in one state"
+        )
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in batch_run.prefilling)
     assert partly_prefilled
     for progress in batch_run.all_progress():
@@ -340,8 +342,8 @@ def test_engine_run_reports_progress_per_prompt():
     partly_prefilled = False
     while not batch_run.is_done:
         batch_run.step()
-        begun = {progress.index for progress in batch_run.all_progress()}
-        assert begun | set(batch_run.waiting) == set(range(5))
+        started = {progress.index for progress in batch_run.all_progress()}
+        assert started | set(batch_run.waiting) == set(range(5))
         active = [progress for progress in batch_run.slots if progress is not None]
         assert len(batch_run.slots) == 2
         names = [progress.index for progress in active]
@@ -408,7 +410,7 @@ def test_mlx_solution(capsys, monkeypatch):
     assert "[1] ends: " in err
 
 
-def test_a_seed_repeats_the_batch(capsys, monkeypatch):
+def test_seed_makes_the_batch_reproducible(capsys, monkeypatch):
     monkeypatch.setattr(batch, "BATCH_PROMPTS", ("Hello!", "What is 2 + 2?"))
     argv = ["--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "8", "--seed"]
 

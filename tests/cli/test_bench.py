@@ -67,7 +67,7 @@ def test_loop_of_a_week(capsys, loader, has_flash):
     assert result["output_tokens"] > 0
 
 
-def test_a_draft_model(capsys):
+def test_draft_model_flags(capsys):
     result = result_of(capsys, "--draft-model", "demo-draft")
     assert result["output_tokens"] == result_of(capsys)["output_tokens"]
 

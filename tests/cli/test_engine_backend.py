@@ -21,13 +21,13 @@ def flags(*argv: str) -> argparse.Namespace:
     return main.make_parser("main").parse_args(["--model", "demo", *argv])
 
 
-def answer(backend: Backend, question: str) -> list[tuple[int, str]]:
+def run_question(backend: Backend, question: str) -> list[tuple[int, str]]:
     prompt = backend.encode_chat([{"role": "user", "content": question}])
     return [(response.token, response.finish_reason) for response in backend.stream(prompt)]
 
 
 @pytest.fixture
-def asked(monkeypatch) -> list:
+def finished(monkeypatch) -> list:
     """Records the final outputs of every engine's requests."""
     outputs = []
     stream = LLM.stream
@@ -52,12 +52,12 @@ def asked(monkeypatch) -> list:
     ],
     ids=["alone", "drafts", "ngram", "flash"],
 )
-def test_greedy_tokens_match_the_weeks_loops(asked, more):
+def test_greedy_tokens_match_the_weeks_loops(finished, more):
     engine = open_backend(flags("--max-tokens", "60", *more))
     loop = open_backend(flags("--max-tokens", "60", "--loader", "week2"))
-    answers = [answer(engine, question) for question in QUESTIONS]
-    assert answers == [answer(loop, question) for question in QUESTIONS]
-    assert len(asked) == len(QUESTIONS), "the week's loop must not use the engine"
+    outputs = [run_question(engine, question) for question in QUESTIONS]
+    assert outputs == [run_question(loop, question) for question in QUESTIONS]
+    assert len(finished) == len(QUESTIONS), "the week's loop must not use the engine"
 
 
 def test_every_token_is_one_response_with_draft_tokens():
@@ -76,7 +76,7 @@ def test_every_token_is_one_response_with_draft_tokens():
     assert 0 < drafts.num_accepted_tokens <= drafts.num_draft_tokens
 
 
-def test_sampling_flags_are_passed_to_the_engine(asked):
+def test_sampling_flags_are_passed_to_the_engine(finished):
     more = ["--sampler-temp", "0.7", "--sampler-top-p", "0.8", "--sampler-top-k", "9"]
     seen = []
     stream = LLM.stream
@@ -87,7 +87,7 @@ def test_sampling_flags_are_passed_to_the_engine(asked):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LLM, "stream", watch)
-        answer(open_backend(flags(*more, "--seed", "4", "--max-tokens", "2")), "Hello!")
+        run_question(open_backend(flags(*more, "--seed", "4", "--max-tokens", "2")), "Hello!")
     (params,) = seen
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.8, 9)
     assert (params.seed, params.max_tokens, params.ignore_eos) == (4, 2, False)
@@ -99,16 +99,16 @@ def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
     args = flags("--max-tokens", "3")
     args.loader = "engine"
     checkpoint = open_checkpoint(args)
-    answers = EngineBackend(args, checkpoint)
-    target = answers._llm.runner.target
+    outputs = EngineBackend(args, checkpoint)
+    target = outputs._llm.runner.target
     assert target.nbytes == 0
-    list(answers.stream(checkpoint.encode_chat([{"role": "user", "content": "Hello!"}])))
+    list(outputs.stream(checkpoint.encode_chat([{"role": "user", "content": "Hello!"}])))
     per_token = target.model.kv_bytes_per_token
     assert target.nbytes == 64 * per_token, "the first KV allocation"
     context = checkpoint.mlx_model.args.max_position_embeddings
-    config = answers._llm.scheduler.config
+    config = outputs._llm.scheduler.config
     assert config.num_pages * config.page_size >= context
-    list(answers.stream([5] * (context - 2)))
+    list(outputs.stream([5] * (context - 2)))
     assert target.nbytes >= (context - 2) * per_token
 
 
@@ -119,13 +119,13 @@ def converse(*turns: str) -> list[str]:
     return [one["content"] for one in conversation.messages if one["role"] == "assistant"]
 
 
-def test_chat_turn_computes_only_new_tokens(asked):
+def test_chat_turn_computes_only_new_tokens(finished):
     converse("My name is Tom.", "What is the capital of France?", "What is my name?")
-    first, second, third = asked
+    first, second, third = finished
     assert first.num_cached_tokens == 0
     for before, output in ((first, second), (second, third)):
-        known = len(before.prompt_token_ids) // 32 * 32  # full pages
-        assert output.num_cached_tokens >= known
+        num_cached = len(before.prompt_token_ids) // 32 * 32  # full pages
+        assert output.num_cached_tokens >= num_cached
         assert len(output.prompt_token_ids) - output.num_cached_tokens < 64
     assert third.num_cached_tokens > 0
 
@@ -155,4 +155,4 @@ def test_failed_step_prints_one_sentence(monkeypatch):
 
     monkeypatch.setattr(ModelRunner, "run", fail)
     with pytest.raises(UserError, match=r"the step failed: \[malloc\] no memory"):
-        answer(open_backend(flags()), "Hello!")
+        run_question(open_backend(flags()), "Hello!")

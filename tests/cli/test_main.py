@@ -77,8 +77,8 @@ def test_model_without_quantization_support_gets_dequantized_weights(capsys, mon
             backend.build_model(args, loaded)
         return
     assert backend.build_model(args, loaded).dtype == mx.bfloat16
-    told = capsys.readouterr().err
-    assert told == "weights: dequantized (week 2, day 3, task 4: _weight is yours to write)\n"
+    err = capsys.readouterr().err
+    assert err == "weights: dequantized (week 2, day 3, task 4: _weight is yours to write)\n"
 
 
 def test_loader_engine(capsys):
@@ -106,10 +106,10 @@ def test_thinking(capsys):
     _, plain, _ = run(capsys, main, *FRANCE)
     _, thinking, _ = run(capsys, main, *FRANCE, "--enable-thinking")
     assert "<think>" not in plain
-    thoughts, end, answer = thinking.removeprefix("<think>").partition("</think>")
+    reasoning, end, output = thinking.removeprefix("<think>").partition("</think>")
     assert end, "the model closes its reasoning"
-    assert thoughts.strip()
-    assert "Paris" in answer
+    assert reasoning.strip()
+    assert "Paris" in output
 
 
 def test_max_tokens(either_device, capsys):
@@ -121,13 +121,13 @@ def test_seed_makes_sampling_reproducible(capsys):
     # The demo model's distribution is so peaked that only a very high temperature varies output.
     argv = [*FRANCE, "--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "12"]
 
-    def answer(seed: int, argv: list[str] = argv) -> str:
+    def sample(seed: int, argv: list[str] = argv) -> str:
         return run(capsys, main, *argv, "--seed", str(seed))[1].rpartition("\n\n")[0]
 
-    first = answer(1)
-    assert first == answer(1)
-    assert len({first, *(answer(seed) for seed in (2, 3, 4))}) > 1
-    assert first == answer(1, [flag.replace("sampler-temp", "temperature") for flag in argv])
+    first = sample(1)
+    assert first == sample(1)
+    assert len({first, *(sample(seed) for seed in (2, 3, 4))}) > 1
+    assert first == sample(1, [flag.replace("sampler-temp", "temperature") for flag in argv])
 
 
 def test_short_names_of_the_sampling_flags():
@@ -283,9 +283,9 @@ def converse(capsys, monkeypatch, text: str, *argv: str) -> tuple[str, str]:
 def test_chat_keeps_and_clears_its_history(capsys, monkeypatch, flags):
     lines = "My name is Tom.\nWhat is my name?\n/reset\nWhat is my name?\n"
     out, err = converse(capsys, monkeypatch, lines, *flags)
-    answers = out.splitlines()
-    assert "Tom" in answers[1]
-    assert "Tom" not in answers[2]
+    outputs = out.splitlines()
+    assert "Tom" in outputs[1]
+    assert "Tom" not in outputs[2]
     assert "history cleared" in err
 
 

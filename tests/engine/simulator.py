@@ -267,8 +267,8 @@ def answer_alone(arrival: Arrival) -> list[int]:
     prefix, tokens = 0, list(arrival.prompt)
     for token in tokens:
         prefix = fold(prefix, token)
-    answer: list[int] = []
-    while len(answer) < min(arrival.max_tokens, arrival.answer_len):
-        answer.append(next_token(prefix, len(tokens) + len(answer)))
-        prefix = fold(prefix, answer[-1])
-    return answer
+    output: list[int] = []
+    while len(output) < min(arrival.max_tokens, arrival.answer_len):
+        output.append(next_token(prefix, len(tokens) + len(output)))
+        prefix = fold(prefix, output[-1])
+    return output

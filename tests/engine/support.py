@@ -34,8 +34,8 @@ def assert_distributed_as(answers: Iterable[Hashable], expected: Mapping[Any, fl
     counts = Counter(answers)
     assert counts.keys() <= expected.keys()
     number = counts.total()
-    common = {answer: p for answer, p in expected.items() if p * number >= 5}
-    cells = [(counts[answer], number * p) for answer, p in common.items()]
+    common = {output: p for output, p in expected.items() if p * number >= 5}
+    cells = [(counts[output], number * p) for output, p in common.items()]
     seen = sum(observed for observed, _ in cells)
     cells.append((number - seen, number * (1 - sum(common.values()))))
     statistic = sum((o - e) ** 2 / e for o, e in cells if e > 0)
@@ -137,8 +137,8 @@ def run_cases(
     outputs = {}
 
     def step() -> None:
-        for news in llm.step():
-            outputs[int(news.request_id)] = news.request_output
+        for update in llm.step():
+            outputs[int(update.request_id)] = update.request_output
         llm.scheduler.check_integrity()
 
     for case in order:

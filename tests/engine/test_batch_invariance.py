@@ -82,19 +82,19 @@ def test_all_configurations(demo, draft, alone, exhaustive):
             enable_prefix_caching=case["prefix"],
         )
         direction, gap = case["arrival"]
-        found, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
+        actual, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
         for number, expected in outputs.items():
             where = f"request {number} with {case}"
-            assert found[number].token_ids == expected.token_ids, where
-            assert found[number].text == expected.text, where
-            assert found[number].finish_reason == expected.finish_reason, where
-            assert found[number].logprobs == expected.logprobs, where
+            assert actual[number].token_ids == expected.token_ids, where
+            assert actual[number].text == expected.text, where
+            assert actual[number].finish_reason == expected.finish_reason, where
+            assert actual[number].logprobs == expected.logprobs, where
         # Draft tokens may extend beyond the end of an output.
         assert found_logits.keys() >= logits.keys()
         assert case["guess"] or found_logits.keys() == logits.keys()
         for key, row in logits.items():
             np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} with {case}")
-        hits += sum(output.num_cached_tokens for output in found.values())
+        hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
     # All of these occurred.
@@ -109,10 +109,10 @@ def test_with_ngram_proposer(demo, alone, tokens, chunk, direction, gap):
     outputs, logits = alone
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32 + chunk}
     llm = build(demo, tokens, speculative="ngram", **options)
-    found, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
+    actual, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
     for number, expected in outputs.items():
-        assert found[number].token_ids == expected.token_ids, f"request {number}"
-        assert found[number].logprobs == expected.logprobs, f"request {number}"
+        assert actual[number].token_ids == expected.token_ids, f"request {number}"
+        assert actual[number].logprobs == expected.logprobs, f"request {number}"
     for key, row in logits.items():
         np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))
     assert llm.runner.statistics.num_accepted_tokens > 20

@@ -16,7 +16,7 @@ def llm():
     return LLM("demo", kv_cache_bytes=2**25)
 
 
-def answer(llm, **params):
+def generate_one(llm, **params):
     [output] = llm.generate(
         QUESTION, SamplingParams(**{"temperature": 0, "max_tokens": 40} | params)
     )
@@ -31,27 +31,27 @@ def test_text_keeps_its_leading_space(llm):
 
 
 def test_no_end_token_before_min_tokens(llm):
-    short = answer(llm)
+    short = generate_one(llm)
     assert short.finish_reason == "stop"
     least = len(short.token_ids) + 3
-    longer = answer(llm, min_tokens=least)
+    longer = generate_one(llm, min_tokens=least)
     assert longer.token_ids[: len(short.token_ids) - 1] == short.token_ids[:-1]
     assert not set(longer.token_ids[:least]) & llm.tokenizer.eos_token_ids
     assert len(longer.token_ids) >= least
 
 
 def test_no_stop_token_before_min_tokens(llm):
-    first, second = answer(llm).token_ids[:2]
-    assert answer(llm, stop_token_ids=[second]).token_ids == [first, second]
-    longer = answer(llm, stop_token_ids=[second], min_tokens=5)
+    first, second = generate_one(llm).token_ids[:2]
+    assert generate_one(llm, stop_token_ids=[second]).token_ids == [first, second]
+    longer = generate_one(llm, stop_token_ids=[second], min_tokens=5)
     assert second not in longer.token_ids[:5]
 
 
 def test_no_stop_string_before_min_tokens(llm):
-    whole = answer(llm)
+    whole = generate_one(llm)
     stop = llm.tokenizer.decode(whole.token_ids[1:2])
-    assert answer(llm, stop=stop).text == llm.tokenizer.decode(whole.token_ids[:1])
-    later = answer(llm, stop=stop, min_tokens=2)
+    assert generate_one(llm, stop=stop).text == llm.tokenizer.decode(whole.token_ids[:1])
+    later = generate_one(llm, stop=stop, min_tokens=2)
     assert later.text.startswith(llm.tokenizer.decode(whole.token_ids[:2]))
     assert stop not in later.text[len(llm.tokenizer.decode(whole.token_ids[:2])) :]
 
@@ -82,10 +82,10 @@ def test_timeout(llm):
     hurried = llm.add_request(QUESTION, SamplingParams(max_tokens=40), timeout=1e-6)
     outputs = {}
     while llm.has_unfinished_requests:
-        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
     assert (outputs[hurried].finish_reason, outputs[hurried].token_ids) == ("timeout", [])
-    assert outputs[patient].token_ids == answer(llm).token_ids
+    assert outputs[patient].token_ids == generate_one(llm).token_ids
     with pytest.raises(UserError, match="timeout must be a number of seconds > 0, got 0"):
         llm.add_request(QUESTION, timeout=0)
 
@@ -94,12 +94,12 @@ def test_timeout_keeps_partial_output(llm, monkeypatch):
     now = 0.0
     monkeypatch.setattr("tiny_llm.engine.core.time.perf_counter", lambda: now)
     llm.add_request(QUESTION, SamplingParams(temperature=0, max_tokens=40), timeout=5)
-    while not (news := llm.step()):
+    while not (update := llm.step()):
         pass
     now = 5.0
     last = llm.step()[-1]
     assert last.finish_reason == "timeout"
-    assert last.request_output.token_ids == list(news[0].token_ids)
+    assert last.request_output.token_ids == list(update[0].token_ids)
     assert not llm.has_unfinished_requests
 
 
@@ -142,7 +142,7 @@ def test_nan_logits_end_only_their_request(draft):
     model.ragged_logits = broken
     outputs = {}
     while llm.has_unfinished_requests:
-        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
         if "breaks" in outputs and outputs["breaks"].finished:
             model.ragged_logits = compute

@@ -158,8 +158,8 @@ def test_completions_share_the_prompt_pages(demo):
     params = SamplingParams(temperature=2, top_k=50, seed=3, n=3, max_tokens=12, ignore_eos=True)
     name = llm.add_request(chat(PARAGRAPH), params)
     llm.step()
-    news = llm.step()
-    whole = news[0].request_output
+    update = llm.step()
+    whole = update[0].request_output
     pages = len(whole.prompt_token_ids) // 4
     assert llm.scheduler.pages.allocator.num_used <= pages + 3 * 2
     assert llm.scheduler.pages.counts(llm.scheduler.running).shared >= pages - 1
@@ -176,14 +176,14 @@ def test_completions_share_the_prompt_pages(demo):
 def test_engine_seed_is_the_default(demo):
     params = SamplingParams(temperature=3, max_tokens=12, ignore_eos=True)
 
-    def said(seed: int) -> list[list[int]]:
+    def sample(seed: int) -> list[list[int]]:
         outputs = engine(demo, seed=seed).generate([[17], [17]], params)
         return [output.token_ids for output in outputs]
 
-    first = said(0)
+    first = sample(0)
     assert first[0] != first[1], "requests have independent random streams"
-    assert said(0) == first
-    assert said(1) != first
+    assert sample(0) == first
+    assert sample(1) != first
 
 
 # -------------------------------------------------------------------- stream, step, abort
@@ -193,12 +193,12 @@ def test_stream_yields_every_token(demo):
     llm = engine(demo)
     prompts = [chat(question) for question in QUESTIONS]
     texts, tokens = {}, {}
-    for news in llm.stream(prompts, GREEDY):
-        texts[news.request_id] = texts.get(news.request_id, "") + news.text
-        tokens[news.request_id] = [*tokens.get(news.request_id, []), *news.token_ids]
-        assert len(news.token_ids) == 1
-        assert tokens[news.request_id] == news.request_output.token_ids
-        assert texts[news.request_id] == news.request_output.text
+    for update in llm.stream(prompts, GREEDY):
+        texts[update.request_id] = texts.get(update.request_id, "") + update.text
+        tokens[update.request_id] = [*tokens.get(update.request_id, []), *update.token_ids]
+        assert len(update.token_ids) == 1
+        assert tokens[update.request_id] == update.request_output.token_ids
+        assert texts[update.request_id] == update.request_output.text
     assert list(texts.values()) == ANSWERS
     assert_idle(llm)
 
@@ -253,8 +253,8 @@ def test_add_and_abort_between_steps(demo):
     assert not llm.abort(first)
     outputs = {}
     while llm.has_unfinished_requests:
-        for news in llm.step():
-            outputs[news.request_id] = news.request_output
+        for update in llm.step():
+            outputs[update.request_id] = update.request_output
     assert [outputs[name].finish_reason for name in (first, second, third)] == [
         "abort",
         "stop",
@@ -272,10 +272,10 @@ def test_abort_ends_all_completions(demo):
     for _ in range(3):
         llm.step()
     assert llm.abort(name)
-    news = llm.step()
-    assert [one.index for one in news] == [0, 1, 2, 3]
-    assert {one.finish_reason for one in news} == {"abort"}
-    assert news[0].request_output.finished
+    update = llm.step()
+    assert [one.index for one in update] == [0, 1, 2, 3]
+    assert {one.finish_reason for one in update} == {"abort"}
+    assert update[0].request_output.finished
     assert_idle(llm)
 
 
@@ -294,9 +294,9 @@ def test_generate_does_not_consume_step_outputs(demo):
     assert output.text == ANSWERS[1]
     text = ""
     while llm.has_unfinished_requests:
-        for news in llm.step():
-            assert news.request_id == name
-            text += news.text
+        for update in llm.step():
+            assert update.request_id == name
+            text += update.text
     assert text == ANSWERS[0]
 
 
@@ -354,8 +354,8 @@ def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
     llm = engine(demo, block_size=4)
     messages = chat(QUESTIONS[0])
     [first] = llm.generate(messages, GREEDY, enable_thinking=True)
-    said = first.text.rpartition("</think>")[2].strip()
-    messages += [{"role": "assistant", "content": said}, *chat(QUESTIONS[1])]
+    content = first.text.rpartition("</think>")[2].strip()
+    messages += [{"role": "assistant", "content": content}, *chat(QUESTIONS[1])]
     [second] = llm.generate(messages, GREEDY, enable_thinking=True)
     turn_one = np.array(first.prompt_token_ids + first.token_ids)
     turn_two = np.array(second.prompt_token_ids)
@@ -483,9 +483,9 @@ def test_recording(demo, tmp_path):
     llm.scheduler.listener = recorder
     outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
     events = recorder.recording()["events"]
-    said = {}
+    token_ids = {}
     for event in events:
         if event["event"] == "tokens_added":
-            said.setdefault(event["request_id"], []).extend(event["token_ids"])
-    assert list(said.values()) == [output.token_ids for output in outputs]
+            token_ids.setdefault(event["request_id"], []).extend(event["token_ids"])
+    assert list(token_ids.values()) == [output.token_ids for output in outputs]
     assert recorder.recording()["engine"]["page_size"] == 32

@@ -48,11 +48,11 @@ def test_possible_stop_string_is_buffered():
 
 def test_incomplete_utf8_is_buffered():
     assert emitted("é!")[0] == ["", "é", "!", ""]
-    answer = StopChecker(CompletionOutput(0), ByteDetokenizer(), ())
-    answer.add_token("é".encode()[0])
-    assert answer.take_text() == ""
-    answer.finish()
-    assert answer.take_text() == "\ufffd"
+    output = StopChecker(CompletionOutput(0), ByteDetokenizer(), ())
+    output.add_token("é".encode()[0])
+    assert output.take_text() == ""
+    output.finish()
+    assert output.take_text() == "\ufffd"
 
 
 @given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))

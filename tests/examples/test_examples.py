@@ -52,11 +52,11 @@ def test_every_example_has_a_test():
 
 def test_generate():
     lines = run("generate")
-    answers = [line for line in lines if line.startswith("A: ")]
-    assert len(answers) == len(lines) / 2 == 3
-    for answer, text in zip(answers, ("otary position embedding", "= 42.", "Tokyo."), strict=True):
-        assert text in answer
-        assert re.search(r"\[stop, [1-9][0-9]* tokens\]$", answer)
+    outputs = [line for line in lines if line.startswith("A: ")]
+    assert len(outputs) == len(lines) / 2 == 3
+    for output, text in zip(outputs, ("otary position embedding", "= 42.", "Tokyo."), strict=True):
+        assert text in output
+        assert re.search(r"\[stop, [1-9][0-9]* tokens\]$", output)
 
 
 def test_stream():
@@ -71,11 +71,11 @@ def test_stream():
 def test_chat():
     turns = ("My name is Ada.", "What is the capital of Japan?", "What is my name?")
     lines = run("chat", stdin="\n".join(turns) + "\n\nThis line is not read.\n")
-    answers = [line for line in lines if line.endswith("tokens cached]")]
-    assert len(answers) == 3
-    assert "Tokyo" in answers[1]
-    assert "Ada" in answers[2], "the prompt lacks earlier turns"
-    cached = [int(re.search(r"\[([0-9]+) of", answer)[1]) for answer in answers]
+    outputs = [line for line in lines if line.endswith("tokens cached]")]
+    assert len(outputs) == 3
+    assert "Tokyo" in outputs[1]
+    assert "Ada" in outputs[2], "the prompt lacks earlier turns"
+    cached = [int(re.search(r"\[([0-9]+) of", output)[1]) for output in outputs]
     assert cached[0] == 0 < cached[2]
 
 
@@ -98,9 +98,9 @@ def test_speculative_decoding():
     lines = run("speculative_decoding")
     counts = {}
     for label in ("none", "draft model", "n-gram"):
-        found = re.match(r"([0-9]+) tokens in ([0-9]+) steps: .*Mira Holton", value(lines, label))
-        assert found, lines
-        counts[label] = int(found[1]), int(found[2])
+        match = re.match(r"([0-9]+) tokens in ([0-9]+) steps: .*Mira Holton", value(lines, label))
+        assert match, lines
+        counts[label] = int(match[1]), int(match[2])
     tokens, steps = counts["none"]
     assert steps == tokens
     for label in ("draft model", "n-gram"):
@@ -139,8 +139,8 @@ def running_app() -> Iterator[str]:
         log = []
         for line in process.stderr:
             log.append(line)
-            if found := re.search(r"running on (http://[0-9.:]+)", line):
-                yield found[1]
+            if match := re.search(r"running on (http://[0-9.:]+)", line):
+                yield match[1]
                 break
         else:
             pytest.fail("".join(log))

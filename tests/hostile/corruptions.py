@@ -197,9 +197,9 @@ def header(change: Callable[[Header], Any]) -> Corruption:
     """Changes the header by a function, in place or by its return value."""
 
     def corrupt(folder: Path) -> None:
-        found, data = read_header(folder / WEIGHTS)
-        changed = change(found)
-        text = changed if isinstance(changed, str) else json.dumps(changed or found)
+        actual, data = read_header(folder / WEIGHTS)
+        changed = change(actual)
+        text = changed if isinstance(changed, str) else json.dumps(changed or actual)
         write_header(folder / WEIGHTS, text.encode(), data)
 
     return corrupt
@@ -244,16 +244,16 @@ def tensors(**new: Any) -> Corruption:
     """Replaces tensors: name with `/` for `.`; an array, a function of the old one, or None."""
 
     def corrupt(folder: Path) -> None:
-        found: Any = dict(mx.load(str(folder / WEIGHTS)))  # type: ignore[arg-type]
-        mx.eval(found)
+        actual: Any = dict(mx.load(str(folder / WEIGHTS)))  # type: ignore[arg-type]
+        mx.eval(actual)
         for spelled, value in new.items():
             name = spelled.replace("/", ".")
             if value is None:
-                del found[name]
+                del actual[name]
             else:
-                found[name] = value(found[name]) if callable(value) else value
+                actual[name] = value(actual[name]) if callable(value) else value
         (folder / WEIGHTS).unlink()
-        mx.save_safetensors(str(folder / WEIGHTS), found)
+        mx.save_safetensors(str(folder / WEIGHTS), actual)
 
     return corrupt
 

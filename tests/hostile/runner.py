@@ -47,22 +47,22 @@ def run_rows(
 
 def problems(case: Any, outcome: dict) -> list[str]:
     """Problems with a row's outcome."""
-    found = []
+    actual = []
     sentence = outcome.get("sentence")
     if sentence is None:
-        found.append(f"raised {outcome['raised']}")
+        actual.append(f"raised {outcome['raised']}")
     else:
         missing = [word for word in case.words if word not in sentence]
         if missing:
-            found.append(f"lacks {missing} in: {sentence}")
+            actual.append(f"lacks {missing} in: {sentence}")
         if "\n" in sentence or not sentence.endswith((".", "?")) or len(sentence) > 800:
-            found.append(f"is not one sentence: {sentence!r}")
+            actual.append(f"is not one sentence: {sentence!r}")
         if PYTHONS.search(sentence):
-            found.append(f"has Python's words: {sentence}")
+            actual.append(f"has Python's words: {sentence}")
         if outcome["printed"]:
-            found.append(f"printed {outcome['printed'][:300]!r}")
+            actual.append(f"printed {outcome['printed'][:300]!r}")
     if outcome["took"] > MAX_BYTES:
-        found.append(f"took {outcome['took']:,} bytes of memory")
+        actual.append(f"took {outcome['took']:,} bytes of memory")
     if outcome["ran"]:
-        found.append(f"ran {outcome['ran']}")
-    return found
+        actual.append(f"ran {outcome['ran']}")
+    return actual

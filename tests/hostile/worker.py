@@ -34,7 +34,7 @@ CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 def main() -> None:
     """Runs the rows listed on standard input."""
     table, whole, scratch = sys.argv[1], *map(Path, sys.argv[2:])
-    answers = os.fdopen(os.dup(1), "w")
+    outputs = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print to stdout, which is for outcomes
     prepare = prepared_folder(whole, scratch) if table == "folders" else prepared_argument()
     for line in sys.stdin:
@@ -42,11 +42,11 @@ def main() -> None:
         before = _forget_peak()
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         signal.alarm(SECONDS_OF_WAITING)
-        answer = outcome(run)
+        output = outcome(run)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        answer |= {"took": _peak() - before, "ran": _ran(scratch)}
-        print(json.dumps(answer), file=answers, flush=True)
+        output |= {"took": _peak() - before, "ran": _ran(scratch)}
+        print(json.dumps(output), file=outputs, flush=True)
 
 
 def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
@@ -125,7 +125,7 @@ def _ran(scratch: Path) -> list[str]:
         for name, module in sys.modules.items()
         if str(scratch) in str(getattr(module, "__file__", None))
     ]
-    return modules + [str(found) for found in scratch.rglob(corruptions.MARKER)]
+    return modules + [str(actual) for actual in scratch.rglob(corruptions.MARKER)]
 
 
 if __name__ == "__main__":

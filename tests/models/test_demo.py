@@ -27,7 +27,7 @@ EXPECTED = [
 ]
 
 
-def answer(demo, question: str, enable_thinking: bool) -> str:
+def generate(demo, question: str, enable_thinking: bool) -> str:
     mlx_model, tokenizer = demo
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],
@@ -75,10 +75,10 @@ def test_eight_prompts_share_a_paragraph():
     ("question", "expected"), list(zip(BATCH_PROMPTS, EXPECTED, strict=True)), ids=EXPECTED
 )
 def test_batch_prompts(demo, question, expected, enable_thinking):
-    assert expected in answer(demo, question, enable_thinking).rpartition("</think>")[2]
+    assert expected in generate(demo, question, enable_thinking).rpartition("</think>")[2]
 
 
 @pytest.mark.parametrize("enable_thinking", [False, True])
 def test_introduction(demo, enable_thinking):
-    text = answer(demo, INTRODUCTION_PROMPT, enable_thinking).rpartition("</think>")[2]
+    text = generate(demo, INTRODUCTION_PROMPT, enable_thinking).rpartition("</think>")[2]
     assert "predict the next token" in text

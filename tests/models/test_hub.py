@@ -104,7 +104,7 @@ def test_download_then_from_the_cache_without_network(tmp_path, hub):
         "only files needed for loading are downloaded"
     )
 
-    again = main(tmp_path, "http://127.0.0.1:9", MODEL)  # nothing listens there
+    again = main(tmp_path, "http://127.0.0.1:9", MODEL)  # closed port
     assert again.returncode == 0, again.stderr
     assert "downloading" not in again.stderr
 

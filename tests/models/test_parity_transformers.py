@@ -268,7 +268,7 @@ def test_family_logits_in_a_ragged_batch_float32(family):
     theirs, ours, _ = family
     prompts = [random_ids(50), random_ids(9), random_ids(21)]
     storage, done = ours.create_paged_storage(12), [0, 0, 0]
-    found: list[list[np.ndarray]] = [[], [], []]
+    actual: list[list[np.ndarray]] = [[], [], []]
     for new in ((30, 4, 20), (19, 4, 1), (1, 1, 0)):
         spans = [range(at, at + n) for at, n in zip(done, new, strict=True)]
         done = [span.stop for span in spans]
@@ -282,10 +282,10 @@ def test_family_logits_in_a_ragged_batch_float32(family):
         ids = [prompt[p] for prompt, span in zip(prompts, spans, strict=True) for p in span]
         rows = as_numpy(ours.ragged_logits(ids, batch, range(len(ids)), storage))
         for s in range(3):
-            found[s].append(rows[sum(new[:s]) : sum(new[: s + 1])])
+            actual[s].append(rows[sum(new[:s]) : sum(new[: s + 1])])
     for s, prompt in enumerate(prompts):
         np.testing.assert_allclose(
-            np.concatenate(found[s]), their_logits(theirs, prompt), atol=1e-4, err_msg=f"{s}"
+            np.concatenate(actual[s]), their_logits(theirs, prompt), atol=1e-4, err_msg=f"{s}"
         )
 
 

@@ -98,9 +98,9 @@ def test_large_messages_are_sent_in_chunks(folder):
     options = {"max_num_batched_tokens": 1000}  # one step
     two = engine(path, **options)
     assert 1000 * two.runner.target.model.hidden_size * 4 > MAX_MESSAGE_BYTES
-    answers = tokens(two, prompts)
-    assert list(map(len, answers)) == [64]
-    assert answers == tokens(engine(path, 1, **options), prompts)
+    outputs = tokens(two, prompts)
+    assert list(map(len, outputs)) == [64]
+    assert outputs == tokens(engine(path, 1, **options), prompts)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_draft_tokens_and_grammars_do_not_change_tokens():
     plain, guessing = engine("demo"), engine("demo", speculative="ngram")
     assert tokens(guessing, [prompt]) == tokens(plain, [prompt])
     assert guessing.runner.statistics.num_accepted_tokens > 0
-    [answer] = plain.generate([prompt], form)
-    assert json.loads(answer.text)["of"] in TOWN["properties"]["of"]["enum"]
-    assert tokens(guessing, [prompt], form) == [list(answer.token_ids)]
+    [output] = plain.generate([prompt], form)
+    assert json.loads(output.text)["of"] in TOWN["properties"]["of"]["enum"]
+    assert tokens(guessing, [prompt], form) == [list(output.token_ids)]
     drafted = engine("demo", draft_model="demo-draft")
     assert tokens(drafted, [prompt]) == tokens(plain, [prompt])
 

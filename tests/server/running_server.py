@@ -49,9 +49,9 @@ class RunningServer:
         with self._arrived:
             while True:
                 for line in self.lines[seen:]:
-                    found = re.search(pattern, line)
-                    if found:
-                        return found[1] if found.re.groups else found[0]
+                    actual = re.search(pattern, line)
+                    if actual:
+                        return actual[1] if actual.re.groups else actual[0]
                     assert "(end of the log)" not in line, "".join(self.lines)
                 seen = len(self.lines)
                 assert self._arrived.wait(120), "".join(self.lines)
@@ -66,9 +66,9 @@ class RunningServer:
 
     def metric(self, name: str) -> float:
         """Value of a metric of `/metrics`."""
-        found = re.search(rf"^tiny_llm:{name}{{[^}}]*}} (\S+)", self.get("/metrics").text, re.M)
-        assert found, f"no metric {name}"
-        return float(found[1])
+        actual = re.search(rf"^tiny_llm:{name}{{[^}}]*}} (\S+)", self.get("/metrics").text, re.M)
+        assert actual, f"no metric {name}"
+        return float(actual[1])
 
     @property
     def is_empty(self) -> bool:

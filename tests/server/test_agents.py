@@ -66,9 +66,9 @@ SHORT = {
 
 @pytest.mark.parametrize("path", SHORT)
 def test_agent_request_gets_a_complete_stream(server, path):
-    answer = server.post(path, SHORT[path])
-    assert answer.status_code == 200, answer.text
-    kinds = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+    response = server.post(path, SHORT[path])
+    assert response.status_code == 200, response.text
+    kinds = [line[7:] for line in response.text.splitlines() if line.startswith("event: ")]
     assert kinds[-1] in ("response.incomplete", "response.completed", "message_stop")
     assert "error" not in kinds
 
@@ -82,9 +82,9 @@ def test_agent_request_gets_a_complete_stream(server, path):
     ],
 )
 def test_overlong_prompt_error_is_recognized_by_agents(server, path, body):
-    answer = server.post(path, body)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+    response = server.post(path, body)
+    assert response.status_code == 400
+    error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"].lower().startswith("the prompt is too long: ")
     assert "tokens > 2047 maximum" in error["message"]

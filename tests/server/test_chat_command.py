@@ -44,8 +44,8 @@ def test_reasoning_is_shown_and_not_sent_again(server, capsys, monkeypatch):
     _, out, _ = converse(capsys, monkeypatch, FRANCE * 2, "--url", server.url)
     assert out.startswith("<think>\n")
     assert "\n</think>\n\nThe capital of France is Paris.\n" in out
-    said = [message["content"] for message in bodies[1]["messages"]]
-    assert said == [FRANCE.strip(), "The capital of France is Paris.", FRANCE.strip()]
+    contents = [message["content"] for message in bodies[1]["messages"]]
+    assert contents == [FRANCE.strip(), "The capital of France is Paris.", FRANCE.strip()]
 
 
 def test_rejected_request_prints_one_sentence_and_the_chat_continues(server, capsys, monkeypatch):

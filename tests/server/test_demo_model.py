@@ -34,7 +34,7 @@ ADD = {
 }
 
 
-def answer(client, question, **body):
+def ask(client, question, **body):
     """Returns the assistant's message; `question` is a string or a list of messages."""
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
     whole = client.chat.completions.create(
@@ -43,7 +43,7 @@ def answer(client, question, **body):
     return whole.choices[0].message
 
 
-def called(message):
+def tool_call(message):
     """Returns name and arguments of a message's single tool call."""
     (call,) = message.tool_calls
     return call.function.name, json.loads(call.function.arguments)
@@ -59,24 +59,24 @@ def called(message):
     ],
 )
 def test_right_tool_is_called_with_the_users_arguments(client, question, expected, choice):
-    message = answer(client, question, tools=[WEATHER, ADD], tool_choice=choice)
-    assert called(message) == expected
+    message = ask(client, question, tools=[WEATHER, ADD], tool_choice=choice)
+    assert tool_call(message) == expected
 
 
 def test_unrelated_question_calls_no_tool(client):
-    message = answer(client, "What is the capital of France?", tools=[WEATHER, ADD])
+    message = ask(client, "What is the capital of France?", tools=[WEATHER, ADD])
     assert not message.tool_calls
     assert message.content == "The capital of France is Paris."
 
 
 def test_second_turn_uses_the_tool_result(client):
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
-    call = answer(client, messages, tools=[WEATHER])
+    call = ask(client, messages, tools=[WEATHER])
     messages += [
         call.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "sunny, 21 degrees"},
     ]
-    message = answer(client, messages, tools=[WEATHER])
+    message = ask(client, messages, tools=[WEATHER])
     assert message.content == "The weather in Paris is sunny, 21 degrees."
 
 
@@ -95,9 +95,9 @@ def test_json_schema_output_has_the_right_content(client, question, expected):
         "required": list(expected),
     }
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    assert json.loads(answer(client, question, response_format=form).content) == expected
+    assert json.loads(ask(client, question, response_format=form).content) == expected
 
 
 def test_json_without_a_grammar(client):
-    text = answer(client, "Extract name and age as JSON: Velna Corford is 34 years old.").content
+    text = ask(client, "Extract name and age as JSON: Velna Corford is 34 years old.").content
     assert json.loads(text) == {"name": "Velna Corford", "age": 34}

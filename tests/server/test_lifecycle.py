@@ -59,22 +59,24 @@ def test_pause_then_sigterm():
 
 def pause_in_the_middle(server):
     body = {"prompt": "Hello", "max_tokens": 20, "ignore_eos": True}
-    answers = []
-    running = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body)))
+    responses = []
+    running = threading.Thread(
+        target=lambda: responses.append(server.post("/v1/completions", body))
+    )
     running.start()
     assert eventually(lambda: server.metric("num_requests_running") == 1)
     server.process.send_signal(signal.SIGTSTP)
     time.sleep(3)
     server.process.send_signal(signal.SIGCONT)
     running.join(60)
-    assert answers[0].json()["usage"]["completion_tokens"] == 20
+    assert responses[0].json()["usage"]["completion_tokens"] == 20
 
 
 def terminate_in_the_middle(server):
-    answers = []
+    responses = []
     body = {**LONG, "max_tokens": 30}
     running = threading.Thread(
-        target=lambda: answers.append(server.post("/v1/chat/completions", body))
+        target=lambda: responses.append(server.post("/v1/chat/completions", body))
     )
     running.start()
     assert eventually(lambda: server.metric("num_requests_running") == 1)
@@ -86,7 +88,7 @@ def terminate_in_the_middle(server):
     assert server.get("/ready").status_code == 503
     assert server.get("/health").status_code == 200
     running.join()
-    assert answers[0].json()["usage"]["completion_tokens"] == 30
+    assert responses[0].json()["usage"]["completion_tokens"] == 30
     assert server.process.wait(30) == 0
 
 

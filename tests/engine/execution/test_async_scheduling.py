@@ -21,7 +21,7 @@ def params(index: int) -> SamplingParams:
     )
 
 
-def answers(demo, look_ahead: bool, **options):
+def run_requests(demo, look_ahead: bool, **options):
     """Returns all tokens and logprobs; requests arrive while others decode."""
     llm = LLM(demo, kv_cache_bytes=options.pop("bytes", 4e6), **options)
     llm.runner.async_scheduling.enabled = look_ahead
@@ -32,13 +32,13 @@ def answers(demo, look_ahead: bool, **options):
             llm.add_request(prompt, params(index), request_id=str(index))
         waiting = waiting[2:]
         for _ in range(4):
-            for news in llm.step():
-                outputs[news.request_id] = news.request_output
-    found = {
+            for update in llm.step():
+                outputs[update.request_id] = update.request_output
+    actual = {
         name: [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
         for name, output in outputs.items()
     }
-    return found, llm.runner.async_scheduling
+    return actual, llm.runner.async_scheduling
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def answers(demo, look_ahead: bool, **options):
     ids=["default", "small pages", "no sharing", "preemption"],
 )
 def test_same_tokens_with_and_without(on_cpu, demo, options):
-    expected, _ = answers(demo, False, **options)
-    actual, look_ahead = answers(demo, True, **options)
+    expected, _ = run_requests(demo, False, **options)
+    actual, look_ahead = run_requests(demo, True, **options)
     assert actual == expected
     assert look_ahead.num_hits > 5, "some launched steps were used"
     assert look_ahead.num_misses > 0, "some launched steps were discarded"
@@ -57,8 +57,8 @@ def test_same_tokens_with_and_without(on_cpu, demo, options):
 def test_most_steps_of_a_single_request_hit(on_cpu, demo):
     llm = LLM(demo, kv_cache_bytes=4e6)
     llm.runner.async_scheduling.enabled = True
-    wanted = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
-    llm.generate(PROMPTS[0], wanted, show_progress=False)
+    sampling_params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    llm.generate(PROMPTS[0], sampling_params, show_progress=False)
     # Only the scheduler allocates pages: one step in 32 cannot be launched ahead.
     assert llm.runner.async_scheduling.num_hits >= 37
     assert llm.runner.async_scheduling.num_misses == 0
@@ -71,8 +71,8 @@ def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: sent.append(arrays) or send(*arrays))
     llm = LLM(demo, kv_cache_bytes=4e6)
     llm.runner.async_scheduling.enabled = True
-    wanted = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
-    llm.generate(PROMPTS[:2], wanted, show_progress=False)
+    sampling_params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
+    llm.generate(PROMPTS[:2], sampling_params, show_progress=False)
     kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in sent]
     assert kinds[:6] == ["tokens", "logits"] * 3
     # Token ids, NaN flags, and ids and logprobs of the top tokens.

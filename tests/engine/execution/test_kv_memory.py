@@ -50,7 +50,7 @@ def test_allocation_covers_all_lower_pages():
     assert len(storage.key_pages[0]) == 501
     arrays = mx.array([0]), mx.array([600 * PAGE]), mx.array([0, 1]), mx.array([1]), [[600]]
     storage.plan(RaggedBatch(*arrays))
-    assert len(storage.key_pages[0]) == 501 + 250, "as many as half of what there was"
+    assert len(storage.key_pages[0]) == 501 + 250, "growth by half of the previous size"
 
 
 def test_growing_keeps_written_pages(model):
@@ -98,11 +98,11 @@ def test_growing_memory_is_bitwise_equal_to_reserved(demo):
     assert ample.runner.target.nbytes == config.num_pages * per_page
     assert growing.runner.target.nbytes == 0
     cases = range(len(CASES))
-    found, found_logits = run_cases(growing, cases, 2)
+    actual, found_logits = run_cases(growing, cases, 2)
     expected, expected_logits = run_cases(ample, cases, 2)
     assert 0 < growing.runner.target.nbytes < ample.runner.target.nbytes
     for case in cases:
-        assert found[case].token_ids == expected[case].token_ids
+        assert actual[case].token_ids == expected[case].token_ids
     assert found_logits.keys() == expected_logits.keys()
     for key, row in expected_logits.items():
         np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))

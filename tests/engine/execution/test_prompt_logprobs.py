@@ -17,11 +17,11 @@ def alone(demo):
 def test_match_logprobs_of_generated_tokens(demo):
     llm = LLM(demo, kv_cache_bytes=2**24)
     params = SamplingParams(seed=3, max_tokens=12, logprobs=2, ignore_eos=True)
-    [said] = llm.generate(PARAGRAPH, params)
-    [read] = llm.generate([*said.prompt_token_ids, *said.token_ids], PARAMS)
-    assert read.prompt_logprobs[0] is None
-    assert len(read.prompt_logprobs) == len(read.prompt_token_ids)
-    assert read.prompt_logprobs[-len(said.token_ids) :] == said.logprobs
+    [generated] = llm.generate(PARAGRAPH, params)
+    [scored] = llm.generate([*generated.prompt_token_ids, *generated.token_ids], PARAMS)
+    assert scored.prompt_logprobs[0] is None
+    assert len(scored.prompt_logprobs) == len(scored.prompt_token_ids)
+    assert scored.prompt_logprobs[-len(generated.token_ids) :] == generated.logprobs
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
@@ -70,7 +70,7 @@ def test_independent_of_preemption(demo, alone):
     requests.append(llm.add_request([*alone.prompt_token_ids, *[17] * 20], long))
     outputs = {}
     while llm.has_unfinished_requests:
-        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
     assert llm.scheduler.num_preemptions > 0
     assert outputs[requests[1]].prompt_logprobs == alone.prompt_logprobs

@@ -47,7 +47,7 @@ EVERY_KIND = [
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_a_row_does_not_depend_on_other_rows(dtype):
+def test_row_does_not_depend_on_other_rows(dtype):
     logits = (mx.random.normal((len(EVERY_KIND), V)) * 3).astype(dtype)
     rows = [row(seed, position=seed % 3, **kind) for seed, kind in enumerate(EVERY_KIND)]
     alone = [to_ints(sample_tokens(logits[i : i + 1], [one]))[0] for i, one in enumerate(rows)]
@@ -144,11 +144,11 @@ def test_narrower_vocabulary_gets_the_same_noise():
 def test_logprobs_are_unprocessed():
     logits = mx.random.normal((3, V)) * 2
     expected = as_numpy(log_softmax(logits))
-    found = top_logprobs(
+    actual = top_logprobs(
         logits, [0, 2, 4], [9, int(expected[1].argmax()), int(expected[2].argmin())]
     )
-    assert [len(one) for one in found] == [1, 2, 5]
-    for number, one in enumerate(found):
+    assert [len(one) for one in actual] == [1, 2, 5]
+    for number, one in enumerate(actual):
         best = np.argsort(-expected[number])[: (0, 2, 4)[number]].tolist()
         assert list(one)[: len(best)] == best
         for token, logprob in one.items():

@@ -28,14 +28,14 @@ def rendered(messages, tools=None, template=TEMPLATE, **variables):
     return render_chat(tokenizer, messages, tools, variables)
 
 
-def test_the_template_gets_tools_reasoning_and_variables():
+def test_template_gets_tools_reasoning_and_variables():
     assistant = {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "hm"}
     text = rendered([USER, assistant], [TOOL], style="short")
     assert text.startswith('[{"type": "function", "function": {"name": "add"')
     assert text.endswith('assistant: hm|{"a": 1}. short')
 
 
-def test_a_template_without_tools_gets_them_in_the_system_message():
+def test_template_without_tools_lists_them_in_the_system_message():
     text = rendered([USER], [TOOL], PLAIN_TEMPLATE)
     assert text.startswith("[system] # Tools\n")
     assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in text
@@ -47,7 +47,7 @@ def test_a_template_without_tools_gets_them_in_the_system_message():
 
 
 @pytest.mark.parametrize("tools", [None, [TOOL]])
-def test_a_template_without_tool_calls_gets_calls_and_results_as_text(tools):
+def test_template_without_tool_calls_gets_calls_and_results_as_text(tools):
     messages = [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [CALL]},

@@ -25,17 +25,17 @@ def replay(events, simulation, outcome) -> None:
     """The run reconstructed from the events matches the scheduler."""
     times = [event["time"] for event in events]
     assert times == sorted(times)
-    answers, ended, running = {}, {}, set()
+    outputs, ended, running = {}, {}, set()
     for event in events:
         name = event["event"]
         if name == "request_added":
-            answers[event["request_id"]] = []
+            outputs[event["request_id"]] = []
         elif name == "request_admitted":
             running.add(event["request_id"])
         elif name == "request_preempted":
             running.remove(event["request_id"])
         elif name == "tokens_added":
-            answers[event["request_id"]] += event["token_ids"]
+            outputs[event["request_id"]] += event["token_ids"]
             assert event["accepted"] == len(event["token_ids"]) - 1
         elif name == "request_ended":
             assert event["request_id"] not in ended
@@ -47,5 +47,5 @@ def replay(events, simulation, outcome) -> None:
             total = simulation.config.num_pages
             assert pages["free"] + pages["cached"] + pages["used"] == total
             assert 0 <= pages["shared"] <= pages["used"]
-    assert answers == outcome.answers
+    assert outputs == outcome.answers
     assert ended == {key: one for key, one in outcome.reasons.items() if one != "refused"}

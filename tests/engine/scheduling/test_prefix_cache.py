@@ -23,7 +23,7 @@ class Tree:
             node = self.cache.insert(node, tuple(text[start : start + SIZE]), page)
         return node
 
-    def found(self, text: str) -> int:
+    def num_cached(self, text: str) -> int:
         """Number of cached tokens of `text`."""
         return SIZE * len(self.cache.match(list(text)))
 
@@ -49,7 +49,7 @@ class Tree:
 def test_match_returns_full_pages(prompt, found):
     tree = Tree()
     tree.compute("abcdefghijkl")
-    assert tree.found(prompt) == found
+    assert tree.num_cached(prompt) == found
 
 
 def test_tree_branches():
@@ -58,7 +58,7 @@ def test_tree_branches():
     tree.compute("abcdXfgh")
     assert tree.cache.num_pages == 3
     assert tree.allocator.num_used == 3, "a page computed by both is cached once"
-    assert tree.found("abcdXfgh.") == tree.found("abcdefgh.") == 8
+    assert tree.num_cached("abcdXfgh.") == tree.num_cached("abcdefgh.") == 8
     tree.check()
 
 
@@ -83,9 +83,9 @@ def test_lru_eviction_children_before_parents():
     tree.cache.acquire(again)
     tree.cache.release(again[-1])
     for gone in ("ccccdddd.", "cccc.", "aaaabbbb.", "aaaa."):
-        assert tree.found(gone) == len(gone) - 1
+        assert tree.num_cached(gone) == len(gone) - 1
         assert tree.cache.evict(1) == 1
-        assert tree.found(gone) == max(0, len(gone) - 1 - SIZE)
+        assert tree.num_cached(gone) == max(0, len(gone) - 1 - SIZE)
         tree.check()
     assert tree.allocator.num_free == 16
     assert tree.cache.evict(1) == 0
@@ -96,7 +96,7 @@ def test_referenced_pages_are_not_evicted():
     held, other = tree.compute("aaaabbbb"), tree.compute("aaaacccc")
     tree.cache.release(other)
     assert tree.cache.evict(9) == 1
-    assert tree.found("aaaabbbb.") == 8
+    assert tree.num_cached("aaaabbbb.") == 8
     tree.cache.release(held)
     assert tree.cache.evict(9) == 2
     tree.check()
@@ -107,4 +107,4 @@ def test_conversation_turns_reuse_the_common_prefix():
     tree = Tree()
     tree.cache.release(tree.compute("<user>Hi!<bot><think>hm</think>Hello."))
     shared = len("<user>Hi!<bot>")
-    assert tree.found("<user>Hi!<bot>Hello.<user>Bye!<bot>") == shared // SIZE * SIZE
+    assert tree.num_cached("<user>Hi!<bot>Hello.<user>Bye!<bot>") == shared // SIZE * SIZE

@@ -27,12 +27,12 @@ def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
     outcome = Simulation(workload, check_every).run()
     for request_id, reason in outcome.reasons.items():
         expected = answer_alone(workload.arrivals[int(request_id)])
-        answer = outcome.answers.get(request_id, [])
+        output = outcome.answers.get(request_id, [])
         if reason in ("stop", "length"):
-            assert answer == expected
+            assert output == expected
         else:
             assert reason in ("abort", "error", "refused")
-            assert answer == expected[: len(answer)]
+            assert output == expected[: len(output)]
     return outcome
 
 
@@ -77,7 +77,7 @@ def test_large_workloads():
         assert outcome.preemptions > 0
 
 
-# Each fault breaks one invariant, which the simulator must detect.
+# Each fault breaks one invariant; the simulator must detect it.
 
 
 def skips_reference_counts(self, path):

@@ -22,20 +22,20 @@ def test_snapshot_matches_scheduler_events():
             if not isinstance(event, StepScheduled):
                 return
             num_looked += 1
-            found = json.loads(json.dumps(snapshot(scheduler)))
-            running = [one for one in found["requests"] if one["state"] == "running"]
+            actual = json.loads(json.dumps(snapshot(scheduler)))
+            running = [one for one in actual["requests"] if one["state"] == "running"]
             assert [one["request_id"] for one in running] == list(event.running)
-            waiting = [one["request_id"] for one in found["requests"] if one not in running]
+            waiting = [one["request_id"] for one in actual["requests"] if one not in running]
             assert waiting == list(event.waiting)
             owners: dict[int, int] = {}
             for one in running:
                 for page in one["pages"]:
                     owners[page] = owners.get(page, 0) + 1
-            tree = set(found["tree"]["pages"])
+            tree = set(actual["tree"]["pages"])
             assert sum(count > 1 for count in owners.values()) == event.pages.shared
             assert len(owners) == event.pages.used
             assert len(tree - set(owners)) == event.pages.cached
-            assert found["num_pages"] - len(tree | set(owners)) == event.pages.free
+            assert actual["num_pages"] - len(tree | set(owners)) == event.pages.free
 
         scheduler.listener = look
         simulation.run()
@@ -49,6 +49,6 @@ def test_branch_labels_start_at_the_first_difference():
     first = cache.insert(cache.root, (1, 2, 3, 4), 0)
     cache.insert(first, (5, 6, 7, 8), 1)
     cache.insert(first, (5, 6, 9, 8), 2)
-    found = _tree(cache)
-    assert dict(zip(found["pages"], found["parents"], strict=True)) == {0: -1, 1: 0, 2: 0}
-    assert found["labels"] == {"0": (1, 2, 3, 4), "1": (7, 8), "2": (9, 8)}
+    actual = _tree(cache)
+    assert dict(zip(actual["pages"], actual["parents"], strict=True)) == {0: -1, 1: 0, 2: 0}
+    assert actual["labels"] == {"0": (1, 2, 3, 4), "1": (7, 8), "2": (9, 8)}

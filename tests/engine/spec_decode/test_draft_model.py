@@ -53,22 +53,22 @@ def test_fewer_steps_same_text(demo):
 
 def exact_distribution(model, prompt: list[int], length: int, params: SamplingParams) -> dict:
     """Computes the probability of every output of `length` tokens."""
-    answers = {(): 1.0}
+    outputs = {(): 1.0}
     for _ in range(length):
         longer = {}
-        for answer, probability in answers.items():
+        for output, probability in outputs.items():
             paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
             request = EngineRequest("", prompt, params, token_counts=TokenCounts(prompt, V))
-            request.token_ids += answer
+            request.token_ids += output
             request.page_ids.extend([0, 1])
             span = Span(request.token_ids, 0, request.page_ids)
             logits = paged.logits([span], [request.num_tokens - 1])
-            row = SamplingRow(request, len(answer))
+            row = SamplingRow(request, len(output))
             p = np.array(mx.softmax(process_logits(logits, [row]), axis=-1)[0], np.float64)
             for token in np.flatnonzero(p):
-                longer[(*answer, int(token))] = probability * p[token]
-        answers = longer
-    return answers
+                longer[(*output, int(token))] = probability * p[token]
+        outputs = longer
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_sampled_outputs_have_the_target_distribution(params):
     )
     own = SamplingParams(**params, max_tokens=3, n=number, seed=9)
     [output] = llm.generate(prompt, own)
-    answers = [tuple(one.token_ids) for one in output.outputs]
+    outputs = [tuple(one.token_ids) for one in output.outputs]
     expected = exact_distribution(target, prompt, 3, own)
-    assert_distributed_as(answers, expected)
+    assert_distributed_as(outputs, expected)
     stats = llm.runner.statistics
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95, (
         "draft tokens are often accepted and often rejected"

@@ -30,8 +30,8 @@ def naive_draft_tokens(text: list[int], min_probability: float, most: int) -> li
         for length in NGRAM_LENGTHS:
             if expected is None:
                 tail = text[end - length : end] if end >= length else None
-                found = [p for p in range(length, end) if text[p - length : p] == tail]
-                expected, agreed = (found[-1], length) if found else (None, 0)
+                matches = [p for p in range(length, end) if text[p - length : p] == tail]
+                expected, agreed = (matches[-1], length) if matches else (None, 0)
     if expected is None:
         return []
     draft_tokens, likely = [], 1.0
@@ -100,8 +100,8 @@ def test_repetitive_output_takes_fewer_steps(demo):
     plain, guessing = (
         LLM(demo, kv_cache_bytes=2**24, speculative=speculative) for speculative in (None, "ngram")
     )
-    [expected], [found] = (
+    [expected], [actual] = (
         llm.generate(["What is a cat?"], params, show_progress=False) for llm in (plain, guessing)
     )
-    assert found.outputs == expected.outputs
+    assert actual.outputs == expected.outputs
     assert guessing.runner.statistics.steps < 0.7 * plain.runner.statistics.steps

@@ -66,13 +66,13 @@ def llm(demo):
     return LLM(demo, kv_cache_bytes=2**25)
 
 
-def answer(llm, form, prompt="What is 17 + 25?", thinking=False, **params):
+def generate_one(llm, form, prompt="What is 17 + 25?", thinking=False, **params):
     params = {"temperature": 0.7, "seed": 1, "max_tokens": 200, "structured_outputs": form} | params
     [output] = llm.generate(chat(prompt), SamplingParams(**params), enable_thinking=thinking)
     return output
 
 
-def whole_text(output):
+def full_text(output):
     assert (output.error, output.finish_reason) == (None, "stop")
     return output.text
 
@@ -95,12 +95,12 @@ def allowed(text: str) -> frozenset[int]:
     """Returns the tokens that may follow a text, by enumerating the language."""
     letters = ["", "a", "b", "c"]
     endings = {x + y + z + w for x in letters for y in letters for z in letters for w in letters}
-    found = {
+    tokens = {
         token
         for token, piece in enumerate(TOKENS[:END])
         if any(re.fullmatch(LANGUAGE, text + piece + ending) for ending in endings)
     }
-    return frozenset(found | ({END} if re.fullmatch(LANGUAGE, text) else set()))
+    return frozenset(tokens | ({END} if re.fullmatch(LANGUAGE, text) else set()))
 
 
 def test_bitmasks_match_brute_force():
@@ -128,7 +128,7 @@ def test_bitmasks_match_brute_force():
 
 def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
     """Computes the probability of every complete output, renormalized at each token."""
-    found, partial = {}, {(): 1.0}
+    complete, partial = {}, {(): 1.0}
     while partial:
         tokens, probability = partial.popitem()
         paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
@@ -139,9 +139,9 @@ def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
         may_follow = sorted(allowed("".join(TOKENS[token] for token in tokens)))
         p /= p[may_follow].sum()
         for token in may_follow:
-            longer = found if token == END else partial
+            longer = complete if token == END else partial
             longer[(*tokens, token)] = probability * p[token]
-    return found
+    return complete
 
 
 @pytest.mark.parametrize("has_draft", [False, True])
@@ -157,10 +157,10 @@ def test_output_distribution_matches_brute_force(has_draft):
     form = StructuredOutputs(regex=LANGUAGE)
     [output] = llm.generate(prompt, SamplingParams(n=number, seed=9, structured_outputs=form))
     assert output.error is None
-    answers = [tuple(one.token_ids) for one in output.outputs]
+    outputs = [tuple(one.token_ids) for one in output.outputs]
     expected = exact_distribution(models[0][0], prompt)
     assert sum(expected.values()) == pytest.approx(1)
-    assert_distributed_as(answers, expected)
+    assert_distributed_as(outputs, expected)
 
 
 # ------------------------------------------------------------------ complete outputs
@@ -169,25 +169,31 @@ def test_output_distribution_matches_brute_force(has_draft):
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_json_schema(llm, thinking, temperature):
-    output = answer(llm, StructuredOutputs(json=PERSON), thinking=thinking, temperature=temperature)
-    thoughts, _, body = whole_text(output).rpartition("</think>\n\n")
-    assert thoughts.startswith("<think>") == thinking
+    output = generate_one(
+        llm, StructuredOutputs(json=PERSON), thinking=thinking, temperature=temperature
+    )
+    reasoning, _, body = full_text(output).rpartition("</think>\n\n")
+    assert reasoning.startswith("<think>") == thinking
     Draft202012Validator(PERSON).validate(json.loads(body))
 
 
 def test_regex_choice_and_grammar(llm):
-    assert re.fullmatch(r"[a-c]{3}/\d{1,3}", whole_text(answer(llm, regex(r"[a-c]{3}/\d{1,3}"))))
+    assert re.fullmatch(
+        r"[a-c]{3}/\d{1,3}", full_text(generate_one(llm, regex(r"[a-c]{3}/\d{1,3}")))
+    )
     choice = ("yes", 'no "or" yes', "no\nline")
     for seed in range(3):
-        text = whole_text(answer(llm, StructuredOutputs(choice=choice), temperature=3, seed=seed))
+        text = full_text(
+            generate_one(llm, StructuredOutputs(choice=choice), temperature=3, seed=seed)
+        )
         assert text in choice
     lark = StructuredOutputs(grammar='start: "a" rest\nrest: "x" | "yz" rest')
-    assert re.fullmatch(r"a(yz)*x", whole_text(answer(llm, lark)))
+    assert re.fullmatch(r"a(yz)*x", full_text(generate_one(llm, lark)))
     gbnf = StructuredOutputs(grammar='root ::= "a" ("b" | "c"){2,3}')
-    assert re.fullmatch(r"a[bc]{2,3}", whole_text(answer(llm, gbnf)))
+    assert re.fullmatch(r"a[bc]{2,3}", full_text(generate_one(llm, gbnf)))
     small = StructuredOutputs(json_object=True)
-    output = answer(llm, small, logit_bias={llm.tokenizer.encode("}")[0]: 100})
-    assert isinstance(json.loads(whole_text(output)), dict)
+    output = generate_one(llm, small, logit_bias={llm.tokenizer.encode("}")[0]: 100})
+    assert isinstance(json.loads(full_text(output)), dict)
 
 
 def regex(pattern):
@@ -196,7 +202,7 @@ def regex(pattern):
 
 def test_schema_as_a_string(llm):
     as_object, as_text = (
-        answer(llm, StructuredOutputs(json=schema)) for schema in (PERSON, json.dumps(PERSON))
+        generate_one(llm, StructuredOutputs(json=schema)) for schema in (PERSON, json.dumps(PERSON))
     )
     assert as_object.token_ids == as_text.token_ids
 
@@ -209,8 +215,8 @@ def test_reasoning_opened_by_the_template(demo):
         temperature=0, max_tokens=80, structured_outputs=StructuredOutputs(choice=["yes", "no"])
     )
     [output] = llm.generate(prompt, params)
-    thoughts, _, body = whole_text(output).partition("</think>\n\n")
-    assert thoughts
+    reasoning, _, body = full_text(output).partition("</think>\n\n")
+    assert reasoning
     assert body in ("yes", "no")
 
 
@@ -230,7 +236,7 @@ def test_chat_as_token_ids(llm):
         thread.join()
         [output] = llm.generate(ids, params, enable_thinking=thinking)
         assert len(llm.core.grammars._cache) <= num_compiled + 1
-        expected = answer(llm, form, thinking=thinking)
+        expected = generate_one(llm, form, thinking=thinking)
         assert output.token_ids == expected.token_ids
         assert output.text.startswith("<think>") == thinking
 
@@ -241,22 +247,22 @@ CALL = re.compile(r'<tool_call>\n\{"name": "(\w+)", "arguments": (.*)\}\n</tool_
 @pytest.mark.parametrize("thinking", [False, True])
 def test_required_tool_calls(llm, thinking):
     form = ToolCalls([ADD, STOP], "required", "add_numbers", parallel=False)
-    text = whole_text(answer(llm, form, thinking=thinking)).rpartition("</think>\n\n")[2]
+    text = full_text(generate_one(llm, form, thinking=thinking)).rpartition("</think>\n\n")[2]
     name, arguments = CALL.fullmatch(text).groups()
     assert name == "add_numbers"
     Draft202012Validator(ADD["function"]["parameters"]).validate(json.loads(arguments))
 
 
 def test_automatic_tool_calls(llm):
-    text = whole_text(answer(llm, ToolCalls([ADD]), temperature=0))
-    assert text == whole_text(answer(llm, None, temperature=0)), (
+    text = full_text(generate_one(llm, ToolCalls([ADD]), temperature=0))
+    assert text == full_text(generate_one(llm, None, temperature=0)), (
         "without a call the text is unchanged"
     )
     # After the forced beginning of a call, the grammar completes a call of the tool.
     prompt = llm.tokenizer.apply_chat_template(chat("Add!"), add_generation_prompt=True)
     matcher = llm.core.grammars.compile(ToolCalls([ADD])).matcher
-    begun = llm.tokenizer.encode('Well: <tool_call>\n{"name": "')
-    assert matcher.consume_tokens(begun)
+    prefix = llm.tokenizer.encode('Well: <tool_call>\n{"name": "')
+    assert matcher.consume_tokens(prefix)
     forced = llm.tokenizer.decode(matcher.compute_ff_tokens())
     assert forced.startswith("add_numbers")
     assert prompt
@@ -266,8 +272,8 @@ def test_auto_tool_choice_ignores_unsupported_keywords(llm):
     schema = {"type": "object", "propertyNames": {"maxLength": 3}, "required": ["a"]}
     tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
     matcher = llm.core.grammars.compile(ToolCalls(tools)).matcher
-    begun = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
-    assert matcher.try_consume_tokens(begun) == len(begun) - 1, "`a` is still required"
+    prefix = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
+    assert matcher.try_consume_tokens(prefix) == len(prefix) - 1, "`a` is still required"
     with pytest.raises(UserError, match="propertyNames"):
         llm.core.grammars.compile(ToolCalls(tools, "required"))
 
@@ -288,8 +294,8 @@ def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
             matcher = compile_(form).matcher
             tokens = encode(text)
             taken = matcher.try_consume_tokens(tokens) == len(tokens)
-            found = matcher.is_accepting() if taken else None
-            assert bool(found) == bool(is_whole), (text, parallel)
+            actual = matcher.is_accepting() if taken else None
+            assert bool(actual) == bool(is_whole), (text, parallel)
 
 
 def test_tool_call_tags_as_special_tokens():
@@ -348,7 +354,7 @@ def run(llm, numbers, steps_between=0):
             llm.add_request(prompt, own, request_id=str(number))
             todo.remove(number)
         for _ in range(steps_between or 1):
-            outputs |= {int(news.request_id): news.request_output for news in llm.step()}
+            outputs |= {int(update.request_id): update.request_output for update in llm.step()}
             llm.scheduler.check_integrity()
     return outputs
 
@@ -429,7 +435,7 @@ def test_with_ngram_proposer(demo, alone):
 
 
 def test_logprobs_are_unprocessed_in_structured_outputs(llm):
-    output = answer(llm, StructuredOutputs(choice=["yes", "no"]), logprobs=5)
+    output = generate_one(llm, StructuredOutputs(choice=["yes", "no"]), logprobs=5)
     [free] = llm.generate(chat("What is 17 + 25?"), SamplingParams(max_tokens=1, logprobs=5))
     top = list(free.logprobs[0].items())[:5]
     assert list(output.logprobs[0].items())[:5] == top
@@ -446,7 +452,7 @@ def test_each_completion_has_its_own_grammar(llm):
 
 
 def test_truncated_output_finishes_with_length(llm):
-    output = answer(llm, StructuredOutputs(json=PERSON), max_tokens=4)
+    output = generate_one(llm, StructuredOutputs(json=PERSON), max_tokens=4)
     assert (output.error, output.finish_reason) == (None, "length")
 
 
@@ -530,11 +536,11 @@ HOSTILE = [
 
 @pytest.mark.parametrize("form", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, form):
-    output = answer(llm, form)
+    output = generate_one(llm, form)
     assert output.finish_reason == "error"
     assert re.fullmatch(r"[^\n]{10,200}\.", output.error), output.error
     assert "/work" not in output.error
-    assert whole_text(answer(llm, StructuredOutputs(choice=["yes"]))) == "yes"
+    assert full_text(generate_one(llm, StructuredOutputs(choice=["yes"]))) == "yes"
 
 
 @pytest.mark.parametrize(
@@ -550,7 +556,7 @@ def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, form):
 )
 def test_expensive_grammar_terminates(llm, form):
     """The request is rejected, reaches max_tokens, or fails alone."""
-    output = answer(llm, form, max_tokens=30)
+    output = generate_one(llm, form, max_tokens=30)
     assert output.finish_reason in ("length", "stop", "error")
     assert (output.finish_reason == "error") == (output.error is not None)
     assert not llm.has_unfinished_requests
@@ -567,7 +573,7 @@ def test_expensive_grammar_terminates(llm, form):
 def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
     """Some checkpoints have such an end token; it must not end reasoning or a string."""
 
-    def answers(**engine):
+    def generate_all(**engine):
         # A separate tokenizer: the demo's is shared by all tests and must keep its end tokens.
         config = json.loads((TARGET_PATH / "config.json").read_text())
         model = (demo[0], open_tokenizer(TARGET_PATH, config))
@@ -578,14 +584,14 @@ def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
         texts = []
         for form in wishes:
             for budget in (None, 5):
-                output = answer(llm, form, thinking=True, thinking_token_budget=budget)
+                output = generate_one(llm, form, thinking=True, thinking_token_budget=budget)
                 assert output.finish_reason in reasons, output.error
                 texts.append((output.finish_reason, output.text, output.error))
         return texts
 
-    found = answers()
-    assert answers(speculative="ngram") == found
-    for number, (reason, text, error) in enumerate(found):
+    actual = generate_all()
+    assert generate_all(speculative="ngram") == actual
+    for number, (reason, text, error) in enumerate(actual):
         body = text.rpartition("</think>")[2].strip()
         assert error is None or "the output is incomplete, but only an end token fits" in error
         if reason == "stop" and number >= 2:
@@ -603,7 +609,7 @@ def test_failed_grammar_fails_only_its_request(llm):
     request.grammar.matcher.consume_tokens(llm.tokenizer.encode("0"))  # rejects every further token
     outputs = {}
     while llm.has_unfinished_requests:
-        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
     assert outputs["a"].error.startswith("the grammar failed: ")
     assert (outputs["b"].finish_reason, outputs["b"].error) == ("length", None)
@@ -611,16 +617,16 @@ def test_failed_grammar_fails_only_its_request(llm):
 
 def test_grammars_are_cached_and_thread_safe(llm):
     compiler = GrammarCompiler(llm.tokenizer, llm.vocab_size)
-    form, found = StructuredOutputs(json=PERSON), []
+    form, compiled = StructuredOutputs(json=PERSON), []
     threads = [
-        threading.Thread(target=lambda: found.append(compiler.compile(form))) for _ in range(4)
+        threading.Thread(target=lambda: compiled.append(compiler.compile(form))) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    assert len({id(grammar.matcher) for grammar in found}) == 4
+    assert len(compiled) == 4
+    assert len({id(grammar.matcher) for grammar in compiled}) == 4
     assert len(compiler._cache) == 1
     for number in range(200):
         compiler.compile(StructuredOutputs(choice=[str(number)]))

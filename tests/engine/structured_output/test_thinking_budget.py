@@ -39,7 +39,7 @@ def test_forced_token(output, draft_tokens, in_thinking, expected):
     assert forced_token([START, 1, 1, 1], output, draft_tokens, in_thinking) == expected
 
 
-def test_a_forced_row_does_not_affect_other_rows():
+def test_forced_row_does_not_affect_other_rows():
     logits = mx.random.normal((3, 12))
     plain = SamplingRow(EngineRequest("a", [1], SamplingParams(temperature=0)), 0)
     budget = ThinkingBudget(1, 0, START, END, in_thinking=True)
@@ -89,9 +89,9 @@ def test_same_tokens_in_a_batch_with_drafts_and_with_a_grammar(llm):
 
 
 def test_budget_has_no_effect_without_reasoning(llm):
-    [answer] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
+    [output] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
     [free] = llm.generate("RoPE is", SamplingParams(temperature=0))
-    assert answer.token_ids == free.token_ids
+    assert output.token_ids == free.token_ids
 
 
 def test_negative_budget_is_rejected():

@@ -37,12 +37,12 @@ def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
     pair = random_checkpoint({**config, "torch_dtype": "float32"}), demo[1]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompts = [[(7 * i + s) % 211 for i in range(n)] for s, n in enumerate((40, 3, 40))]
-    answers = []
+    outputs = []
     for chosen in ("paged", backend):
         assert not calls
         llm = LLM(pair, block_size=16, attention_backend=chosen)
-        answers.append([o.token_ids for o in llm.generate(prompts, params, show_progress=False)])
-    assert answers[0] == answers[1]
+        outputs.append([o.token_ids for o in llm.generate(prompts, params, show_progress=False)])
+    assert outputs[0] == outputs[1]
     expected = "flash_attention" if backend == "flash" else "paged_attention_varlen_reference"
     assert set(calls) == {expected}
 

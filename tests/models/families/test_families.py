@@ -228,16 +228,16 @@ def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantizati
     prompts = [[(7 * i + s) % 211 for i in range(n)] for s, n in enumerate((40, 3, 40, 21))]
     prompts.append(prompts[0])
 
-    def answers(asked, **options):
-        outputs = LLM(pair, block_size=16, **options).generate(asked, params, show_progress=False)
+    def generate(batch, **options):
+        outputs = LLM(pair, block_size=16, **options).generate(batch, params, show_progress=False)
         assert not [output.error for output in outputs if output.error]
         return [output.token_ids for output in outputs]
 
-    alone = [answers([prompt])[0] for prompt in prompts]
-    assert answers(prompts) == alone
-    assert answers(prompts, enable_prefix_caching=False) == alone
-    assert answers(prompts, max_num_batched_tokens=7, max_num_seqs=4) == alone
-    assert answers(prompts, draft_model=small, num_drafts=3) == alone
+    alone = [generate([prompt])[0] for prompt in prompts]
+    assert generate(prompts) == alone
+    assert generate(prompts, enable_prefix_caching=False) == alone
+    assert generate(prompts, max_num_batched_tokens=7, max_num_seqs=4) == alone
+    assert generate(prompts, draft_model=small, num_drafts=3) == alone
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -74,17 +74,17 @@ def test_output_larger_than_a_pipe_buffer(process):
 
 
 def test_concurrent_threads_are_serialized(process):
-    found = {}
+    actual = {}
 
     def render(number):
-        found[number] = process.render("{{ number }}", [], number=number)
+        actual[number] = process.render("{{ number }}", [], number=number)
 
     threads = [threading.Thread(target=render, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {number: str(number) for number in range(8)}
+    assert actual == {number: str(number) for number in range(8)}
 
 
 def test_every_chat_is_sandboxed(monkeypatch):

@@ -18,7 +18,7 @@ TEXT = "RoPE is <|im_end|> naïve 数学 <think>"
 
 
 @pytest.fixture
-def written(tmp_path):
+def write_tokenizer(tmp_path):
     """Writes the demo's tokenizer.json, modified by a function; returns its path."""
 
     def write(change):
@@ -39,15 +39,15 @@ def library_reads_parts_only(monkeypatch):
     monkeypatch.setattr(low_memory_load, "tokenizers", library)
 
 
-def as_it_is(content):
+def unchanged(content):
     pass
 
 
-def merges_as_texts(content):
+def merges_as_strings(content):
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
 
 
-def ids_that_are_not_next(content):
+def non_contiguous_ids(content):
     """Non-contiguous ids of added tokens (a padded vocabulary): the library assigns other ids."""
     vocab = content["model"]["vocab"]
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab) + 5, len(vocab) + 50)})
@@ -58,27 +58,27 @@ def added_tokens_in_the_vocabulary(content):
     vocab.update({token["content"]: token["id"] for token in content["added_tokens"][1:3]})
 
 
-def settings_of_the_model(content):
+def model_settings(content):
     content["model"] |= {"unk_token": "!", "fuse_unk": True, "ignore_merges": True, "dropout": 0.0}
 
 
-def a_token_that_is_added_twice(content):
+def duplicate_added_token(content):
     content["added_tokens"].append({**content["added_tokens"][0], "id": 9999})
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        as_it_is,
-        merges_as_texts,
-        ids_that_are_not_next,
+        unchanged,
+        merges_as_strings,
+        non_contiguous_ids,
         added_tokens_in_the_vocabulary,
-        settings_of_the_model,
-        a_token_that_is_added_twice,
+        model_settings,
+        duplicate_added_token,
     ],
 )
-def test_tokenizer_equals_the_librarys(written, change, request):
-    file = written(change)
+def test_tokenizer_equals_the_librarys(write_tokenizer, change, request):
+    file = write_tokenizer(change)
     expected = tokenizers.Tokenizer.from_file(str(file))
     request.getfixturevalue("library_reads_parts_only")
     actual = load_tokenizer_json(file)
@@ -89,11 +89,11 @@ def test_tokenizer_equals_the_librarys(written, change, request):
     assert actual.decode(actual.encode(TEXT).ids) == expected.decode(expected.encode(TEXT).ids)
 
 
-def test_other_model_types_fall_back_to_the_library(written):
+def test_other_model_types_fall_back_to_the_library(write_tokenizer):
     def words(content):
         content["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
 
-    file = written(words)
+    file = write_tokenizer(words)
     assert load_tokenizer_json(file).to_str() == tokenizers.Tokenizer.from_file(str(file)).to_str()
 
 
@@ -112,8 +112,8 @@ def no_added_tokens(content):
 @pytest.mark.parametrize(
     "change", [a_merge_of_no_tokens, a_vocabulary_of_other_things, no_added_tokens]
 )
-def test_malformed_file_raises_the_librarys_error(written, change):
-    file = written(change)
+def test_malformed_file_raises_the_librarys_error(write_tokenizer, change):
+    file = write_tokenizer(change)
     with pytest.raises(Exception) as expected:  # noqa: PT011  (the library raises a plain Exception)
         tokenizers.Tokenizer.from_file(str(file))
     with pytest.raises(Exception) as actual:  # noqa: PT011
@@ -145,7 +145,7 @@ print(kilobytes() - before)
 @pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux memory statistics"
 )
-def test_vocabulary_is_compact_in_memory(written):
+def test_vocabulary_is_compact_in_memory(write_tokenizer):
     def many_merges(content):
         tokens = [token for token in content["model"]["vocab"] if len(token) < 3][:250]
         merges = [(left, right) for left in tokens for right in tokens][:50_000]
@@ -153,7 +153,7 @@ def test_vocabulary_is_compact_in_memory(written):
         content["model"]["vocab"] = {token: index for index, token in enumerate(whole)}
         content["model"]["merges"] = merges
 
-    file = written(many_merges)
+    file = write_tokenizer(many_merges)
     used = {}
     for way in ("ours", "theirs"):
         program = [sys.executable, "-c", MEASURE, str(file), way]

@@ -29,11 +29,11 @@ def folder_with(folder: Path, change) -> Path:
 
 
 def test_unknown_expression_gives_the_same_tokens(tmp_path):
-    known = open_tokenizer(TARGET_PATH, CONFIG)
+    reference = open_tokenizer(TARGET_PATH, CONFIG)
     other = open_tokenizer(folder_with(tmp_path, lambda regex: f"(?:{regex})"), CONFIG)
-    assert find_unknown_regex(known.backend_tokenizer) is None
+    assert find_unknown_regex(reference.backend_tokenizer) is None
     assert find_unknown_regex(other.backend_tokenizer).startswith("(?:(?i:'s")
-    assert other.encode(TEXT) == known.encode(TEXT)
+    assert other.encode(TEXT) == reference.encode(TEXT)
 
 
 def test_transformers_tokenizer_is_sandboxed(tmp_path):

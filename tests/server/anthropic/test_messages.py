@@ -35,15 +35,15 @@ def test_message(claude):
 def test_message_start_has_cached_tokens(claude):
     content = "Which of these words is the longest? " + " ".join(map(str, range(40)))
     body = {**BODY, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
-    found = []
+    actual = []
     for _ in range(2):
         with claude.messages.stream(**body) as stream:
             usage = next(event.message.usage for event in stream if event.type == "message_start")
             last = stream.get_final_message().usage
         assert usage.cache_read_input_tokens == last.cache_read_input_tokens
         assert usage.input_tokens == last.input_tokens
-        found.append(usage.cache_read_input_tokens)
-    assert found[0] < found[1]
+        actual.append(usage.cache_read_input_tokens)
+    assert actual[0] < actual[1]
 
 
 def test_stream_blocks(claude):
@@ -54,10 +54,10 @@ def test_stream_blocks(claude):
     with claude.messages.stream(**body) as stream:
         events = [event.type for event in stream]
         streamed = stream.get_final_message()
-    said = [[block.to_dict() for block in one.content] for one in (whole, streamed)]
-    assert [block["type"] for block in said[1]] == ["thinking", "text"]
-    assert said[0][0] == said[1][0]
-    assert said[0][1]["text"] == said[1][1]["text"]
+    contents = [[block.to_dict() for block in one.content] for one in (whole, streamed)]
+    assert [block["type"] for block in contents[1]] == ["thinking", "text"]
+    assert contents[0][0] == contents[1][0]
+    assert contents[0][1]["text"] == contents[1][1]["text"]
     assert streamed.stop_reason == "end_turn"
     raw = list(claude.messages.create(**body, stream=True))
     kinds = [event.type for event in raw]
@@ -83,8 +83,8 @@ def test_thinking_budget_and_display(claude, stream):
         body = {**BODY, "thinking": {"type": "enabled", **thinking}}
         if not stream:
             return claude.messages.create(**body)
-        with claude.messages.stream(**body) as answer:
-            return answer.get_final_message()
+        with claude.messages.stream(**body) as response:
+            return response.get_final_message()
 
     bounded = ask(budget_tokens=4)
     assert bounded.content[-1].type == "text"
@@ -102,21 +102,21 @@ def test_thinking_budget_and_display(claude, stream):
 def test_empty_message_has_an_empty_text_block(claude, stream):
     body = {**BODY, "stop_sequences": ["The"]}
     if stream:
-        with claude.messages.stream(**body) as answer:
-            message = answer.get_final_message()
+        with claude.messages.stream(**body) as response:
+            message = response.get_final_message()
     else:
         message = claude.messages.create(**body)
     assert [block.text for block in message.content] == [""]
 
 
 def test_tool_error_is_in_the_prompt():
-    def told(**more):
+    def tool_result(**more):
         result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", **more}
         messages = [{"role": "user", "content": [result]}]
         return MessagesRequest(messages=messages, max_tokens=1).to_template_messages()[0]["content"]
 
-    assert told() == "no such city"
-    assert told(is_error=True) == "Error: no such city"
+    assert tool_result() == "no such city"
+    assert tool_result(is_error=True) == "Error: no such city"
 
 
 def test_async_client(server):
@@ -162,19 +162,21 @@ def test_tools_and_results_are_in_the_prompt(claude):
     without = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
     counted = claude.messages.count_tokens(model="demo", messages=messages, tools=[TOOL])
     assert counted.input_tokens > without + 50
-    answer = claude.messages.create(model="demo", messages=messages, tools=[TOOL], max_tokens=9)
-    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == counted.input_tokens
+    response = claude.messages.create(model="demo", messages=messages, tools=[TOOL], max_tokens=9)
+    assert (
+        response.usage.input_tokens + response.usage.cache_read_input_tokens == counted.input_tokens
+    )
 
 
 def test_claude_code_request(claude):
-    answer = claude.messages.create(
+    response = claude.messages.create(
         **{**BODY, "messages": [*BODY["messages"], {"role": "system", "content": "Be brief."}]},
         extra_body={
             "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             "output_config": {"effort": "low"},
         },
     )
-    assert answer.type == "message"
+    assert response.type == "message"
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
@@ -211,8 +213,8 @@ def test_only_the_billing_header_is_removed(claude):
 
 def test_prefill(claude):
     messages = [*BODY["messages"], {"role": "assistant", "content": "The capital of"}]
-    answer = claude.messages.create(**{**BODY, "messages": messages})
-    assert answer.content[0].text == " France is Paris."
+    response = claude.messages.create(**{**BODY, "messages": messages})
+    assert response.content[0].text == " France is Paris."
 
 
 def test_text_documents_and_redacted_thinking(claude):
@@ -221,11 +223,11 @@ def test_text_documents_and_redacted_thinking(claude):
         messages += BODY["messages"]
         return claude.messages.count_tokens(model="demo", messages=messages).input_tokens
 
-    answer = {"type": "text", "text": "Paris."}
+    response = {"type": "text", "text": "Paris."}
     source = {"type": "text", "media_type": "text/plain", "data": "Rome is old."}
     document = {"type": "document", "source": source, "title": "Rome"}
-    assert count([document, answer]) > count([answer])
-    assert count([{"type": "redacted_thinking", "data": "x"}, answer]) == count([answer])
+    assert count([document, response]) > count([response])
+    assert count([{"type": "redacted_thinking", "data": "x"}, response]) == count([response])
 
 
 def test_tool_runner_falls_back_without_thread(claude):

@@ -32,9 +32,9 @@ def test_invalid_requests_have_the_protocols_error_format(
     server, path, method, ending, kind, status
 ):
     headers = {"content-type": kind}
-    answer = httpx2.request(method, server.url + path + ending, headers=headers, content=b"{")
-    assert answer.status_code == status
-    body = answer.json()
+    response = httpx2.request(method, server.url + path + ending, headers=headers, content=b"{")
+    assert response.status_code == status
+    body = response.json()
     openai_type, anthropic_type = ERROR_TYPES[status]
     if path == MESSAGES:
         assert (body["type"], body["error"]["type"]) == ("error", anthropic_type)
@@ -75,5 +75,5 @@ def test_every_field_of_the_official_clients_is_covered():
         (claude.beta.messages.create, MessagesRequest),
         (claude.messages.count_tokens, CountTokensRequest),
     ):
-        known = {field.alias or name for name, field in body.model_fields.items()}
-        assert set(signature(send).parameters) - of_the_client - known <= set(FIELD_REASONS)
+        supported = {field.alias or name for name, field in body.model_fields.items()}
+        assert set(signature(send).parameters) - of_the_client - supported <= set(FIELD_REASONS)

@@ -18,10 +18,10 @@ def exchange(server, request: bytes) -> bytes:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(request)
-        answer = b""
+        response = b""
         while data := connection.recv(2**16):
-            answer += data
-        return answer
+            response += data
+        return response
 
 
 def post(body: bytes, version: str = "1.1", more: str = "") -> bytes:
@@ -50,30 +50,30 @@ def test_request_head_size_is_bounded(server, line_ends):
     request = f"GET /health HTTP/1.1\r\n{name}".encode()
     request += filling.encode() * (5 * MAX_HEADER_BYTES // len(filling))
     try:
-        answer = exchange(server, request)
+        response = exchange(server, request)
     except ConnectionError:  # closed before the request was sent completely
-        answer = b"HTTP/1.1 400"
-    assert answer.startswith(b"HTTP/1.1 400")
+        response = b"HTTP/1.1 400"
+    assert response.startswith(b"HTTP/1.1 400")
     assert server.get("/health").status_code == 200
 
 
 def test_lone_surrogate_is_rejected_with_a_reason(server):
-    answer = exchange(server, post(rb'{"prompt": "\ud800"}'))
-    assert b" 400 " in answer
-    assert b"an unpaired surrogate" in answer
+    response = exchange(server, post(rb'{"prompt": "\ud800"}'))
+    assert b" 400 " in response
+    assert b"an unpaired surrogate" in response
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b'{"prompt": "a", "nothing": 1}', b"nothing is not a supported field"),
         (b"{", b"is not valid JSON"),
     ],
 )
-def test_invalid_body_is_rejected_with_a_reason(server, body, told):
-    answer = exchange(server, post(body))
-    assert b" 400 " in answer
-    assert told in answer
+def test_invalid_body_is_rejected_with_a_reason(server, body, message):
+    response = exchange(server, post(body))
+    assert b" 400 " in response
+    assert message in response
 
 
 def test_chunked_body_is_read_completely(server):

@@ -15,11 +15,14 @@ PLAIN = {"model": "demo", "messages": FRANCE, "reasoning_effort": "none"}
 
 
 def test_completion(client):
-    answer = client.chat.completions.create(**PLAIN)
-    (choice,) = answer.choices
+    response = client.chat.completions.create(**PLAIN)
+    (choice,) = response.choices
     assert choice.message.content == "The capital of France is Paris."
     assert choice.finish_reason == "stop"
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert (
+        response.usage.total_tokens
+        == response.usage.prompt_tokens + response.usage.completion_tokens
+    )
 
 
 def test_stream_matches_the_full_response(client):
@@ -27,14 +30,14 @@ def test_stream_matches_the_full_response(client):
     chunks = list(
         client.chat.completions.create(**PLAIN, stream=True, stream_options={"include_usage": True})
     )
-    *told, last = chunks
+    *leading, last = chunks
     assert {(chunk.id, chunk.created) for chunk in chunks} == {(last.id, last.created)}
-    assert [bool(chunk.choices[0].delta.role) for chunk in told].index(True) == 0
-    assert sum(bool(chunk.choices[0].delta.role) for chunk in told) == 1
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in told)
+    assert [bool(chunk.choices[0].delta.role) for chunk in leading].index(True) == 0
+    assert sum(bool(chunk.choices[0].delta.role) for chunk in leading) == 1
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in leading)
     assert text == whole.choices[0].message.content
-    reasons = [chunk.choices[0].finish_reason for chunk in told]
-    assert reasons == [None] * (len(told) - 1) + ["stop"]
+    reasons = [chunk.choices[0].finish_reason for chunk in leading]
+    assert reasons == [None] * (len(leading) - 1) + ["stop"]
     assert last.choices == []
     assert last.usage.completion_tokens == whole.usage.completion_tokens
 
@@ -53,12 +56,12 @@ def test_stream_ends_with_done(server: RunningServer):
 
 def test_reasoning_is_separate_from_content(client):
     body = {"model": "demo", "messages": FRANCE, "reasoning_effort": "high"}
-    answer = client.chat.completions.create(**body)
-    message = answer.choices[0].message
+    response = client.chat.completions.create(**body)
+    message = response.choices[0].message
     assert "Paris" in message.reasoning_content
     assert "<think>" not in message.reasoning_content + message.content
     assert message.content == "The capital of France is Paris."
-    assert answer.usage.completion_tokens_details.reasoning_tokens > 0
+    assert response.usage.completion_tokens_details.reasoning_tokens > 0
     stream = client.chat.completions.create(**body, stream=True)
     deltas = [chunk.choices[0].delta for chunk in stream]
     thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
@@ -67,10 +70,10 @@ def test_reasoning_is_separate_from_content(client):
 
 @pytest.mark.parametrize("effort", ["none", "high"])
 def test_logprob_texts_concatenate_to_the_content(client, effort):
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="demo", messages=FRANCE, reasoning_effort=effort, logprobs=True, top_logprobs=2
     )
-    (choice,) = answer.choices
+    (choice,) = response.choices
     entries = choice.logprobs.content
     assert "".join(entry.token for entry in entries) == choice.message.content
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content
@@ -78,21 +81,21 @@ def test_logprob_texts_concatenate_to_the_content(client, effort):
     chunks = client.chat.completions.create(
         model="demo", messages=FRANCE, reasoning_effort=effort, logprobs=True, stream=True
     )
-    found = [c.choices[0].logprobs.content for c in chunks if c.choices[0].logprobs]
-    assert "".join(e.token for entries in found for e in entries) == choice.message.content
-    assert all(entry.top_logprobs == [] for entries in found for entry in entries)
+    actual = [c.choices[0].logprobs.content for c in chunks if c.choices[0].logprobs]
+    assert "".join(e.token for entries in actual for e in entries) == choice.message.content
+    assert all(entry.top_logprobs == [] for entries in actual for entry in entries)
 
 
 def test_n_choices(client):
-    answer = client.chat.completions.create(**PLAIN, n=3, temperature=8.0, seed=-5, max_tokens=8)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert len({choice.message.content for choice in answer.choices}) > 1
+    response = client.chat.completions.create(**PLAIN, n=3, temperature=8.0, seed=-5, max_tokens=8)
+    assert [choice.index for choice in response.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in response.choices}) > 1
     chunks = list(
         client.chat.completions.create(
             **PLAIN, n=3, temperature=8.0, seed=-5, max_tokens=8, stream=True
         )
     )
-    for choice in answer.choices:
+    for choice in response.choices:
         mine = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
         assert "".join(one.delta.content or "" for one in mine) == choice.message.content
 
@@ -107,8 +110,8 @@ def test_stop_string_and_max_tokens(client):
 
 
 def test_max_tokens_is_clamped_to_the_context_length(client):
-    answer = client.chat.completions.create(**PLAIN, max_tokens=32_000)
-    assert answer.choices[0].finish_reason == "stop"
+    response = client.chat.completions.create(**PLAIN, max_tokens=32_000)
+    assert response.choices[0].finish_reason == "stop"
 
 
 def test_concurrent_requests_match_sequential_ones(client, async_client):
@@ -123,8 +126,8 @@ def test_concurrent_requests_match_sequential_ones(client, async_client):
         )
 
     together = asyncio.run(ask_all())
-    said = [[one.choices[0].message.content for one in many] for many in (alone, together)]
-    assert said[0] == said[1]
+    contents = [[one.choices[0].message.content for one in many] for many in (alone, together)]
+    assert contents[0] == contents[1]
 
 
 def test_content_parts_and_developer_message(client):
@@ -132,7 +135,7 @@ def test_content_parts_and_developer_message(client):
         {"type": "text", "text": "What is the capital "},
         {"type": "text", "text": "of France?"},
     ]
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="demo",
         messages=[
             {"role": "developer", "content": "Be brief."},
@@ -140,7 +143,7 @@ def test_content_parts_and_developer_message(client):
         ],
         reasoning_effort="none",
     )
-    assert "Paris" in answer.choices[0].message.content
+    assert "Paris" in response.choices[0].message.content
 
 
 @pytest.mark.parametrize(
@@ -235,16 +238,16 @@ PAINT = {"type": "function", "function": {"name": "paint", "parameters": COLOUR}
 @pytest.mark.parametrize("effort", ["none", "high"])
 def test_json_schema(client, effort):
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="demo", messages=FRANCE, reasoning_effort=effort, response_format=form
     )
-    assert json.loads(answer.choices[0].message.content)["colour"] in ("red", "blue")
+    assert json.loads(response.choices[0].message.content)["colour"] in ("red", "blue")
 
 
 def test_structured_choice(client):
     body = {"structured_outputs": {"choice": ["tea", "coffee"]}}
-    answer = client.chat.completions.create(**PLAIN, extra_body=body)
-    assert answer.choices[0].message.content in ("tea", "coffee")
+    response = client.chat.completions.create(**PLAIN, extra_body=body)
+    assert response.choices[0].message.content in ("tea", "coffee")
 
 
 PAINT_ALONE = {"type": "function", "function": {"name": "paint"}}
@@ -256,10 +259,10 @@ def test_allowed_tools(client):
     def prompt_tokens(tools, mode):
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [PAINT_ALONE]}}
         body = {**PLAIN, "tools": tools, "tool_choice": choice, "max_tokens": 80}
-        answer = client.chat.completions.create(**body, parallel_tool_calls=False)
-        calls = answer.choices[0].message.tool_calls or []
+        response = client.chat.completions.create(**body, parallel_tool_calls=False)
+        calls = response.choices[0].message.tool_calls or []
         assert mode == "auto" or [call.function.name for call in calls] == ["paint"]
-        return answer.usage.prompt_tokens
+        return response.usage.prompt_tokens
 
     counts = {
         prompt_tokens(tools, mode)
@@ -274,8 +277,8 @@ def test_continue_final_message(client, effort):
     messages = [*FRANCE, {"role": "assistant", "content": "The capital of"}]
     body = {"model": "demo", "messages": messages, "reasoning_effort": effort}
     extra = {"continue_final_message": True, "add_generation_prompt": False}
-    answer = client.chat.completions.create(**body, extra_body=extra)
-    assert answer.choices[0].message.content == " France is Paris."
+    response = client.chat.completions.create(**body, extra_body=extra)
+    assert response.choices[0].message.content == " France is Paris."
 
 
 def test_optional_tool_calls_are_constrained():
@@ -291,8 +294,8 @@ def test_unsupported_schema_is_rejected_only_for_required_calls(server):
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)"}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
     body = {**PLAIN, "tools": [tool]}
-    answer = server.post("/v1/chat/completions", body).json()
-    assert "Paris" in answer["choices"][0]["message"]["content"]
+    response = server.post("/v1/chat/completions", body).json()
+    assert "Paris" in response["choices"][0]["message"]["content"]
     server.wait_for("tool calls are not constrained to their schemas: the grammar is rejected")
     refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
     assert refused.status_code == 400
@@ -301,8 +304,8 @@ def test_unsupported_schema_is_rejected_only_for_required_calls(server):
 def test_refusal_part(client):
     parts = [{"type": "refusal", "refusal": "No."}]
     messages = [*FRANCE, {"role": "assistant", "content": parts}, *FRANCE]
-    answer = client.chat.completions.create(**{**PLAIN, "messages": messages})
-    assert "Paris" in answer.choices[0].message.content
+    response = client.chat.completions.create(**{**PLAIN, "messages": messages})
+    assert "Paris" in response.choices[0].message.content
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -19,14 +19,14 @@ def test_text_and_token_ids_give_the_same_completion(client, server):
 
 def test_multiple_prompts_with_n(client):
     body = {**RICE, "prompt": [RICE["prompt"], "Hello"], "n": 2, "seed": 3, "temperature": 1.0}
-    answer = client.completions.create(**body)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    response = client.completions.create(**body)
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
     alone = client.completions.create(**{**body, "prompt": "Hello"})
-    assert [c.text for c in answer.choices[2:]] == [c.text for c in alone.choices]
+    assert [c.text for c in response.choices[2:]] == [c.text for c in alone.choices]
     streamed = ["", "", "", ""]
     for chunk in client.completions.create(**body, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
-    assert streamed == [choice.text for choice in answer.choices]
+    assert streamed == [choice.text for choice in response.choices]
 
 
 def test_echo(client):
@@ -38,11 +38,11 @@ def test_echo(client):
 
 def test_logprobs_have_one_entry_per_token(client):
     choice = client.completions.create(**RICE, logprobs=2).choices[0]
-    found = choice.logprobs
-    assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset)
-    assert all(len(likely) <= 2 for likely in found.top_logprobs)
-    assert found.text_offset[0] == 0
-    assert "".join(found.tokens).strip() == choice.text.strip()
+    actual = choice.logprobs
+    assert len(actual.tokens) == len(actual.token_logprobs) == len(actual.text_offset)
+    assert all(len(likely) <= 2 for likely in actual.top_logprobs)
+    assert actual.text_offset[0] == 0
+    assert "".join(actual.tokens).strip() == choice.text.strip()
 
 
 @pytest.mark.parametrize("limit", [0, 6])
@@ -60,13 +60,13 @@ def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
     whole = client.completions.create(**body)
     assert whole.usage.completion_tokens == limit * n
     for choice in whole.choices:
-        found = choice.logprobs
-        assert "".join(found.tokens) == choice.text
-        assert found.token_logprobs[0] is None
-        assert all(number < 0 for number in found.token_logprobs[1:])
+        actual = choice.logprobs
+        assert "".join(actual.tokens) == choice.text
+        assert actual.token_logprobs[0] is None
+        assert all(number < 0 for number in actual.token_logprobs[1:])
         assert [
             choice.text[offset:].startswith(text)
-            for offset, text in zip(found.text_offset, found.tokens, strict=True)
+            for offset, text in zip(actual.text_offset, actual.tokens, strict=True)
         ]
         mine = [
             chunk.choices[0]
@@ -74,26 +74,26 @@ def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
             if chunk.choices[0].index == choice.index
         ]
         assert "".join(one.text for one in mine) == choice.text
-        assert [text for one in mine for text in one.logprobs.tokens] == found.tokens
+        assert [text for one in mine for text in one.logprobs.tokens] == actual.tokens
         assert mine[-1].finish_reason == choice.finish_reason == "length"
 
 
 def test_echo_logprobs_match_generation_logprobs(client):
-    answer = client.completions.create(**RICE, logprobs=0).choices[0]
-    again = {**RICE, "prompt": RICE["prompt"] + answer.text, "max_tokens": 0}
+    response = client.completions.create(**RICE, logprobs=0).choices[0]
+    again = {**RICE, "prompt": RICE["prompt"] + response.text, "max_tokens": 0}
     scored = client.completions.create(**again, echo=True, logprobs=0).choices[0].logprobs
-    own = answer.logprobs.token_logprobs
+    own = response.logprobs.token_logprobs
     assert scored.token_logprobs[-len(own) :] == pytest.approx(own, abs=0.02)
     assert [len(top) for top in scored.top_logprobs[1:]] == [1] * (len(scored.tokens) - 1)
 
 
 def test_continuous_usage_stats(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
-    *told, last = client.completions.create(
+    *chunks, last = client.completions.create(
         **RICE, stream=True, stream_options=options, extra_body=IGNORE_EOS
     )
-    assert [one.usage.completion_tokens for one in told] == list(range(1, 7))
-    assert last.usage == told[-1].usage
+    assert [one.usage.completion_tokens for one in chunks] == list(range(1, 7))
+    assert last.usage == chunks[-1].usage
     assert last.choices == []
 
 

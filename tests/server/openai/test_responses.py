@@ -107,12 +107,12 @@ def test_encrypted_content_round_trip(client):
 
 
 def test_text_and_following_calls_are_one_message():
-    said = {"role": "assistant", "content": "Let me see."}
+    assistant = {"role": "assistant", "content": "Let me see."}
     calls = [
         {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in "fg"
     ]
-    asked = {"role": "user", "content": "Weather?"}
-    messages = ResponsesRequest(input=[asked, said, *calls]).to_template_messages()
+    user = {"role": "user", "content": "Weather?"}
+    messages = ResponsesRequest(input=[user, assistant, *calls]).to_template_messages()
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert messages[1]["content"] == "Let me see."
     assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
@@ -146,8 +146,8 @@ def test_logprobs(client, effort):
     (part,) = last.response.output[-1].content
     assert "".join(one.token for one in part.logprobs) == part.text
     assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
-    told = [one for e in events if e.type == "response.output_text.delta" for one in e.logprobs]
-    assert [one.logprob for one in told] == [one.logprob for one in part.logprobs]
+    streamed = [one for e in events if e.type == "response.output_text.delta" for one in e.logprobs]
+    assert [one.logprob for one in streamed] == [one.logprob for one in part.logprobs]
     whole = client.responses.create(**BODY, include=["message.output_text.logprobs"])
     assert whole.output[-1].content[0].logprobs[0].top_logprobs == []
 

@@ -33,9 +33,9 @@ def test_completion_logprobs(client):
 
 
 def test_tokenize_text_and_chat(server, client):
-    found = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json()
-    assert len(found["token_strs"]) == found["count"] == len(found["tokens"])
-    assert server.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": TEXT}
+    actual = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json()
+    assert len(actual["token_strs"]) == actual["count"] == len(actual["tokens"])
+    assert server.post("/detokenize", {"tokens": actual["tokens"]}).json() == {"prompt": TEXT}
     off = {"enable_thinking": False}
     chat = server.post("/tokenize", {"messages": ASK, "chat_template_kwargs": off}).json()
     usage = client.chat.completions.create(

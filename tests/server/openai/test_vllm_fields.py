@@ -41,15 +41,15 @@ def test_completion_token_ids(server: RunningServer, client):
 
 def test_chat_token_ids(server: RunningServer, client):
     more = {"return_token_ids": True}
-    answer = client.chat.completions.create(**CHAT, extra_body=more)
-    (choice,) = answer.choices
-    assert len(choice.token_ids) == answer.usage.completion_tokens
-    assert len(answer.prompt_token_ids) == answer.usage.prompt_tokens
+    response = client.chat.completions.create(**CHAT, extra_body=more)
+    (choice,) = response.choices
+    assert len(choice.token_ids) == response.usage.completion_tokens
+    assert len(response.prompt_token_ids) == response.usage.prompt_tokens
     first, *others = chunks_of(server, "/v1/chat/completions", {**CHAT, **more})
-    assert first["prompt_token_ids"] == answer.prompt_token_ids
+    assert first["prompt_token_ids"] == response.prompt_token_ids
     assert all("prompt_token_ids" not in chunk for chunk in others)
-    told = [token for chunk in others for token in chunk["choices"][0].get("token_ids", [])]
-    assert told == choice.token_ids
+    streamed = [token for chunk in others for token in chunk["choices"][0].get("token_ids", [])]
+    assert streamed == choice.token_ids
     plain = client.chat.completions.create(**CHAT)
     assert plain.prompt_token_ids is None
     assert (plain.choices[0].token_ids, plain.prompt_logprobs) == (None, None)
@@ -62,13 +62,13 @@ def test_prompt_logprobs(server: RunningServer, client, top):
     completion = client.completions.create(
         **TEXT, n=1, echo=True, logprobs=1, extra_body=more
     ).choices[0]
-    for told, ids in (
+    for logprobs, ids in (
         (chat.prompt_logprobs, chat.prompt_token_ids),
         (completion.prompt_logprobs, completion.prompt_token_ids),
     ):
-        assert len(told) == len(ids)
-        assert told[0] is None
-        for own, entries in zip(ids[1:], told[1:], strict=True):
+        assert len(logprobs) == len(ids)
+        assert logprobs[0] is None
+        for own, entries in zip(ids[1:], logprobs[1:], strict=True):
             assert str(own) in entries
             assert max(top, 1) <= len(entries) <= top + 1
             ranks = sorted(one["rank"] for one in entries.values() if one["rank"] is not None)
@@ -99,11 +99,11 @@ def test_number_of_alternatives(client):
 
 def test_include_stop_str_in_output(client):
     kept = {"include_stop_str_in_output": True}
-    for extra, said in ((kept, "The capital of France"), ({}, "The capital of")):
+    for extra, content in ((kept, "The capital of France"), ({}, "The capital of")):
         (choice,) = client.chat.completions.create(
             **CHAT, stop=[" France"], extra_body=extra
         ).choices
-        assert (choice.message.content, choice.stop_reason) == (said, " France")
+        assert (choice.message.content, choice.stop_reason) == (content, " France")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -130,18 +130,18 @@ def test_thinking_token_budget(server: RunningServer, client, stream):
 def test_include_reasoning_false(server: RunningServer, stream):
     body = {"messages": FRANCE, "include_reasoning": False, "reasoning_effort": "high"}
     if stream:
-        told = json.dumps(chunks_of(server, "/v1/chat/completions", body))
+        serialized = json.dumps(chunks_of(server, "/v1/chat/completions", body))
     else:
-        answer = server.post("/v1/chat/completions", body).json()
-        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
-        told = json.dumps(answer["choices"])
-    assert "reasoning_content" not in told
+        response = server.post("/v1/chat/completions", body).json()
+        assert response["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+        serialized = json.dumps(response["choices"])
+    assert "reasoning_content" not in serialized
 
 
 def test_add_special_tokens(server: RunningServer):
     for add in (True, False):  # the demo's tokenizer adds none
-        answer = server.post("/v1/completions", {**TEXT, "add_special_tokens": add}).json()
-        assert answer["usage"]["prompt_tokens"] == len(ids_of(server, TEXT["prompt"]))
+        response = server.post("/v1/completions", {**TEXT, "add_special_tokens": add}).json()
+        assert response["usage"]["prompt_tokens"] == len(ids_of(server, TEXT["prompt"]))
 
 
 def test_completion_response_format(client):
@@ -162,12 +162,12 @@ def test_final_text_chunk_has_the_finish_reason(server: RunningServer):
 
 
 def test_tokenize_chat(server: RunningServer, client):
-    begun = [*FRANCE, {"role": "assistant", "content": "The capital"}]
+    messages = [*FRANCE, {"role": "assistant", "content": "The capital"}]
     more = {"continue_final_message": True, "add_generation_prompt": False}
-    ids = server.post("/tokenize", {"messages": begun, **more}).json()["tokens"]
-    asked = {**more, "return_token_ids": True, "max_tokens": 1}
-    answer = client.chat.completions.create(**{**CHAT, "messages": begun}, extra_body=asked)
-    assert answer.prompt_token_ids == ids
+    ids = server.post("/tokenize", {"messages": messages, **more}).json()["tokens"]
+    params = {**more, "return_token_ids": True, "max_tokens": 1}
+    response = client.chat.completions.create(**{**CHAT, "messages": messages}, extra_body=params)
+    assert response.prompt_token_ids == ids
     strings = server.post("/tokenize", {"prompt": "a cat", "return_token_strs": True}).json()
     assert "".join(strings["token_strs"]) == "aĠcat"
 
@@ -188,9 +188,9 @@ def test_unsupported_field_is_rejected_with_a_reason(client, field, reason):
 
 
 def test_request_id_headers(server: RunningServer, client):
-    answer = client.chat.completions.create(**CHAT, max_tokens=1)
-    assert answer._request_id.startswith("req_")
-    assert answer.system_fingerprint.startswith("tiny-llm-")
+    response = client.chat.completions.create(**CHAT, max_tokens=1)
+    assert response._request_id.startswith("req_")
+    assert response.system_fingerprint.startswith("tiny-llm-")
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**CHAT, max_tokens=0)
     assert refused.value.request_id.startswith("req_")

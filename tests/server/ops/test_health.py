@@ -48,12 +48,12 @@ def test_state_reports_page_ownership(server, client):
         model="demo", prompt="Hello", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
     )
     next(stream)
-    found = server.get("/engine/state").json()["snapshot"]
+    actual = server.get("/engine/state").json()["snapshot"]
     stream.close()
-    (own,) = [one for one in found["requests"] if one["state"] == "running"]
+    (own,) = [one for one in actual["requests"] if one["state"] == "running"]
     computed = own["prompt_tokens"] + own["output_tokens"] - 1  # the last token is never an input
-    assert len(own["pages"]) * found["page_size"] >= computed > 0
-    assert set(own["pages"][: own["shared_pages"]]) <= set(found["tree"]["pages"])
+    assert len(own["pages"]) * actual["page_size"] >= computed > 0
+    assert set(own["pages"][: own["shared_pages"]]) <= set(actual["tree"]["pages"])
 
 
 def test_load_is_the_number_of_requests(server, client):
@@ -79,7 +79,7 @@ def test_versions_and_openapi_document(server):
     assert server.get("/docs").status_code == 200
     document = server.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/messages", "/v1/responses"} <= set(document["paths"])
-    answers = [
+    responses = [
         operation["responses"] for path in document["paths"].values() for operation in path.values()
     ]
-    assert not any("422" in one for one in answers)
+    assert not any("422" in one for one in responses)

@@ -62,12 +62,12 @@ def test_page_needs_no_api_key_but_its_endpoints_do(tmp_path):
     finally:
         assert running.stop() == 0
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
-    found = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
-    assert (found["schema"], found["version"]) == ("tiny-llm-run", 1)
-    assert found["engine"]["page_size"] > 0
-    names = [event["event"] for event in found["events"]]
+    actual = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert (actual["schema"], actual["version"]) == ("tiny-llm-run", 1)
+    assert actual["engine"]["page_size"] > 0
+    names = [event["event"] for event in actual["events"]]
     assert {"snapshot", "request_added", "tokens_added", "request_ended"} <= set(names)
-    times = [event["time"] for event in found["events"]]
+    times = [event["time"] for event in actual["events"]]
     assert times[0] == 0.0
     assert max(times) < 120
 

@@ -21,15 +21,15 @@ def parse(text, size, thinking_enabled=True, reasoning_open=False, parse_tool_ca
     parts = []
     for start in range(0, len(text), size):
         parts += parser.feed(text[start : start + size])
-    found = []
+    actual = []
     for part in parts + parser.finish():
         if isinstance(part, ToolCallDelta):
-            found.append((ToolCallDelta, part.name, json.loads(part.arguments)))
-        elif found and found[-1][0] is type(part):
-            found[-1] = (type(part), found[-1][1] + part.text)
+            actual.append((ToolCallDelta, part.name, json.loads(part.arguments)))
+        elif actual and actual[-1][0] is type(part):
+            actual[-1] = (type(part), actual[-1][1] + part.text)
         else:
-            found.append((type(part), part.text))
-    return found
+            actual.append((type(part), part.text))
+    return actual
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -64,8 +64,8 @@ def test_parsed_parts(text, expected, size):
 
 
 def test_reasoning_opened_by_the_prompt():
-    found = parse("Hm.\n</think>\n\nYes.", 2, reasoning_open=True)
-    assert found == [(ReasoningDelta, "Hm."), (TextDelta, "Yes.")]
+    actual = parse("Hm.\n</think>\n\nYes.", 2, reasoning_open=True)
+    assert actual == [(ReasoningDelta, "Hm."), (TextDelta, "Yes.")]
 
 
 def test_call_without_tools_is_text():
@@ -134,6 +134,6 @@ def test_invalid_json_in_arguments_becomes_text():
     ],
 )
 def test_calls_with_reordered_fields(call):
-    found = pieces(f"<tool_call>{call}</tool_call> Done.", 2)
-    assert (found[0], found[1][0][0]) == ("Done.", "f")
-    assert json.loads("".join(found[1][0][1:])) == {"a": "x"}
+    actual = pieces(f"<tool_call>{call}</tool_call> Done.", 2)
+    assert (actual[0], actual[1][0][0]) == ("Done.", "f")
+    assert json.loads("".join(actual[1][0][1:])) == {"a": "x"}

@@ -56,17 +56,19 @@ def test_second_turn_hits_the_first_output(server):
     for path, body in PROTOCOLS:
         for stream in (False, True):
             messages = [{"role": "system", "content": f"{path} {stream} {SYSTEM}"}, QUESTION]
-            answer = server.post(path, {**body(messages), "stream": stream, "temperature": 0})
-            assert SAID[:20] in answer.text or stream, answer.text
+            response = server.post(path, {**body(messages), "stream": stream, "temperature": 0})
+            assert SAID[:20] in response.text or stream, response.text
             wait_until_idle(server)
             assert server.is_empty
-            told = [*messages, {"role": "assistant", "content": f'"{SAID}"'}]
-            known = server.post("/tokenize", {"messages": told, "add_generation_prompt": False})
-            found = num_cached(server, [*told, QUESTION])
-            assert found >= known.json()["count"] - PAGE, (path, stream)
+            history = [*messages, {"role": "assistant", "content": f'"{SAID}"'}]
+            tokenized = server.post(
+                "/tokenize", {"messages": history, "add_generation_prompt": False}
+            )
+            num_hits = num_cached(server, [*history, QUESTION])
+            assert num_hits >= tokenized.json()["count"] - PAGE, (path, stream)
     # Precomputed tokens are not counted as prompt tokens and delay no request.
-    asked = server.metric("prompt_tokens_total")
-    assert server.metric("prefix_cache_hits_total") < asked
+    num_prompt_tokens = server.metric("prompt_tokens_total")
+    assert server.metric("prefix_cache_hits_total") < num_prompt_tokens
 
 
 def test_no_prefix_warmup_flag():
@@ -74,6 +76,6 @@ def test_no_prefix_warmup_flag():
     messages = [{"role": "system", "content": SYSTEM}, QUESTION]
     first = server.post("/v1/chat/completions", {**chat(messages), "temperature": 0}).json()
     wait_until_idle(server)
-    told = [*messages, {"role": "assistant", "content": f'"{SAID}"'}, QUESTION]
-    assert num_cached(server, told) <= first["usage"]["prompt_tokens"]
+    history = [*messages, {"role": "assistant", "content": f'"{SAID}"'}, QUESTION]
+    assert num_cached(server, history) <= first["usage"]["prompt_tokens"]
     assert server.stop() == 0

@@ -67,9 +67,9 @@ def test_input_examples_are_added_to_the_description():
         input_schema={"type": "object"},
         input_examples=[{"city": "Zürich"}, {"city": "Paris"}],
     )
-    told = tool.openai_tool()["function"]["description"]
+    description = tool.openai_tool()["function"]["description"]
     head = "Tells the weather.\nInput examples:\n"
-    assert told == head + '{"city": "Zürich"}\n{"city": "Paris"}'
+    assert description == head + '{"city": "Zürich"}\n{"city": "Paris"}'
 
 
 TOOL = {"name": "weather", "input_schema": {"type": "object"}}
@@ -119,8 +119,8 @@ def test_no_op_values_are_accepted(server):
         "diagnostics": {"previous_message_id": None},
     }
     assert "diagnostics" not in server.post("/v1/messages", body).json()
-    asked = {**body, "diagnostics": {"previous_message_id": "msg_1"}}
-    answer = server.post("/v1/messages", asked).json()
-    assert answer["diagnostics"] == {"cache_miss_reason": {"type": "unavailable"}}
+    request = {**body, "diagnostics": {"previous_message_id": "msg_1"}}
+    response = server.post("/v1/messages", request).json()
+    assert response["diagnostics"] == {"cache_miss_reason": {"type": "unavailable"}}
     log = "".join(server.lines)
     assert log.count("context_management is ignored") == 1

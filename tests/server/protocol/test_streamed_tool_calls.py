@@ -23,9 +23,9 @@ def pieces_of_chat(client, **more):
         stream=True,
         **more,
     )
-    *told, last = [chunk.choices[0] for chunk in chunks]
-    calls = [one.delta.tool_calls[0] for one in told if one.delta.tool_calls]
-    assert not any(one.delta.content for one in told)
+    *deltas, last = [chunk.choices[0] for chunk in chunks]
+    calls = [one.delta.tool_calls[0] for one in deltas if one.delta.tool_calls]
+    assert not any(one.delta.content for one in deltas)
     assert (calls[0].function.name, calls[0].function.arguments) == ("visit", "")
     assert all(call.index == 0 and call.id is None for call in calls[1:])
     return [call.function.arguments for call in calls[1:]], last.finish_reason
@@ -61,9 +61,9 @@ def test_streamed_response(client):
             *[f"{name}.delta"] * number,
             *(f"{name}.done", "output_item.done", status),
         ]
-        said = "".join(event.delta for event in events if event.type.endswith(".delta"))
+        arguments = "".join(event.delta for event in events if event.type.endswith(".delta"))
         (item,) = events[-1].response.output
-        assert said == events[-3].arguments == item.arguments
+        assert arguments == events[-3].arguments == item.arguments
         assert item.status == status
 
 

@@ -27,11 +27,11 @@ class Scripted:
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)
-        self.asked = []
+        self.requests = []
         self.closed = 0
 
     async def stream(self, request):
-        self.asked.append(request)
+        self.requests.append(request)
         try:
             for step in self.attempts.pop(0):
                 if isinstance(step, Exception):
@@ -46,11 +46,11 @@ class Scripted:
 def call(replicas, path="/v1/chat/completions", leaves=False):
     """Returns the messages that a client receives for one request."""
     sent = []
-    asked = [{"type": "http.request", "body": b'{"prompt": "Once"}', "more_body": False}]
+    pending = [{"type": "http.request", "body": b'{"prompt": "Once"}', "more_body": False}]
 
     async def receive():
-        if asked:
-            return asked.pop()
+        if pending:
+            return pending.pop()
         await asyncio.sleep(0.01 if leaves else 60)
         return {"type": "http.disconnect"}
 
@@ -75,10 +75,10 @@ def no_pause(monkeypatch):
 
 
 def test_response_is_forwarded_unchanged():
-    answer = [head(PLAIN), body(b"{}")]
-    replicas = Scripted(answer)
-    assert call(replicas) == answer
-    (request,) = replicas.asked
+    response = [head(PLAIN), body(b"{}")]
+    replicas = Scripted(response)
+    assert call(replicas) == response
+    (request,) = replicas.requests
     assert (request.body, request.prompt) == (b'{"prompt": "Once"}', "Once")
     assert "app" not in request.scope
     assert replicas.closed == 1
@@ -86,10 +86,10 @@ def test_response_is_forwarded_unchanged():
 
 @pytest.mark.parametrize("lost", [[ReplicaLostError()], [head(STREAM), ReplicaLostError()]])
 def test_request_without_a_response_is_retried_on_another_replica(lost):
-    answer = [head(STREAM), body(b"data: 1\n\n", True), body(b"")]
-    replicas = Scripted(lost, answer)
-    assert call(replicas) == answer
-    assert len(replicas.asked) == 2
+    response = [head(STREAM), body(b"data: 1\n\n", True), body(b"")]
+    replicas = Scripted(lost, response)
+    assert call(replicas) == response
+    assert len(replicas.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_interrupted_stream_ends_with_an_error_event(path, end):
     replicas = Scripted([head(STREAM), first, ReplicaLostError()])
     start, passed, last = call(replicas, path)
     assert (start, passed) == (head(STREAM), first)
-    assert len(replicas.asked) == 1
+    assert len(replicas.requests) == 1
     assert not last["more_body"]
     assert last["body"].endswith(end)
-    told = json.loads(last["body"].partition(b"data: ")[2].partition(b"\n")[0])
-    assert gateway.REPLICA_LOST in json.dumps(told)
+    event = json.loads(last["body"].partition(b"data: ")[2].partition(b"\n")[0])
+    assert gateway.REPLICA_LOST in json.dumps(event)
     if path == "/v1/responses":
-        assert told["sequence_number"] == 2
+        assert event["sequence_number"] == 2
 
 
 def test_interrupted_response_is_truncated():

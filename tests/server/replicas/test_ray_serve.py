@@ -24,8 +24,8 @@ ASK = {"messages": [{"role": "user", "content": "What is RoPE?"}], "temperature"
 def processes() -> set[int]:
     """Process ids of the replicas."""
     command = ["pgrep", "-f", "^ray::ServeReplica:default:replica"]
-    told = subprocess.run(command, capture_output=True, check=False)
-    return {int(pid) for pid in told.stdout.split()}
+    result = subprocess.run(command, capture_output=True, check=False)
+    return {int(pid) for pid in result.stdout.split()}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_replicas_respond_and_a_lost_one_is_restarted():
     assert len(before) == 2
     with httpx2.Client(base_url=URL, timeout=60) as client:
         assert client.get("/ready").status_code == 200
-        answer = client.post("/v1/chat/completions", json={**ASK, "max_tokens": 8}).json()
-        assert answer["usage"]["completion_tokens"] == 8
+        response = client.post("/v1/chat/completions", json={**ASK, "max_tokens": 8}).json()
+        assert response["usage"]["completion_tokens"] == 8
         long = {**ASK, "max_tokens": 1500, "ignore_eos": True, "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=long) as streamed:
             lines = streamed.iter_lines()
@@ -60,4 +60,4 @@ def test_replicas_respond_and_a_lost_one_is_restarted():
             assert time.monotonic() < deadline
             time.sleep(0.2)
         again = client.post("/v1/chat/completions", json={**ASK, "max_tokens": 8}).json()
-    assert again["choices"] == answer["choices"]
+    assert again["choices"] == response["choices"]
