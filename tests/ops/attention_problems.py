@@ -76,7 +76,7 @@ def evaluated(*args, **kwargs) -> mx.array:
 
 def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> None:
     assert actual.shape == expected.shape
-    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # subnormal spacing
+    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # floor for subnormals
     bound = EPSILON[actual.dtype] / 2 * (np.abs(expected) + error) + error + smallest
     came = as_numpy(actual)
     times = np.abs(came - expected) / bound
