@@ -228,7 +228,7 @@ def test_misuse_is_rejected():
             graph_cache.capture([blank], outputs)
     with pytest.raises(ValueError, match="expected operations of the extension and views, got Add"):
         graph_cache.capture([blank], [blank + 1])
-    with pytest.raises(RuntimeError, match="without a primitive"):  # unsupported input
+    with pytest.raises(RuntimeError, match="without a primitive"):  # `other` is not an input
         graph_cache.capture([blank], list(kernels.add_rms_norm(blank, other, norm, 1e-6)))
     for arguments in ([None], [x, "x"], None, x.tolist()):
         with pytest.raises(TypeError):
