@@ -98,8 +98,8 @@ def reference_quantized(
 ) -> np.ndarray:
     """a · bᵀ by the one-thread-per-output kernel of the tree under test.
 
-    On the GPU where its kernels are built, which runs this one if a and the scales differ in their
-    dtypes; in the emulator elsewhere.
+    Runs on the GPU if its kernels are built (differing dtypes of a and scales select this kernel),
+    in the emulator otherwise.
     """
     check_is_written("quantized_matmul/quantized_matmul_readable.metal")
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[a.dtype]

@@ -49,7 +49,7 @@ def test_axpby_rejects_too_many_elements():
 @pytest.mark.parametrize(("M", "I"), [(1, 1), (3, 7), (2, 1030)])
 def test_swiglu(mode, dtype, M, I):
     both, name = random(M, 2 * I, dtype=dtype, scale=5), DTYPE_NAMES[dtype]
-    gate, up = both[:, :I], both[:, I:]  # read where they are, as the projections leave them
+    gate, up = both[:, :I], both[:, I:]  # strided views, as split from a projection
     wanted = kernels.swiglu(gate, up, stream=mx.cpu)
     bound = as_bound(both).reshape(-1)
     launch = launches().swiglu_launch(M, I, 2 * I, 2 * I, name)
@@ -95,7 +95,7 @@ def test_swiglu_of_extreme_values():
     ],
 )
 def test_qk_norm_rope(mode, dtype, B, L, H, D, shared, normalizes):
-    """x is the middle of a longer projection: H heads of H + 2."""
+    """x is a slice of a longer projection: H of its H + 2 heads."""
     name = DTYPE_NAMES[dtype]
     projected = random(B, L, H + 2, D, dtype=dtype)
     weight = random(D, dtype=dtype) if normalizes else None
@@ -117,11 +117,11 @@ def test_qk_norm_rope(mode, dtype, B, L, H, D, shared, normalizes):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [mx.uint8, mx.bfloat16, mx.float32, mx.complex64], ids=str)
 def test_cache_write(mode, dtype):
-    """Tokens as a projection has them, B×L×H×D with the heads inside."""
+    """Tokens in projection layout, B×L×H×D."""
     B, H, C, L, D = 5, 2, 9, 4, 33
     tokens = (random(B, L, H, D) * 20).astype(dtype)
     buffer = (random(B, H, C, D) * 20).astype(dtype)
-    offsets = mx.array([0, -1, 5, 6, -9], dtype=mx.int32)  # the last two are none
+    offsets = mx.array([0, -1, 5, 6, -9], dtype=mx.int32)  # the last two are out of range
     wanted = kernels.cache_write(buffer, tokens.swapaxes(1, 2), offsets, stream=mx.cpu)
     unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
     out = as_bound(buffer).view(unsigned).copy()

@@ -1,8 +1,8 @@
 """Host code of the Metal kernels, on the emulated GPU.
 
-Operations run their `eval_gpu`; what they dispatch is recorded, checked and run in any order that
-barriers allow (tools/metal_emulator/device.py). `TINY_LLM_EMULATED_METAL=1 pdm run test` runs all
-other tests of operations and models there too.
+Operations run their `eval_gpu`; dispatches are recorded, checked and run in any order allowed by
+barriers (tools/metal_emulator/device.py). `TINY_LLM_EMULATED_METAL=1 pdm run test` runs all
+other operation and model tests there too.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def gpu() -> Iterator[Device]:
 # --- operations ------------------------------------------------------------------------------
 
 
-# Their files take seconds to compile for the emulator, and other tests of a quick run have them.
+# Slow to compile for the emulator, and covered by other tests of a quick run.
 ATTENTION = {"flash_attention", "paged_attention", "paged_attention_varlen"}
 SLOW_TO_COMPILE = {"matmul", "quantized_matmul", *ATTENTION}
 
@@ -85,7 +85,7 @@ def test_gpu_with_few_threads_per_threadgroup(max_threads):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_loose_arithmetic_with_fewer_threads_per_threadgroup(seed):
-    """A row that 1024 threads would share; the arithmetic of a launch is that of all others."""
+    """A row wide enough for 1024 threads; one arithmetic mode applies to all launches."""
     x, weight = random(3, 9001), random(9001)
     expected = kernels.rms_norm(x, weight, 1e-6)
     with on_gpu(mode="loose", order="random", seed=seed):
@@ -108,7 +108,7 @@ def test_derivatives(gpu):
 
 
 def two_steps(x, weight):
-    """A step that needs the one before: without a barrier the order would matter."""
+    """Steps that depend on the previous step: the order matters without a barrier."""
     return kernels.rms_norm(kernels.swiglu(x, x), weight, 1e-6)
 
 
@@ -133,7 +133,7 @@ def test_pending_commands_run_in_any_order_allowed_by_barriers(gpu, order):
 
 
 def layers_of_a_step(demo, order, gpu):
-    """All layers of a decode step, their commands sent off before the first one runs."""
+    """All layers of a decode step, encoded before the first command runs."""
     mx.random.seed(3)
     model = Qwen3ModelWeek3(demo[0], page_size=8)
     cache = model.create_kv_cache()
@@ -147,7 +147,7 @@ def layers_of_a_step(demo, order, gpu):
         step_plan = model._plan(cache, 1, 1)
         mx.eval(step_plan.attention_metadata.arrays)
         sums = model._run_planned(x, cos_sin, step_plan)
-        del step_plan  # what is referred to is not overwritten
+        del step_plan  # shared buffers are not overwritten
         mx.eval(sums)
         emulator.finish()
     finally:
@@ -164,7 +164,7 @@ def test_all_layers_in_one_command_buffer(gpu, demo, order):
 
 
 def test_missing_barrier_is_a_hazard(gpu):
-    """What MLX would not see either: a command that is told nothing of the other's memory."""
+    """A hazard invisible to MLX: a command without a declared dependency on the other's buffer."""
     x = mx.zeros(64)
     mx.eval(x)
     address = np.array(x, copy=False).__array_interface__["data"][0]
@@ -216,7 +216,7 @@ def test_overwriting_a_shared_buffer_is_a_fault(gpu):
 # --- models ----------------------------------------------------------------------------------
 
 QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello!"]
-CACHE_BYTES = 2e6  # small: the emulator copies what a kernel is given
+CACHE_BYTES = 2e6  # small: the emulator copies kernel arguments
 
 
 @pytest.mark.parametrize("delay", [0, 1000])
@@ -236,9 +236,9 @@ def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
 
 @pytest.mark.parametrize("week", [2, 3])
 def test_batch_dispatches_ahead_without_cache_copies(week):
-    """A prompt comes in two chunks while another decodes, and takes the slot that one leaves."""
+    """A prompt prefills in two chunks into a freed slot while another request decodes."""
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
-    mlx_model, tokenizer = load("demo-draft")  # the emulator's time goes by layers
+    mlx_model, tokenizer = load("demo-draft")  # emulation time is proportional to layers
 
     def run():
         batch = BatchGeneration(
@@ -269,7 +269,7 @@ def test_batch_dispatches_ahead_without_cache_copies(week):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_model_output_survives_loose_arithmetic(demo, seed):
-    """Its logits differ in the last bits; between its first and its second choice lies more."""
+    """Logits differ in the last bits, by less than the gap between the top two."""
     model = Qwen3ModelWeek3(demo[0])
     expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
     with on_gpu(mode="loose", order="random", seed=seed):
@@ -363,7 +363,7 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_without_a_metal_compiler(name, tmp_path):
-    """As on a Mac with nothing but the system: no Xcode, no `metal`, no `xcrun`."""
+    """As on a bare Mac: no Xcode, no `metal`, no `xcrun`."""
     arguments, wanted = COMMANDS[name]
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -390,7 +390,7 @@ def test_server_output_equals_cpu(monkeypatch):
     from tests.server.running_server import RunningServer
 
     def answers(server):
-        """Of eight requests at once."""
+        """Tokens of eight concurrent requests."""
         bodies = [{"prompt": text, "max_tokens": 6, "temperature": 0} for text in (*QUESTIONS,) * 2]
         with ThreadPoolExecutor(len(bodies)) as pool:
             replies = pool.map(lambda body: server.post("/v1/completions", body).json(), bodies)

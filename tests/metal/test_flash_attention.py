@@ -10,7 +10,7 @@ from tiny_llm import kernels
 from .attention import VARIANTS, attend, bits_of, make_mask
 from .support import DTYPE_NAMES, ORDERS
 
-# B, H, H_q / H, L, S, D: odd lengths, heads that fill no simdgroup, more keys than a split has.
+# B, H, H_q / H, L, S, D: odd lengths, head sizes below a simdgroup, more keys than one split.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
     (2, 1, 3, 3, 7, 7),
@@ -70,10 +70,10 @@ def test_every_dtype_and_head_size(variant, dtype, D):
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_prefix_of_a_longer_buffer(variant, aligned, mask):
-    """Keys and values lie in a cache, and each sequence has as many as it has."""
+    """Keys and values in a larger cache, with per-sequence context lengths."""
     B, H, group, L, S, C, D = 3, 2, 2, 3, 40, 48, 64
     query, key, value = problem((B, H, group, L, C, D), mx.float16)
-    beyond = mx.arange(C)[:, None] >= S  # nobody may look there
+    beyond = mx.arange(C)[:, None] >= S  # must not be read
     key, value = (mx.where(beyond, mx.array(mx.nan, x.dtype), x) for x in (key, value))
     lens = mx.array([0, 40, 17])
     actual = attend(variant, query, key, value, mask, lens, S, aligned)
@@ -111,7 +111,7 @@ def test_no_memory_fault_or_race(mode, variant, shape, kind, dtype):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_are_batch_invariant(variant):
-    """Chunks of a prompt, a larger cache and other sequences: the same bits."""
+    """The same bits in chunked prefill, a larger cache and a larger batch."""
     query, key, value = problem((2, 1, 2, 36, 300, 32), mx.float32)
     whole = bits_of(attend(variant, query, key, value, "causal"))
     alone = attend(variant, query[1:], key[1:], value[1:], "causal")

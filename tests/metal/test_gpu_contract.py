@@ -1,8 +1,8 @@
 """GPU guarantees: bitwise equality and error bounds.
 
-    bits     a call gives the same bits whenever it is made; a row the same alone as among up to
-             eight, and the same among nine as among any greater number
-    bound    between the two kinds of kernels, of products and of attention: two orders of one sum
+    bits     repeated calls have the same bits; a row has the same bits in batches of 1 to 8 rows,
+             and the same bits in all batches of 9 rows or more
+    bound    the two matmul kernels, and the two attention kernels, differ only in summation order
 
 The same text is in src/extensions/README.md. On the CPU all results have the same bits.
 """
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 HALVES = [mx.float16, mx.bfloat16]
-FEW = 8  # rows of the one kind of kernels
+FEW = 8  # rows served by the small-batch kernels
 
 
 class RealGpu:
-    """This machine's, in the place of an emulated one; its threads have an order of their own."""
+    """This machine's GPU in place of the emulated one; the thread order is the hardware's."""
 
     order = "its own"
 
@@ -39,7 +39,7 @@ class RealGpu:
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Device | RealGpu]:
-    """A GPU that promises: this machine's if it has one."""
+    """GPU under test: this machine's if available, else the emulated one."""
     if on_gpu():
         yield RealGpu()
         return
@@ -127,7 +127,7 @@ def random_pair(B, S, dtype):
 def test_paged_attention_is_batch_invariant(gpu, dtype, page_size):
     lengths = [900, 9, 300]
     keys, values, table = cut_into_pages([random_pages(n, dtype) for n in lengths], page_size)
-    query = random(3, 4, 64, dtype=dtype)  # a token of each
+    query = random(3, 4, 64, dtype=dtype)  # one token per sequence
 
     def attend(which):
         own = [table[b] for b in which]
@@ -173,14 +173,14 @@ def test_thread_order_changes_no_bits(gpu, order):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("I", [64, 1024])
 def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
-    """|Σ − Σ'| ≤ 2 γ Σ|aᵢ wᵢ|, and a unit of the last place for the two roundings of the results.
+    """|Σ − Σ'| ≤ 2 γ Σ|aᵢ wᵢ|, plus one ulp for the two rounded results.
 
     γ = n u / (1 − n u) for n = I + 2 roundings (sums, a product and a scale) of u = 2⁻²⁴ each.
     """
     weights, a = quantized(33, I, half), random(FEW + 1, I, dtype=half)
     scales, biases, group_size, bits, words = weights
     few, many = multiply(gpu, a[:FEW], weights), multiply(gpu, a, weights)[:FEW]
-    # q · scale and bias are summed apart: they may cancel, and the sum of their sizes is the bound.
+    # q · scale and bias are summed separately and may cancel: the bound adds their magnitudes.
     exact = as_numpy(mx.dequantize(words, scales, mx.zeros_like(biases), group_size, bits))
     shift = np.repeat(as_numpy(biases), group_size, axis=1)
     sizes = np.abs(as_numpy(a[:FEW])) @ (np.abs(exact) + np.abs(shift)).T
@@ -191,7 +191,7 @@ def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
 
 
 def distance_of_attention(query, key, value, scale):
-    """How far the results of two kernels may be from each other, for H×L×D and H×S×D.
+    """Bound of the difference between two kernels' results, for H×L×D and H×S×D.
 
     With n roundings of u = 2⁻²⁴ each, a sum is off by γ = n u / (1 − n u) of its terms' sizes.
 
@@ -222,7 +222,7 @@ def distance_of_attention(query, key, value, scale):
 @pytest.mark.parametrize("S", [40, 700])
 @pytest.mark.parametrize("pages", [False, True], ids=["one buffer", "pages"])
 def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
-    """4 queries alone, and among 12; see `distance_of_attention`."""
+    """4 queries alone, and in a chunk of 12; see `distance_of_attention`."""
     query = random(1, 4, FEW + 4, 64, dtype=dtype)
     key, value = random(1, 2, S, 64, dtype=dtype), random(1, 2, S, 64, dtype=dtype)
 
@@ -243,10 +243,10 @@ def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
 
     few, many = as_numpy(attend(query[:, :, :4]))[0], as_numpy(attend(query))[0, :, :4]
     bound = distance_of_attention(query[0, :, :4], key[0], value[0], 64**-0.5)
-    bound += EPSILON[dtype] * np.abs(few)  # the roundings of the two results
+    bound += EPSILON[dtype] * np.abs(few)  # rounding of both results
     ratio = (np.abs(few - many) / bound).max()
     assert ratio <= 1, ratio
-    # The bound is worth something: a key more is beyond it.
+    # The bound is tight enough to detect one extra key.
     if dtype == mx.float32:
         other = as_numpy(
             kernels.flash_attention(

@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def found() -> dict[int, list[str]]:
-    """What is reported while each mistake is awake, by its number; 0 is none."""
+    """Report per active fault number; 0 is the unmodified code."""
     result = subprocess.run(
         [sys.executable, "-m", "tests.metal.host_faults.exercise", str(build())],
         cwd=ROOT,

@@ -1,9 +1,9 @@
-"""Every kernel in arithmetic as loose as a GPU's may be: the tolerances of its tests hold there.
+"""Test tolerances hold in the loosest arithmetic allowed to a GPU.
 
-The emulator's mode "loose" fuses some multiply-adds, adds up in another order, moves `exp` and its
-like by up to 4 units in the last place, takes denormals for zero and allows threadgroups fewer
-threads. Here a sample of the other tests runs in it, with several seeds. What these tests promise
-bit for bit they promise for one GPU and one compiler, which do the same each time.
+The emulator's "loose" mode fuses some multiply-adds, reorders sums, perturbs `exp` and other
+functions by up to 4 ulp, flushes denormals and lowers the threadgroup size limit. A sample of the
+other tests runs in it with several seeds. Bitwise guarantees hold for one GPU and one compiler,
+which are deterministic.
 """
 
 import mlx.core as mx

@@ -10,18 +10,18 @@ from tiny_llm import kernels
 from .matmuls import TILES, VARIANTS, assert_product, bits_of, multiply
 from .support import DTYPE_NAMES, ORDERS, as_bound
 
-# M, O, I: I of whole 16 bytes and not; see tests/metal/test_quantized_matmul.py.
+# M, O, I: I with and without a multiple of 16 bytes; see tests/metal/test_quantized_matmul.py.
 SHAPES = [(1, 1, 8), (2, 5, 3), (3, 37, 264), (33, 65, 640), (13, 34, 519)]
 
 
 def exact(a, b):
-    """The product in float64, and the sum of its terms' magnitudes."""
+    """Product in float64, and the summed magnitudes of its terms."""
     a, b = as_numpy(a).astype(np.float64), as_numpy(b).astype(np.float64)
     return a @ b.T, np.abs(a) @ np.abs(b).T
 
 
 def launch_of(a, b, **how):
-    """The launch for rows of a and b, which may be slices of longer ones."""
+    """Launch for rows of a and b, possibly slices of longer rows."""
     (M, I), O = a.shape, b.shape[0]
     how = {"a_stride": I, "b_stride": I, **how}
     return kernels.extension().metal.matmul_launch(M, O, I, DTYPE_NAMES[a.dtype], **how)
@@ -66,7 +66,7 @@ def test_no_memory_fault_or_race(mode, variant, I, dtype):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("aligned", [True, False])
 def test_strided_rows(variant, aligned):
-    """The kernel gets the whole arrays, of which the rows are the beginnings."""
+    """The kernel gets the full arrays; each row is a prefix of a longer row."""
     a, b = random(5, 80, dtype=mx.float16), random(35, 96, dtype=mx.float16)
     rows, weights = a[:, :64], b[:, :64]
     launch = launch_of(rows, weights, a_stride=80, b_stride=96, aligned=aligned, variant=variant)

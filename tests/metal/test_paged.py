@@ -14,18 +14,18 @@ from .support import DTYPE_NAMES, ORDERS, as_bound, run
 
 P, H, GROUP, PAGE, D = 9, 2, 2, 8, 40
 TABLE = mx.array([[3, 1, -1], [7, -1, -1], [0, 5, 8], [2, 99, -1]], mx.int32)
-LENS = mx.array([13, 0, 24, 9], mx.int32)  # the last one has a page that is not there
+LENS = mx.array([13, 0, 24, 9], mx.int32)  # the last sequence has an invalid page
 
 VARIANTS = ["readable", "fast"]
 
 
 def few_or_many(L):
-    """The dense kernel that serves L queries, as flash_attention's encoder chooses."""
+    """Dense kernel for L queries, as selected by flash_attention's encoder."""
     return "decode" if kernels.extension().metal.attention_is_decode(L) else "tile"
 
 
 def sequences_of(contexts, D, dtype=mx.float32, heads=1):
-    """Keys and values of sequences, H×S×D each."""
+    """Keys and values per sequence, H×S×D each."""
     return [tuple(random(heads, S, D, dtype=dtype) for _ in range(2)) for S in contexts]
 
 
@@ -42,7 +42,7 @@ def dense(query, pair, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("causal", [True, False])
 def test_paged_attention(variant, mode, dtype, causal):
-    """With a table whose entries need not be there, against the CPU kernel: NaN where it has it."""
+    """Against the CPU kernel, with invalid block table entries: NaN in the same elements."""
     for L in (5, 9) if variant == "fast" else (5,):
         query = random(4, H * GROUP, L, D, dtype=dtype)
         keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
@@ -58,7 +58,7 @@ def test_paged_attention(variant, mode, dtype, causal):
     "bounds", [[0, 3, 4, 9, 23], [2, 2, 15, 5, 20], [0, -4, 50, 1, 3], [0, 0, 0, 9, 18]]
 )
 def test_ragged_form(variant, bounds):
-    """Bounds that do not ascend, too; some tokens are of no sequence."""
+    """Includes descending bounds and tokens without a sequence."""
     T = 23
     query = random(T, H * GROUP, D)
     keys, values = random(P, H, PAGE, D), random(P, H, PAGE, D)
@@ -74,12 +74,12 @@ def test_ragged_form(variant, bounds):
 @pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
 @pytest.mark.parametrize("L", [2, 9])
 def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
-    """Every length around a page's, none, fewer keys than queries, and more than a split's."""
+    """Lengths around a page, 0, fewer keys than queries, and beyond one split."""
     page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
     pairs = sequences_of(contexts, D, dtype)
-    keys, values, table = cut_into_pages(pairs, page_size)  # NaN where no token is
+    keys, values, table = cut_into_pages(pairs, page_size)  # NaN in unused slots
     query = random(len(contexts), group, L, D, dtype=dtype)
     actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     longest = max(contexts)
@@ -93,14 +93,14 @@ def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
     np.testing.assert_array_equal(bits_of(actual), bits_of(expected))
 
 
-# Queries and keys of each sequence: tokens, chunks, none, more queries than keys; 6 and 12 rows
+# Queries and keys of each sequence: decode, chunks, none, more queries than keys; 6 and 12 rows
 # are no multiple of 8, and 41 tokens have two blocks of 64 rows.
 MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3), (1, 1)]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 128])
 def test_ragged_rows_are_batch_invariant(page_size):
-    """Each has the bits of the dense kernel for it alone, whatever the page size."""
+    """Bitwise equal to the dense kernel on the single sequence, for any page size."""
     D, group, contexts = 16, 2, [S for _, S in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -118,7 +118,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_many_sequences(seed):
-    """More sequences than a simdgroup has lanes, of any lengths: each row is written, and right."""
+    """More sequences than simdgroup lanes, of random lengths: every row is written correctly."""
     rng = np.random.default_rng(seed)
     B, D, group, page_size = 71, 4, (1, 3, 5)[seed - 1], 4
     lengths = rng.choice([0, 1, 1, 1, 2, 8, 9, 30], B)
@@ -127,7 +127,7 @@ def test_many_sequences(seed):
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
     query = random(int(bounds[-1]), group, D)
     if seed == 3:
-        bounds[[20, 32, 50]] = 1  # these do not ascend: what is before them has fewer tokens
+        bounds[[20, 32, 50]] = 1  # descending bounds: the preceding sequence has fewer tokens
     actual = paged_attend("fast", query, keys, values, table, contexts, bounds)
     expected = kernels.extension().paged_attention_varlen(
         query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
@@ -138,7 +138,7 @@ def test_many_sequences(seed):
 @pytest.mark.parametrize("missing", [0, 9, 17])
 @pytest.mark.parametrize("L", [1, 9])
 def test_missing_page_is_nan_in_every_row(missing, L):
-    """Whichever split it is in, also beyond what a row sees; other sequences do not notice."""
+    """In any split, also beyond a row's visible keys; other sequences are unaffected."""
     D, page_size, contexts = 8, 32, [550, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -150,7 +150,7 @@ def test_missing_page_is_nan_in_every_row(missing, L):
 
 
 def test_partial_results_are_bounded():
-    """A long chunk in the batch does not ask for memory for its tokens."""
+    """A long chunk in the batch allocates no partial results."""
     keys, table = mx.zeros((P, H, PAGE, D)), mx.zeros((3, 400), mx.int32)
     params = params_of(mx.zeros((2000, H * GROUP, D)), keys, table)
     assert params.partial_rows == 3 * 8 * H * GROUP
@@ -176,7 +176,7 @@ def test_lane_order_changes_no_bits(aligned):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
 def test_no_memory_fault_or_race(mode, dtype):
-    """Nothing beyond any array: the last page ends where the pages do, the table at its last."""
+    """No access out of bounds: the last page ends the pool, the last entry ends the table."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
     pairs = sequences_of(contexts, 33, dtype)
     keys, values, table = cut_into_pages(pairs, 7, spare=0)
@@ -192,7 +192,7 @@ def test_no_memory_fault_or_race(mode, dtype):
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 @pytest.mark.parametrize("B", [0, 2])
 def test_unowned_tokens_are_zero(mode, B):
-    """Also if there is no sequence at all, and then no kernel may look for one's length."""
+    """Also without any sequence, where no kernel may read a length."""
     keys = random(P, H, PAGE, D)
     table = mx.zeros((B, 40), mx.int32)
     query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]

@@ -10,7 +10,7 @@ from tiny_llm import kernels
 from .support import DTYPE_NAMES, ORDERS, as_bound, empty, run
 
 SOURCE = "quantized_embedding/quantized_embedding.metal"
-IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # of 47 rows; two are beyond the table
+IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # of 47 rows; two are out of range
 
 
 def looked_up(ids, scales, biases, weight, bits, group_size, signed, **how):
@@ -29,7 +29,7 @@ def looked_up(ids, scales, biases, weight, bits, group_size, signed, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("E", [128, 2176])  # the second: more words than a threadgroup has threads
+@pytest.mark.parametrize("E", [128, 2176])  # the second: more words than threads per threadgroup
 def test_rows_equal_the_table(dtype, bits, group_size, E):
     weight, scales, biases = mx.quantize(random(47, E, dtype=dtype), group_size, bits)
     plain = as_bound(mx.dequantize(weight, scales, biases, group_size, bits))
@@ -39,7 +39,7 @@ def test_rows_equal_the_table(dtype, bits, group_size, E):
         actual = looked_up(np.array(IDS, np.int32), *arguments, True, order=order)
         np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32))
     unsigned = looked_up(np.array(IDS, np.int32).view(np.uint32), *arguments, False)
-    expected[[2, 4]] = np.nan  # 2³² − 1 is no row
+    expected[[2, 4]] = np.nan  # 2³² − 1 is out of range
     np.testing.assert_array_equal(unsigned.astype(np.float32), expected.astype(np.float32))
 
 

@@ -20,8 +20,8 @@ from .support import DTYPE_NAMES, ORDERS, as_bound
 HALVES = [mx.bfloat16, mx.float16]
 FORMATS = [(bits, group_size) for bits in (4, 8) for group_size in (32, 64, 128)]
 
-# M, O, I: a single output; rows and outputs beside the edges of tiles and simdgroups; more than one
-# part of 512 numbers, a last part that is short, a last step of the lanes that is not full.
+# M, O, I: a single output; rows and outputs around tile and simdgroup edges; more than one
+# part of 512 numbers, a short last part, a partial last step of the lanes.
 SHAPES = [(1, 1, 128), (3, 37, 384), (33, 65, 640)]
 
 
@@ -39,7 +39,7 @@ def launch_of(M, O, I, bits, group_size, dtype, **how):
 
 
 def product(arguments, launch, **how):
-    """What a launch makes of scales, biases, a and b."""
+    """Output of a launch on scales, biases, a and b."""
     M, O = arguments[2].shape[0], arguments[3].shape[0]
     dtype = DTYPE_NAMES[arguments[2].dtype]
     return multiply(launch, [as_bound(x) for x in arguments], M, O, dtype, **how)
@@ -134,7 +134,7 @@ def test_gpu_with_fewer_threads_per_threadgroup(variant):
         ((8, 151936, 1024), "matvec4"),
         ((9, 1024, 1024), "tile32_parts"),  # 32 tiles for the whole GPU
         ((9, 1024, 512), "tile32"),  # a single part
-        ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be three quarters empty
+        ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be 3/4 empty
         ((128, 1024, 1024), "tile32"),
         ((512, 3072, 1024), "tile64"),
     ],

@@ -14,15 +14,15 @@ pytestmark = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 
 
 def job_named(name: str) -> Job:
-    """Made when a test runs: it asks the extension how kernels are started."""
+    """Built lazily: the launch parameters come from the extension."""
     return next(job for job in product_jobs() if f"{job.name}, {job.shape}" == name)
 
 
-# As many device bytes as MLX's kernels ask for, and hardly more of the others.
+# Limits relative to MLX: equal device bytes, small margins on the other counts.
 MLX_LIMITS = {"device_bytes": 1.001, "threadgroup_bytes": 1.05, "instructions": 1.05}
 
 # One of each kind: decoding one sequence, four and sixteen, prefill; quantized and dense. A job is
-# a slice of 64 outputs with its whole inner loop, which is why true shapes take seconds.
+# a slice of 64 outputs with its full inner loop, so full-size shapes take only seconds.
 CHOSEN = [
     "quantized_matmul decode 0.6b, 1×3072×1024, 4 bits, groups of 128",
     "quantized_matmul decode 4b, 1×4096×2560, 4 bits, groups of 128",
@@ -46,7 +46,7 @@ CHOSEN_ATTENTION = [
 ]
 
 
-@pytest.mark.slow  # the emulator counts real sizes
+@pytest.mark.slow  # the emulator runs full-size shapes
 @pytest.mark.parametrize("name", CHOSEN_ATTENTION)
 def test_attention_stays_within_the_limit(name):
     row = compare(ATTENTION[name])
@@ -62,10 +62,10 @@ CHOSEN_PAGED = [
 ]
 
 
-@pytest.mark.slow  # the emulator counts real sizes
+@pytest.mark.slow  # the emulator runs full-size shapes
 @pytest.mark.parametrize("name", CHOSEN_PAGED)
 def test_paging_overhead_is_small(name):
-    """The block table is all that is read besides; of everything else, as much."""
+    """Paging adds only block table reads; all other counts are equal."""
     row = compare(PAGED[name])
     assert row["limits"]["device_bytes"] == row["limits"]["threadgroup_bytes"] == 1.05
     assert row["ratios"]["device_bytes"] >= 1
@@ -73,9 +73,9 @@ def test_paging_overhead_is_small(name):
     assert row["ours"]["matrix_multiply_adds"] == row["mlx"]["matrix_multiply_adds"]
 
 
-@pytest.mark.slow  # the emulator counts real sizes
+@pytest.mark.slow  # the emulator runs full-size shapes
 def test_causal_attention_reads_each_key_once_and_no_mask():
-    """The dummy that stands for the mask has one byte; not even that is read."""
+    """The one-byte dummy mask is never read."""
     job = ATTENTION[CHOSEN_ATTENTION[1]]
     step, _ = job.ours()
     counts = step.library.launch(
@@ -88,7 +88,7 @@ def test_causal_attention_reads_each_key_once_and_no_mask():
     assert read.get(4, 0) == 0
 
 
-@pytest.mark.slow  # the emulator counts real sizes
+@pytest.mark.slow  # the emulator runs full-size shapes
 @pytest.mark.parametrize("name", CHOSEN)
 def test_matmuls_stay_within_the_limits(name):
     row = compare(job_named(name))
@@ -96,9 +96,9 @@ def test_matmuls_stay_within_the_limits(name):
     assert exceeded(row) == []
 
 
-@pytest.mark.slow  # a second build of the file
+@pytest.mark.slow  # compiles the file a second time
 def test_matvec_reads_each_weight_once_for_four_rows():
-    """Four rows: the bytes of b are asked for once, those of a once for every four outputs."""
+    """Four rows: b is read once, a once per four outputs."""
     job = job_named("quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128")
     (step,) = job.ours()
     counts = step.library.launch(
@@ -109,7 +109,7 @@ def test_matvec_reads_each_weight_once_for_four_rows():
     assert counts.device_bytes_read_by_buffer[2] == step.arguments[2].nbytes * 64 // 4
 
 
-@pytest.mark.slow  # the emulator counts real sizes
+@pytest.mark.slow  # the emulator runs full-size shapes
 def test_both_kernels_do_the_same_multiplications():
     job = job_named("quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128")
     assert run(job.ours()).matrix_multiply_adds == run(job.mlx()).matrix_multiply_adds

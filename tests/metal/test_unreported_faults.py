@@ -1,7 +1,7 @@
-"""Faults on the emulated GPU that are caught before a test or a user sees them.
+"""Emulated GPU faults swallowed before a test or user sees them.
 
-An engine takes an error in a step for one of a request's and goes on, so the emulated device
-remembers what it found, and says so at the end.
+An engine attributes an error in a step to a request and continues, so the emulated device keeps
+its faults and reports them at exit.
 """
 
 import os
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def too_small_after(device, launches, kernel="paged_attention_decode"):
-    """From the so-many-th launch of a kernel on, its first input has lost its second half."""
+    """From the n-th launch of a kernel on, truncates its first input to half."""
     run, launched = device.run, []
 
     def run_with_less(commands):
@@ -37,7 +37,7 @@ def too_small_after(device, launches, kernel="paged_attention_decode"):
 
 
 def answer_with_a_fault():
-    """In the middle of a step: prompt and three tokens are right, the second layer is not."""
+    """Fault in mid-step: the prompt and three tokens are correct, then layer 2 fails."""
     model, tokenizer = load("demo-draft")
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     with use_emulated_gpu() as device:
@@ -66,7 +66,7 @@ sys.exit(main(["batch", "--model", "demo-draft", "--device", "gpu", "--max-token
 @pytest.mark.slow
 @pytest.mark.parametrize("launches", [20, 1_000_000])
 def test_faulty_command_fails(launches):
-    """And one without does not."""
+    """Fault-free commands succeed."""
     result = subprocess.run(
         [sys.executable, "-c", SWALLOWED, str(launches)],
         capture_output=True,

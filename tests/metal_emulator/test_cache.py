@@ -21,12 +21,12 @@ def test_program_is_compiled_once(tmp_path):
 
 
 def test_lru_eviction(tmp_path):
-    """A use counts, not only the making; what was used within the hour stays in any case."""
+    """Lookups count as use; entries used within the last hour are never evicted."""
     now = time.time()
     for age, name in enumerate("abcde"):
         cache.fetch(tmp_path / name, make)
         os.utime(tmp_path / name, (now - 7200 - age,) * 2)
-    cache.fetch(tmp_path / "e", make)  # the oldest is used again
+    cache.fetch(tmp_path / "e", make)  # looks up the oldest entry
     cache.fetch(tmp_path / "f", make, kept=3)
     assert {path.name for path in tmp_path.iterdir()} == {"a", "e", "f"}
     cache.fetch(tmp_path / "g", make, kept=1)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
-# Refuses one file in one version of the language, as the compiler would; keeps what it was given.
+# Rejects one file in one language version, like a compiler; records its arguments.
 COMPILER = """#!/bin/sh
 case "$*" in
   *--version*) exit {status};;
@@ -22,7 +22,7 @@ for argument; do case "$argument" in *.metal) cp "$argument" "$KEEP";; esac; don
 
 @pytest.fixture
 def compile_metal(tmp_path):
-    """Runs the command; `status` is that of `metal --version`, None if there is no xcrun."""
+    """Runs the command; `status` is the exit status of `metal --version`, None without xcrun."""
     keep = tmp_path / "keep"
     keep.mkdir()
 

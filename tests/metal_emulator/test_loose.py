@@ -31,9 +31,9 @@ def numbers(count, seed=0):
 
 @needs_clang
 def test_order_dependent_sum_is_detected(library):
-    """The seeded fault: 1 is added to 2^24 thirty times, which changes nothing in order of lanes.
+    """Seeded fault: adding 1 to 2^24 thirty times in lane order changes nothing.
 
-    A test that expects the result of one order fails; one with the sum's error as tolerance holds.
+    A test of one order's result fails; a test with the sum's error bound passes.
     """
     x = np.ones(32, np.float32)
     x[0], x[31] = 2**24, -(2**24)
@@ -92,7 +92,7 @@ def test_functions_err_by_at_most_four_ulp(library):
         off |= set((result[:29].view(np.int32) - exact[:29].view(np.int32)).tolist())
         again = run(library, "exponential", x, seed=seed)
         np.testing.assert_array_equal(result.view(np.int32), again.view(np.int32))
-    # The C library's own may be off by one besides.
+    # The C library may add 1 ulp.
     assert set(range(-4, 5)) <= off <= set(range(-5, 6))
 
 

@@ -21,7 +21,7 @@ def library(name, constants=None):
 
 
 def quantized(O, I, group_size=64):
-    """Random 4-bit weights: packed, scales, biases and what they mean."""
+    """Random 4-bit weights: packed words, scales, biases and dequantized values."""
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 16, (O, I), dtype=np.uint32)
     shifts = np.arange(8, dtype=np.uint32) * 4
@@ -33,7 +33,7 @@ def quantized(O, I, group_size=64):
 
 
 def run_matvec(kernel, O, I, mode):
-    """Runs it and compares with the reference; returns the launch, the weights and the result."""
+    """Runs the kernel and checks the result; returns (launch, weights, result)."""
     packed, scales, biases, weights = quantized(O, I)
     x, y = random_array((1, I), bfloat16), np.zeros((1, O), bfloat16)
     sizes = {5: I, 6: O}
@@ -53,15 +53,15 @@ def test_quantized_matvec(kernel, O, I, mode):
     launch, packed, y = run_matvec(kernel, O, I, mode)
     if mode == "count" and kernel == "qmv_fast":
         counts = launch.counts
-        assert counts.device_bytes_read_by_buffer[0] == packed.nbytes  # each weight once
+        assert counts.device_bytes_read_by_buffer[0] == packed.nbytes  # reads each weight once
         assert counts.unique_device_bytes_written == y.nbytes
-        assert counts.simd_operations == O  # one simd_sum a row
+        assert counts.simd_operations == O  # one simd_sum per row
 
 
 def test_rows_written_by_two_mlx_simdgroups():
     """With O no multiple of 8, two of MLX's simdgroups write the same rows.
 
-    A race between equal values is harmless; the emulator does not know that.
+    Writes of equal values are a benign race, but the emulator reports it.
     """
     run_matvec("qmv", 13, 192, "plain")
     with pytest.raises(MetalFault, match="quantized.h.*race in qmv"):
@@ -108,12 +108,12 @@ def test_dense_matmul(mode):
     )
     assert_close(d, a.astype(np.float32) @ b.astype(np.float32).T, BF16)
     if mode == "count":
-        padded = 64 * 64 * 64  # both sides to tiles of 32, K to tiles of 16
+        padded = 64 * 64 * 64  # both dimensions padded to 32, K to 16
         assert launch.counts.simdgroup_matrix_multiply_adds == padded
 
 
 def attention(q, k, v, causal):
-    """The reference: q H_q×L×D, k and v H×S×D."""
+    """Reference attention: q H_q×L×D, k and v H×S×D."""
     q, k, v = (a.astype(np.float32) for a in (q, k, v))
     k, v = (np.repeat(a, len(q) // len(a), axis=0) for a in (k, v))
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])

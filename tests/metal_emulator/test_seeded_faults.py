@@ -1,6 +1,6 @@
 """Seeded kernel faults: the emulator reports the fault and its line.
 
-All variants are kernels of one generated file, `<kernel>_<fault>`: it is compiled once a mode.
+All variants are kernels of one generated file, `<kernel>_<fault>`: compiled once per mode.
 """
 
 # ruff: noqa: E501 (a fault is one row of a table)
@@ -19,7 +19,7 @@ from .test_mlx_kernels import attention
 pytestmark = needs_clang
 
 SOUND = (KERNELS / "sound.metal").read_text()
-PARTS = SOUND.split("\n\n")  # a kernel has no empty line in it
+PARTS = SOUND.split("\n\n")  # kernels contain no empty lines
 KERNEL_TEXT = {name[1]: part for part in PARTS if (name := re.search(r"kernel void (\w+)", part))}
 PREAMBLE = "\n".join(part for part in PARTS if part not in KERNEL_TEXT.values()) + "\n"
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -27,7 +27,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 @dataclass(frozen=True)
 class Fault:
-    """`old` becomes `new` in the line marked `at` (or anywhere); `kind` is reported at `lines`."""
+    """Replaces `old` by `new` in the line marked `at` (or anywhere); expects `kind` at `lines`."""
 
     kernel: str
     name: str
@@ -44,7 +44,7 @@ class Fault:
         return f"{self.kernel}_{self.name}"
 
     def text(self) -> str:
-        """The kernel's text with the fault, as many lines as before."""
+        """Kernel source with the fault and an unchanged line count."""
         result = []
         for line in KERNEL_TEXT[self.kernel].splitlines():
             if line.endswith(f"// {self.at}"):
@@ -135,7 +135,7 @@ FAULTS = DELETED_BARRIERS + WEAK_BARRIERS + DIVERGENCE + BOUNDS + MEMORY
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory):
-    """The file with all variants, and where in it each starts."""
+    """File with all variants, and the first line of each."""
     text, starts = PREAMBLE, {}
     for fault in FAULTS:
         starts[fault.variant] = text.count("\n")
@@ -146,7 +146,7 @@ def variants(tmp_path_factory):
 
 
 class Runs:
-    """How each kernel is launched: arguments, launch sizes and what must come out."""
+    """Launch of each kernel: arguments, sizes and expected outputs."""
 
     @staticmethod
     def row_sum():
@@ -226,7 +226,7 @@ def test_valid_kernel_has_no_findings(sound, kernel, mode, order):
 
 @pytest.mark.parametrize("fault", DELETED_BARRIERS, ids=lambda f: f.variant)
 def test_race_detection_is_order_independent(variants, fault):
-    """What it finds does not depend on which thread happened to come first."""
+    """Findings do not depend on the thread order."""
     *_, library = variants
     for order in ORDERS:
         arguments, sizes, _, _ = getattr(Runs, fault.kernel)()

@@ -20,7 +20,7 @@ LANES = np.arange(32)
 
 
 def moved(x, source, fill):
-    """x[source] where that is a lane, `fill` elsewhere."""
+    """x[source] for valid lanes, `fill` elsewhere."""
     inside = (source >= 0) & (source < 32)
     return np.where(inside, x[np.clip(source, 0, 31)], fill)
 
@@ -69,7 +69,7 @@ def test_reduction_covers_active_lanes(library, first):
 
 
 def test_matrix_layout(library):
-    """MLX relies on it: lanes 0 and 1 have the start of row 0, lanes 2 and 3 that of row 1."""
+    """MLX relies on the layout: lanes 0 and 1 hold the start of row 0, lanes 2 and 3 of row 1."""
     a, held = np.arange(64, dtype=np.float32), np.zeros((32, 2), np.float32)
     library.launch("matrix_layout", [a, held], **ONE_SIMDGROUP)
     quad = LANES // 4
@@ -82,7 +82,7 @@ def test_matrix_product(library):
     a, b = random_array((10, 12), np.float16), random_array((10, 12), np.float16, 1)
     d = np.zeros((8, 8), np.float32)
     library.launch("matrix_product", [a, b, d, 12], **ONE_SIMDGROUP)
-    # An origin is (column, row), in memory also where the matrix is transposed.
+    # The origin is (column, row) in memory, also for transposed matrices.
     expected = a[1:9, 2:10].astype(np.float32) @ b[1:9, 2:10].astype(np.float32).T
     np.testing.assert_allclose(d, expected + 0.5 * np.eye(8), rtol=1e-5, atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_function_constants(constants):
 
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
 def test_thread_position_attributes(library, sizes):
-    """With grid_threads, threadgroups at the end are smaller."""
+    """With grid_threads, edge threadgroups are smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
     names = [
         "in_grid",
@@ -216,7 +216,7 @@ def test_counts_require_counting_mode(library):
         _ = launch.counts
 
 
-# ---- What a launch must not be given ----
+# ---- Invalid launches ----
 
 FLOATS, INTS = np.zeros(4, np.float32), np.zeros(4, np.int32)
 WRONG_ARGUMENTS = {
@@ -266,7 +266,7 @@ def test_endless_launch_is_terminated(library):
     with pytest.raises(MetalFault, match="did not end in 0.5 s") as caught:
         library.launch("runs_for_ever", [INTS], grid=(1,), threads=(1,), timeout=0.5)
     assert caught.value.kind == "timeout"
-    library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # the next one runs
+    library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # the next launch succeeds
 
 
 def test_stack_overflow_is_reported(library):
@@ -276,7 +276,7 @@ def test_stack_overflow_is_reported(library):
 
 
 def test_fault_report_text(library):
-    """One report as a user sees it."""
+    """Full text of one report."""
     with pytest.raises(MetalFault) as caught:
         library.launch("simd_operations", [np.zeros(31, np.int32), np.zeros(768, np.int32)],
                        **ONE_SIMDGROUP, mode="race")  # fmt: skip

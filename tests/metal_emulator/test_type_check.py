@@ -39,7 +39,7 @@ kernel void right(
 }
 """
 
-# id: line, what becomes what there, what the message says.
+# id: (line, original, replacement, part of the message).
 ERRORS = {
     "float to bfloat": ("RESULT", "halved(bfloat(shared[0]))", "shared[0]", "to bfloat implicitly"),
     "float literal to bfloat": ("RESULT", "halved(bfloat(shared[0]))", "1.5f", "to bfloat implicitly"),
@@ -109,7 +109,7 @@ ERRORS = {
 
 
 def findings(path):
-    """The errors of a file."""
+    """Errors reported for a file."""
     try:
         compiler.check(compiler.prepare(path, (), {}, {}))
     except MetalError as error:
@@ -129,7 +129,7 @@ def seeded(line, old, new):
 
 @pytest.fixture(scope="module")
 def all_findings(tmp_path_factory):
-    """Of each seeded file; two are checked at a time."""
+    """Errors of each seeded file, checked two at a time."""
     folder = tmp_path_factory.mktemp("errors")
     paths = {}
     for i, (name, (line, old, new, _)) in enumerate(ERRORS.items()):

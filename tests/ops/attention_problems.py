@@ -28,14 +28,14 @@ def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
         return mx.where(mx.random.uniform(shape=mask.shape) < 0.2, -mx.inf, mask)
     if kind == "boolean":
         return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
-    mask = mx.zeros((L, S))  # every third row sees nothing, the others all but one stretch
+    mask = mx.zeros((L, S))  # every third row fully masked, the others except one range visible
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask
 
 
 def as_additive(mask, L: int, S: int) -> np.ndarray:
-    """Any mask as float64 numbers to add to the scores."""
+    """Any mask as an additive float64 mask."""
     if mask is None:
         return np.zeros((L, S))
     if isinstance(mask, str):
@@ -46,10 +46,10 @@ def as_additive(mask, L: int, S: int) -> np.ndarray:
 
 
 def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
-    """Attention in float64, zero for rows that see nothing, and a bound of float32's error.
+    """Attention in float64, zero for fully masked rows, and a float32 error bound.
 
-    A score is a sum of D products and errs by at most D·2⁻²⁴·Σ|q·k|; so does, relatively, its
-    weight. Weights and values are summed over S keys, one after the other.
+    A score is a sum of D products with an error of at most D·2⁻²⁴·Σ|q·k|, which is the relative
+    error of its weight. Weights and values are summed sequentially over S keys.
     """
     q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
     (L, D), S, group = q.shape[-2:], k.shape[-2], q.shape[-3] // k.shape[-3]
@@ -62,7 +62,7 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
     weights = weights / np.where(total == 0, 1, total)
     magnitudes = np.abs(q) @ np.abs(k).swapaxes(-2, -1) * abs(scale)
     magnitudes = magnitudes + np.where(np.isfinite(added), np.abs(added), 0)
-    magnitudes = np.where(weights > 0, magnitudes, 0)  # of scores that count
+    magnitudes = np.where(weights > 0, magnitudes, 0)  # of unmasked scores
     worst = magnitudes.max(axis=-1, keepdims=True, initial=0)
     relative = 2.0**-24 * (2 * (D + 4) * worst + 2 * S + 32)
     return weights @ v, relative * (weights @ np.abs(v))
@@ -70,13 +70,13 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
 
 def evaluated(*args, **kwargs) -> mx.array:
     result = flash_attention(*args, **kwargs)
-    mx.eval(result)  # while the environment names the instruction set
+    mx.eval(result)  # before the environment is restored
     return result
 
 
 def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> None:
     assert actual.shape == expected.shape
-    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # subnormals round coarsely
+    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # floor for subnormals
     bound = EPSILON[actual.dtype] / 2 * (np.abs(expected) + error) + error + smallest
     came = as_numpy(actual)
     times = np.abs(came - expected) / bound

@@ -18,7 +18,7 @@ def weights(outputs: int) -> QuantizedWeights:
 
 
 class CallCounter:
-    """A function that counts how often it is called."""
+    """Function wrapper that counts calls."""
 
     def __init__(self, function):
         self.function = function
@@ -30,7 +30,7 @@ class CallCounter:
 
 
 def block():
-    """Operations of the extension and views, as around attention."""
+    """Extension operations and views, as around attention."""
     wq, wo, norm = weights(H * D), weights(E), random(E).astype(mx.bfloat16)
 
     def function(x, attended):
@@ -45,7 +45,7 @@ def block():
 
 
 def mlx_only():
-    """Operations of MLX, which cannot be captured."""
+    """MLX operations, which cannot be captured."""
     w = random(E, E)
 
     def function(x, attended):
@@ -56,7 +56,7 @@ def mlx_only():
 
 
 def attention():
-    """Attention, and a projection of some rows of its result."""
+    """Attention, and a projection of selected rows of its result."""
     w = weights(H * D)
 
     def function(x, attended):
@@ -72,13 +72,13 @@ FUNCTIONS = [block, mlx_only, attention]
 
 
 def captured(recorded, *given):
-    """A function that has been recorded for inputs of these shapes."""
+    """Function already captured for inputs of these shapes."""
     mx.eval(given, recorded(*given))
     return recorded
 
 
 def inputs(B: int, L: int, by_token: bool = False):
-    """x, and attention's result: head by head, or as attention lays it out."""
+    """x and the attention result, head-major or in attention's own layout."""
     x = random(B, L, E).astype(mx.bfloat16)
     if by_token:
         return x, random(B, L, H, D).astype(mx.bfloat16).swapaxes(1, 2)

@@ -16,7 +16,7 @@ def problem(M, I, O, bits, group_size, dtype):
 
 
 def problem_in_floating_point(M, I, O, group_size, dtype):
-    """Weights of 4 bits without biases, as in mxfp4, but with scales that are no powers of two."""
+    """4-bit weights without biases, as in mxfp4, with scales other than powers of two."""
     words = mx.random.randint(0, 2**31 - 1, (O, I // 8)).astype(mx.uint32) * 2 + 1
     scales = random(O, I // group_size, dtype=dtype)
     return scales, None, group_size, 4, random(M, I, dtype=dtype), words
@@ -34,17 +34,17 @@ def plain(scales, biases, group_size, bits, b) -> np.ndarray:
 
 
 def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarray]:
-    """The product in float64, and Σ |w·a|, which bounds the error of any order of summation."""
+    """Product in float64, and Σ |w·a|, the error scale of any summation order."""
     w, a = plain(scales, biases, group_size, bits, b), as_numpy(a).astype(np.float64)
     return a @ w.T, np.abs(a) @ np.abs(w).T
 
 
 def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
-    """What AVX2, NEON and AMX may add: activations rounded to integers, in steps of their group's.
+    """Extra error of AVX2, NEON and AMX: activations quantized to integers per group.
 
-    A step is the smallest power of two with which the largest magnitude is less than 255/128 · 2^14
-    steps: half of it is at most 2^-15 · 128/127.5 of that magnitude. A second row of integers for
-    float16 has steps 2^15 times finer.
+    The step is the smallest power of two for which the largest magnitude is below 255/128 · 2^14
+    steps; half a step is at most 2^-15 · 128/127.5 of that magnitude. float16 adds a second row of
+    integers with a step 2^15 times finer.
     """
     if instruction_set not in ("avx2", "neon", "amx"):
         return 0
@@ -56,7 +56,7 @@ def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -
 
 def evaluated(*args) -> mx.array:
     result = quantized_matmul(*args)
-    mx.eval(result)  # while the environment names the instruction set
+    mx.eval(result)  # before the environment is restored
     return result
 
 
@@ -64,22 +64,22 @@ def assert_exact_but_for_rounding(instruction_set, args, given=None):
     """Compares a product with the exact one.
 
     Args:
-        instruction_set: decides what fixed point may err by.
-        args: of `quantized_matmul`, with weights by row.
-        given: the same as the kernel gets them, if it wants them in another order.
+        instruction_set: selects the fixed-point error bound.
+        args: arguments of `quantized_matmul`, with row-major weights.
+        given: the arguments in the kernel's layout, if not row-major.
     """
     half, I = args[4].dtype, args[4].shape[-1]
     bits = args[3]
     actual = as_numpy(evaluated(*(given or args))).astype(np.float64)
     expected, magnitude = exact(*args)
-    # One rounding to the output's format, and float32 sums of I terms each for q·a and for a,
-    # whose own terms are larger than those of w·a: q·scale is up to 2^bits steps of a group.
+    # One rounding to the output dtype, and float32 sums of I terms each for q·a and for a,
+    # with larger terms than w·a: q·scale is up to 2^bits steps of a group.
     largest_bias = mx.abs(args[1] if args[1] is not None else 6 * args[0])
     steps = 2.0**bits * as_numpy(mx.abs(args[0])).max() + as_numpy(largest_bias).max()
     sums = 2.0**-24 * np.sqrt(I) * steps * np.abs(as_numpy(args[4])).sum(1, keepdims=True)
     bound = EPSILON[half] / 2 * np.abs(expected) + sums + 1e-7 * magnitude
     bound += fixed_point_error(instruction_set, *args)
-    bound += 2.0**-25 if half == mx.float16 else 0  # half of its smallest number
+    bound += 2.0**-25 if half == mx.float16 else 0  # half of the smallest subnormal
     times = np.abs(actual - expected) / bound
     times = np.where(np.isnan(times), np.inf, times)
     row, output = np.unravel_index(times.argmax(), times.shape)

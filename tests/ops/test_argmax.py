@@ -10,7 +10,7 @@ from tiny_llm import kernels
 
 def argmax(x) -> np.ndarray:
     result = kernels.argmax(x)
-    mx.eval(result)  # while the environment names the instruction set
+    mx.eval(result)  # before the environment is restored
     assert result.dtype == mx.uint32
     return np.array(result)
 

@@ -14,7 +14,7 @@ from tiny_llm import kernels
 
 
 def parameters_of_extension(name: str) -> dict[str, str | None]:
-    """Names and defaults of an operation's parameters, from the extension's docstring."""
+    """Parameter names and defaults of an operation, from the extension's docstring."""
     signature = getattr(kernels.extension(), name).__doc__.splitlines()[0]
     arguments = ast.parse(f"def {signature}: ...").body[0].args
     defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + arguments.defaults
@@ -26,7 +26,7 @@ def parameters_of_extension(name: str) -> dict[str, str | None]:
 
 
 def parameters_of_package(name: str) -> dict[str, str | None]:
-    """The same of the function in `tiny_llm.kernels`."""
+    """Parameter names and defaults of the function in `tiny_llm.kernels`."""
     parameters = inspect.signature(getattr(kernels, name)).parameters
     return {
         key: None if parameter.default is parameter.empty else str(parameter.default)
@@ -51,7 +51,7 @@ def test_help_shows_the_header_contract(name):
 
 @pytest.fixture
 def kernels_of_a_mac(monkeypatch, tmp_path) -> ModuleType:
-    """A copy of `tiny_llm.kernels`, as it is where Metal and the extension are there."""
+    """Copy of `tiny_llm.kernels`, imported as if Metal and the extension were available."""
     (tmp_path / "_ext.cpython-313-darwin.so").touch()
     found = importlib.util.spec_from_loader("tiny_llm_ext", None, is_package=True)
     found.submodule_search_locations = [str(tmp_path)]

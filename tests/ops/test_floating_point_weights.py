@@ -25,7 +25,7 @@ def test_products_are_exact_up_to_rounding(instruction_set, half, group_size, M,
 
 
 def test_values_equal_mxfp4(on_cpu):
-    """A power of two as the scale: what `mx.quantize` makes of numbers, and what it means by it."""
+    """With power-of-two scales: agrees with `mx.quantize` and `mx.dequantize`."""
     w = random(16, 64)
     packed, exponents = mx.quantize(w, group_size=32, bits=4, mode="mxfp4")
     expected = mx.dequantize(packed, exponents, group_size=32, bits=4, mode="mxfp4")

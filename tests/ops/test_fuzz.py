@@ -1,8 +1,8 @@
-"""Random arguments across the binding, for every operation of the extension.
+"""Fuzz test: random arguments for every operation of the extension.
 
-Arguments that the contract allows, in any layout, give the right result; with a mistake among them
-the operation may refuse, with an error that names it, or make something of it. It never crashes:
-that would end this process, and `pdm run test-sanitizers` sees what does not.
+Valid arguments, in any layout, give correct results; for invalid arguments the operation may raise
+an error with its name or return a result. It never crashes the process; `pdm run test-sanitizers`
+detects silent memory errors.
 """
 
 import math
@@ -26,28 +26,28 @@ POSITIVE = st.sampled_from([1, 1, 2, 3, 5, 17, 33])
 EPS = 1e-5
 
 Draw = Callable[[st.SearchStrategy], Any]
-Case = tuple[dict[str, Any], Any]  # valid arguments, and what should come of them in float32
+Case = tuple[dict[str, Any], Any]  # valid arguments, and the expected result in float32
 
 
 class Arguments:
-    """Arrays with random contents, made from hypothesis's decisions."""
+    """Random arrays, driven by hypothesis draws."""
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
         self.rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
 
     def shape(self, most: int = 3, least: int = 0) -> tuple[int, ...]:
-        """Some leading dimensions."""
+        """Random leading dimensions."""
         return tuple(self.draw(st.lists(SIZES, min_size=least, max_size=most)))
 
     def array(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """Normally distributed numbers, laid out in memory in one way or another."""
+        """Normally distributed numbers in a random memory layout."""
         return self.random_layout(
             mx.array(self.rng.standard_normal(shape, np.float32)).astype(dtype)
         )
 
     def random_layout(self, x: mx.array) -> mx.array:
-        """The same numbers: contiguous, with gaps, transposed, from the middle of an array."""
+        """The array in a random layout: contiguous, strided, transposed or a slice."""
         layout = self.draw(st.sampled_from(["plain", "gaps", "transposed", "inside", "repeated"]))
         if x.ndim == 0 or layout == "plain":
             return x
@@ -57,7 +57,7 @@ class Arguments:
             return mx.contiguous(x.T).T
         if layout == "inside":
             return mx.concatenate([x, x, x], axis=0)[x.shape[0] : 2 * x.shape[0]]
-        return mx.broadcast_to(x[:1], x.shape)  # other numbers, with a stride of zero
+        return mx.broadcast_to(x[:1], x.shape)  # different values, broadcast with stride 0
 
 
 def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ def matmul(arguments: Arguments) -> Case:
 
 
 def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, Any], np.ndarray]:
-    """Packed words, scales and biases of an O×I matrix, some interleaved, and the matrix."""
+    """Packed words, scales and biases of an O×I matrix, some prepacked, and the matrix."""
     draw = arguments.draw
     bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
     O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
@@ -175,7 +175,7 @@ def quantized_matmul(arguments: Arguments) -> Case:
 def multi_quantized_matmul(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
     is_prepacked = kwargs["b"].ndim == 3
-    rows = kernels.prepack_rows() if is_prepacked else 1  # in each of b's first dimension
+    rows = kernels.prepack_rows() if is_prepacked else 1  # rows of each matrix in b
     cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]
@@ -184,7 +184,7 @@ def multi_quantized_matmul(arguments: Arguments) -> Case:
 
 def grouped_quantized_matmul(arguments: Arguments) -> Case:
     draw = arguments.draw
-    parts, w = quantized(arguments, HALVES)  # of all experts, one below the other
+    parts, w = quantized(arguments, HALVES)  # all experts, stacked vertically
     X = draw(st.sampled_from([n for n in (1, 2, 3, 17) if len(parts["words"]) % n == 0]))
     for name in ("words", "scales", "biases"):
         first, *rest = parts[name].shape
@@ -253,7 +253,7 @@ def cache_write(arguments: Arguments) -> Case:
 
 
 def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
-    """Pages, a block table and context lens; and each sequence's keys and values, H×S×D."""
+    """Pages, block table, context lens, and each sequence's keys and values, H×S×D."""
     draw = arguments.draw
     B, H, page_size, P = draw(SIZES), draw(POSITIVE), draw(POSITIVE), draw(POSITIVE)
     D, max_pages = draw(st.sampled_from([1, 3, 16, 65])), draw(st.sampled_from([0, 1, 2, 5]))
@@ -273,7 +273,7 @@ def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
 
 
 def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray, causal: bool) -> np.ndarray:
-    """H_q×L×D, zero where a row sees no key."""
+    """Attention, H_q×L×D, zero for fully masked rows."""
     group, (L, S) = query.shape[0] // keys.shape[0], (query.shape[1], keys.shape[1])
     scores = 0.3 * query @ np.repeat(keys, group, 0).swapaxes(-1, -2)
     scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf) if causal else scores
@@ -346,7 +346,7 @@ OPERATIONS = sorted(set(kernels.extension().__all__) - NO_OPERATIONS) if kernels
 
 
 def outcome(name: str, kwargs: dict[str, Any], stream: Any = mx.cpu) -> tuple[mx.array, ...]:
-    """What the operation gives, on the CPU unless told otherwise, computed."""
+    """Evaluated result of the operation, on the CPU by default."""
     result = getattr(kernels.extension(), name)(**kwargs, stream=stream)
     mx.eval(result)
     results = result if isinstance(result, tuple | list) else (result,)
@@ -354,7 +354,7 @@ def outcome(name: str, kwargs: dict[str, Any], stream: Any = mx.cpu) -> tuple[mx
 
 
 def with_wrong_argument(arguments: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with one of them replaced by something unexpected."""
+    """The arguments, with one replaced by an invalid value."""
     draw = arguments.draw
     name = draw(st.sampled_from(sorted(kwargs)))
     value = kwargs[name]

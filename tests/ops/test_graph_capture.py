@@ -23,7 +23,7 @@ from tiny_llm import kernels
 from tiny_llm.errors import UserError
 from tiny_llm.kernels.graph_capture import MAX_CAPTURE_TOKENS, CapturedFunction
 
-# A GPU's graph has no such node.
+# Captured nodes are CPU-only.
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 def test_bitwise_equal_to_the_function(make, by_token):
     function = make()
     recorded = CapturedFunction(function)
-    # Growing, shrinking and repeated shapes: recordings share their memory.
+    # Growing, shrinking and repeated shapes: captures share memory.
     for B, L in [(1, 1), (3, 1), (1, 7), (1, 1), (2, 16), (1, 32), (3, 1), (1, 7), (1, 1)]:
         given = inputs(B, L, by_token)
         assert_same(recorded(*given), function(*given), f"{B}×{L}")
@@ -100,7 +100,7 @@ def test_chained_unevaluated_steps(make):
     x, attended = inputs(1, 1)
     recorded = captured(CapturedFunction(function), x, attended)
     expected, actual = [], []
-    for _ in range(5):  # five nodes of one recording in one graph
+    for _ in range(5):  # five nodes of one capture in one graph
         expected += function(x, attended)
         actual += recorded(x, attended)
         x, attended = x + 1, attended * 2
@@ -145,7 +145,7 @@ def test_threads_use_separate_streams(make):
 
 def test_per_thread_captures_are_bounded():
     weight = random(E).astype(mx.bfloat16)
-    mx.eval(weight)  # another thread cannot
+    mx.eval(weight)  # not possible from another thread
     calls = CallCounter(lambda x: (kernels.rms_norm(x, weight, 1e-6),))
     recorded = CapturedFunction(calls)
 
@@ -176,7 +176,7 @@ def test_memory_does_not_grow():
 def test_items_of_any_size_are_copied(dtype):
     weight = random(E).astype(mx.bfloat16)
 
-    def function(x, y):  # a transposed array is reshaped: a copy
+    def function(x, y):  # reshaping a transposed array copies
         return kernels.rms_norm(x, weight, 1e-6), y.swapaxes(0, 1).reshape(-1)
 
     x = inputs(1, 1)[0]
@@ -195,7 +195,7 @@ def test_empty_batch():
 
 
 def test_constants_are_evaluated_once():
-    lazy = random(E).astype(mx.bfloat16) * 3  # a constant that is not evaluated yet
+    lazy = random(E).astype(mx.bfloat16) * 3  # unevaluated constant
 
     def function(x):
         return (kernels.rms_norm(x, lazy, 1e-6),)
@@ -228,7 +228,7 @@ def test_misuse_is_rejected():
             graph_cache.capture([blank], outputs)
     with pytest.raises(ValueError, match="expected operations of the extension and views, got Add"):
         graph_cache.capture([blank], [blank + 1])
-    with pytest.raises(RuntimeError, match="without a primitive"):  # what nobody will ever give
+    with pytest.raises(RuntimeError, match="without a primitive"):  # `other` is not an input
         graph_cache.capture([blank], list(kernels.add_rms_norm(blank, other, norm, 1e-6)))
     for arguments in ([None], [x, "x"], None, x.tolist()):
         with pytest.raises(TypeError):

@@ -11,7 +11,7 @@ from tiny_llm.errors import OutOfPagesError
 from tiny_llm.kv_cache.page_pool import TinyKvPagedPool
 from tiny_llm.kv_cache.paged_storage import RaggedBatch
 
-# A GPU's graph has no such node.
+# Captured nodes are CPU-only.
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
@@ -26,7 +26,7 @@ def ids_at(position: int, length: int, B: int = 1) -> mx.array:
 
 
 def run_alone(model):
-    """One request: chunks of a prompt, steps of one token and of two, and what was rewound."""
+    """One request: chunked prefill, steps of one and two tokens, and rewinds."""
     cache, position, rows = model.create_kv_cache(), 0, []
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
         if length < 0:
@@ -42,7 +42,7 @@ def run_alone(model):
 
 
 def run_batch(model):
-    """Slots of different lengths, one of them idle; a request leaves and another comes."""
+    """Slots of different lengths, one idle; one request leaves and another joins."""
     batch = [BatchingKvCache(3, 128) for _ in range(model.num_hidden_layers)]
     offsets, rows = [0, 0, 0], []
 
@@ -71,7 +71,7 @@ def run_batch(model):
 
 
 def run_ragged(model):
-    """An engine's steps: requests of different lengths, chunks among them."""
+    """Engine steps: requests of different lengths, mixed with prefill chunks."""
     storage = model.create_paged_storage(40)
     rows, lengths = [], [0, 0, 0]
     for new in ([5, 9, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1], [2, 1, 1], [2, 1, 1], [2, 1, 1]):
@@ -132,7 +132,7 @@ def test_layers_are_one_node(make, run):
     model = make(quantized())
     run(model)
     run(model)
-    # An engine's batch always has a plan, and the layers run by it; a cache may have none.
+    # Engine batches always have a plan for the layers; a cache may have none.
     method = "_run_planned" if run is run_ragged else "_run_layers_from"
     layers, nodes = getattr(model, method), []
 
@@ -141,21 +141,21 @@ def test_layers_are_one_node(make, run):
         outputs = layers(x, cos_sin, places)
         if x.shape[0] * x.shape[1] < 5:
             nodes.append(node_names(outputs))
-            nodes[-1] = [name for name in nodes[-1] if name != "Reshape"]  # of the block table
+            nodes[-1] = [name for name in nodes[-1] if name != "Reshape"]  # block table
         return outputs
 
     setattr(model, method, look)
     run(model)
     assert len(nodes) > 3
-    # Those in between are steps for which room is made.
+    # The steps in between grow the buffers.
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 
-# --- what is refused is refused as before, and nothing is lost ----------------------------------
+# --- errors match the eager path, without side effects ------------------------------------------
 
 
 def decoding(model):
-    """A request's caches whose steps are recorded."""
+    """Caches of one request with captured steps."""
     cache = model.create_kv_cache()
     for position, length in ((0, 3), (3, 1), (4, 1)):
         mx.eval(model(ids_at(position, length), position, cache))
@@ -179,7 +179,7 @@ def test_exhausted_pool():
     model = week_3(quantized())
     model.page_pool = TinyKvPagedPool(2, capacity=3 * model.num_hidden_layers)
     cache = decoding(model)
-    mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens in three pages each
+    mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens, three pages per request
     for _ in range(2):
         with pytest.raises(OutOfPagesError):
             model(ids_at(6, 1), 6, cache)

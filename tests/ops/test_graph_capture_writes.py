@@ -8,7 +8,7 @@ from tests.support import assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
 
-# A GPU's graph has no such node.
+# Captured nodes are CPU-only.
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 NORM = mx.ones(E, mx.bfloat16)
@@ -96,21 +96,21 @@ def test_functions_with_writes_and_reads(function):
 
 
 def write(x, buffer, offsets):
-    """x into a buffer, whose new contents are read, and turned."""
+    """Writes x into a buffer, then reads and transposes the new contents."""
     new = kernels.cache_write(buffer, x[None], offsets)
     query = x[None, :, :1]
     return kernels.flash_attention(query, new, new), new
 
 
 def plain_write(x, buffer, offset):
-    """The same in MLX."""
+    """MLX reference of the captured function."""
     new = mx.concatenate([buffer[:, :, :offset], x[None], buffer[:, :, offset + 2 :]], axis=2)
     query = x[None, :, :1]
     return kernels.flash_attention(query, new, new), new
 
 
 def step(C: int = 1000):
-    """Two tokens of three heads, and a buffer for C: 3·C·E·2 bytes."""
+    """Two tokens of three heads, and a buffer of C tokens: 3·C·E·2 bytes."""
     x, buffer = random(3, 2, E).astype(mx.bfloat16), random(1, 3, C, E).astype(mx.bfloat16)
     mx.eval(x, buffer)
     return x, buffer
@@ -164,7 +164,7 @@ def test_shared_buffer_is_copied(keep):
 
 
 def test_alternating_buffers():
-    """More of them than a recording has programs for."""
+    """More buffers than program variants per capture."""
     recorded = CapturedFunction(write)
     x, _ = step(10)
     mine = [step(10)[1] for _ in range(20)]
@@ -204,7 +204,7 @@ def test_steps_evaluated_together():
 
 
 def test_only_the_buffer_is_evaluated():
-    """Any output of the node may be the one that MLX evaluates it for."""
+    """MLX may evaluate the node through any of its outputs."""
     recorded = CapturedFunction(write)
     x, buffer = step()
     expected = plain_write(x, plain_write(x, buffer, 3)[1], 9)[1]

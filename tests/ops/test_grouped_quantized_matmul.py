@@ -22,7 +22,7 @@ def stack(X, O, I, bits=4, group_size=64, dtype=mx.bfloat16):
 
 
 def one_by_one(scales, biases, group_size, bits, a, b, experts):
-    """The same with one product a row."""
+    """Reference: one product per row."""
     K = experts.shape[-1]
     own = a.ndim == experts.ndim + 1
     rows = a.reshape(-1, 1, a.shape[-1])
@@ -47,7 +47,7 @@ def test_rows_are_bitwise_equal_to_single_products(instruction_set, half, bits, 
     experts = mx.random.randint(0, X, (*tokens, K))
     for a in (random(*tokens, 192, dtype=half), random(*tokens, K, 192, dtype=half)):
         product = kernels.grouped_quantized_matmul(scales, biases, 64, bits, a, b, experts)
-        mx.eval(product)  # while the environment names the instruction set
+        mx.eval(product)  # before the environment is restored
         expected = one_by_one(scales, biases, 64, bits, a, b, experts)
         assert_same_bits(product, expected, f"a of shape {a.shape}")
 
@@ -69,7 +69,7 @@ def test_prepacked_weights_have_the_same_bits(instruction_set):
     scales, biases, b = stack(5, 2 * rows, 256)
     a, experts = random(9, 256, dtype=mx.bfloat16), mx.random.randint(0, 5, (9, 2))
 
-    def interleaved(x):  # a stack is one tall matrix
+    def interleaved(x):  # a stack is prepacked as one tall matrix
         tall = prepack_weight(x.reshape(-1, x.shape[-1]), rows)
         return tall.reshape(5, -1, *tall.shape[1:])
 
@@ -82,7 +82,7 @@ def test_prepacked_weights_have_the_same_bits(instruction_set):
 
 
 def test_course_kernels_multiply_experts(on_cpu, monkeypatch):
-    """Interleaved as TINY_LLM_MATMUL's kernel wants them, beside each expert's own product."""
+    """Prepacked for TINY_LLM_MATMUL's kernel, compared with each expert's own product."""
     monkeypatch.setenv("TINY_LLM_CPU_ISA", kernels.extension().instruction_sets()[-1])
     monkeypatch.setenv("TINY_LLM_MATMUL", "panels")
     if kernels.extension().instruction_set() == "portable":
@@ -113,7 +113,7 @@ def test_rows_are_batch_invariant(instruction_set):
 
 
 def test_out_of_range_experts(instruction_set):
-    """Negative ones count from the end, and one that is not there is not a number."""
+    """Negative indices count from the end; out-of-range experts give NaN."""
     scales, biases, b = stack(4, 32, 64)
     a = random(6, 64, dtype=mx.bfloat16)
     product = kernels.grouped_quantized_matmul(

@@ -27,7 +27,7 @@ SHAPES = [  # M, I, O
 
 def matmul(a: mx.array, b: mx.array) -> mx.array:
     result = kernels.matmul(a, b)
-    mx.eval(result)  # while the environment names the instruction set
+    mx.eval(result)  # before the environment is restored
     return result
 
 
@@ -37,7 +37,7 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     a, b = random(M, I, dtype=dtype), random(O, I, dtype=dtype)
     a64, b64 = as_numpy(a).astype(np.float64), as_numpy(b).astype(np.float64)
     expected = a64 @ b64.T
-    # One rounding to the format, and I float32 additions of terms that sum to Σ |a·b|.
+    # One rounding to the output dtype, and I float32 additions with magnitudes summing to Σ |a·b|.
     sums = I * EPSILON[mx.float32] / 2 * (np.abs(a64) @ np.abs(b64).T)
     bound = EPSILON[dtype] / 2 * np.abs(expected) + sums + 2.0**-25
     worst = (np.abs(as_numpy(matmul(a, b)) - expected) / bound).max()
@@ -48,7 +48,7 @@ def test_equals_linear(instruction_set, dtype):
     a, b = random(5, 256, dtype=dtype), random(96, 256, dtype=dtype)
     with mx.stream(mx.cpu):
         expected = linear(a, b)
-    # MLX's sums grow in an order of their own, in float32 for every dtype.
+    # MLX accumulates in a different order, in float32 for every dtype.
     ulps = 1 if dtype != mx.float32 else 8
     assert_close(matmul(a, b), expected, "matmul against MLX's", ulps)
 
@@ -60,7 +60,7 @@ def test_rows_are_batch_invariant(instruction_set, dtype, M):
     for row in {0, 1, M // 2, M - 1}:
         alone = as_numpy(matmul(a[row : row + 1], b))
         np.testing.assert_array_equal(alone[0], together[row], "bit for bit")
-    for output in (0, 67, 69):  # nor does an output
+    for output in (0, 67, 69):  # outputs are independent too
         alone = as_numpy(matmul(a, b[output : output + 1]))
         np.testing.assert_array_equal(alone[:, 0], together[:, output], "bit for bit")
 

@@ -48,7 +48,7 @@ def test_bitwise_equal_to_flash_attention_for_any_page_size(
 
 @pytest.mark.parametrize("page_size", [3, 64, 128])
 def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtype, page_size):
-    """Decoding sequences, first and later chunks of prompts, one without new tokens."""
+    """Decode, first and later prefill chunks, and one sequence without new tokens."""
     news, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
     pairs = sequences(lengths, H=2, D=24, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -75,7 +75,7 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
 
 
 def table_of(table):
-    """As a caller would write it: lists of one length."""
+    """Valid ragged arguments: lists of equal length."""
     return padded(table).tolist()
 
 
@@ -134,7 +134,7 @@ def test_reference_is_the_fallback_without_the_extension(monkeypatch):
 
 
 def test_unowned_slots_are_not_read(instruction_set, dtype):
-    """`cut_into_pages` fills it with NaN; and pages beyond the context may be anything."""
+    """`cut_into_pages` fills unused slots with NaN; pages beyond the context are arbitrary."""
     pairs = sequences([66], dtype=dtype)
     keys, values, [row] = cut_into_pages(pairs, 16)
     query = random(1, 4, 3, 40, dtype=dtype)

@@ -9,7 +9,7 @@ from tiny_llm import kernels
 
 
 def expected(pages: mx.array, tokens: mx.array, slots: list[int]) -> np.ndarray:
-    """T×H×D written one token after the other."""
+    """Reference: writes T×H×D token by token."""
     out, size = as_numpy(pages).copy(), pages.shape[2]
     for token, slot in zip(as_numpy(tokens), slots, strict=True):
         if 0 <= slot < len(out) * size:
@@ -75,7 +75,7 @@ def test_donated_pool_is_not_copied():
     mx.eval(pages, token, slot)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    for _ in range(3):  # evaluated one by one, and as one graph
+    for _ in range(3):  # evaluated step by step, and as one graph
         pages = kernels.paged_cache_write(pages, token, slot)
         pages = kernels.paged_cache_write(pages, token, slot)
         mx.eval(pages)

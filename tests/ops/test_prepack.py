@@ -22,7 +22,7 @@ from tiny_llm import (
 )
 from tiny_llm.kernels.prepack import prepack_model, prepack_weight
 
-# A GPU's kernels read rows.
+# GPU kernels read row-major weights.
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 HALVES = [mx.bfloat16, mx.float16]
@@ -31,7 +31,7 @@ READERS = [name for name in kernels.extension().instruction_sets() if name in ("
 
 @pytest.fixture(params=READERS or [None])
 def reader(request, monkeypatch) -> str:
-    """Runs the test with each instruction set whose kernels read interleaved weights."""
+    """Runs the test with each instruction set with prepacked kernels."""
     if request.param is None:
         pytest.skip("this machine's kernels read rows")
     monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
@@ -39,13 +39,13 @@ def reader(request, monkeypatch) -> str:
 
 
 def matrix(O, I, bits, group_size, dtype):
-    """(scales, biases, words) by row."""
+    """Row-major (scales, biases, words)."""
     words, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size, bits)
     return scales, biases, words
 
 
 def interleaved(parts):
-    """As this machine's kernels want it."""
+    """Prepacked for this machine's kernels."""
     return tuple(prepack_weight(part, kernels.prepack_rows()) for part in parts)
 
 
@@ -70,7 +70,7 @@ def test_prepack_into_memory(O, W, dtype, rows):
 @pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 4097), (64, 0), (0, 8)])
 @pytest.mark.parametrize(("begin", "alone"), [(0, False), (13, True)])
 def test_prepack_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
-    """At any byte, in as many parts as fit a core's cache, with what comes behind left alone."""
+    """At any byte offset, in cache-sized parts, without writing past the end."""
     matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
     content = bytes(memoryview(np.array(matrix.view(mx.uint8))))
     (tmp_path / "file").write_bytes(b"x" * begin + content + b"the next tensor")
@@ -259,7 +259,7 @@ def test_errors_name_the_argument(reader):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    """A model with a head of its own, and with an odd vocabulary: those layers stay rows."""
+    """Models with an untied head and with an odd vocabulary, whose layers stay row-major."""
     folder = tmp_path_factory.mktemp("untied")
     config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
     write_checkpoint(folder, config, bits=4, group_size=64)
@@ -272,12 +272,12 @@ def model_name(request, checkpoint) -> str:
 
 
 def quantized_layers(mlx_model):
-    """In the order of their names."""
+    """Quantized layers in name order."""
     return [layer for _, layer in sorted(mlx_model.named_modules()) if "scales" in layer]
 
 
 def rows_of(name, monkeypatch):
-    """A model's weights as `load_weights` reads them where the kernels want rows."""
+    """Weights loaded by `load_weights` for row-major kernels."""
     with monkeypatch.context() as patch:
         patch.setattr("tiny_llm.kernels.prepack.prepack_rows", lambda: 0)
         return load_weights(name)[0]
@@ -285,7 +285,7 @@ def rows_of(name, monkeypatch):
 
 @pytest.fixture(params=[load, load_weights])
 def load_either(request):
-    """Both ways to a model."""
+    """Both ways of loading a model."""
     return request.param
 
 
@@ -300,7 +300,7 @@ def test_loading_prepacks_eligible_layers(reader, model_name, monkeypatch):
 
 
 def assert_prepacked(laid_out, rows) -> None:
-    """Whether a model has the weights of another, interleaved where that can be."""
+    """Whether a model equals another one with eligible layers prepacked."""
     R = kernels.prepack_rows()
     for before, after in zip(quantized_layers(rows), quantized_layers(laid_out), strict=True):
         for part in ("weight", "scales", "biases"):
@@ -332,7 +332,7 @@ def test_prepacking_is_idempotent(reader):
 
 
 def test_row_major_weights_are_restored_in_any_thread(reader):
-    """An operation of MLX usually belongs to the thread that asked for it."""
+    """MLX operations are usually bound to the creating thread."""
     mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
     expected = mx.array(layer.weight)
@@ -372,7 +372,7 @@ def test_loading_keeps_row_major_for_row_major_kernels(monkeypatch, load_either)
 
 
 def test_week_1_after_week_2(reader, load_either):
-    """MLX, which Week 1 multiplies with, reads rows."""
+    """Week 1 multiplies with MLX, which reads row-major weights."""
     ids = mx.array([[5, 4, 3, 2, 1]])
     expected = Qwen3ModelWeek1(load("demo")[0])(ids)
     mlx_model, _ = load_either("demo")

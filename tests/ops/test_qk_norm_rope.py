@@ -23,7 +23,7 @@ SHAPES = [  # B, L, H, D
 
 def qk_norm_rope(x, weight, cos, sin) -> mx.array:
     result = kernels.qk_norm_rope(x, weight, EPS, cos, sin)
-    mx.eval(result)  # while the environment names the instruction set
+    mx.eval(result)  # before the environment is restored
     return result
 
 
@@ -47,8 +47,8 @@ def test_equals_the_readable_layers(instruction_set, dtype, shape):
     x, weight, rope, offsets = problem(*shape, dtype)
     cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     expected = rope(RMSNorm(shape[-1], weight, EPS)(x), offsets).swapaxes(1, 2)
-    # The squares are summed in another order, which tips a rounding of the norm here and there;
-    # the rotation passes it on, at most √2 times as large, and rounds.
+    # Summing squares in another order occasionally changes a rounding of the norm; the rotation
+    # amplifies it by at most √2 and rounds again.
     ulps = 3 if dtype != mx.float32 else 3 + shape[-1] / 16
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "the readable layers", ulps)
 
@@ -101,7 +101,7 @@ def test_tokens_are_batch_invariant(instruction_set, dtype):
 
 
 def test_views(instruction_set, dtype):
-    fused = random(2, 5, 7 * 16, dtype=dtype)  # a projection to queries, keys and values at once
+    fused = random(2, 5, 7 * 16, dtype=dtype)  # a fused QKV projection
     _, weight, rope, offsets = problem(2, 5, 3, 16, dtype)
     cos, sin = rope.cos_sin(offsets, 2, 5)
     for name, x in {

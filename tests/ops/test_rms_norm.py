@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 1024), (4, 1023), (30
 
 def rms_norm(x: mx.array, weight: mx.array) -> mx.array:
     result = kernels.rms_norm(x, weight, EPS)
-    mx.eval(result)  # while the environment names the instruction set
+    mx.eval(result)  # before the environment is restored
     return result
 
 
@@ -33,9 +33,9 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     x64, w64 = as_numpy(x).astype(np.float64), as_numpy(weight).astype(np.float64)
     expected = x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS) * w64
-    # Half an epsilon for the normalized row and half for its product with the weight. In float32:
-    # the sum of D squares errs by less than D·ε/2, halved by the root; then root, division,
-    # product. The last term is the spacing of subnormal numbers.
+    # Half an epsilon each for the normalized row and its product with the weight. In float32: the
+    # sum of D squares has an error below D·ε/2, halved by the root; then root, division and
+    # product. The last term is the spacing of subnormals.
     bound = np.abs(expected) * (EPSILON[dtype] + (shape[-1] / 4 + 3) * EPSILON[mx.float32])
     error = np.abs(as_numpy(rms_norm(x, weight)) - expected)
     assert (error <= 1.01 * bound + 2.0**-24).all(), f"{(error / (bound + 2.0**-24)).max():.2f}"
@@ -45,8 +45,8 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
 def test_equals_the_readable_layer(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     layer = RMSNorm(shape[-1], weight, eps=EPS)
-    # The squares are summed in another order: a factor that is a hair different can tip one
-    # rounding. In float32 the layer's own sum, one after the other, errs by up to D roundings.
+    # Summing squares in another order can change one rounding. In float32 the layer's own
+    # sequential sum has an error of up to D roundings.
     ulps = 2 if dtype != mx.float32 else 2 + shape[-1] / 16
     assert_close(rms_norm(x, weight), layer(x), "rms_norm against RMSNorm", ulps)
     expected = mx.fast.rms_norm(x, weight, EPS, stream=mx.cpu)
@@ -97,7 +97,7 @@ def test_views(instruction_set, dtype):
 def test_shared_input_is_not_overwritten(instruction_set):
     x, weight = problem(3, 64, dtype=mx.bfloat16)
     before = as_numpy(x)
-    y = x * 2  # a buffer that the operation may take over, but not before the other reader is done
+    y = x * 2  # a donatable buffer with another pending reader
     normalized = kernels.rms_norm(y, weight, EPS)
     total, _ = kernels.add_rms_norm(y, y, weight, EPS)
     mx.eval(normalized, total, y)

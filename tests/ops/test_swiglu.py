@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     result = kernels.swiglu(gate, up)
-    mx.eval(result)  # while the environment names the instruction set
+    mx.eval(result)  # before the environment is restored
     return result
 
 
@@ -25,18 +25,18 @@ def problem(*shape: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_readable_layer(instruction_set, dtype, shape):
     gate, up = problem(*shape, dtype=dtype)
-    # One exponential may differ in its last bits: it tips a rounding of the format now and then.
+    # The exponential may differ in its last bits, which occasionally changes a rounding.
     assert_close(swiglu(gate, up), silu(gate) * up, "swiglu against silu · up", ulps=1)
     with mx.stream(mx.cpu):
         expected = nn.silu(gate) * up
-    # Here the roundings are at other places: of 1 + e^−x, 1/…, 1 − …, and the two products.
+    # Different intermediate roundings: 1 + e^−x, 1/…, 1 − …, and the two products.
     assert_close(swiglu(gate, up), expected, "swiglu against MLX's silu", ulps=3)
 
 
 @pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 def test_every_half_equals_the_readable_layer_bit_for_bit(instruction_set, half):
-    # The exponential of a half is never so close to the middle between two halves that an error of
-    # 2 float32 units would tip it; this tries them all.
+    # Exhaustive check: the exponential of a half is never within 2 float32 ulp of a rounding
+    # boundary of halves.
     gate = mx.arange(65536, dtype=mx.uint16).view(half)
     up = mx.full(gate.shape, 1.5, half)
     expected = silu(gate) * up
@@ -52,8 +52,8 @@ def test_is_exact_up_to_rounding(instruction_set, dtype):
     gate, up = problem(2000, dtype=dtype)
     g64, u64 = as_numpy(gate).astype(np.float64), as_numpy(up).astype(np.float64)
     expected = g64 / (1 + np.exp(-g64)) * u64
-    # Relative to |gate · up|: the sigmoid's three or four roundings are of numbers up to 1 (or, of
-    # 1 + e^−|x|, up to 2, halved twice by the reciprocal), and each product adds half an epsilon.
+    # Relative to |gate · up|: the sigmoid has three or four roundings of values up to 1 (or up to
+    # 2 for 1 + e^−|x|, halved twice by the reciprocal); each product adds half an epsilon.
     bound = 3 * EPSILON[dtype] * np.abs(g64 * u64) + 2.0**-24
     error = np.abs(as_numpy(swiglu(gate, up)) - expected)
     assert (error <= bound).all(), f"{(error / bound).max():.2f}"
@@ -81,7 +81,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_input_is_not_overwritten(instruction_set):
     gate, up = problem(3, 64, dtype=mx.bfloat16)
-    doubled = gate * 2  # a buffer that the operation may take over, but not while others read it
+    doubled = gate * 2  # a donatable buffer with another pending reader
     result = kernels.swiglu(doubled, up)
     mx.eval(result, doubled)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(gate))

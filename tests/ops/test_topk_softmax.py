@@ -22,7 +22,7 @@ def test_equals_numpy(device, dtype, shape, k, normalize):
     p = p / p.sum(-1, keepdims=True) if normalize else p
     assert experts.dtype == mx.uint32
     assert weights.dtype == mx.float32
-    # MLX sorts equal logits as it likes, and half precision has many.
+    # MLX's order of ties is unspecified, and half precision has many ties.
     chosen = np.take_along_axis(x, np.array(experts).astype(np.int64), -1)
     np.testing.assert_array_equal(chosen, np.take_along_axis(x, order, -1))
     assert_close(weights, mx.array(p.astype(np.float32)), "weights", ulps=40)

@@ -12,10 +12,10 @@ from tiny_llm import kernels
 def test_equals_numpy(instruction_set, dtype, shape):
     x, weights = random(*shape, dtype=dtype), random(*shape[:-1])
     total = kernels.weighted_sum(x, weights)
-    mx.eval(total)  # while the environment names the instruction set
+    mx.eval(total)  # before the environment is restored
     assert total.dtype == dtype
     expected = np.zeros((*shape[:-2], shape[-1]), np.float32)
-    for k in range(shape[-2]):  # each product and each sum rounded to float32
+    for k in range(shape[-2]):  # each product and sum rounded to float32
         expected += as_numpy(weights)[..., k, None] * as_numpy(x)[..., k, :]
     assert_same_bits(total, mx.array(expected).astype(dtype), str(shape))
 
