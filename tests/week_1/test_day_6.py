@@ -106,9 +106,9 @@ def test_task_1_stops_when_the_context_is_full():
         ("", None, "prompt is empty"),
         ([], None, "prompt is empty"),
         ("x" * 128, None, "128 tokens, and the model's context holds 128"),
-        ("x", 0, "max_tokens is 0"),
-        ([1, 256], None, "the token 256; the model's are 0 to 255"),
-        ([-1, 3], None, "the token -1"),
+        ("x", 0, "max_tokens must be at least 1, got 0"),
+        ([1, 256], None, "must be from 0 to 255, got 256"),
+        ([-1, 3], None, "must be from 0 to 255, got -1"),
     ],
 )
 def test_task_1_what_cannot_be_generated_is_refused(prompt, max_tokens, message):
