@@ -1,4 +1,4 @@
-"""Exceptions that callers handle, and shared argument checks."""
+"""Public exceptions and shared argument checks."""
 
 from collections.abc import Iterable
 from numbers import Integral
@@ -23,26 +23,26 @@ class OutOfPagesError(RuntimeError):
     """
 
 
-class TaskNotImplemented(NotImplementedError):  # noqa: N818 - not an error of the user
+class TaskNotImplemented(NotImplementedError):  # noqa: N818 - not a user error
     """Raised by an unwritten course task in a learner's tree."""
 
 
 def check_int(name: str, value: Any, least: int, hint: str = "") -> None:
-    """Rejects a value that is not an integer or is below `least`.
+    """Rejects non-integers and values below `least`.
 
     Raises:
-        UserError: the value is rejected.
+        UserError: the value is invalid.
     """
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise UserError(
-            f"{name} is {short_repr(value)}; it must be a whole number ≥ {least}{hint}."
-        )
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_int or value < least:
+        bound = f"at least {least}" if is_int else f"an integer of at least {least}"
+        raise UserError(f"{name} must be {bound}{hint}, got {short_repr(value)}.")
 
 
 def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Rejects token ids outside the vocabulary.
 
-    An embedding lookup would read beyond its table.
+    An embedding lookup would read out of bounds.
 
     Args:
         what: the container of the tokens, for the message: "the prompt".
@@ -55,7 +55,7 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
     for token in token_ids:
         if not 0 <= token < vocab_size:
             raise UserError(
-                f"{what} has the token {short_repr(token)}; the model's are 0 to {vocab_size - 1}."
+                f"token ids in {what} must be from 0 to {vocab_size - 1}, got {short_repr(token)}."
             )
 
 

@@ -2,9 +2,9 @@
 
 Used by the course's decoding loops; the engine's sampler is `engine/execution/sampler.py`.
 
-A sampler is any function from B×V log-probabilities to B ids. Those from `make_sampler` also expose
-the distribution that they draw from. Filters shape it: each one sets the log-probabilities of
-dropped tokens to −inf, row by row.
+A sampler is any function from B×V log-probabilities to B ids. Samplers from `make_sampler` also
+expose the distribution they draw from. Filters shape it: each sets the log-probabilities of dropped
+tokens to −inf, row by row.
 """
 
 import math
@@ -194,10 +194,10 @@ def _check_parameters(
     temp: float, top_p: float | None, top_k: int | None, min_p: float | None
 ) -> None:
     if not (math.isfinite(temp) and temp >= 0):
-        raise ValueError(f"temperature is {temp}; it must be a number ≥ 0 (0 is greedy).")
+        raise ValueError(f"temperature must be a number ≥ 0 (0 is greedy), got {temp}.")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top-p is {top_p}; it must be in (0, 1] (1 keeps every token).")
+        raise ValueError(f"top-p must be in (0, 1] (1 keeps every token), got {top_p}.")
     if top_k is not None and (top_k != int(top_k) or top_k < 1):
-        raise ValueError(f"top-k is {top_k}; it must be a whole number ≥ 1.")
+        raise ValueError(f"top-k must be an integer of at least 1, got {top_k}.")
     if min_p is not None and not 0 <= min_p <= 1:
-        raise ValueError(f"min-p is {min_p}; it must be in [0, 1] (0 keeps every token).")
+        raise ValueError(f"min-p must be in [0, 1] (0 keeps every token), got {min_p}.")

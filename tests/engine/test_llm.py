@@ -83,7 +83,7 @@ def test_invalid_request_does_not_affect_others(demo):
     assert reasons == ["error", "stop", "error", "error", "stop"]
     assert outputs[0].error == "the prompt is empty; give at least one token."
     assert "the configured KV memory holds 256" in outputs[2].error
-    assert outputs[3].error == "the prompt has the token 5000; the model's are 0 to 4095."
+    assert outputs[3].error == "token ids in the prompt must be from 0 to 4095, got 5000."
     assert_idle(llm)
 
 
@@ -149,7 +149,7 @@ def test_logit_bias_and_logprobs(either_device, demo):
         assert len(one) == 3, "the two most likely tokens and the sampled one"
         assert list(one)[-1] == 77
         assert list(one.values()) == sorted(one.values(), reverse=True)
-    with pytest.raises(UserError, match="logit_bias has the token 4096; the model's are 0 to 4095"):
+    with pytest.raises(UserError, match="token ids in logit_bias must be from 0 to 4095, got 4096"):
         engine(demo).add_request("a", SamplingParams(logit_bias={4096: 1}))
 
 
@@ -409,31 +409,37 @@ def serve_and_measure(demo, num_requests: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block_size": 0}, "block_size is 0; it must be a whole number ≥ 1."),
-        ({"block_size": 2.0}, "block_size is 2.0; it must be a whole number ≥ 1."),
+        ({"block_size": 0}, "block_size must be at least 1, got 0."),
+        ({"block_size": 2.0}, "block_size must be an integer of at least 1, got 2.0."),
         (
             {"kv_cache_bytes": 1000},
             "kv_cache_bytes must be at least 262144, a page of 32 tokens, got 1000.",
         ),
-        ({"kv_cache_bytes": 1e8 / 3}, "kv_cache_bytes is 33333333.33.*; it must be a whole number"),
-        ({"kv_cache_bytes": float("inf")}, "kv_cache_bytes is inf; it must be a whole number"),
-        ({"kv_cache_bytes": "1GB"}, "kv_cache_bytes is '1GB'; it must be a whole number"),
+        (
+            {"kv_cache_bytes": 1e8 / 3},
+            "kv_cache_bytes must be an integer of at least 1, got 33333333.33",
+        ),
+        (
+            {"kv_cache_bytes": float("inf")},
+            "kv_cache_bytes must be an integer of at least 1, got inf",
+        ),
+        ({"kv_cache_bytes": "1GB"}, "kv_cache_bytes must be an integer of at least 1, got '1GB'"),
         (
             {"max_num_batched_tokens": "64"},
-            "max_num_batched_tokens is '64'; it must be a whole number ≥ 1.",
+            "max_num_batched_tokens must be an integer of at least 1, got '64'.",
         ),
-        ({"max_num_seqs": 8.5}, "max_num_seqs is 8.5; it must be a whole number ≥ 1."),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"max_num_seqs": 8.5}, "max_num_seqs must be an integer of at least 1, got 8.5."),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         (
             {"max_num_batched_tokens": 3, "max_num_seqs": 4},
             "max_num_batched_tokens must be at least 4 for max_num_seqs=4 .*, got 3",
         ),
         (
             {"draft_model": "demo-draft", "num_drafts": 0},
-            "num_drafts is 0; it must be a whole number ≥ 1.",
+            "num_drafts must be at least 1, got 0.",
         ),
         ({"draft_model": 5}, "5 is not a model; give a name, a folder, or the pair"),
-        ({"seed": "a"}, "seed is 'a'; it must be a whole number ≥ 0."),
+        ({"seed": "a"}, "seed must be an integer of at least 0, got 'a'."),
         ({"seed": 2**64}, r"seed must be below 2\*\*64, got \d+."),
     ],
 )

@@ -329,5 +329,5 @@ def test_other_group_sizes_are_rejected(demo):
         engine("demo", 6 - RANKS)
     with pytest.raises(UserError, match="already loaded"):
         LLM(demo, tensor_parallel_size=2)
-    with pytest.raises(UserError, match="tensor_parallel_size is 0"):
+    with pytest.raises(UserError, match="tensor_parallel_size must be at least 1, got 0"):
         engine("demo", 0)

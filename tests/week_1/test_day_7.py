@@ -142,16 +142,16 @@ def test_task_1_input_is_unchanged(device):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temp": -0.1}, "temperature is -0.1"),
-        ({"temp": float("nan")}, "temperature is nan"),
-        ({"temp": float("inf")}, "temperature is inf"),
-        ({"top_p": 0.0}, "top-p is 0.0"),
-        ({"top_p": 1.5}, "top-p is 1.5"),
-        ({"top_p": float("nan")}, "top-p is nan"),
-        ({"top_k": 0}, "top-k is 0"),
-        ({"top_k": 1.5}, "top-k is 1.5"),
-        ({"min_p": -0.1}, "min-p is -0.1"),
-        ({"min_p": 2.0}, "min-p is 2.0"),
+        ({"temp": -0.1}, "temperature must be a number ≥ 0 .*, got -0.1"),
+        ({"temp": float("nan")}, "temperature must be a number ≥ 0 .*, got nan"),
+        ({"temp": float("inf")}, "temperature must be a number ≥ 0 .*, got inf"),
+        ({"top_p": 0.0}, "top-p must be in .*, got 0.0"),
+        ({"top_p": 1.5}, "top-p must be in .*, got 1.5"),
+        ({"top_p": float("nan")}, "top-p must be in .*, got nan"),
+        ({"top_k": 0}, "top-k must be an integer of at least 1, got 0"),
+        ({"top_k": 1.5}, "top-k must be an integer of at least 1, got 1.5"),
+        ({"min_p": -0.1}, "min-p must be in .*, got -0.1"),
+        ({"min_p": 2.0}, "min-p must be in .*, got 2.0"),
     ],
 )
 def test_task_1_out_of_range_parameters(options, message):

@@ -149,8 +149,8 @@ def test_task_4_no_prompts(small_model):
 
 
 @pytest.mark.parametrize("name", ["max_seq_len", "batch_size", "prefill_step"])
-def test_task_4_limits_below_one_are_rejected(small_model, name):
-    with pytest.raises(UserError, match=f"{name} is 0; it must be a whole number ≥ 1"):
+def test_task_4_numbers_below_one(small_model, name):
+    with pytest.raises(UserError, match=f"{name} must be at least 1, got 0"):
         batch_generate(small_model, ByteTokenizer(), ["a"], **{name: 0})
 
 
@@ -222,9 +222,9 @@ def test_task_4_max_tokens(small_model, max_tokens):
     assert [batch.requests[index].num_tokens for index in range(4)] == limits
 
 
-def test_task_4_invalid_max_tokens(small_model):
+def test_task_4_invalid_max_tokens_are_rejected(small_model):
     for max_tokens, message in (
-        (0, "max_tokens is 0"),
+        (0, "max_tokens must be at least 1, got 0"),
         ([1], "expected 2 max_tokens, one per prompt, got 1"),
     ):
         with pytest.raises(UserError, match=message):

@@ -13,11 +13,11 @@ from ..errors import UserError
 from .parsing.command import CommandParser, run_command
 
 COMMANDS = {
-    "main": "generate from one prompt, streaming",
-    "chat": "interactive chat in the terminal",
-    "batch": "continuous batching of sixteen prompts, with a live view",
-    "serve": "HTTP server with OpenAI- and Anthropic-compatible APIs",
-    "bench": "throughput and latency on random token ids, as JSON",
+    "main": "generate text for one prompt, streaming",
+    "chat": "chat in the terminal",
+    "batch": "run sixteen prompts with continuous batching and a live view",
+    "serve": "serve the OpenAI and Anthropic APIs over HTTP",
+    "bench": "measure throughput on synthetic prompts; prints a JSON summary",
     "check": "check the installation and suggest fixes",
 }
 SHELLS = ("bash", "zsh", "tcsh")

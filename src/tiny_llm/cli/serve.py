@@ -164,7 +164,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise UserError(
             f"serve requires {', '.join(missing)}; run `pip install 'tiny-llm[serve]'`."
         )
-    kernels.extension()  # fails before loading if it is not built
+    kernels.extension()  # fails before loading if the extension is not built
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     find = find_config if args.load_format == "dummy" else find_model
@@ -173,7 +173,7 @@ def _serve(args: argparse.Namespace) -> int:
         find(args.draft_model, console)
     listening = _listen(args.host, args.port)
 
-    from ..server.process import ServerProcess  # needs libraries that only this command has
+    from ..server.process import ServerProcess  # imports the optional dependencies of this command
     from ..server.settings import Settings
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

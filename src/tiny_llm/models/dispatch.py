@@ -25,9 +25,9 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
 
     Args:
         name: the model's name, for error messages.
-        mlx_model: from `load`, `load_weights` or `mlx_lm.load`. It stays usable, also for another
-            week's model. If an `mlx_lm` model is prepacked, its row-major weights are released;
-            using it afterwards recreates them, so the weights are in memory twice.
+        mlx_model: from `load`, `load_weights` or `mlx_lm.load`. Remains usable, also for another
+            week's model. Prepacking an `mlx_lm` model releases its row-major weights; using the
+            model afterwards recreates them, which doubles the memory.
         week: number of the week.
         options: passed to the week's model.
 
@@ -50,7 +50,7 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
 def serving_model(
     name: str, mlx_model: Any, page_size: int, attention_backend: str = "paged"
 ) -> ServingModel:
-    """Builds the model that the engine runs, of any family.
+    """Builds the engine's model, of any family.
 
     Args:
         name, mlx_model: see `dispatch_model`.
@@ -81,7 +81,7 @@ def _config(name: str, mlx_model: Any) -> DecoderConfig:
 
 
 def _unsupported_by_course(config: DecoderConfig) -> str | None:
-    """What the course's models do not support, as a predicate of the model; None if nothing."""
+    """Feature unsupported by the course's models, as a predicate; None if all are supported."""
     if config.model_type != COURSE_MODEL_TYPE:
         return f"is a model of type '{config.model_type}'"
     if config.rope_scaling is not None:

@@ -10,7 +10,7 @@ from .checkpoint.layout import check_checkpoint
 from .checkpoint.safe_io import ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console  # takes megabytes and is rarely needed
+    from rich.console import Console  # takes megabytes, rarely needed
 
 SHORT_NAMES = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
@@ -31,7 +31,7 @@ def shortcut_name_to_full_name(name: str) -> str:
 
     Args:
         name: `qwen3-0.6b`, `qwen3-1.7b`, `qwen3-4b`, `qwen3-8b`, `demo` or `demo-draft`, in any
-            case; any other name is returned as it is.
+            case; any other name is returned unchanged.
     """
     if name.lower() in BUNDLED_MODELS:
         return str(BUNDLED_MODELS[name.lower()])
@@ -71,10 +71,10 @@ def find_model(name: str, console: "Console | None") -> Path:
 
     Args:
         name: a short name, a hub id or a local folder.
-        console: where a download says how big it is; standard error if None.
+        console: output of the download size; standard error if None.
 
     Raises:
-        ModelError: there is no such model, it cannot be downloaded now, or its folder is broken.
+        ModelError: the model does not exist, cannot be downloaded, or its folder is invalid.
     """
     folder = _local_folder(name)
     if folder is None:
@@ -94,7 +94,7 @@ def find_config(name: str, console: "Console | None") -> Path:
         name, console: see `find_model`.
 
     Raises:
-        ModelError: there is no such model, or it cannot be downloaded now.
+        ModelError: the model does not exist or cannot be downloaded.
     """
     full_name = shortcut_name_to_full_name(name)
     folder = _local_folder(name) or find_in_cache(full_name)
@@ -102,10 +102,10 @@ def find_config(name: str, console: "Console | None") -> Path:
 
 
 def _local_folder(name: str) -> Path | None:
-    """The folder that a name means; None for a hub id.
+    """Folder for a model name; None for a hub id.
 
     Raises:
-        ModelError: it is neither.
+        ModelError: the name is neither a folder nor a hub id.
     """
     full_name = shortcut_name_to_full_name(name)
     folder = Path(full_name).expanduser()
@@ -122,12 +122,12 @@ def _local_folder(name: str) -> Path | None:
 def _is_dir(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # the name is too long for one
+    except OSError:  # the name is too long for a path
         return False
 
 
 def is_terminal() -> bool:
-    """Whether standard error is a terminal; without one `rich` need not be imported."""
+    """Whether standard error is a terminal; otherwise `rich` is not imported."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
@@ -145,17 +145,17 @@ def download(
 
     Args:
         hub_id: owner/name.
-        console: where the size is said; standard error if None.
-        patterns: the files to fetch.
+        console: output of the download size; standard error if None.
+        patterns: glob patterns of the files to download.
 
     Raises:
-        ModelError: the hub has no such model, or cannot be reached.
+        ModelError: the hub does not have the model or cannot be reached.
     """
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        # Asked first: its errors say what is wrong, those of a dry run do not.
+        # Queried first for its specific errors, which a dry run lacks.
         huggingface_hub.HfApi().model_info(hub_id)
         files = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, dry_run=True)
         size = sum(file.file_size for file in files if file.will_download)
@@ -164,7 +164,7 @@ def download(
         said = f"downloading {hub_id}: {filesize.decimal(size)}"
         (console or stderr_console()).print(said, highlight=False)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
-    except errors.GatedRepoError as error:  # a kind of RepositoryNotFoundError, so it comes first
+    except errors.GatedRepoError as error:  # subclass of RepositoryNotFoundError
         raise ModelError(
             f"'{hub_id}' asks you to accept its terms on the Hugging Face hub; do that there, "
             "then run `hf auth login`."

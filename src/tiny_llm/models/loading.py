@@ -34,17 +34,17 @@ PROGRESS_DELAY_SECONDS = 1.0
 
 
 def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
-    """Loads a model and its tokenizer through `mlx_lm`, downloading it if need be.
+    """Loads a model and its tokenizer through `mlx_lm`, downloading it if necessary.
 
     Args:
         name: a short name, a hub id or a local folder.
-        console: where messages and progress bars go; standard error if None.
+        console: output of messages and progress bars; standard error if None.
 
     Returns:
-        (mlx_model, tokenizer), as `mlx_lm.load` returns them.
+        (mlx_model, tokenizer) of `mlx_lm.load`.
 
     Raises:
-        ModelError: see `find_model`; or weights that do not fit the config.
+        ModelError: see `find_model`; or the weights do not match the config.
     """
     return _load(find_model(name, console), console, _read_with_mlx_lm)
 
@@ -59,24 +59,24 @@ def load_weights(
 ) -> tuple[Any, Any]:
     """Loads weights and tokenizer for tiny-llm's models, without `mlx_lm`, in a second.
 
-    Quantized weights are stored in the order in which this machine's kernels read them, which need
-    not be by row: see `kernels/prepack.py`. The models of all weeks take them so.
+    Quantized weights are prepacked for this machine's kernels (`kernels/prepack.py`); the models of
+    all weeks accept that layout.
 
     Args:
-        name, console: see `load`; errors too.
-        load_format: "auto" reads the weights; "dummy" draws random ones in the shapes and formats
-            of `config.json`, which is then the only file that is needed. Without a tokenizer of its
-            own such a model gets the demo's, and says so.
-        rank, num_ranks: which part of the weights is loaded, and of how many (`sharding.py`).
-        with_tokenizer: False spares its memory, on a rank that needs none; None takes its place.
+        name, console: see `load`, also for errors.
+        load_format: "auto" reads the weights; "dummy" generates random weights in the shapes and
+            formats of `config.json`, the only required file. If the folder has no tokenizer, the
+            demo model's is used, with a warning.
+        rank, num_ranks: shard to load (`sharding.py`).
+        with_tokenizer: False skips the tokenizer, to save memory on workers; None is returned.
 
     Raises:
-        UserError: another `load_format`; `ModelError` for a model that cannot be split so.
+        UserError: unknown `load_format`; `ModelError` if the model cannot be split.
 
     Returns:
-        (weights, tokenizer). A week's model takes the first wherever it takes an `mlx_model`: it
-        has the same `args` and layers, and cannot be called. The second does what `mlx_lm`'s
-        tokenizer does. A checkpoint of a format that is not read here is loaded as by `load`.
+        (weights, tokenizer). The weights replace an `mlx_model` as the argument of a week's model:
+        same `args` and layers, but not callable. The tokenizer is equivalent to `mlx_lm`'s. A
+        checkpoint in an unsupported format is loaded by `load`.
     """
     if load_format not in LOAD_FORMATS:
         raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
@@ -95,22 +95,22 @@ def _load(
     folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Reads a checkpoint lazily, then its weights."""
-    kernels.check_num_threads()  # no fault of the model's
+    kernels.check_num_threads()  # an invalid argument, not an invalid model
     try:
-        read_config(read_model_config(folder))  # before anything that takes time
+        read_config(read_model_config(folder))  # before any slow work
         model, tokenizer = read(folder)
         evaluate(model, console)
     except ModelError:
         raise
-    except Exception as error:  # a broken config can lead to any
+    except Exception as error:  # an invalid config can raise anything
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
-    trim_heap()  # what was needed to read files
+    trim_heap()  # release buffers used to read files
     return model, tokenizer
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
-    # Imported here, because it takes seconds and a wrong name should be reported at once.
+    # Imported here because it takes seconds, and a wrong name should be reported immediately.
     import mlx_lm
 
     check_dtypes(read_tensor_headers(folder))
@@ -158,8 +158,8 @@ def _read_dummy(
 def evaluate(model: Any, console: "Console | None") -> None:
     """Evaluates lazy weights layer by layer, with a progress bar.
 
-    The largest come first, the table of tokens and the head: what is being interleaved may be in
-    memory twice. `mlx_lm`'s own model, which can be called, keeps its rows.
+    The largest layers, embedding and LM head, come first: a layer being prepacked may be in memory
+    twice. `mlx_lm`'s own model stays row-major, because it must remain callable.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers) if part is not None]
@@ -177,18 +177,18 @@ def evaluate(model: Any, console: "Console | None") -> None:
     mx.eval(model.parameters())
     check.add("model.norm", model.model.norm)  # the only other part
     check.finish()
-    mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has
+    mx.clear_cache()  # prepacking leaves cached buffers of sizes that are not used again
 
 
 def _with_progress(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
-    """Yields the parts, on a terminal with a progress bar after `PROGRESS_DELAY_SECONDS`."""
+    """Yields the parts; on a terminal, shows a progress bar after `PROGRESS_DELAY_SECONDS`."""
     if not (is_terminal() if console is None else console.is_terminal):
         yield from parts
         return
     started = time.monotonic()
     for index, part in enumerate(parts):
         if time.monotonic() - started > PROGRESS_DELAY_SECONDS:
-            # Imported here, because a small model is loaded before this is, and it takes 2 MB.
+            # Imported here: it takes 2 MB, and a small model loads faster than this import.
             from rich.progress import Progress
 
             with Progress(console=console or stderr_console(), transient=True) as progress:

@@ -1,6 +1,6 @@
 """Returning freed memory to the system.
 
-MLX caches a step's buffers for the next step. Beyond that, requests of many lengths fragment the
+MLX caches a step's buffers for the next step. In addition, requests of many lengths fragment the
 heap, and glibc keeps whole free pages between live blocks: up to a quarter of the process's memory
 with the demo model after some thousand requests. `malloc_trim` returns them.
 """

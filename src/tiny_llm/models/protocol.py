@@ -1,4 +1,4 @@
-"""Protocol of the models that the engine runs."""
+"""Protocol of the engine's models."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from ..kv_cache.paged_storage import PagedStorage, RaggedBatch
 
 
 class ServingModel(Protocol):
-    """A model over paged KV storage that computes ragged batches.
+    """A model over paged KV storage, for ragged batches.
 
     `families.decoder.Decoder` implements it for every family, and `Qwen3ModelWeek3` for the
     course's engine.
@@ -46,8 +46,8 @@ class ServingModel(Protocol):
     ) -> mx.array:
         """Computes a step: new tokens of many sequences, each at its own position.
 
-        A token's logits have the same bits alone and in any batch. Precondition: all positions are
-        within the context.
+        A token's logits are bit-identical in any batch. Precondition: all positions are within the
+        context.
 
         Args:
             ids: T token ids in the order of `batch`.

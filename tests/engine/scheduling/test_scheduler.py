@@ -196,8 +196,8 @@ def test_duplicate_request_id_is_rejected():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_pages": 0}, "num_pages is 0"),
-        ({"num_drafts": -1}, "num_drafts is -1"),
+        ({"num_pages": 0}, "num_pages must be at least 1, got 0"),
+        ({"num_drafts": -1}, "num_drafts must be at least 0, got -1"),
         (
             {"max_num_seqs": 9},
             "max_num_batched_tokens must be at least 9 for max_num_seqs=9 .*, got 8",

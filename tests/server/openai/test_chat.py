@@ -185,7 +185,7 @@ def test_content_parts_and_developer_message(client):
         ),
         ({"n": 2, "temperature": 0}, "n must be 1 at temperature 0.0, got 2"),
         ({"n": 1000}, "this server accepts at most"),
-        ({"logit_bias": {"4096": 1}}, "logit_bias has the token 4096"),
+        ({"logit_bias": {"4096": 1}}, "token ids in logit_bias must be from 0 to 4095, got 4096"),
         ({"logit_bias": {"Paris": 1}}, "logit_bias keys must be token ids, got 'Paris'"),
         ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
         (

@@ -129,7 +129,9 @@ class EngineBackend:
                     first_token_at = now
                 for position, token in enumerate(output.token_ids, start=1):
                     count += 1
-                    is_last = position == len(output.token_ids)  # it carries the text of all
+                    is_last = position == len(
+                        output.token_ids
+                    )  # the last response carries the whole text
                     yield GenerationResponse(
                         text=output.text if is_last else "",
                         token=token,

@@ -167,7 +167,7 @@ def _base_url(url: str) -> str:
     """Base URL of the API's paths; appends /v1 to a URL without a path.
 
     Raises:
-        UserError: it is not an HTTP URL.
+        UserError: `url` is not an HTTP URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:

@@ -1,6 +1,6 @@
 """Batch runs over many prompts, their progress and the live view.
 
-Must not define flags.
+Defines no flags.
 
 Reading order: progress, workload, engine_run, runs, view.
 """

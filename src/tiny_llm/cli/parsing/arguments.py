@@ -36,7 +36,7 @@ def api_key(argument: str | None) -> str | None:
     """API key given by `--api-key` or the environment variable, or None.
 
     Raises:
-        UserError: it is not UTF-8.
+        UserError: the key is not UTF-8.
     """
     key = argument or os.environ.get(API_KEY_VARIABLE)
     return validate_utf8("the API key", key) if key else None
@@ -238,7 +238,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     is_free = args.loader is None and args.enable_flash_attn is None
     is_ours = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())
     if args.loader == ENGINE or (is_free and is_ours):
-        kernels.extension()  # fails before loading if it is not built
+        kernels.extension()  # fails before loading if the extension is not built
         args.loader, args.enable_flash_attn = ENGINE, False
         return
     for name, reason in ENGINE_FLAGS.items():
@@ -271,13 +271,13 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
             "--loader week2."
         )
     if args.loader != "week1":
-        kernels.extension()  # fails before loading if it is not built
+        kernels.extension()  # fails before loading if the extension is not built
     if args.enable_flash_attn is None:
         args.enable_flash_attn = args.loader == "week2" and kernels.runs_on_default_device()
 
 
 def _check_mlx_arguments(args: argparse.Namespace) -> None:
-    """Rejects flags that mlx_lm does not have."""
+    """Rejects flags without an mlx_lm equivalent."""
     if args.load_format == "dummy":
         raise UserError(
             "--load-format dummy is for tiny-llm's models, not --solution mlx; leave one of the "
@@ -300,7 +300,7 @@ def flag_of(name: str) -> str:
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
-    """Rejects what `check_model_arguments` rejects, and what a batch cannot do.
+    """Applies `check_model_arguments`, and rejects flags unsupported in a batch.
 
     Raises:
         UserError: the first unsupported flag.

@@ -11,7 +11,7 @@ def read_prompt(argument: str) -> str:
     """Resolves `--prompt`: all of standard input for "-", else the argument.
 
     Raises:
-        UserError: it is not UTF-8.
+        UserError: the prompt is not UTF-8.
     """
     if argument != "-":
         return validate_utf8("the prompt", argument)
@@ -31,7 +31,7 @@ def validate_utf8(what: str, text: str) -> str:
     """Returns the text unchanged.
 
     Raises:
-        UserError: it has surrogates, which stand for non-UTF-8 bytes of the command line.
+        UserError: the text has surrogates, which encode non-UTF-8 bytes of the command line.
     """
     try:
         text.encode("utf-8")

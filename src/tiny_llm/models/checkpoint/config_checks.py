@@ -1,7 +1,7 @@
 """Checks of config fields that all families share.
 
-`transformers` and `mlx_lm` execute Python code that some fields name. tiny-llm executes none, and
-does not pass a folder with those fields to them.
+Some fields name Python code, which `transformers` and `mlx_lm` would execute. tiny-llm rejects
+those fields, so no such folder reaches either library.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from ..families.config_fields import reject_unknown_fields
 from .quantization import Quantization
 from .safe_io import ModelError
 
-# Python code in the folder (model_file) or in a hub repository.
+# Fields naming Python code in the folder (model_file) or in a hub repository.
 CODE_FIELDS = ("model_file", "auto_map", "custom_pipelines", "trust_remote_code")
 
-# Fields that change the model from what the other fields describe.
+# Unsupported features that change the computation.
 UNSUPPORTED_FIELDS = ("text_config", "vision_config", "audio_config", "quantize_activations")
 
 MAX_INT32 = 2**31 - 1  # the kernels' index type
@@ -26,11 +26,11 @@ EXPECTED_TOKEN_IDS = "a token id, or a list of them"
 
 
 def reject_code(fields: Mapping[str, Any], where: str) -> None:
-    """Rejects fields that name code to execute.
+    """Rejects fields that name executable code.
 
     Args:
         fields: JSON object of the checkpoint.
-        where: its file, for the error message.
+        where: the object's file, for the error message.
 
     Raises:
         ModelError: a field names code.
@@ -44,7 +44,7 @@ def reject_code(fields: Mapping[str, Any], where: str) -> None:
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
-    """Rejects fields that no family supports, and invalid values of common fields.
+    """Rejects fields unsupported by all families, and invalid values of common fields.
 
     Args:
         config: parsed `config.json`.
@@ -90,7 +90,7 @@ def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> No
 
 
 def _check_quantization(quantization: Mapping[str, Any], where: str) -> None:
-    """Checks the default format and the formats of single layers, keyed by path."""
+    """Checks the default quantization format and the per-layer formats, keyed by path."""
     overrides = {
         name: value for name, value in quantization.items() if isinstance(value, dict | bool)
     }

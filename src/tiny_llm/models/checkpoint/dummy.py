@@ -28,7 +28,7 @@ def random_checkpoint(
 ) -> CheckpointModel:
     """Builds a model with random weights; arguments and errors as in `random_tensors`.
 
-    With `part`, that rank's shard of the same weights; only one full tensor exists at a time.
+    With `part`, builds only that rank's shard, holding one full tensor in memory at a time.
     """
     weights, formats = random_tensors(config, seed)
     if part is None:
@@ -41,7 +41,7 @@ def random_checkpoint(
 def random_tensors(
     config: Mapping[str, Any], seed: int = 0
 ) -> tuple[dict[str, mx.array], dict[str, Quantization]]:
-    """Creates the lazy random tensors of a checkpoint, quantized as the config says.
+    """Creates a checkpoint's tensors: lazy, random, quantized according to the config.
 
     Args:
         config: parsed `config.json`.

@@ -1,7 +1,7 @@
 """Checkpoint folders: required files and their validation before loading.
 
-The checks read only headers, a few kilobytes for weights of any size. They turn an incomplete
-download or a wrong folder into one clear error.
+Only headers are read, a few kilobytes at any model size. An incomplete download or a wrong folder
+becomes one clear error.
 """
 
 from pathlib import Path
@@ -59,7 +59,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Safetensors files of a checkpoint: those in its index, or all without an index.
+    """Safetensors files of a checkpoint: the index's, or all files if there is no index.
 
     Raises:
         ModelError: there are no files, or a file in the index is missing.
@@ -104,7 +104,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def _summarize(names: list[str], limit: int = 4) -> str:
-    """The first few names, and the number of the others."""
+    """Formats the first names and the number of remaining ones."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 

@@ -1,11 +1,11 @@
 """Check for NaN and infinite weights.
 
-Each floating-point array is read once, without a copy. Integers need no check: of a layer with
-4-bit weights, only scales and biases are read.
+Each floating-point array is read once, without a copy. Integers need no check: a layer with 4-bit
+weights has only its scales and biases read.
 
-Among the bit patterns of one sign, infinity and all NaN are the largest. So two maxima detect them:
-that of the bits as signed integers, whose maximum is a positive number, and that of the bits as
-unsigned integers, whose maximum is a negative number.
+Among the bit patterns of one sign, infinity and the NaNs are the largest. Two maxima therefore
+detect them: as signed integers the largest positive number, as unsigned integers the largest
+negative number in magnitude.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ FORMATS = {
 E4M3 = _Format(mx.int8, mx.uint8, 0x7F, 0xFF)
 E8M0 = _Format(mx.uint8, mx.uint8, 0xFF, 0xFF)  # powers of two, without a sign
 
-# 8-bit floating point, which MLX stores as integers: array name -> format, by mode.
+# 8-bit floating-point arrays, stored by MLX as integers: mode -> array name -> format.
 FLOAT8_ARRAYS = {
     "mxfp4": {"scales": E8M0},
     "mxfp8": {"scales": E8M0, "weight": E4M3},
@@ -44,9 +44,9 @@ FLOAT8_ARRAYS = {
 
 
 class FiniteCheck:
-    """Checks a model layer by layer while the next layer is loading.
+    """Checks each layer while the next one is loading.
 
-    Runs on a dedicated MLX stream, and so on a separate thread: most of its time overlaps.
+    Runs on a dedicated MLX stream, hence on a separate thread, and mostly overlaps with loading.
     """
 
     def __init__(self) -> None:

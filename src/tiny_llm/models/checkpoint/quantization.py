@@ -6,7 +6,7 @@
     mxfp8    8, floating point   32            a power of two
     nvfp4    4, floating point   16            a scale of 8 bits, floating point
 
-A row's integers are packed into 32-bit words, lowest bits first.
+A row's integers are packed into 32-bit words, starting at the lowest bits.
 """
 
 from collections.abc import Mapping

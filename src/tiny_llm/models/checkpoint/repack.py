@@ -1,8 +1,8 @@
-"""Repacking: quantized weights in a format of the CPU kernels, with the same values.
+"""Repacking: lossless conversion to quantization formats of the CPU kernels.
 
 The kernels support affine weights of 4 and 8 bits, and floating-point ones of 4 bits, in groups of
-32, 64 and 128, with 16-bit scales. MLX's own product on a CPU takes hundreds of times as long, so
-loading converts other formats to one of these. No weight changes its value:
+32, 64 and 128, with 16-bit scales. MLX's own CPU matmul takes hundreds of times as long, so
+loading converts other formats to one of these. Every weight keeps its exact value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
     affine 5, 6 bits   affine 8 bits, likewise
@@ -10,7 +10,7 @@ loading converts other formats to one of these. No weight changes its value:
     mxfp8, nvfp4       unquantized bfloat16, which represents weight · scale exactly
 
 The kernels support neither 8-bit floating point nor nvfp4's groups of 16. Wider formats take more
-memory than the file. On a GPU weights keep their format: MLX's kernels there are fast in all.
+memory than the file. On a GPU, weights keep their format: MLX's Metal kernels are fast for all.
 """
 
 import copy
@@ -26,7 +26,7 @@ from .quantization import dequantize_layer
 
 
 def repack(module: Any) -> None:
-    """Converts, lazily, a module's layers in formats that the CPU kernels do not support.
+    """Lazily converts a module's layers in formats unsupported by the CPU kernels.
 
     A no-op on a GPU, or if the kernels are not built.
     """
@@ -35,7 +35,7 @@ def repack(module: Any) -> None:
 
 
 def repacked(mlx_model: Any) -> Any:
-    """Returns a repacked copy of a model; the model itself if there is nothing to repack."""
+    """Returns a repacked copy of a model, or the model itself if no layer needs it."""
     if not _repackable_layers(mlx_model):
         return mlx_model
     arrays: Any = tree_flatten(mlx_model)

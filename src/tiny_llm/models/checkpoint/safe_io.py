@@ -1,7 +1,7 @@
 """Bounded reads of checkpoint files.
 
-A checkpoint is untrusted: a file is read only if its name stays within the folder, if it is a
-regular file, and up to a size that suffices for every real checkpoint. See `resolve_file`.
+Checkpoints are untrusted. Only regular files within the folder are read, up to a size limit well
+above any real checkpoint's. See `resolve_file`.
 """
 
 import json
@@ -19,7 +19,7 @@ MAX_NAME_CHARS = 255
 
 
 class ModelError(UserError):
-    """A model that cannot be found, downloaded or loaded, with the reason."""
+    """The model cannot be found, downloaded or loaded; the message has the reason."""
 
 
 def resolve_file(folder: Path, name: str) -> Path:
@@ -59,7 +59,7 @@ def check_file_name(folder: Path, name: str) -> None:
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Whether a text is a file name that stays within its folder."""
+    """Whether a string is a plain file name, within its folder."""
     return (
         0 < len(name) <= MAX_NAME_CHARS and name == Path(name).name != ".." and name.isprintable()
     )

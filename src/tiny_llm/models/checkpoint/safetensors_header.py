@@ -1,7 +1,7 @@
 """Safetensors headers, validated before any tensor is read.
 
 Layout: 8 bytes of header length (little-endian); the header (JSON: tensor name -> dtype, shape and
-two offsets into the data); the data, the tensors one after the other without gaps.
+two offsets into the data); the data, contiguous tensors.
 
 Source: the safetensors format, https://github.com/huggingface/safetensors#format
 """

@@ -6,10 +6,10 @@
     router, norms                  replicated
 
 Each expert is split as the MLP. An MLP's features are split by whole quantization groups, so ranks
-may differ by one group. A rank has the config of a smaller model, whose tensors have the shapes of
-`tensor_shapes.py`; only norms and router keep their size. A shard of rows is contiguous in its
-file, and nothing else is read. A shard of columns is a piece of each row: where rows are short, a
-rank reads whole matrices, one at a time.
+may differ by one group. A rank's config describes a smaller model with the tensor shapes of
+`tensor_shapes.py`; only norms and router keep their size. A row shard is contiguous in its file,
+and nothing else is read. A column shard is a piece of each row: if rows are short, a rank reads
+whole matrices, one at a time.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019).
@@ -31,7 +31,7 @@ BY_COLUMN = {"o_proj", "down_proj"}
 BY_VOCAB = {"embed_tokens", "lm_head"}
 MLP_LAYERS = {"gate_proj", "up_proj", "down_proj"}
 
-# Possible quantization group sizes. A width that is a multiple of none is split evenly.
+# Possible quantization group sizes. A width divisible by none of them is split evenly.
 GROUP_SIZES = (128, 64, 32)
 
 # dtype in the file -> `memoryview` format code, MLX dtype.
@@ -54,7 +54,7 @@ class RankShard:
         size: number of ranks.
 
     Raises:
-        ValueError: the model cannot be split among that many ranks.
+        ValueError: the model cannot be split among `size` ranks.
     """
 
     full_config: DecoderConfig
@@ -115,9 +115,9 @@ class RankShard:
 
     @property
     def kv_head_range(self) -> range:
-        """This rank's key/value heads: those of its query heads.
+        """This rank's key/value heads: the ones its query heads use.
 
-        Of the numbers of heads and ranks, one is a multiple of the other. With fewer heads than
+        Either number, of heads or of ranks, is a multiple of the other. With fewer heads than
         ranks, neighbouring ranks share one.
         """
         # [task 5.2.1 heads]
@@ -160,7 +160,7 @@ class RankShard:
 
         Args:
             name: the tensor's name.
-            tensor: the tensor's header entry, of a dtype of weights (`check_dtypes`).
+            tensor: the tensor's header entry; its dtype has passed `check_dtypes`.
         """
         place = self._local_slices(name, tensor.shape)
         shape = [len(range(n)[own]) for n, own in zip(tensor.shape, place, strict=True)]
@@ -183,7 +183,7 @@ class RankShard:
         return mx.array(numbers).view(dtype).reshape(shape)
 
     def is_rank_0_bias(self, name: str) -> bool:
-        """Whether a tensor is an all-reduced layer's bias, which only rank 0 adds: zero here."""
+        """Whether a tensor is an all-reduced layer's bias, zero on all ranks but rank 0."""
         # [task 5.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 5.2.2 bias]

@@ -16,7 +16,7 @@ SPECIAL_TOKEN_FIELDS = [
 ]
 SPECIAL_TOKEN_LIST_FIELDS = ("additional_special_tokens", "extra_special_tokens")
 
-# What transformers and mlx_lm import, and open, by these names.
+# transformers and mlx_lm import or open these names.
 MODULE_FIELDS = ("tool_parser_type", "chat_template_type", "tokenizer_class")
 FILE_FIELDS = ("vocab_file", "merges_file", "tokenizer_file")
 
@@ -88,7 +88,7 @@ def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _listed(tokens: Any) -> list[Any]:
-    """Tokens of a list or of an object's values; any other value as the only item."""
+    """Items of a list or values of an object; any other value becomes a single item."""
     if tokens is None:
         return []
     if isinstance(tokens, dict):

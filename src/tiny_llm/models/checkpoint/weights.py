@@ -1,7 +1,7 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
-The tree has the attributes of `mlx_lm`'s model that the weeks' models and `Decoder` read; they use
-its arrays in their own layers. `mlx_lm` loads formats that are not supported here.
+The tree mirrors the attributes of `mlx_lm`'s model used by the weeks' models and `Decoder`, which
+share its arrays. Formats unsupported here are loaded by `mlx_lm`.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ from .safetensors_header import TensorInfo, check_dtypes
 from .sharding import RankShard
 from .tensor_shapes import matrix_shapes, vector_shapes
 
-# Config fields of features that only mlx_lm supports.
+# Config fields of features supported only by mlx_lm.
 MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations", "text_config")
 
-# Column shards with shorter pieces, in bytes, are sliced from the whole matrix: disks read pages,
-# with readahead.
+# Minimum bytes per row for reading a column shard directly. Shorter pieces are sliced from the
+# whole matrix: disks read whole pages, with readahead.
 MIN_READ_BYTES = 2**14
 
-# RoPE frequencies in old Llama checkpoints; the config determines them.
+# RoPE frequencies in old Llama checkpoints, redundant with the config.
 ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
@@ -40,7 +40,7 @@ class TreeNode(Module):
 
     Attributes:
         weight: a layer's weight.
-        scales, biases, group_size, bits, mode: a quantized layer's.
+        scales, biases, group_size, bits, mode: quantization of a quantized layer.
         bias: a layer's bias, if any.
     """
 
@@ -49,13 +49,13 @@ class CheckpointModel(Module):
     """The root of the tree.
 
     Args:
-        args: the configuration.
-        parts: what `model` holds, and `lm_head` if it is not tied.
+        args: the model's config.
+        parts: children `model` and, if not tied, `lm_head`.
 
     Attributes:
-        model, lm_head: what `parts` holds.
-        layers: those of `model`.
-        weight_locations: where arrays that were not read yet lie.
+        model, lm_head: the nodes in `parts`.
+        layers: the transformer blocks.
+        weight_locations: file locations of arrays not read yet.
     """
 
     def __init__(self, args: DecoderConfig, parts: Mapping[str, Any]):
@@ -72,11 +72,11 @@ class CheckpointModel(Module):
 
 
 def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is plain, or quantized in a format of MLX's.
+    """Whether a checkpoint is unquantized, or quantized in an MLX format.
 
     Args:
-        folder: the checkpoint's.
-        config: its `config.json`.
+        folder: the checkpoint's folder.
+        config: parsed `config.json`.
     """
     quantization = config.get("quantization")
     if any(config.get(key) for key in MLX_LM_ONLY_FIELDS):
@@ -90,16 +90,16 @@ def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
 def read_checkpoint(
     folder: Path, config: Mapping[str, Any], part: RankShard | None = None
 ) -> CheckpointModel:
-    """Lazily read weights of a checkpoint that `is_supported_format` accepts.
+    """Reads the weights lazily from a checkpoint accepted by `is_supported_format`.
 
     Args:
-        folder: the checkpoint's.
-        config: its `config.json`.
-        part: of which only this part is read; None for the whole.
+        folder: the checkpoint's folder.
+        config: parsed `config.json`.
+        part: shard to read; None for the whole model.
 
     Raises:
-        ValueError: the config makes no sense, or a tensor is missing, unknown or has another shape
-            or dtype than it must have; the message names it.
+        ValueError: the config is invalid, or a tensor is missing, unexpected or has a wrong shape
+            or dtype; the message names it.
     """
     args = read_config(config) if part is None else part.config
     stored = read_tensor_headers(folder)
@@ -109,7 +109,7 @@ def read_checkpoint(
     if part is not None:
         weights = {name: part.slice_tensor(name, array) for name, array in weights.items()}
     if args.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)  # a copy of the embedding that some converters write
+        weights.pop("lm_head.weight", None)  # some converters write a copy of the embedding
     weights = {
         name: array for name, array in weights.items() if not name.endswith(ROPE_BUFFER_SUFFIX)
     }
@@ -134,7 +134,7 @@ def _register_source(
     tensor: TensorInfo,
     part: RankShard,
 ) -> None:
-    """Registers the location of a rank's slice, so that nothing else is read."""
+    """Registers the file location of a rank's slice, to read nothing else."""
     runs = part.byte_ranges(name, tensor)
     if len(runs) == 1:
         weight_locations.add(array, tensor.file, runs[0].start, exclusive=True)
@@ -150,7 +150,7 @@ def build_model_tree(
     Args:
         args: the model's config.
         weights: tensor name -> array, for all tensors.
-        formats: path of a quantized layer -> format.
+        formats: quantized layer's path -> format.
     """
     tree: Any = tree_unflatten(list(weights.items()))
     parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
@@ -162,7 +162,7 @@ def build_model_tree(
 def _check_tensors(
     weights: Mapping[str, mx.array], args: DecoderConfig, quantization: Mapping[str, Any] | None
 ) -> dict[str, Quantization]:
-    """Checks all names and shapes; returns path of a quantized layer -> format."""
+    """Checks all names and shapes; returns quantized layer's path -> format."""
     formats: dict[str, Quantization] = {}
     known = set()
     for path, matrix in matrix_shapes(args):

@@ -1,4 +1,4 @@
-"""Model families: `config.json` to a `DecoderConfig`, and the decoder that runs every family.
+"""Model families: configs, and one decoder for all of them.
 
 A new family is a row in `registry`; a new part also needs `decoder` and
 `../checkpoint/tensor_shapes.py`. The course's models are in `qwen3_week1.py` to `qwen3_week3.py`.

@@ -4,9 +4,9 @@
     flash        gathers a sequence's pages into one array, then `flash_attention`
     reference    gathers pages, then attends in plain MLX in float32
 
-"flash" has the bits of "paged". "reference" is the oracle of both; its rounding may depend on the
-chunks of a prompt. Both copy all keys and values of a sequence in each layer of each step, and
-their steps are not captured: they serve comparison and debugging.
+"flash" is bit-identical to "paged". "reference" is the oracle for both; its rounding may depend on
+a prompt's chunking. Both copy all of a sequence's keys and values in each layer of each step, and
+their steps are not captured: they are for comparison and debugging.
 """
 
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ class MoEConfig:
         top_k: number of experts per token.
         intermediate_size: I of an expert.
         norm_topk_prob: whether the chosen experts' probabilities are normalized to a sum of 1.
-        layers: indices of the layers with experts; the others have an MLP.
+        layers: indices of the layers with experts; other layers have an MLP.
     """
 
     num_experts: int

@@ -68,7 +68,7 @@ def boolean(fields: Fields, name: str, default: bool = False) -> bool:
 
 
 def reject_unknown_fields(fields: Fields, known: set[str], where: str = "config.json") -> None:
-    """Rejects unknown fields unless they are null, false or empty.
+    """Rejects unknown fields, except null, false and empty ones.
 
     Raises:
         ValueError: names the first unknown field.

@@ -1,6 +1,6 @@
 """Decoder of all families: transformer layers assembled from a config.
 
-The families differ in little: norms on heads, biases, RoPE scaling, experts instead of the MLP.
+The families differ only in QK norms, biases, RoPE scaling, and experts instead of the MLP.
 Implements `ServingModel` (`models/protocol.py`).
 """
 
@@ -59,7 +59,7 @@ class Attention:
         self._attend = attend
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
-        """Attends from the new tokens to themselves and the past: B×L×E -> B×L×E."""
+        """Causal attention of the new tokens over the cache and themselves: B×L×E -> B×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = linear_each(x, (self.wq, self.wk, self.wv))
@@ -119,7 +119,7 @@ class DecoderBlock:
 
 
 class EagerLayers(PlannedLayers):
-    """Layers that cannot be captured: they read values or attend in MLX operations."""
+    """Runs layers without graph capture: they read values or attend in MLX operations."""
 
     def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
         return partial(self._run, num_metadata_arrays)
@@ -231,6 +231,6 @@ class Decoder:
         return x, update
 
     def _needs_host_sync(self) -> bool:
-        """Whether a layer must read the chosen experts before it continues."""
+        """Whether a layer reads the selected experts on the host, a sync within the step."""
         mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
         return any(mixture.experts.needs_host_sync for mixture in mixtures)

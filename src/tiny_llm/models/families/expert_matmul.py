@@ -1,8 +1,8 @@
 """Products of the selected experts, by device and weight format.
 
-    GroupedExperts     the extension's grouped product: 4 or 8 bits, on a CPU
+    GroupedExperts     the extension's grouped matmul: 4 or 8 bits, on a CPU
     SeparateExperts    one MLP per expert: unquantized weights and float32, on a CPU
-    GatheredExperts    MLX's gathered products: on a GPU
+    GatheredExperts    MLX's gathered matmul: on a GPU
 
 Each maps tokens N..×E and their experts N..×K to the experts' outputs N..×K×E.
 """
@@ -22,19 +22,19 @@ from .mlp import Mlp
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
-# Number of products from which a GPU's are sorted by expert: neighbours then read the same weights.
+# Minimum number of products sorted by expert on a GPU: neighbors then read the same weights.
 MIN_SORTED_PRODUCTS = 64
 
 
 def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
-    """An order of products in which those of one expert are neighbours, and the way back.
+    """Sorts products by expert: the permutation and its inverse.
 
     Args:
-        experts: P; the expert of each of P products.
+        experts: the expert of each product, P.
 
     Returns:
-        (order, places), P numbers each. `experts[order]` is sorted, and products of one expert stay
-        in their order. `places` undoes it: `experts[order][places]` is `experts`.
+        (order, inverse), P indices each. `experts[order]` is sorted, stably. `inverse` undoes it:
+        `experts[order][inverse]` equals `experts`.
     """
     # [task 5.1.2 sort]
     order = mx.argsort(experts)  # stable on a CPU
@@ -43,13 +43,13 @@ def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
-    """Where each expert's products are, once they are sorted. Waits for the numbers.
+    """Range of each expert's products in sorted order. Synchronizes with the device.
 
     Args:
-        experts: P; sorted.
+        experts: sorted expert of each product, P.
 
     Returns:
-        (expert, first, end) of each expert that has products: they are at `first` … `end` − 1.
+        (expert, first, end) per selected expert: its products are `first` … `end` − 1.
     """
     numbers: list[int] = experts.tolist()  # type: ignore[assignment]
     # [task 5.1.2 runs]
@@ -64,9 +64,9 @@ def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class GroupedExperts:
-    """Experts whose matrices the extension reads: X×O×I each, quantized.
+    """Experts on the extension's grouped matmul, with quantized matrices X×O×I.
 
-    A step reads each selected matrix once, and no others. The kernel reads the selection, so the
+    A step reads each selected matrix once, and no other. The kernel reads the selection, so the
     step's graph can be captured.
 
     Attributes:
@@ -94,7 +94,7 @@ class GroupedExperts:
 class SeparateExperts:
     """Experts as separate MLPs.
 
-    The host reads the selection before the products start, so a step cannot be captured.
+    The host reads the selection before the matmuls, so a step cannot be captured.
 
     Args:
         stacked: layers with the stacked matrices X×O×I of all experts.
@@ -115,18 +115,18 @@ class SeparateExperts:
             return mx.zeros((*experts.shape, E), x.dtype)
         # [task 5.1.3 separate]
         of_products = experts.flatten()  # T·K
-        order, places = sort_by_expert(of_products)
+        order, inverse = sort_by_expert(of_products)
         rows = x.reshape(-1, E)[order // K]  # T·K×E: product p has token p // K
         outputs = [
             self.experts[expert](rows[first:end])
             for expert, first, end in expert_segments(of_products[order])
         ]
-        return mx.concatenate(outputs)[places].reshape(*experts.shape, E)
+        return mx.concatenate(outputs)[inverse].reshape(*experts.shape, E)
         # [/task 5.1.3 separate]
 
 
 class GatheredExperts:
-    """Experts that MLX multiplies, without a host sync.
+    """Experts on MLX's gathered matmul, without a host sync.
 
     Args:
         stacked: layers with the stacked matrices X×O×I of all experts.
@@ -142,15 +142,15 @@ class GatheredExperts:
         """N..×E and N..×K -> N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         products = experts.flatten()  # T·K
-        order = places = mx.arange(products.size)
+        order = inverse = mx.arange(products.size)
         is_sorted = products.size >= MIN_SORTED_PRODUCTS
         if is_sorted:
-            order, places = sort_by_expert(products)
+            order, inverse = sort_by_expert(products)
         rows = x.reshape(-1, E)[order // K][:, None]  # T·K×1×E
         chosen = products[order]
         gate, up = (_gathered(rows, layer, chosen, is_sorted) for layer in self.layers[:2])
         out = _gathered(kernels.swiglu(gate, up), self.layers[2], chosen, is_sorted)
-        return out[places, 0].reshape(*experts.shape, E)
+        return out[inverse, 0].reshape(*experts.shape, E)
 
 
 Experts = GroupedExperts | SeparateExperts | GatheredExperts

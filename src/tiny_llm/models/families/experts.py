@@ -3,8 +3,8 @@
     probabilities = softmax(router · x), in float32
     y = Σ probability · expert(x), over the top k experts
 
-`expert_matmul.py` has the products. Selection and sum are defined here in MLX operations, which a
-GPU runs; on a CPU each is one operation of the extension.
+The matmuls are in `expert_matmul.py`. Selection and weighted sum are defined here in MLX
+operations, used on a GPU; on a CPU, each is one operation of the extension.
 
 Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
 Layer" (2017).
@@ -26,13 +26,13 @@ def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array
     """Routing: selects each token's experts and their shares.
 
     Args:
-        logits: N..×X, of X experts, in any dtype; they are compared in float32.
+        logits: N..×X for X experts, in any dtype; compared in float32.
         k: number of experts per token, 1 to X.
         normalized: whether the k shares are divided by their sum, so that they add up to 1.
 
     Returns:
-        (the numbers of the k likeliest experts, likeliest first, N..×k uint32; the softmax of each
-        over all X experts, normalized if asked for, N..×k float32).
+        (indices of the k likeliest experts, in descending order, N..×k uint32; their softmax
+        probabilities over all X experts, normalized if `normalized`, N..×k float32).
     """
     # [task 5.1.1 choose]
     scores = logits.astype(mx.float32)
@@ -48,7 +48,7 @@ def combine_experts(outputs: mx.array, shares: mx.array) -> mx.array:
     """Weighted sum of a token's experts: Σ_k shares[…, k] · outputs[…, k, :].
 
     Args:
-        outputs: N..×K×E, in any dtype; they are multiplied and added in float32.
+        outputs: N..×K×E, in any dtype; accumulated in float32.
         shares: N..×K float32.
 
     Returns:
@@ -103,7 +103,7 @@ class SparseMoE:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrices that a token uses: the router's and the selected experts'."""
+        """Bytes read per token: the router's matrix and the selected experts'."""
         selected = self.experts.nbytes * self.config.top_k // self.config.num_experts
         return self.router.nbytes + selected
 

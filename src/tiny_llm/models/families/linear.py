@@ -4,8 +4,8 @@
     unquantized                       the extension on a CPU, MLX on a GPU and in float32
     other formats                     MLX               `MlxQuantizedWeights`
 
-On a CPU, `repack.py` converts most other formats to one of the first two during loading; scales or
-activations in float32 remain.
+On a CPU, `repack.py` converts most other formats to one of the first two during loading, except
+with float32 scales or activations.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_e
 
 @dataclass(frozen=True)
 class MlxQuantizedWeights:
-    """A quantized matrix O×I that MLX multiplies.
+    """A quantized matrix O×I, multiplied by MLX.
 
     Attributes:
         weight, scales, biases: arrays of `mx.quantize`; biases only in mode "affine".

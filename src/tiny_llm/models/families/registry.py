@@ -1,7 +1,7 @@
 """Registry of model families: `config.json` to `DecoderConfig`.
 
-All quirks of Hugging Face's configs are normalized here. An unknown field is rejected by name: it
-may change what the model computes.
+All quirks of Hugging Face configs are normalized here. Unknown fields are rejected, because they
+may change the computation.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from .config import DecoderConfig, MoEConfig
 from .config_fields import Fields, boolean, positive_float, positive_int, reject_unknown_fields
 from .rope import RopeScaling
 
-# Sliding windows of a family: never; in every layer if the config has a size; or in some layers if
+# A family's sliding windows: none; in every layer if the config has a size; or in some layers if
 # `use_sliding_window` is on.
 SlidingWindow = Literal["none", "always", "switched"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a family that its configs do not state.
+    """Properties of a family missing from its configs.
 
     Attributes:
         qk_norm: see `DecoderConfig`.
@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(window="always"),
 }
 
-# transformers' default for Mistral, which early configs rely on; null disables it.
+# transformers' default for Mistral, omitted by early configs; null disables it.
 MISTRAL_WINDOW = 4096
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 ACTIVATIONS = ("silu", "swish")  # two names of one function
@@ -88,7 +88,7 @@ SUPPORTED_MOE_FIELDS = SUPPORTED_FIELDS | {
     "output_router_logits",
 }
 
-# Fields that other modules read, that only affect training, or that are redundant.
+# Fields read by other modules, affecting training only, or redundant.
 IGNORED_FIELDS = {
     "architectures",
     "attention_dropout",
@@ -187,7 +187,7 @@ class _Rope:
 
 
 def _rope_fields(fields: Fields) -> _Rope:
-    """RoPE base and scaling; newer checkpoints have both in one object."""
+    """RoPE base and scaling; newer configs have both in one object."""
     both = fields.get("rope_parameters") or {}
     if not isinstance(both, Mapping):
         raise ValueError(f"config.json has rope_parameters {both!r}, expected an object")
@@ -201,8 +201,8 @@ def _rope_fields(fields: Fields) -> _Rope:
 def _window(fields: Fields, family: Family) -> int | None:
     """Size of the smallest sliding window; None without one.
 
-    The kernels do not support windows. Within the window nothing is hidden, so it limits the
-    context.
+    The kernels do not support windows. Up to the window size, attention is full, so the window
+    limits the context instead.
     """
     types = fields.get("layer_types")
     if types is not None and not LAYER_TYPES.issuperset(types):

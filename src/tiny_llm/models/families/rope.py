@@ -1,10 +1,10 @@
-"""RoPE scaling beyond the context that a model was trained with.
+"""RoPE scaling beyond the training context.
 
-All types change the frequencies of a head's pairs, and one also their magnitude:
+All types change the rotation frequencies, and one also the magnitude:
 
     linear   divides all frequencies by one factor
     llama3   divides low frequencies, keeps high ones, with a ramp in between
-    yarn     the same with another ramp; scales queries and keys slightly
+    yarn     like llama3 with another ramp; scales queries and keys slightly
 
 Sources: Chen et al., "Extending Context Window of Large Language Models via Positional
 Interpolation" (2023), for linear; Meta's Llama 3.1 for llama3; Peng et al., "YaRN: Efficient
@@ -46,7 +46,7 @@ class RopeScaling:
     Attributes:
         rope_type: "linear", "llama3" or "yarn".
         factor: scaling factor of the context.
-        original_context: context length of the training.
+        original_context: context length in training.
         low, high: bounds of the ramp, in rotations within that context: frequencies of pairs below
             `low` are divided by the factor, those above `high` are kept.
         attention_factor: multiplies queries and keys.
@@ -120,7 +120,7 @@ class RopeScaling:
     def scaled_context(self, context: int) -> int:
         """Context length of a model with `max_position_embeddings` = `context`.
 
-        For llama3, `context` is already the scaled one; for other types it may be the original.
+        For llama3, `context` is already scaled; for other types it may be the original length.
         """
         if self.rope_type == "llama3":
             return context
@@ -141,7 +141,7 @@ class RopeScaling:
         """Ramp D/2: 0 for pairs that keep their frequency, 1 for those fully scaled."""
 
         def pair_with(rotations: float) -> float:
-            """Fractional index of the pair with that many rotations in the original context."""
+            """Fractional index of the pair with `rotations` rotations in the original context."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 

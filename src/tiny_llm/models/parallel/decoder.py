@@ -1,8 +1,8 @@
 """The decoder of all families, split among ranks.
 
-A rank's decoder is that of a smaller model (`models/checkpoint/sharding.py`) with four changes: the
-outputs of attention and of the MLP are summed over the ranks, the embedding is too, and logits are
-gathered. So `Decoder` itself has no notion of ranks, and a single process pays nothing.
+A rank runs the decoder of a smaller model (`models/checkpoint/sharding.py`) with four changes: the
+outputs of attention, MLP and embedding are all-reduced, and logits are gathered. `Decoder` itself
+has no notion of ranks, and a single process pays nothing.
 
 Source: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053.
 """

@@ -36,7 +36,7 @@ def get_default_group(size: int, program: str) -> RankGroup:
 
 
 def init_default_group() -> None:
-    """Connects rank 0 to the workers that a launcher has started."""
+    """Connects rank 0 to the workers started by a launcher."""
     global _default_group
     with _lock:
         if _default_group is None:
@@ -44,11 +44,11 @@ def init_default_group() -> None:
 
 
 def num_launched_ranks() -> int:
-    """Number of ranks that a launcher has started; 1 without a launcher or before connecting."""
+    """Number of ranks started by a launcher; 1 without a launcher or before connecting."""
     return _default_group.size if isinstance(_default_group, LaunchedGroup) else 1
 
 
 def shutdown_default_group() -> None:
-    """Ends the workers, where the process exits without running its exit handlers."""
+    """Shuts down the workers, for a process exit that skips exit handlers."""
     if _default_group is not None:
         _default_group.shutdown()

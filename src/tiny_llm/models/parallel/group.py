@@ -1,6 +1,6 @@
 """Rank group: broadcasts from rank 0, and the joint exit of all ranks.
 
-`spawn.py` starts a group from rank 0; `launcher.py` joins one that a launcher has started.
+`spawn.py` starts a group from rank 0; `launcher.py` joins one started by a launcher.
 """
 
 import atexit
@@ -36,7 +36,7 @@ class RankGroup:
 
     Attributes:
         size: as given.
-        comm: the ranks as MLX's collectives take them; set once they are connected.
+        comm: MLX's communicator; set once the ranks are connected.
         on_worker_lost: callbacks that get the error message before a lost rank ends this process.
     """
 
@@ -82,7 +82,7 @@ class RankGroup:
         return [channel.receive() for channel in self._channels.values()]
 
     def abort(self, reason: str) -> None:
-        """Shuts down after a step that this rank could not finish.
+        """Shuts down after a failed step on this rank.
 
         If the cause is a lost rank, the heartbeat thread ends the process during the wait.
         """
@@ -90,24 +90,24 @@ class RankGroup:
         self.shutdown(reason)
 
     def shutdown(self, reason: str = "the process is exiting") -> None:
-        """Ends the workers."""
+        """Shuts down the workers."""
         if self._end_reason is not None:
             return
         self._end_reason, self._heartbeat.stopped = reason, True
         for channel in self._channels.values():
-            with suppress(OSError):  # that worker has exited
+            with suppress(OSError):  # the worker has exited
                 channel.send({"do": "end"})
             channel.close()
         self._wait_for_exit()
 
     def _wait_for_exit(self) -> None:
-        """Waits for the workers to exit, where possible."""
+        """Hook: waits for the workers to exit."""
 
     def _kill(self) -> None:
-        """Kills the workers, where possible."""
+        """Hook: kills the workers."""
 
     def _exit_status(self, rank: int) -> str:
-        """How a rank ended that gave no reason."""
+        """Exit reason of a rank that sent none."""
         del rank
         return "connection closed"
 
@@ -136,7 +136,7 @@ class Worker:
     """A worker's side of a group.
 
     Args:
-        comm: the ranks as MLX's collectives take them.
+        comm: MLX's communicator.
         channel: connection for rank 0's commands.
         heartbeat: monitors rank 0.
         on_shutdown: callback before a regular exit.

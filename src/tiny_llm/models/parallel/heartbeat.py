@@ -45,10 +45,10 @@ class Heartbeat:
         threading.Thread(target=self._run, name="rank-heartbeat", daemon=True).start()
 
     def report_failure(self, reason: str) -> None:
-        """Sends the other ranks the reason why this one is about to exit."""
+        """Sends the other ranks the reason for this rank's exit."""
         line = " ".join(reason.split()).encode()[:MAX_REASON_BYTES]
         for connection in self._connections.values():
-            with suppress(OSError):  # that rank has exited
+            with suppress(OSError):  # the rank has exited
                 connection.sendall(line + BEAT)
 
     def _run(self) -> None:
@@ -59,7 +59,7 @@ class Heartbeat:
             sockets = list(self._connections.values())
             readable, _, _ = select.select(sockets, [], [], INTERVAL_SECONDS / 4)
             now = time.monotonic()
-            # Capped: after this process was suspended, the pause is not the other ranks' silence.
+            # Capped: this process's suspension must not count as the other ranks' silence.
             elapsed, last = min(now - last, INTERVAL_SECONDS), now
             if now >= next_beat:
                 next_beat = now + INTERVAL_SECONDS
@@ -89,6 +89,6 @@ class Heartbeat:
 
 
 def _send_beat(connection: socket.socket) -> None:
-    """Sends a heartbeat, or drops it if the peer does not read: its silence will be noticed."""
+    """Sends a heartbeat, or drops it if the peer does not read: the timeout handles a hung peer."""
     with suppress(OSError):  # the next read detects a closed connection
         connection.send(BEAT, socket.MSG_DONTWAIT)

@@ -1,8 +1,8 @@
-"""Ranks that `mlx.launch` or `mpirun` has started, on one machine or several.
+"""Ranks started by `mlx.launch` or `mpirun`, on one or several machines.
 
-All ranks run the same command; rank 0 executes it and the workers serve rank 0. The ranks connect
-MLX's collectives as the launcher's environment says. Over these, rank 0 broadcasts an address, to
-which every worker opens four connections:
+All ranks run the same command; rank 0 executes it and the workers serve rank 0. MLX's
+collectives connect according to the launcher's environment. Over these, rank 0 broadcasts an
+address, and every worker opens four connections to it:
 
     steps           rank 0's commands
     heartbeat       heartbeats of both sides
@@ -186,13 +186,13 @@ def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _start_orphan_killer(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts the program that kills this process some time after a connection closes."""
+    """Starts the program that kills this process after a connection closes, with a delay."""
     command = [sys.executable, "-I", str(ORPHAN_KILLER)]
     return subprocess.Popen(command, stdin=connection.fileno(), start_new_session=True)
 
 
 class LaunchedGroup(RankGroup):
-    """Rank 0 of ranks that a launcher has started; see `launched_group`.
+    """Rank 0 of a launcher's ranks; see `launched_group`.
 
     Args:
         comm, channels, heartbeats: see `RankGroup`.

@@ -1,10 +1,10 @@
 """Collectives and vocabulary layers of tensor parallelism.
 
 `all_reduce` gathers all ranks' parts and adds them in rank order. MLX's own `all_sum` is not used,
-for two reasons. Its ring adds in an order that depends on the position in the message, so a token
-would get other bits in a batch than alone. And it sends 2(N − 1) messages one after the other
-instead of N − 1: decoding exchanges small arrays, whose cost is latency. For many ranks and long
-prompts, gathering sends more bytes.
+for two reasons. Its ring adds in an order that depends on the position in the message, so a token's
+bits would depend on its batch. And it sends 2(N − 1) messages in sequence instead of N − 1:
+decoding exchanges small arrays, dominated by latency. For many ranks and long prompts, gathering
+sends more bytes.
 
 Large arrays are exchanged in chunks. In MLX's ring all ranks send before any receives, so a message
 beyond the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms in one message and 1 ms in
@@ -59,7 +59,7 @@ def _with_timer(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.arr
 def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
     """n -> N×n, in chunks.
 
-    Each chunk depends on the one before it: all ranks must exchange them in the same order.
+    Each chunk depends on the previous one: all ranks must exchange them in the same order.
     """
     length = MAX_MESSAGE_BYTES // flat.dtype.size
     if flat.size <= length:

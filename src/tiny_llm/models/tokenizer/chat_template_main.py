@@ -3,7 +3,7 @@
     python chat_template_main.py MAX_BYTES
 
 A template is an untrusted Jinja program. It runs in Jinja's sandbox with the settings and functions
-of `transformers`, which checkpoints are written for.
+of `transformers`, the target of checkpoints' templates.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 A template is an untrusted program. Jinja's sandbox blocks files and Python's internals, but neither
 infinite loops nor memory exhaustion: nested `{% for i in range(99999) %}` suffice. The process runs
-`chat_template_main.py` and nothing else of this package.
+`chat_template_main.py`, without the rest of this package.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class ChatTemplateSandbox:
 
 
 def render_sandboxed(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """Renders a conversation in the process that all tokenizers share.
+    """Renders a conversation in the process shared by all tokenizers.
 
     Arguments and errors as in `ChatTemplateSandbox.render`.
     """

@@ -67,7 +67,7 @@ def detokenizer_keeping_space(tokenizer: Any) -> Any:
 
 
 def with_detokenizer(tokenizer: Any) -> Any:
-    """Wraps a tokenizer of `transformers` as `mlx_lm.load` does; returns others unchanged."""
+    """Wraps a tokenizer of `transformers` like `mlx_lm.load`; returns any other unchanged."""
     if hasattr(tokenizer, "detokenizer"):
         return tokenizer
     from mlx_lm.tokenizer_utils import TokenizerWrapper  # takes seconds

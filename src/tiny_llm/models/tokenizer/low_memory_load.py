@@ -2,7 +2,7 @@
 
 The `tokenizers` library parses the file into a tree of small objects, builds the vocabulary while
 the tree exists, and frees the tree. The freed blocks lie between live ones, so little is returned
-to the system. Vocabulary and merges passed as lists leave no such holes, so the BPE model is built
+to the system. Passing vocabulary and merges as lists avoids these holes, so the BPE model is built
 first, and the small rest of the file is parsed around it. Python keeps thousands of freed tuples in
 free lists, and with each the megabyte around it, until a garbage collection, which therefore runs
 in between. For 151,643 tokens and as many merges, as in Qwen3, 34 MB remain instead of 48 after
@@ -29,7 +29,7 @@ BPE_FIELDS = {
 
 
 class UnsupportedFormatError(Exception):
-    """The file has a layout that is not supported here."""
+    """The file's layout is not supported here."""
 
 
 def load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:

@@ -1,7 +1,7 @@
 """Sandboxed process with a time limit per request.
 
 A thread cannot be killed, but a process can. Requests and responses are lines of JSON. The process
-starts with the first request, and again after it was killed.
+starts on the first request, and restarts after being killed.
 """
 
 import json

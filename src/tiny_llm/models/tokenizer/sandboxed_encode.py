@@ -2,8 +2,8 @@
 
 `tokenizer.json` may pre-tokenize with any regular expression. Some take exponential time on some
 texts, and the library hangs or panics. The known expressions below are those of common models and
-take a few steps per character. A tokenizer with any other encodes in a sandboxed process with a
-time limit proportional to the text: slower, but bounded.
+take a few steps per character. A tokenizer with any other expression encodes in a sandboxed process
+with a time limit proportional to the text: slower, but bounded.
 """
 
 import json
@@ -74,7 +74,7 @@ class SandboxedEncoder:
 
 
 def find_unknown_regex(tokenizer: tokenizers.Tokenizer) -> str | None:
-    """First regular expression of a tokenizer that is not known; None if all are."""
+    """First unknown regular expression of a tokenizer; None if all are known."""
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer):
         if part is not None:
             for expression in _regexes(json.loads(part.__getstate__())):

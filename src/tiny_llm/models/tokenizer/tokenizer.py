@@ -117,7 +117,7 @@ class Tokenizer:
         return StreamingDetokenizer(self.token_bytes)
 
     def token_bytes(self, token: int) -> bytes:
-        """A token's bytes; empty for an id beyond the vocabulary, in a padded embedding."""
+        """A token's bytes; empty for padding ids beyond the vocabulary."""
         added = self._added_tokens.get(token)
         return (
             added
@@ -257,7 +257,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     tokenizer.no_padding()
     if settings["eos_token"] is not None:
         named = tokenizer.token_to_id(token_text(settings["eos_token"]))
-        assert named is not None  # it is known
+        assert named is not None  # the model type is known
         eos_token_ids.add(named)
     return Tokenizer(folder, tokenizer, settings, eos_token_ids)
 
@@ -265,7 +265,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 def _is_supported(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
     """Whether `transformers` would use `tokenizer.json` unchanged.
 
-    It adds tokens that only other files name, and a default EOS token if no file names one.
+    It adds tokens listed only in other files, and a default EOS token if no file names one.
     """
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     listed = settings.get("added_tokens_decoder")
