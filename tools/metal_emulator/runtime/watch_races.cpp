@@ -21,8 +21,8 @@ void write_counters() {}
 
 // Accesses of some lanes of one simdgroup between two barriers.
 struct Past {
-    uint32_t group;            // number of the threadgroup; 0: no access yet
-    uint32_t executed, epoch;  // threadgroup barriers so far: all; for this memory
+    uint32_t group;                      // number of the threadgroup; 0: no access yet
+    uint32_t executed, epoch;            // threadgroup barriers so far: all; for this memory
     uint32_t simd_executed, simd_epoch;  // simdgroup barriers, likewise
     uint32_t simdgroup, lanes;
     uint32_t pc;  // the program is linked below 4 GiB
