@@ -10,7 +10,7 @@ import tiny_llm
 from tools.architecture.__main__ import DIAGRAM, check, main
 from tools.architecture.imports import read_package
 from tools.architecture.rules import ARRAY_FREE, LAYER, PACKAGE, find_cycle, problems
-from tools.architecture.tree import PAGE, entries_of, page, unordered
+from tools.architecture.tree import PAGE, entries_of, page, tree, unordered
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -188,6 +188,11 @@ def test_reading_order_lists_every_entry(tmp_path):
     assert unordered(package) == ["package/__init__.py: reading order and entries differ: two."]
     (package / "two.py").write_text('"""Two."""')
     assert unordered(package) == []
+
+
+def test_first_lines_fit_the_tree():
+    cut = [line for line in tree().splitlines() if line.endswith("…")]
+    assert not cut, "shorten the first docstring line of these modules"
 
 
 def test_packages_have_at_most_a_dozen_entries():
