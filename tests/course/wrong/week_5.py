@@ -21,7 +21,7 @@ WRONG = [
     Wrong("5.1.2 sort", "the last expert first", "mx.argsort(experts)", "mx.argsort(-experts)"),
     Wrong("5.1.2 runs", "the run's number as the expert's", "(expert, first", "(len(runs), first"),
     Wrong("5.1.2 runs", "a run ends at its last product", "first, end))", "first, end - 1))"),
-    Wrong("5.1.3 separate", "the products stay sorted", "[places]", ""),
+    Wrong("5.1.3 separate", "the products stay sorted", "[inverse]", ""),
     Wrong("5.1.3 separate", "the rank of the choice as the token", "[order // K]", "[order % K]"),
     Wrong(
         "5.1.3 separate",
