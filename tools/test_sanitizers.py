@@ -1,13 +1,13 @@
 """`pdm run test-sanitizers`: the extension's tests under GCC's ASan and UBSan.
 
-The extension is built once more, into build/sanitized, so that the first access beyond an array,
-use after release or undefined operation ends the process with a report, and the tests that call
-kernels run on it. More arguments go to pytest.
+Builds an instrumented extension in build/sanitized and runs the kernel tests against it. The first
+out-of-bounds access, use-after-free or undefined behavior aborts the process with a report. Extra
+arguments are passed to pytest.
 
 The sanitizer's runtime must be loaded first: LD_PRELOAD. The installed extension must not be
 imported: Python starts without `site` (-S), which would resolve the editable installation, and with
-explicit import paths. The two xdist workers (--tx) start likewise; each is checked, as this module
-is also their plugin.
+explicit import paths. The two xdist workers (--tx) start the same way; as
+their pytest plugin, this module checks that each imported the instrumented extension.
 """
 
 import os

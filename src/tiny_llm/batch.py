@@ -241,7 +241,7 @@ class BatchGeneration:
         if request is None or not request.is_prefilled:
             return
         # [task 2.7.4 place]
-        if request.is_done:  # the first token was an end token or reached max_tokens
+        if request.is_done:  # the first token was EOS, or max_tokens was reached
             request.release()
             self.outputs[request.index] = request.text
             self.prefilling = None

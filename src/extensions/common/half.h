@@ -1,8 +1,8 @@
 // 16-bit floating formats, without MLX headers.
 //
-// Includes no templates of the standard library: a file compiled for newer instructions would
-// contribute its copies of inline functions to the whole module, and an older machine would fault
-// on them. These conversions serve references and scalars; common/simd.h converts vectors.
+// Avoids standard library templates: the linker may keep the copy of an inline function from a file
+// compiled for a newer instruction set, and the module would hit illegal instructions on older
+// CPUs. These conversions serve references and scalars; common/simd.h converts vectors.
 #pragma once
 
 #include <stdint.h>

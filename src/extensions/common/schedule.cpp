@@ -11,8 +11,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-/// Each thread computes its own run. No other thread touches the ticket, so a separate read and
-/// write suffice.
+/// Each thread takes chunks of its own contiguous range. Its ticket is thread-private, so a plain
+/// load and store suffice.
 template <typename Ticket>
 int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) {
     auto& ticket = runs[thread].ticket;
@@ -156,7 +156,9 @@ std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int
     const auto work = [&](int thread) {
         try {
             auto& mine = found[thread + 1];
-            // An incorrect schedule may never end: no thread needs more than all chunks.
+            // Bounds the loop, because an incorrect schedule might not terminate: a thread takes at
+            // most all
+            // chunks.
             while (static_cast<int64_t>(mine.size()) <= chunks) {
                 const int64_t chunk = next(runs.data(), job, thread);
                 if (chunk == NO_CHUNK) {

@@ -19,7 +19,8 @@ SplitKernel part_of([[maybe_unused]] InstructionSet set) {
     return TINY_LLM_CHOOSE_SIMD(set, attention_split, nullptr);
 }
 
-// Random array of a format. Guards on both sides are NaN, to detect out-of-bounds reads.
+// Random array in the given format, padded with NaN guards on both sides to catch out-of-bounds
+// reads.
 std::vector<char> numbers(Random& random, int64_t count, Format format) {
     std::vector<char> array(count * (format == Format::float32 ? 4 : 2));
     for (int64_t i = 0; i < count; i++) {

@@ -222,8 +222,7 @@ def _check_pages(
     """Rejects bad arguments that the kernel cannot check, or not in time to raise."""
     if key_pages.ndim == 4 and key_pages.shape[2] != page_size:
         raise ValueError(
-            f"[{name}] expected pages of {page_size} tokens, the page_size given, got shape "
-            f"{key_pages.shape}."
+            f"[{name}] expected page_size={page_size} tokens per page, got shape {key_pages.shape}."
         )
     if isinstance(context_lens, mx.array) or isinstance(block_table, mx.array):
         return

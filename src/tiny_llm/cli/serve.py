@@ -153,7 +153,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=in_range(1e-3, convert=float),
         default=120.0,
         metavar="S",
-        help="maximum seconds per engine step; then the process exits",
+        help="maximum seconds per engine step; the process exits if a step takes longer",
     )
 
 

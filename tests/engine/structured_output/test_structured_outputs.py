@@ -54,8 +54,8 @@ ADD = {
 }
 STOP = {"type": "function", "function": {"name": "stop"}}
 
-# A tiny language over a tiny vocabulary. At every point, two or more continuations are allowed or a
-# single token, so no tokenization is preferred.
+# A tiny language over a tiny vocabulary. At every point, the grammar allows either several
+# continuations or exactly one token, so no forced text has two tokenizations.
 TOKENS = ["a", "b", "c", "ab", "ba", "aa", "bc", "<|end|>"]
 END, LANGUAGE = 7, r"[ab]{1,3}c?"
 V = len(TOKENS)

@@ -8,7 +8,8 @@
 
 namespace tiny_llm_ext {
 
-/// Keys per tile. Determines the result's bits: every tile begins at a multiple of it.
+/// Keys per tile. Results are bitwise reproducible only for a fixed tile size; every tile
+/// starts at a multiple of it.
 constexpr int ATTENTION_TILE = 64;
 
 /// Upper bounds of D and of the rows per kernel call.

@@ -66,7 +66,7 @@ def _tree(cache: PrefixCache) -> dict[str, Any]:
 
 
 def _labels(parent: PrefixNode) -> dict[str, PageTokens]:
-    """Returns, by child page of `parent`, its tokens from the first difference on."""
+    """Maps each child page of `parent` to its tokens, from where siblings first differ."""
     columns = enumerate(zip(*parent.children, strict=True))
     start = next((index for index, tokens in columns if len(set(tokens)) > 1), 0)
     return {
