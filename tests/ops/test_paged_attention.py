@@ -278,7 +278,7 @@ def test_wrong_arguments_are_named(changes, message):
         ({"cu_seqlens_q": [0, 4, 3]}, "cu_seqlens_q ascending from 0 to 3"),
         ({"cu_seqlens_q": [1, 2, 3]}, "cu_seqlens_q ascending from 0 to 3"),
         ({"cu_seqlens_q": []}, "cu_seqlens_q ascending from 0 to 3"),
-        ({"page_size": 16}, "pages of 16 tokens"),
+        ({"page_size": 16}, "page_size=16 tokens per page"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
