@@ -163,9 +163,7 @@ def test_a_run(tree, monkeypatch, capsys):
     rows = {row["name"]: row for row in entry["others"]}
     assert set(rows["ours, week 3"]["speeds"]) == {"prefill", "decode", "batch"}
     assert set(rows["ours, week 1"]["speeds"]) == {"prefill", "decode"}
-    assert rows["ours, week 1"]["notes"] == [
-        "decode, 4 at once: Week 1 answers one request at a time"
-    ]
+    assert rows["ours, week 1"]["notes"] == ["decode, 4 at once: Week 1 supports one sequence"]
     assert "yours to write" in entry["yours"]["notes"][0], "nothing is written in this tree"
     assert "no-such-python has no llama_cpp" in json.dumps(entry["remarks"])
 

@@ -356,7 +356,7 @@ COMMANDS = {
     "chat": (["chat", "--max-tokens", "4"], "A cat catches"),
     "batch": (["batch", "--model", "demo-draft", "--batch-size", "8", "--max-tokens", "2"], "16"),
     "bench": (["bench", "--num-seqs", "2", "--batch-size", "2", *SHORT], "tokens/s"),
-    "check": (["check"], "an emulator of"),
+    "check": (["check"], "Metal emulator"),
 }
 
 
