@@ -95,7 +95,7 @@ def test_budget_has_no_effect_without_reasoning(llm):
 
 
 def test_negative_budget_is_rejected():
-    with pytest.raises(UserError, match="thinking_token_budget is -1"):
+    with pytest.raises(UserError, match="thinking_token_budget must be at least 0, got -1"):
         SamplingParams(thinking_token_budget=-1)
 
 

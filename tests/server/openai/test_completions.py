@@ -103,7 +103,7 @@ def test_continuous_usage_stats(client):
         ({"suffix": "."}, "suffix is not supported"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "The prompt is empty"),
-        ({"prompt": [4096]}, "token 4096"),
+        ({"prompt": [4096]}, "token ids in the prompt must be from 0 to 4095, got 4096"),
         ({"prompt": [1] * 2048}, "2048 tokens"),
         ({"best_of": 3}, "best_of must equal n"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, or 0 with echo."),
