@@ -63,7 +63,7 @@ class Machine:
 
     @property
     def peak_gflop_per_s(self) -> float:
-        """Highest of all peaks."""
+        """Highest of the peaks above."""
         return max(self.vector_gflop_per_s, self.amx_gflop_per_s)
 
     def seconds(self, n_bytes: float, flops: float) -> float:

@@ -54,7 +54,7 @@ def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo as a mixture of experts."""
+    """Folder of a mixture-of-experts version of the demo model."""
     path = tmp_path_factory.mktemp("mixture") / "mixture"
     assert moe_demo.main([str(path)]) == 0
     return str(path)

@@ -30,7 +30,7 @@ def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], lis
     """Starts a program that generates on two ranks; returns it and its workers' pids.
 
     Args:
-        seconds_before: delay between the first completion and returning.
+        seconds_before: delay after the first completion, before the function returns.
     """
     program = subprocess.Popen(
         [sys.executable, "-c", GENERATE_FOREVER],

@@ -195,7 +195,7 @@ def find_kernel(name: str) -> Path:
             return path
         known += kernels
     raise ValueError(
-        f"no kernel '{name}' in src/extensions; there are: {', '.join(known) or 'none'}"
+        f"no kernel '{name}' in src/extensions; available: {', '.join(known) or 'none'}"
     )
 
 

@@ -25,7 +25,7 @@ from .score import METRICS, Row
 # Tasks required by each week's model.
 ENGINE_TASKS = {1: ("1.5.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
 LAST_MODEL = max(ENGINE_TASKS)
-# Week 4 has no model; its kernels run Week 3's. Task -> value of TINY_LLM_MATMUL, best first.
+# Week 4's kernels run in Week 3's model. Task -> value of TINY_LLM_MATMUL, best first.
 # "pairs" is opt-in, as it beats "panels" on some machines only.
 PRODUCT_KERNELS = {
     "4.4.1": "panels",

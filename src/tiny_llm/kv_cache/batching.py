@@ -347,7 +347,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a batch that mixes dense and paged requests, or pools."""
+        """Rejects a batch of dense and paged requests, or of requests from different pools."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:

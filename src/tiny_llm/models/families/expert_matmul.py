@@ -43,7 +43,7 @@ def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
-    """Range of each expert's products in sorted order. Synchronizes with the device.
+    """Row range of each expert, after sorting by expert. Synchronizes with the device.
 
     Args:
         experts: sorted expert of each product, P.
