@@ -182,7 +182,7 @@ def grouped_quantized_matmul(
     experts: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Multiplies each row by its expert's matrix. See the extension's help."""
+    """Multiplies each row by its expert's matrix: `help(tiny_llm_ext.grouped_quantized_matmul)`."""
     return extension().grouped_quantized_matmul(
         scales, biases, group_size, bits, a, b, experts, stream=_stream_or_default(stream)
     )
