@@ -18,14 +18,15 @@ BLOCK = re.compile(r"(?<=```text\n)tiny-llm/\n.*?(?=```)", re.DOTALL)
 WIDTH = 118
 HIDDEN = {"__init__.py", "__main__.py", "__pycache__"}
 
-# Paths outside the package, and which of their entries the tree shows.
+# Folders outside the package: a text for those without a docstring, and whether the tree shows
+# their modules and their sub-folders.
 OUTSIDE = {
-    "src/extensions": "C++ extension: one folder of src/ per operation",
-    "src/extensions/src": "operations",
-    "examples": "files",
-    "tests": "folders",
-    "benchmark": "files",
-    "tools": "entries",
+    "src/extensions": ("C++ extension: one folder of src/ per operation", False, False),
+    "src/extensions/src": ("operations", False, True),
+    "examples": ("short programs that use the public API", True, False),
+    "tests": ("", False, True),
+    "benchmark": ("", True, False),
+    "tools": ("", True, True),
 }
 
 
@@ -98,15 +99,15 @@ def _package(package: Path, depth: int) -> Iterator[Entry]:
 
 
 def _outside() -> Iterator[Entry]:
-    for name, what in OUTSIDE.items():
+    for name, (text, with_modules, with_folders) in OUTSIDE.items():
         folder = ROOT / name
         if not folder.exists():
             continue
         depth = name.count("/") - name.startswith("src/") + 1
-        yield Entry(folder, depth, first_line(folder) or what)
+        yield Entry(folder, depth, first_line(folder) or text)
         for path in sorted(folder.iterdir()):
-            is_module = path.suffix == ".py" and what in ("files", "entries")
-            is_folder = path.is_dir() and what in ("folders", "entries", "operations")
+            is_module = path.suffix == ".py" and with_modules
+            is_folder = path.is_dir() and with_folders
             if path.name not in HIDDEN and (is_module or is_folder) and first_line(path):
                 yield Entry(path, depth + 1, first_line(path))
 
