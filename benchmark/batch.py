@@ -23,7 +23,7 @@ from tiny_llm.models import find_model
 
 from .metrics import Metric, throughput
 from .model_driver import Week2
-from .roofline import Machine, measure_or_warn
+from .roofline import Limits, measured_limits
 from .systems.worker import token_ids
 from .timing import Times, step_seconds
 
@@ -53,15 +53,18 @@ class NullTokenizer:
 
 
 def decode_row(
-    model: Week2, batch: int, args: argparse.Namespace, costs: ModelCosts, machine: Machine | None
+    model: Week2, batch: int, args: argparse.Namespace, costs: ModelCosts, limits: Limits
 ) -> dict[str, Any]:
     """Measures and prints tokens per second at one batch size."""
     sequences = model.sequences(batch, CONTEXT, room=args.steps + 2)
-    times = Times.of(
-        step_seconds(lambda: model.step(sequences), args.steps, limit_s=DECODE_SECONDS, warm_up=2)
+    seconds, machine = limits.around(
+        lambda: step_seconds(
+            lambda: model.step(sequences), args.steps, limit_s=DECODE_SECONDS, warm_up=2
+        )
     )
-    metric = Metric("", f"{batch}", "decode", CONTEXT, batch)
-    figures, share = throughput(metric, times, costs, machine)
+    times = Times.of(seconds)
+    metric = Metric("", f"batch {batch}", "decode", CONTEXT, batch)
+    figures, share = throughput(metric, times, costs, machine, limits)
     row = {"batch": batch, **figures}
     print(
         f"| {batch} | {times.median * 1e3:.1f} | {row['tokens_per_s']:,.1f} | "
@@ -95,17 +98,16 @@ def end_to_end(model: Week2, batch_size: int, prefill_step: int) -> dict[str, An
     }
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
     """Measures all batch sizes, then the queue."""
     if args.device is not None:
         mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
     model = Week2(args.model, args.flash)
-    machine = measure_or_warn()
     print("| batch | step, ms | tokens/s, median | tokens/s, best | of the roofline |")
     print("|---:|---:|---:|---:|---:|")
     sizes = [size for size in BATCH_SIZES if size <= args.max_batch]
-    rows = [decode_row(model, batch, args, costs, machine) for batch in sizes]
+    rows = [decode_row(model, batch, args, costs, limits) for batch in sizes]
     whole = end_to_end(model, min(8, args.max_batch), args.prefill_step)
     print(
         f"\n{NUM_PROMPTS} prompts of {PROMPT_TOKENS} tokens, {NEW_TOKENS} new tokens each, "
@@ -115,7 +117,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": args.model,
         "attention": model.attention,
-        "machine": None if machine is None else str(machine),
+        "machine": None if limits.machine is None else str(limits.machine),
         "decode": rows,
         "end_to_end": whole,
     }
@@ -137,12 +139,14 @@ def main() -> int:
     add("--steps", type=int, default=24, help="tokens to decode")
     add("--max-batch", type=int, default=BATCH_SIZES[-1], help="largest batch size")
     add("--prefill-step", type=int, default=128, help="chunk size of the end-to-end run")
-    try:
-        print(json.dumps(run(parser.parse_args())))
-    except UserError as error:
-        print(f"batch: {error}", file=sys.stderr)
-        return 2
-    return 0
+    args = parser.parse_args()
+    with measured_limits() as limits:
+        try:
+            print(json.dumps(run(args, limits)))
+        except UserError as error:
+            print(f"batch: {error}", file=sys.stderr)
+            return 2
+        return limits.exit_status()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ A speed comparison is meaningless if the systems compute different models. The d
 completes its prompts; llama.cpp then predicts the token after each token of prompt and output.
 With the float32 file the weights are identical, so all tokens but ties must agree: our logits are
 bfloat16, which cannot distinguish 20 from 20.1. Q4_0 quantizes the weights a second time, which
-changes some.
+changes some. A small random Qwen3.5 in float32 must agree in every token.
 """
 
 import argparse
@@ -20,12 +20,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from tiny_llm import Qwen3ModelWeek2, load_weights, make_sampler
+from tiny_llm import LLM, Qwen3ModelWeek2, SamplingParams, load_weights, make_sampler
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.generate import decode_with_cache, read_tokens
 
 from .agreement import Agreement, agreement
 from .gguf_file import TYPES, write_gguf
+from .make_checkpoint import shape_config, write_checkpoint
 from .roofline import usable_threads
 from .systems.client import WorkerError, WorkerProcess
 
@@ -38,6 +39,22 @@ QUESTIONS = (
     "What is flash attention?",
 )
 MAX_TOKENS = 96
+# Of Qwen3.5, with three value heads per key head.
+VOCAB_SIZE = 1024
+SMALL_HYBRID = {
+    "hidden_size": 128,
+    "num_hidden_layers": 8,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "vocab_size": VOCAB_SIZE,
+    "torch_dtype": "float32",
+}
 
 
 # Relative distance of a tie from the largest logit: two units in the last place of bfloat16.
@@ -85,6 +102,17 @@ def demo_texts() -> list[Text]:
     return texts
 
 
+def hybrid_text(folder: Path) -> Text:
+    """Writes a random Qwen3.5 to a folder; returns random tokens and our predictions, as logits."""
+    write_checkpoint(folder, {**shape_config("qwen3.5-4b"), **SMALL_HYBRID}, dtype=mx.float32)
+    ids = np.random.default_rng(0).integers(VOCAB_SIZE, size=60).tolist()
+    llm = LLM(str(folder), kv_cache_bytes=1 << 28)
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    prefixes = [ids[: end + 1] for end in range(len(ids))]
+    predicted = [output.token_ids[0] for output in llm.generate(prefixes, params)]
+    return Text(ids, 1, np.eye(VOCAB_SIZE, dtype=np.float32)[predicted])
+
+
 def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
     """Compares llama.cpp's predictions of all texts with ours."""
     arguments = [str(file), "--threads", str(usable_threads())]
@@ -118,8 +146,12 @@ def main() -> int:
                 print(f"check_gguf: {error}.", file=sys.stderr)
                 return 2
             print(f"{kind}: {result[kind]}")
+        text = hybrid_text(Path(folder) / "hybrid")
+        write_gguf(Path(folder) / "hybrid", Path(folder) / "hybrid.gguf", "f32")
+        result["hybrid"] = compare(args.llama_python, Path(folder) / "hybrid.gguf", [text])
+        print(f"hybrid: {result['hybrid']}")
     print(json.dumps({kind: asdict(agreement) for kind, agreement in result.items()}))
-    return 0 if result["f32"].is_whole else 1
+    return 0 if result["f32"].is_whole and result["hybrid"].is_whole else 1
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from . import gguf_hybrid
+
 Q4_0_BLOCK = 32
 TYPES = ("q4_0", "f32")
 
@@ -42,16 +44,19 @@ MODEL_NAMES = {
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-ROUTER = "ffn_gate_inp.weight"  # float32 in llama.cpp
+FLOAT32 = ("ffn_gate_inp.weight", *gguf_hybrid.FLOAT32)  # in llama.cpp
 
 
-def gguf_name(name: str) -> str:
-    """llama.cpp's name of a Qwen3 checkpoint's weight."""
+def gguf_name(name: str, hybrid: bool = False) -> str:
+    """llama.cpp's name of a Qwen3 or Qwen3.5 checkpoint's weight."""
     stem = name.removesuffix(".weight")
     if stem in MODEL_NAMES:
         return f"{MODEL_NAMES[stem]}.weight"
     index, _, layer_stem = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{index}.{LAYER_NAMES[layer_stem]}.weight"
+    if layer_stem in gguf_hybrid.VECTOR_NAMES:
+        return f"blk.{index}.{gguf_hybrid.VECTOR_NAMES[layer_stem]}"
+    names = LAYER_NAMES | gguf_hybrid.LAYER_NAMES if hybrid else LAYER_NAMES
+    return f"blk.{index}.{names[layer_stem]}.weight"
 
 
 def pack_q4_0(rows: np.ndarray) -> np.ndarray:
@@ -82,7 +87,7 @@ def plain_weights(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     quantization = json.loads((folder / "config.json").read_text()).get("quantization")
     for file in sorted(folder.glob("*.safetensors")):
         tensors: Any = mx.load(str(file))
-        for name in [name for name in tensors if name.endswith(".weight")]:
+        for name in [name for name in tensors if not name.endswith((".scales", ".biases"))]:
             weight = tensors[name]
             stem = name.removesuffix(".weight")
             if f"{stem}.scales" in tensors:
@@ -122,7 +127,7 @@ def add_vocabulary(writer: Any, folder: Path, vocab_size: int) -> None:
 
 
 def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bool = False) -> None:
-    """Writes a Qwen3 checkpoint, dense or with experts in every layer, as a GGUF file.
+    """Writes a checkpoint as a GGUF file: Qwen3, dense or with experts everywhere, or Qwen3.5.
 
     Args:
         folder: the checkpoint.
@@ -134,8 +139,9 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
 
     config = json.loads((folder / "config.json").read_text())
     partial = file.with_suffix(".partial")
-    has_experts = "num_experts" in config
-    writer = gguf.GGUFWriter(str(partial), "qwen3moe" if has_experts else "qwen3")
+    has_experts, hybrid = "num_experts" in config, gguf_hybrid.is_hybrid(config)
+    kind_of_model = "qwen35" if hybrid else "qwen3moe" if has_experts else "qwen3"
+    writer = gguf.GGUFWriter(str(partial), kind_of_model)
     writer.add_name(folder.name)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -145,7 +151,10 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    if hybrid:
+        gguf_hybrid.add_parameters(writer, config)
+    else:
+        writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     if has_experts:
@@ -158,8 +167,10 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
         writer.add_tokenizer_model("none")
     packed_type = gguf.GGMLQuantizationType.Q4_0
     for name, weight in plain_weights(folder):
-        theirs = gguf_name(name)
-        if weight.ndim > 1 and kind == "q4_0" and not theirs.endswith(ROUTER):
+        theirs = gguf_name(name, hybrid)
+        if hybrid:
+            weight = gguf_hybrid.converted(theirs, weight, config)
+        if weight.ndim > 1 and kind == "q4_0" and not theirs.endswith(FLOAT32):
             writer.add_tensor(theirs, pack_q4_0(weight), raw_dtype=packed_type)
         else:
             writer.add_tensor(theirs, weight)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from tiny_llm import UserError
+from tiny_llm.cli.batching.open_loop import RequestTimes, percentile
 from tiny_llm.cli.batching.workload import Workload
 
 LARGEST_READ = 2**16  # bytes
@@ -24,39 +23,26 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
-class StreamTimes:
-    """Latency of one streamed response, in seconds.
-
-    Attributes:
-        first: time to the first event.
-        total: time to the end of the stream.
-    """
-
-    first: float
-    total: float
-
-
-@dataclass(frozen=True)
 class LoadResult:
     """Results of a workload.
 
     Attributes:
         seconds: time from the first request to the end of the last response.
         output_tokens: total number of output tokens.
-        streams: latency of each request.
+        requests: times of each request.
     """
 
     seconds: float
     output_tokens: int
-    streams: Sequence[StreamTimes]
+    requests: Sequence[RequestTimes]
 
     def figures(self) -> dict[str, float]:
         """Reported figures."""
-        first = [one.first for one in self.streams]
+        ttft = [one.ttft for one in self.requests]
         return {
             "output_tokens_per_s": self.output_tokens / self.seconds,
-            "first_token_ms_p50": float(np.percentile(first, 50)) * 1e3,
-            "first_token_ms_p95": float(np.percentile(first, 95)) * 1e3,
+            "first_token_ms_p50": percentile(ttft, 50) * 1e3,
+            "first_token_ms_p95": percentile(ttft, 95) * 1e3,
         }
 
 
@@ -73,15 +59,22 @@ class Client:
         self._extra = extra
         self._connection: Connection | None = None
 
-    async def complete(self, prompt: Sequence[int], length: int) -> StreamTimes:
+    async def complete(
+        self, prompt: Sequence[int], length: int, due: float | None = None
+    ) -> RequestTimes:
         """Sends a request to `/v1/completions` and reads its stream to the end.
+
+        Args:
+            prompt: token ids.
+            length: number of output tokens.
+            due: arrival time of an open-loop request; by default, now.
 
         Raises:
             UserError: an error response, or the stream ended early.
         """
         body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
         content = json.dumps(body | {"ignore_eos": True, **self._extra}).encode()
-        started = time.perf_counter()
+        arrival = time.perf_counter() if due is None else due
         reader, status = await self._ask(_request("POST", "/v1/completions", content))
         if b" 200 " not in status:
             text = (await reader.read(2000)).decode(errors="replace")
@@ -95,7 +88,7 @@ class Client:
             has_ended = has_ended or LAST_EVENT in data
             if has_ended and data.endswith(LAST_CHUNK):
                 assert first is not None
-                return StreamTimes(first - started, now - started)
+                return RequestTimes(arrival, first, now, length)
             tail = data[-len(LAST_EVENT) :]
         raise UserError(f"{self._url} closed the stream before the end of the response.")
 
@@ -153,20 +146,20 @@ async def run_clients(
         extra: server-specific fields of each request.
     """
     waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
-    streams: list[StreamTimes] = []
+    requests: list[RequestTimes] = []
 
     async def ask() -> None:
         client = Client(url, extra)
         try:
             while waiting:
-                streams.append(await client.complete(*waiting.pop()))
+                requests.append(await client.complete(*waiting.pop()))
         finally:
             client.close()
 
     started = time.perf_counter()
     await asyncio.gather(*(ask() for _ in range(clients)))
     seconds = time.perf_counter() - started
-    return LoadResult(seconds, workload.output_tokens, streams)
+    return LoadResult(seconds, workload.output_tokens, requests)
 
 
 async def run_arrivals(
@@ -183,20 +176,21 @@ async def run_arrivals(
     started = time.perf_counter()
     free: list[Client] = []  # clients with an idle connection
 
-    async def ask(prompt: Sequence[int], length: int, due: float) -> StreamTimes:
-        await asyncio.sleep(started + due - time.perf_counter())
+    async def ask(prompt: Sequence[int], length: int, arrival: float) -> RequestTimes:
+        due = started + arrival
+        await asyncio.sleep(due - time.perf_counter())
         client = free.pop() if free else Client(url, extra)
-        times = await client.complete(prompt, length)
+        times = await client.complete(prompt, length, due)
         free.append(client)
         return times
 
-    requests = zip(workload.prompts, workload.output_lens, arrivals, strict=True)
+    given = zip(workload.prompts, workload.output_lens, arrivals, strict=True)
     try:
-        streams = await asyncio.gather(*(ask(*request) for request in requests))
+        requests = await asyncio.gather(*(ask(*request) for request in given))
     finally:
         for client in free:
             client.close()
-    return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
+    return LoadResult(time.perf_counter() - started, workload.output_tokens, requests)
 
 
 async def health_under_load(url: str, workload: Workload, clients: int) -> list[float]:

@@ -21,15 +21,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm.cli.batching.open_loop import (
+    RequestTimes,
+    percentile,
+    poisson_arrivals,
+    run_open_loop,
+)
 from tiny_llm.cli.batching.workload import LengthRange, Workload, synthetic_workload
 from tiny_llm.models import find_model
 
 from .gguf_file import write_gguf
-from .http_clients import LoadResult, StreamTimes, health_under_load, run_arrivals, run_clients
+from .http_clients import LoadResult, health_under_load, run_arrivals, run_clients
 from .roofline import usable_threads
 from .server_processes import llama_server, our_server
 
@@ -53,55 +58,31 @@ class InProcess:
     def run(self, workload: Workload, clients: int) -> LoadResult:
         """Runs all prompts with `clients` in flight."""
         waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
-        sent: dict[str, float] = {}
-        first: dict[str, float] = {}
-        streams: list[StreamTimes] = []
+        requests: dict[str, RequestTimes] = {}
 
         def send() -> None:
             if waiting:
                 prompt, length = waiting.pop()
                 params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
                 now = time.perf_counter()
-                sent[self._llm.add_request(prompt, params)] = now
+                requests[self._llm.add_request(prompt, params)] = RequestTimes(now)
 
         started = time.perf_counter()
         for _ in range(clients):
             send()
         while self._llm.has_unfinished_requests:
             for output in self._llm.step():
-                name, now = output.request_id, time.perf_counter()
-                first.setdefault(name, now)
+                requests[output.request_id].record(time.perf_counter(), len(output.token_ids))
                 if output.finish_reason is not None:
-                    streams.append(StreamTimes(first[name] - sent[name], now - sent[name]))
                     send()
-        return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
+        seconds = time.perf_counter() - started
+        return LoadResult(seconds, workload.output_tokens, list(requests.values()))
 
     def run_arrivals(self, workload: Workload, arrivals: Sequence[float]) -> LoadResult:
-        """Runs all prompts; each is added before the first step after its arrival.
-
-        Args:
-            workload: the requests.
-            arrivals: arrival time of each, in seconds after the first.
-        """
-        requests = list(zip(workload.prompts, workload.output_lens, arrivals, strict=True))[::-1]
-        due: dict[str, float] = {}
-        first: dict[str, float] = {}
-        streams: list[StreamTimes] = []
+        """Runs all prompts open-loop; see `run_open_loop`."""
         started = time.perf_counter()
-        while requests or self._llm.has_unfinished_requests:
-            while requests and started + requests[-1][2] <= time.perf_counter():
-                prompt, length, at = requests.pop()
-                params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-                due[self._llm.add_request(prompt, params)] = started + at
-            if not self._llm.has_unfinished_requests:
-                time.sleep(max(0.0, started + requests[-1][2] - time.perf_counter()))
-                continue
-            for output in self._llm.step():
-                name, now = output.request_id, time.perf_counter()
-                first.setdefault(name, now)
-                if output.finish_reason is not None:
-                    streams.append(StreamTimes(first[name] - due[name], now - due[name]))
-        return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
+        requests = run_open_loop(self._llm, workload, arrivals)
+        return LoadResult(time.perf_counter() - started, workload.output_tokens, requests)
 
 
 def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
@@ -150,7 +131,7 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
         for server in servers:
             server.close()
     found = {system: _medians(rounds) for system, rounds in measured.items()}
-    return {"systems": found, "health_ms_p99": float(np.percentile(health, 99)) * 1e3}
+    return {"systems": found, "health_ms_p99": percentile(health, 99) * 1e3}
 
 
 def _measure(args: argparse.Namespace, runs: Runs, vocab_size: int) -> dict[str, Any]:
@@ -180,10 +161,8 @@ def _workload(args: argparse.Namespace, clients: int, vocab_size: int, seed: int
 
 def _arrivals(workload: Workload, rate: float) -> Sequence[float]:
     """Arrival times in seconds after the first; the same for every system."""
-    gaps = np.random.default_rng(len(workload.prompts)).exponential(
-        1 / rate, len(workload.prompts) - 1
-    )
-    return [0.0, *map(float, np.cumsum(gaps))]
+    num = len(workload.prompts)
+    return poisson_arrivals(num, rate, seed=num)
 
 
 def _medians(rounds: dict[int, list[dict[str, float]]]) -> dict[int, dict[str, float]]:

@@ -20,6 +20,7 @@ import mlx.core as mx
 from rich.progress import track
 
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.checkpoint.dummy import random_vector
 from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes, vector_shapes
 from tiny_llm.models.families.registry import read_config
 
@@ -29,6 +30,11 @@ SHAPES = {
     "qwen3-1.7b": (2048, 28, 6144, 16, 8, True),
     "qwen3-4b": (2560, 36, 9728, 32, 8, True),
     "qwen3-8b": (4096, 36, 12288, 32, 8, False),
+}
+# E, layers, I, H_q, H, H_v: the text_config of Qwen/Qwen3.5-*; H_k is 16, embeddings are tied.
+HYBRID_SHAPES = {
+    "qwen3.5-0.8b": (1024, 24, 3584, 8, 2, 16),
+    "qwen3.5-4b": (2560, 32, 9216, 16, 4, 32),
 }
 VOCAB_SIZE = 151_936
 SHARD_BYTES = 2_000_000_000
@@ -66,6 +72,49 @@ def qwen3_config(
     }
 
 
+def qwen3_5_config(
+    hidden_size: int,
+    num_hidden_layers: int,
+    intermediate_size: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    linear_num_value_heads: int,
+) -> dict[str, Any]:
+    """`config.json` of a text-only Qwen3.5 model with these dimensions."""
+    config = qwen3_config(
+        hidden_size,
+        num_hidden_layers,
+        intermediate_size,
+        num_attention_heads,
+        num_key_value_heads,
+        tie_word_embeddings=True,
+        head_dim=256,
+        vocab_size=248_320,
+    )
+    rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta") * 10}
+    return {
+        **config,
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "max_position_embeddings": 262_144,
+        "rope_parameters": {**rope, "partial_rotary_factor": 0.25},
+        "full_attention_interval": 4,
+        "attn_output_gate": True,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": linear_num_value_heads,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    }
+
+
+def shape_config(name: str) -> dict[str, Any]:
+    """`config.json` of a key of `SHAPES` or `HYBRID_SHAPES`."""
+    if name in HYBRID_SHAPES:
+        return qwen3_5_config(*HYBRID_SHAPES[name])
+    return qwen3_config(*SHAPES[name])
+
+
 def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every weight of a model of any supported family."""
     sizes = read_config(config)
@@ -93,7 +142,7 @@ def write_checkpoint(
 
     Args:
         folder: output, created if needed.
-        config: output of `qwen3_config`, or a parsed `config.json`; its quantization is replaced.
+        config: output of `shape_config`, or a parsed `config.json`; its quantization is replaced.
         bits: bits per weight of the matrices; None keeps `dtype`, as in an unquantized Hugging Face
             folder.
         group_size: weights per scale and bias.
@@ -114,10 +163,10 @@ def write_checkpoint(
     shards: list[list[str]] = []
     total_bytes = 0
     mx.random.seed(seed)
+    vectors = {name for name, _ in vector_shapes(read_config(config))}
     for name, shape in track(list(weight_shapes(config)), f"writing {folder.name}", transient=True):
-        if len(shape) == 1:
-            mean = 0 if name.endswith(".bias") else 1
-            shard[name] = (mean + 0.1 * mx.random.normal(shape)).astype(dtype)
+        if name in vectors:
+            shard[name] = random_vector(name, shape, dtype)
         else:
             shard.update(_stored(name, matrix(shape).astype(dtype), bits, group_size))
         if sum(tensor.nbytes for tensor in shard.values()) >= shard_bytes:
@@ -184,7 +233,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     sizes = parser.add_mutually_exclusive_group(required=True)
-    sizes.add_argument("--shape", choices=SHAPES)
+    sizes.add_argument("--shape", choices=[*SHAPES, *HYBRID_SHAPES])
     sizes.add_argument("--config", type=Path, help="config.json of any supported model")
     parser.add_argument("--bits", type=int, choices=(4, 8), help="default: bfloat16")
     parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128)
@@ -195,9 +244,7 @@ def main() -> int:
         parser.error("--config requires --output.")
     kind = "bf16" if args.bits is None else f"{args.bits}bit-g{args.group_size}"
     folder = args.output or Path("checkpoints") / f"{args.shape}-{kind}"
-    config = (
-        json.loads(args.config.read_text()) if args.config else qwen3_config(*SHAPES[args.shape])
-    )
+    config = json.loads(args.config.read_text()) if args.config else shape_config(args.shape)
     write_checkpoint(folder, config, args.bits, args.group_size, args.seed)
     print(folder)
     return 0

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from benchmark.model_costs import ModelCosts
 
-from .roofline import Machine
-from .timing import Times, percent
+from .roofline import Limits, Machine
+from .timing import Times
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ METRICS = {
 
 
 def throughput(
-    metric: Metric, times: Times, costs: ModelCosts, machine: Machine | None
+    metric: Metric, times: Times, costs: ModelCosts, machine: Machine | None, limits: Limits
 ) -> tuple[dict[str, Any], str]:
     """Tokens per second for the JSON, and share of the roofline for the table.
 
@@ -78,7 +78,8 @@ def throughput(
         metric: the metric.
         times: its measured times.
         costs: the model's costs.
-        machine: the machine's limits; None leaves the share empty.
+        machine: the machine's limits around the measurement; None leaves the share empty.
+        limits: records a share above 100 %.
     """
     row: dict[str, Any] = {
         "tokens_per_s": metric.tokens_per_second(times.median),
@@ -87,7 +88,7 @@ def throughput(
     if machine is None:
         return row, ""
     row["roofline_tokens_per_s"] = metric.bound(costs, machine)
-    return row, percent(row["tokens_per_s"], row["roofline_tokens_per_s"])
+    return row, limits.share(metric.label, row["tokens_per_s"], row["roofline_tokens_per_s"])
 
 
 def names(known: Iterable[str]) -> Callable[[str], list[str]]:

@@ -1,7 +1,8 @@
 """Model costs per token from its config.json: bytes read and operations.
 
 These are lower bounds for any implementation: each weight matrix once per step, and each sequence's
-cached keys and values once. Activations and embedding rows are negligible.
+cached keys and values once. A recurrent state is read and written. Activations and embedding rows
+are negligible.
 """
 
 import json
@@ -12,10 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from tiny_llm.models.checkpoint.quantization import Quantization
 from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes
 from tiny_llm.models.families.config import DecoderConfig
 from tiny_llm.models.families.decoder import Decoder
+from tiny_llm.models.families.gated_delta_net import state_shape
 from tiny_llm.models.families.registry import config_of, read_config
 
 KV_BYTES = 2  # per cached number: bfloat16 or float16
@@ -94,16 +98,27 @@ class ModelCosts:
     def kv_bytes_per_token(self) -> int:
         """Bytes of a cached token's keys and values in all layers."""
         args = self.args
-        numbers = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
+        numbers = 2 * args.num_kv_layers * args.num_key_value_heads * args.head_dim
         return numbers * self.kv_item_bytes
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's recurrent state in all layers; 0 for models without."""
+        net = self.args.delta_net
+        if net is None:
+            return 0
+        shape = state_shape(net, mx.bfloat16 if self.kv_item_bytes == KV_BYTES else mx.float32)
+        return len(net.layers) * shape.nbytes
+
     def decode_bytes(self, batch: int, context: int, weight_bits: float | None = None) -> float:
-        """Bytes read per step: the weights once, and each sequence's KV cache."""
-        return self.weight_bytes(weight_bits) + batch * context * self.kv_bytes_per_token
+        """Bytes moved per step: the weights once, and each sequence's KV cache and state."""
+        sequence = context * self.kv_bytes_per_token + 2 * self.state_bytes
+        return self.weight_bytes(weight_bits) + batch * sequence
 
     def decode_flops(self, batch: int, context: int) -> float:
         """Operations per step; a multiply-add counts as two."""
-        return batch * (2.0 * self.step_weights + self._attention_flops(context))
+        mixing = self._attention_flops(context) + self._delta_rule_flops
+        return batch * (2.0 * self.step_weights + mixing)
 
     def prefill_flops(self, tokens: int) -> float:
         """Operations of a prompt, with logits of its last token only.
@@ -111,8 +126,8 @@ class ModelCosts:
         Causal attention: (tokens + 1)/2 keys per token on average.
         """
         products = 2.0 * tokens * self.layers_weights
-        attention = tokens * self._attention_flops((tokens + 1) / 2)
-        return products + attention + 2.0 * self.head_weights
+        mixing = tokens * (self._attention_flops((tokens + 1) / 2) + self._delta_rule_flops)
+        return products + mixing + 2.0 * self.head_weights
 
     def bytes_per_token(self, context: int, batch: int = 1) -> float:
         """Bytes read to decode a token: its share of the weights, and its KV cache.
@@ -130,7 +145,16 @@ class ModelCosts:
     def _attention_flops(self, context: float) -> float:
         """One token's attention: query · key and weight · value in all heads and layers."""
         args = self.args
-        return 4.0 * context * args.num_hidden_layers * args.num_attention_heads * args.head_dim
+        return 4.0 * context * args.num_kv_layers * args.num_attention_heads * args.head_dim
+
+    @property
+    def _delta_rule_flops(self) -> float:
+        """One token's delta rule in all layers: decay, prediction, correction, output."""
+        net = self.args.delta_net
+        if net is None:
+            return 0
+        state = net.num_value_heads * net.key_head_dim * net.value_head_dim
+        return len(net.layers) * (7.0 * state + 2.0 * net.conv_kernel_dim * net.conv_channels)
 
 
 def affine_bits(bits: int, group_size: int) -> float:
@@ -142,7 +166,10 @@ def _matrix_bytes(model: Any) -> int:
     """Bytes of the matrices read per step."""
     weights = [model.w_lm_head]
     for layer in model.layers:
+        if isinstance(model, Decoder):
+            weights += [layer.mixer, layer.mlp]
+            continue
         attention, mlp = layer.self_attn, layer.mlp
         weights += [attention.wq, attention.wk, attention.wv, attention.wo]
-        weights += [mlp] if isinstance(model, Decoder) else [mlp.w_gate, mlp.w_up, mlp.w_down]
+        weights += [mlp.w_gate, mlp.w_up, mlp.w_down]
     return sum(weight.nbytes for weight in weights)

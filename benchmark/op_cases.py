@@ -1,7 +1,6 @@
 """Cases of `benchmark.ops`: operations at Qwen3-0.6B's and 30B-A3B's shapes.
 
-`CASES` maps a kernel's name to the generator of its cases. Kernels missing in the extension are
-skipped.
+`CASES` maps a kernel's name to the generator of its cases.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ H_q, H, D = 16, 8, 128
 GROUP_SIZE, BITS = 128, 4
 PAGE_SIZE = 128  # tokens
 EPS = 1e-6
-ops: Any = kernels  # see `available`
+ops: Any = kernels
 
 # Pool of matrices larger than most caches, as a model's weights are.
 POOL_BYTES = 64_000_000
@@ -310,11 +309,35 @@ def weighted_sum_cases() -> Iterator[Case]:
         )
 
 
+def add_lora_cases() -> Iterator[Case]:
+    """Four adapters of rank 8, in turn, on a linear layer of Qwen3-0.6B's MLP."""
+    I, O, rank, num_adapters = 1024, 3072, 8, 4
+    R = rank * num_adapters
+    offsets = mx.array([rank * k for k in range(num_adapters + 1)], dtype=mx.int32)
+    for M in (1, 16, 256):
+        ids = mx.array([m % num_adapters for m in range(M)], dtype=mx.int32)
+        own = mx.arange(R)[None] // rank == ids[:, None]  # M×R
+
+        def mlx(y: Any, x: Any, a: Any, b: Any, own: mx.array = own) -> mx.array:
+            return y + mx.where(own, x @ a.T, 0) @ b
+
+        yield Case(
+            "add_lora",
+            f"{M}×{I}×{O}, rank {rank}",
+            2.0 * (M * (I + 2 * O) + min(M, num_adapters) * rank * (I + O)),
+            2.0 * M * rank * (I + O),
+            [(random(M, O), random(M, I), random(R, I), random(R, O))],
+            lambda y, x, a, b, ids=ids: ops.add_lora(y, x, a, b, offsets, ids),
+            mlx,
+        )
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "quantized_matmul": quantized_matmul_cases,
     "grouped_quantized_matmul": grouped_quantized_matmul_cases,
     "topk_softmax": topk_softmax_cases,
     "weighted_sum": weighted_sum_cases,
+    "add_lora": add_lora_cases,
     "flash_attention": flash_attention_cases,
     "paged_attention": paged_attention_cases,
     "rms_norm": rms_norm_cases,
@@ -324,11 +347,6 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "quantized_embedding": quantized_embedding_cases,
     "matmul": matmul_cases,
 }
-
-
-def available() -> list[str]:
-    """Names of the kernels in the extension."""
-    return [name for name in CASES if hasattr(ops, name)]
 
 
 def random(*shape: int) -> mx.array:

@@ -19,16 +19,23 @@ import mlx.core as mx
 
 from tiny_llm import UserError, kernels
 
-from .op_cases import CASES, Case, available
-from .roofline import Machine, measure_or_warn
-from .timing import measure, percent
+from . import op_cases, recurrent_cases
+from .op_cases import Case
+from .roofline import Limits, measured_limits
+from .timing import measure
 
+CASES = op_cases.CASES | recurrent_cases.CASES
 REPEATS = 9
 BRIEF_CALLS = 32  # calls per measurement of an operation that takes microseconds
 
 
-def time_case(case: Case, machine: Machine | None) -> dict[str, Any]:
-    """Our median and minimum, MLX's median, and the roofline's bound per call."""
+def available() -> list[str]:
+    """Names of the kernels in the extension."""
+    return [name for name in CASES if hasattr(kernels, name)]
+
+
+def time_case(case: Case) -> dict[str, Any]:
+    """Our median and minimum, and MLX's median."""
     inputs = case.inputs if len(case.inputs) > 1 else case.inputs * _brief_calls(case)
     times = measure(lambda: mx.eval([case.ours(*given) for given in inputs]), REPEATS)
     row: dict[str, Any] = {
@@ -39,8 +46,6 @@ def time_case(case: Case, machine: Machine | None) -> dict[str, Any]:
         "bytes": case.n_bytes,
         "flops": case.flops,
     }
-    if machine is not None:
-        row["roofline_us"] = machine.seconds(case.n_bytes, case.flops) * 1e6
     if case.mlx is not None:
         mlx = case.mlx
         if case.mlx_is_slow:
@@ -58,9 +63,19 @@ def _brief_calls(case: Case) -> int:
     return BRIEF_CALLS if case.flops < 1e7 else 1
 
 
-def show(row: dict[str, Any]) -> None:
+def time_cases(cases: list[Case], limits: Limits) -> list[dict[str, Any]]:
+    """Rows of one operation, with the roofline's bound per call."""
+    rows, machine = limits.around(lambda: [time_case(case) for case in cases])
+    if machine is not None:
+        for row in rows:
+            row["roofline_us"] = machine.seconds(row["bytes"], row["flops"]) * 1e6
+    return rows
+
+
+def show(row: dict[str, Any], limits: Limits) -> None:
     """Prints one row of the table."""
-    median = row["median_us"]
+    median, name = row["median_us"], f"{row['op']} {row['shape']}"
+    share = limits.share(name, row["roofline_us"], median) if "roofline_us" in row else ""
     cells = [
         row["op"],
         row["shape"],
@@ -69,7 +84,7 @@ def show(row: dict[str, Any]) -> None:
         f"{row['bytes'] / median / 1e3:.1f}",
         f"{row['flops'] / median / 1e3:,.0f}",
         f"{row['mlx_us']:,.1f}" if "mlx_us" in row else "",
-        percent(row["roofline_us"], median) if "roofline_us" in row else "",
+        share,
     ]
     print(f"| {' | '.join(cells)} |", flush=True)
 
@@ -86,26 +101,33 @@ def main() -> int:
         parser.error(f"unknown kernel '{missing[0]}'; give some of {', '.join(available())}.")
     mx.set_default_device(mx.cpu)
     try:
-        extension = kernels.extension()
+        kernels.extension()
     except UserError as error:
         print(f"ops: {error}", file=sys.stderr)
         return 2
-    machine = measure_or_warn()
+    with measured_limits() as limits:
+        return run(names, limits)
+
+
+def run(names: list[str], limits: Limits) -> int:
+    """Times the operations; returns the exit status."""
+    extension = kernels.extension()
     print("| op | shape | median µs | min µs | GB/s | GFLOP/s | MLX's µs | of the roofline |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     rows = []
     for name in names:
-        for case in CASES[name]():
-            rows.append(time_case(case, machine))
-            show(rows[-1])
+        measured = time_cases(list(CASES[name]()), limits)
+        for row in measured:
+            show(row, limits)
+        rows += measured
     result = {
         "instruction_set": extension.instruction_set(),
         "threads": extension.num_threads(),
-        "machine": None if machine is None else str(machine),
+        "machine": None if limits.machine is None else str(limits.machine),
         "rows": rows,
     }
     print(json.dumps(result))
-    return 0
+    return limits.exit_status()
 
 
 if __name__ == "__main__":

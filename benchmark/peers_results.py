@@ -9,7 +9,7 @@ from benchmark.model_costs import ModelCosts
 from .metrics import Metric
 from .roofline import Machine, best
 from .systems.client import Ready
-from .timing import Times
+from .timing import Times, percent
 
 OURS = "tiny-llm"
 
@@ -23,7 +23,7 @@ class Results:
         costs: costs of its checkpoint.
         systems: systems in the order of the tables.
         metrics: metrics in the order of the tables.
-        machines: the machine's limits, once per round.
+        machines: the machine's limits before each round and after the last.
     """
 
     shape: str
@@ -114,18 +114,30 @@ class Results:
         return throughput[0] / metric.bound(self.costs, machine, bits)
 
     def share_in_its_round(self, system: str, metric: Metric) -> float | None:
-        """Median of the rounds' fractions of the limits measured in the same round.
+        """Median of the rounds' fractions of the limits measured before and after the round.
 
-        If memory bandwidth varies, this compares a system with the bandwidth at the time; `share`
-        compares it with the best of all rounds.
+        The higher limits count. If memory bandwidth varies, this compares a system with the
+        bandwidth at the time; `share` compares it with the best of all rounds.
         """
         seconds = self.seconds.get((system, metric.name))
         if not seconds or not self.machines:
             return None
+        rounds = [best(self.machines[i : i + 2]) for i in range(len(self.machines))]
         return statistics.median(
             metric.tokens_per_second(value) / metric.bound(self.costs, machine)
-            for value, machine in zip(seconds, self.machines, strict=False)
+            for value, machine in zip(seconds, rounds, strict=False)
+            if machine is not None
         )
+
+    def above_limits(self) -> list[str]:
+        """Measurements above 100 % of their round's limits, which are errors of the benchmark."""
+        shares = (
+            (f"{system}, {metric.label}", self.share_in_its_round(system, metric) or 0.0)
+            for system in self.systems
+            for metric in self.metrics
+            if metric.kind != "load"
+        )
+        return [f"{name} {percent(share, 1)}" for name, share in shares if share > 1]
 
     def summary(self) -> dict[str, Any]:
         """Throughputs, ratios and shares by name: the last line of the run."""

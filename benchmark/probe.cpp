@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#if defined(__AVX512F__) || defined(__AMX_BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 #if defined(__AMX_BF16__)
@@ -205,6 +205,34 @@ double bf16_dot(int) {
 constexpr double (*bf16_dot)(int) = nullptr;
 #endif
 
+// Products of 16-bit integers, which kernels use where there are none of bfloat16.
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
+double int16_dot(int) {
+    __m256i sums[kSums];
+    for (__m256i& sum : sums) {
+        sum = _mm256_set1_epi32(static_cast<int>(sink));
+    }
+    const __m256i a = _mm256_set1_epi16(static_cast<short>(sink));
+    for (int i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 24
+        for (int j = 0; j < kSums; ++j) {
+#if defined(__AVXVNNI__)
+            sums[j] = _mm256_dpwssd_avx_epi32(sums[j], a, a);
+#else
+            // The product of a sum: one of constants would be computed once, before the loop.
+            sums[j] = _mm256_add_epi32(sums[j], _mm256_madd_epi16(sums[j], a));
+#endif
+        }
+    }
+    for (int j = 0; j < kSums; ++j) {
+        sink = static_cast<float>(_mm256_cvtsi256_si32(sums[j]));
+    }
+    return 2.0 * kRounds * kSums * 16;
+}
+#else
+constexpr double (*int16_dot)(int) = nullptr;
+#endif
+
 #if defined(__AMX_BF16__)
 /// Linux gives the tile registers, 8 KB of state, only to a process that asks for them.
 bool amx_allowed() {
@@ -267,6 +295,7 @@ int main(int argc, char** argv) {
     }
     std::printf("}, \"f32_fma\": %.6g", flops(f32_fma));
     std::printf(", \"bf16_dot\": %.6g", flops(bf16_dot));
+    std::printf(", \"int16_dot\": %.6g", flops(int16_dot));
     std::printf(", \"amx_bf16\": %.6g}\n", amx_allowed() ? flops(amx_bf16) : 0.0);
     return 0;
 }

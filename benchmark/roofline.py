@@ -8,6 +8,7 @@ measures the roofline in its own run and reports a fraction of it. The measureme
 `probe.cpp`, compiled for this machine.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -15,9 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from .timing import percent
+
+T = TypeVar("T")
 
 PROBE = Path(__file__).with_name("probe.cpp")
 # Some servers have caches of hundreds of megabytes. A limit must also hold for models that fit in
@@ -47,6 +53,8 @@ class Machine:
         f32_gflop_per_s: float32 fused multiply-add.
         bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`, `bfmmla`).
         amx_gflop_per_s: bfloat16 tiles (`tdpbf16ps`).
+        int16_gflop_per_s: products of 16-bit integers (`vpmaddwd` and an addition, or `vpdpwssd`),
+            which the kernels use on AVX2.
     """
 
     cpu: str
@@ -55,11 +63,12 @@ class Machine:
     f32_gflop_per_s: float
     bf16_gflop_per_s: float
     amx_gflop_per_s: float
+    int16_gflop_per_s: float = 0.0
 
     @property
     def vector_gflop_per_s(self) -> float:
-        """Peak of the vector instructions, the higher of float32 and bfloat16."""
-        return max(self.f32_gflop_per_s, self.bf16_gflop_per_s)
+        """Peak of the vector instructions, the highest of float32, bfloat16 and integers."""
+        return max(self.f32_gflop_per_s, self.bf16_gflop_per_s, self.int16_gflop_per_s)
 
     @property
     def peak_gflop_per_s(self) -> float:
@@ -77,6 +86,7 @@ class Machine:
             for name, value in (
                 ("float32", self.f32_gflop_per_s),
                 ("bfloat16 dot", self.bf16_gflop_per_s),
+                ("16-bit integer dot", self.int16_gflop_per_s),
                 ("AMX bfloat16", self.amx_gflop_per_s),
             )
             if value
@@ -126,15 +136,10 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
             f32_gflop_per_s=measured["f32_fma"] / 1e9,
             bf16_gflop_per_s=measured["bf16_dot"] / 1e9,
             amx_gflop_per_s=measured["amx_bf16"] / 1e9,
+            int16_gflop_per_s=measured["int16_dot"] / 1e9,
         )
 
     return measure
-
-
-def measure(isa: str = "native") -> Machine:
-    """Compiles the probe and measures once. Raises `ProbeError`."""
-    with tempfile.TemporaryDirectory() as folder:
-        return build_probe(Path(folder), isa)()
 
 
 def measure_best(rounds: int) -> Machine:
@@ -150,15 +155,69 @@ def measure_best(rounds: int) -> Machine:
     return machine
 
 
-def measure_or_warn(isa: str = "native") -> Machine | None:
-    """`measure`, with the result or the error printed to standard error."""
-    try:
-        machine = measure(isa)
-    except ProbeError as error:
-        print(error, file=sys.stderr)
-        return None
-    print(machine, file=sys.stderr)
-    return machine
+class Limits:
+    """The machine's limits around each block of a benchmark.
+
+    Memory bandwidth changes within minutes, so the limits are measured before and after a block,
+    and the higher values count.
+
+    Args:
+        probe: measures the limits; None if that is impossible.
+    """
+
+    def __init__(self, probe: Callable[[], Machine] | None):
+        self._probe = probe
+        self._machines = [] if probe is None else [probe()]
+        self._exceeded: list[str] = []
+
+    @property
+    def machine(self) -> Machine | None:
+        """Highest limits so far; None if unmeasured."""
+        return best(self._machines)
+
+    def around(self, block: Callable[[], T]) -> tuple[T, Machine | None]:
+        """Runs a block; returns its result and the higher limits of before and after it."""
+        result = block()
+        if self._probe is not None:
+            self._machines.append(self._probe())
+        return result, best(self._machines[-2:])
+
+    def share(self, name: str, part: float, whole: float) -> str:
+        """A fraction of a limit as a table cell. More than 100 % is an error of the benchmark."""
+        cell = percent(part, whole)
+        if part > whole:
+            self._exceeded.append(f"{name} {cell}")
+        return cell
+
+    def exit_status(self) -> int:
+        """1, after a message, if a share exceeded its limit; otherwise 0."""
+        print(self.machine or "", file=sys.stderr)
+        if not self._exceeded:
+            return 0
+        print(
+            f"measured above the machine's limits: {', '.join(self._exceeded)}; the limits were "
+            "measured in slower moments, so run the benchmark again.",
+            file=sys.stderr,
+        )
+        return 1
+
+
+@contextlib.contextmanager
+def measured_limits() -> Iterator[Limits]:
+    """Compiles the probe for the selected kernels. Without a compiler, warns and has no limits."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            limits = Limits(build_probe(Path(folder), isa_of_kernels()))
+        except ProbeError as error:
+            print(error, file=sys.stderr)
+            limits = Limits(None)
+        yield limits
+
+
+def isa_of_kernels() -> str:
+    """The key of `ISA_FLAGS` with the instructions of the selected kernels."""
+    forced = os.environ.get("TINY_LLM_CPU_ISA", "")
+    return forced if forced in ISA_FLAGS else "native"
 
 
 def best(machines: list[Machine]) -> Machine | None:
@@ -198,9 +257,11 @@ def _run(command: list[str]) -> str:
 
 def main() -> int:
     """Prints the measurement; the last line of output is JSON."""
-    machine = measure_or_warn()
+    with measured_limits() as limits:
+        machine = limits.machine
     if machine is None:
         return 1
+    print(machine, file=sys.stderr)
     print(json.dumps(asdict(machine)))
     return 0
 

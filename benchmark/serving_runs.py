@@ -18,7 +18,7 @@ from tiny_llm.cli.batching.workload import (
     synthetic_workload,
 )
 from tiny_llm.demo.prompts import BATCH_PROMPTS
-from tiny_llm.engine.scheduling.batch import SchedulerOutput
+from tiny_llm.engine.scheduling.outputs import SchedulerOutput
 
 from .systems.worker import token_ids
 

@@ -8,6 +8,8 @@ Decoding contexts are random keys and values, so a long one needs no prefill.
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +21,7 @@ from tiny_llm.models import find_model
 
 from .metrics import Metric, throughput
 from .model_driver import Week2
-from .roofline import Machine, measure_or_warn
+from .roofline import Limits, measured_limits
 from .timing import Times, measure, step_seconds
 
 PREFILL_TOKENS = (128, 512, 4096)
@@ -44,9 +46,12 @@ def decode_times(model: Week2, context: int, steps: int) -> Times:
     )
 
 
-def result(metric: Metric, times: Times, costs: ModelCosts, machine: Machine | None) -> Any:
-    """A row for the JSON, also printed."""
-    figures, share = throughput(metric, times, costs, machine)
+def measure_row(
+    metric: Metric, costs: ModelCosts, limits: Limits, times_of: Callable[[], Times]
+) -> Any:
+    """Measures a row for the JSON, and prints it."""
+    times, machine = limits.around(times_of)
+    figures, share = throughput(metric, times, costs, machine, limits)
     row = {"metric": metric.kind, "tokens": metric.tokens, **figures}
     print(
         f"| {metric.label} | {row['tokens_per_s']:,.1f} | {row['best_tokens_per_s']:,.1f} | "
@@ -56,27 +61,26 @@ def result(metric: Metric, times: Times, costs: ModelCosts, machine: Machine | N
     return row
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
     """Measures everything that fits into the model's context."""
     if args.device is not None:
         mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
     model = Week2(args.model, args.flash)
-    machine = measure_or_warn()
     room = model.model.max_seq_len
     model.prefill(16)  # warm-up
     rows = []
     print("| | tokens/s, median | tokens/s, best | of the roofline |\n|---|---:|---:|---:|")
     for tokens in (n for n in PREFILL_TOKENS if n <= min(room, args.max_prefill)):
         metric = Metric("", f"prefill {tokens:,}", "prefill", tokens)
-        times = prefill_times(model, tokens, args.repeats)
-        rows.append(result(metric, times, costs, machine))
+        run_prompt = partial(prefill_times, model, tokens, args.repeats)
+        rows.append(measure_row(metric, costs, limits, run_prompt))
     for context in (n for n in CONTEXTS if n + args.steps + 2 <= min(room, args.max_context)):
         metric = Metric("", f"decode at {context:,}", "decode", context)
-        times = decode_times(model, context, args.steps)
-        rows.append(result(metric, times, costs, machine))
-    limits = None if machine is None else str(machine)
-    return {"model": args.model, "attention": model.attention, "machine": limits, "rows": rows}
+        decode = partial(decode_times, model, context, args.steps)
+        rows.append(measure_row(metric, costs, limits, decode))
+    machine = None if limits.machine is None else str(limits.machine)
+    return {"model": args.model, "attention": model.attention, "machine": machine, "rows": rows}
 
 
 def main() -> int:
@@ -92,12 +96,14 @@ def main() -> int:
     add("--steps", type=int, default=32, help="tokens to decode")
     add("--max-prefill", type=int, default=PREFILL_TOKENS[-1], help="longest prompt")
     add("--max-context", type=int, default=CONTEXTS[-1] + 256, help="longest context")
-    try:
-        print(json.dumps(run(parser.parse_args())))
-    except UserError as error:
-        print(f"single_request: {error}", file=sys.stderr)
-        return 2
-    return 0
+    args = parser.parse_args()
+    with measured_limits() as limits:
+        try:
+            print(json.dumps(run(args, limits)))
+        except UserError as error:
+            print(f"single_request: {error}", file=sys.stderr)
+            return 2
+        return limits.exit_status()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Tool calling: run a Python function for the model and return its result.
 
+The model must write calls in the Hermes format, as Qwen3 does.
+
 Usage:
     pip install 'tiny-llm[structured]'
     python examples/tool_calls.py

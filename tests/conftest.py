@@ -7,12 +7,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests import hermetic, quick
 
+if sys.flags.optimize:  # otherwise helpers' asserts would be ignored
+    pytest.register_assert_rewrite("tests.support", "tests.engine", "tests.models", "tests.server")
 hermetic.reset_process()  # before imports that read the environment
 
 import mlx.core as mx
-import pytest
 
 from tests.support import DEVICES, DTYPES, use_device, use_emulated_gpu
 from tiny_llm import kernels
@@ -24,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--exhaustive",
         action="store_true",
         help="all wrong solutions; random tests try everything: 20,000 requests, 1,000 schemas",
+    )
+    parser.addoption(
+        "--shares",
+        type=int,
+        default=1,
+        metavar="N",
+        help="one of N shares of the cases marked thorough or other_isa, the next at each commit",
     )
 
 
@@ -40,7 +50,7 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects exhaustive tests, marks thorough ones and sorts long files first."""
+    """Deselects exhaustive tests and other shares; marks thorough ones; long files first."""
     if not config.getoption("--exhaustive"):
         kept, left_out = [], []
         for item in items:
@@ -48,12 +58,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
     quick.mark_thorough(items)
+    if (shares := config.getoption("--shares")) > 1:
+        commit = quick.commit_number()
+        kept, left_out = [], []
+        for item in items:
+            marks = {mark.name for mark in item.iter_markers()}
+            (kept if quick.in_share(item.nodeid, marks, shares, commit) else left_out).append(item)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
     quick.longest_first(items)
 
 
 # Tests in these folders run on the CPU, on a Mac too: they assert bitwise batch invariance, which
 # the GPU does not guarantee (see src/extensions/README.md). `either_device` runs a test on both.
-ABOUT_THE_CPU = ("benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
+ABOUT_THE_CPU = ("agent", "benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,8 +16,8 @@ from contextlib import suppress
 
 # Deliberate configuration of test runs, and the interpreter's module path.
 KEPT = re.compile(
-    r"TINY_LLM_(CLANG|CPU_ISA|EMULATED_METAL\w*|MINE|NUM_THREADS|PEERS_PYTHON|REPORT)"
-    r"|PYTHON(BREAKPOINT|HOME|PATH|PLATLIBDIR|PYCACHEPREFIX)"
+    r"TINY_LLM_(CLANG|CPU_ISA|EMULATED_METAL\w*|FRAMEWORKS_\w+|MINE|NUM_THREADS|PEERS_PYTHON|REPORT)"
+    r"|PYTHON(BREAKPOINT|HOME|OPTIMIZE|PATH|PLATLIBDIR|PYCACHEPREFIX)"
 )
 
 # Language and time zone, the interpreter, proxies, checkpoints, clients, launchers, our commands.

@@ -8,8 +8,11 @@ Instruction sets between plain C++ and this machine's best have a separate mark,
 sanitizers run few cases, but on all instruction sets.
 """
 
+import subprocess
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence, Set
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +24,11 @@ LONGEST_FIRST = (
     "tests/course/test_days.py",
     "tests/course/test_wrong_solutions.py",
     "tests/models/test_parity_transformers.py",
+    "tests/models/test_parity_hybrid.py",
     "tests/course/test_commands.py",
     "tests/metal",
     "tests/engine",
-    "tests/week_3/test_day_4.py",
+    "tests/week_3/test_day_5.py",
     "tests/week_2",
     "tests/models/test_demo.py",
     "tests/ops",
@@ -97,6 +101,26 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
         used.update(cases[best])
         missing -= cases[best]
     return kept
+
+
+def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
+    """Whether a commit's share of the combinations includes a case.
+
+    Only cases marked `thorough` or `other_isa` are shared out; all others are in every share.
+    """
+    if not marks & {"thorough", "other_isa"}:
+        return True
+    return (zlib.crc32(nodeid.encode()) + commit) % shares == 0
+
+
+def commit_number() -> int:
+    """Number of commits of this checkout; 0 without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return 0
+    return int(done.stdout) if done.returncode == 0 else 0
 
 
 def longest_first(items: list[pytest.Item]) -> None:

@@ -5,7 +5,6 @@ appears only in the module that causes it.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,8 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tools.course.solution_flag import add_solution_argument, selected_tree
-from tools.course.tree import environment
+from tools.course.solution_flag import add_solution_argument, restart_in_tree, selected_tree
 
 # Relative rounding error in float32 is about 1e-6; mistakes are rarely below 1e-3.
 ALLOWED = 1e-4
@@ -80,11 +78,7 @@ def main() -> int:
     parser.add_argument("--prompt", default="The capital of France is")
     add_solution_argument(parser)
     args = parser.parse_args()
-    wanted = environment(selected_tree(parser, args.solution))
-    if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
-        os.execve(
-            sys.executable, [sys.executable, "-m", "tools.compare_layers", *sys.argv[1:]], wanted
-        )
+    restart_in_tree(selected_tree(parser, args.solution), "tools.compare_layers")
 
     from mlx_lm.utils import dequantize_model
 

@@ -1,14 +1,15 @@
 """`pdm run test`: quick tests, all tests, or one day's of the course.
 
     pdm run test                            every layer, on up to four cores, in a few minutes
-    pdm run test --all                      all tests, as in CI
+    pdm run test --all                      all tests
     pdm run test --week 1 --day 3           one day
     pdm run test --week 1 --day 3 -- -k task_2
     pdm run test tests/ops/test_matmul.py   one file
 
 The quick run omits tests marked `slow` (each of the course's days and wrong solutions,
 `transformers` beside ours), `thorough` (more parameter combinations) and `other_isa` (instruction
-sets between plain C++ and this machine's best): see tests/quick.py. --rest runs only those. Files,
+sets between plain C++ and this machine's best): see tests/quick.py. --rest runs only those, with
+--shares 4 as in CI a quarter of the combinations, another one at each commit. Files,
 -k and -m select from all tests. `-n 0` runs them in one process.
 
 The tests of a week or a day run on the learner's tree if there is one (`pdm run start-course`
@@ -19,11 +20,15 @@ other flags are pytest's, with or without `--` in front.
 import argparse
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tools.course.build import STALE, is_stale, num_cores
+from tools.course.runner import crash_message
 from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tasks import DAYS, day_of, day_with_task
 from tools.course.tree import ROOT, environment, shown
@@ -36,7 +41,7 @@ BRIEF = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN"
 
 
 def main() -> int:
-    """Replaces this process by pytest on the selected tests."""
+    """Runs pytest on the selected tests."""
     parser = argparse.ArgumentParser(
         prog="test",
         description=__doc__,
@@ -81,8 +86,24 @@ def main() -> int:
         # A file's tests may need one another. The long files come first: they keep their order.
         workers = ["-n", str(min(4, num_cores())), "--dist", "loadfile", "--no-loadscope-reorder"]
         rest = [*workers, *rest]
-    command = [sys.executable, "-m", "pytest", *rest]
-    os.execve(sys.executable, command, environment(tree))
+    if tree is None or args.week is None:
+        os.execve(sys.executable, [sys.executable, "-m", "pytest", *rest], environment(tree))
+    return run_learners_tests(tree, rest)
+
+
+def run_learners_tests(tree: Path, arguments: list[str]) -> int:
+    """Runs pytest in a child process, and names the test that crashes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.jsonl"
+        command = [sys.executable, "-m", "pytest", "-p", "tools.course.pytest_json", *arguments]
+        child = subprocess.Popen(command, env={**environment(tree), "TINY_LLM_REPORT": str(report)})
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C
+        status = child.wait()
+        signal.signal(signal.SIGINT, handler)
+        crash = crash_message(status, report)
+    if crash is not None:
+        print(crash, flush=True)
+    return status if status >= 0 else 128 - status
 
 
 def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:

@@ -38,12 +38,25 @@ class Setting:
 
 
 class Context:
-    """A llama.cpp context: KV cache for `batch` sequences of at most `length` tokens."""
+    """A llama.cpp context: KV cache for `batch` sequences of at most `length` tokens.
 
-    def __init__(self, model: Any, threads: int, setting: Setting, batch: int, length: int):
+    Args:
+        model, threads, setting, batch, length: as in llama.cpp.
+        embeds: the context computes embeddings, pooled from the last token.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        threads: int,
+        setting: Setting,
+        batch: int,
+        length: int,
+        embeds: bool = False,
+    ):
         import llama_cpp
 
-        self._api = llama_cpp
+        self._api, self._model = llama_cpp, model
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         room = -(-(length + DECODE_STEPS + 8) // 256) * 256
         params = llama_cpp.llama_context_default_params()
@@ -54,6 +67,9 @@ class Context:
         params.flash_attn_type = int(setting.flash)
         params.kv_unified = setting.unified
         params.no_perf = True
+        params.embeddings = embeds
+        if embeds:
+            params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_LAST
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
             raise RuntimeError(f"llama.cpp has no context for {batch} sequences with {setting}")
@@ -82,6 +98,27 @@ class Context:
             predicted += self.decode(entries, outputs)
         return predicted
 
+    def embed(self, batch: int, tokens: int) -> list[float]:
+        """Embeds `batch` texts of `tokens` tokens; returns the first one's unit vector."""
+        import numpy as np
+
+        ids = token_ids(tokens, self._vocab_size)
+        vector: Any = None
+        for sequence in range(batch):
+            self.cut(0, sequence)
+        texts_at_once = max(1, UBATCH // tokens)
+        for first in range(0, batch, texts_at_once):
+            sequences = range(first, min(first + texts_at_once, batch))
+            entries = [
+                (token, i, sequence) for sequence in sequences for i, token in enumerate(ids)
+            ]
+            self._run(entries, range(len(entries)))
+            if vector is None:
+                size = self._api.llama_model_n_embd(self._model)
+                pointer = self._api.llama_get_embeddings_seq(self._context, first)
+                vector = np.array(np.ctypeslib.as_array(pointer, (size,)))
+        return (vector / np.linalg.norm(vector)).tolist()
+
     def step(self, tokens: list[int]) -> list[int]:
         """Appends one token per sequence; returns the next ones."""
         entries = [
@@ -93,9 +130,9 @@ class Context:
         """Number of tokens of a sequence."""
         return self._api.llama_memory_seq_pos_max(self._memory, sequence) + 1
 
-    def cut(self, length: int, sequence: int = 0) -> None:
-        """Truncates a sequence to `length` tokens."""
-        self._api.llama_memory_seq_rm(self._memory, sequence, length, -1)
+    def cut(self, length: int, sequence: int = 0) -> bool:
+        """Truncates a sequence to `length` tokens; False if a recurrent state prevents it."""
+        return bool(self._api.llama_memory_seq_rm(self._memory, sequence, length, -1))
 
     def free(self) -> None:
         """Frees the memory."""
@@ -106,6 +143,12 @@ class Context:
         """Runs (token, position, sequence) entries; returns each output's most likely token."""
         import numpy as np
 
+        self._run(entries, outputs)
+        shape = (self._vocab_size,)
+        rows = [self._api.llama_get_logits_ith(self._context, i) for i in outputs]
+        return [int(np.ctypeslib.as_array(row, shape).argmax()) for row in rows]
+
+    def _run(self, entries: list[tuple[int, int, int]], outputs: Sequence[int]) -> None:
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence) in enumerate(entries):
@@ -118,9 +161,6 @@ class Context:
         if status != 0:
             raise RuntimeError(f"llama_decode answered {status}")
         self._api.llama_synchronize(self._context)
-        shape = (self._vocab_size,)
-        rows = [self._api.llama_get_logits_ith(self._context, i) for i in outputs]
-        return [int(np.ctypeslib.as_array(row, shape).argmax()) for row in rows]
 
 
 class LlamaCpp:
@@ -167,9 +207,8 @@ class LlamaCpp:
         def measure(setting: Setting) -> float:
             sequences = self._context(setting, batch, context)
             for sequence in range(batch):
-                if sequences.length(sequence) < context:
+                if sequences.length(sequence) < context or not sequences.cut(context, sequence):
                     sequences.prefill(context, sequence)
-                sequences.cut(context, sequence)
             tokens = token_ids(batch, 1000)
 
             def step() -> None:
@@ -200,6 +239,19 @@ class LlamaCpp:
         seconds = measure(fastest, len(prompts))
         return {"seconds": seconds, "note": str(fastest), "tokens": sum(output_lens)}
 
+    def embed(self, batch: int, tokens: int) -> dict[str, Any]:
+        """Embeds texts: {"seconds": …, "vector": the first one's, "note": …}."""
+        vector: list[float] = []
+
+        def measure(setting: Setting) -> float:
+            nonlocal vector
+            context = self._context(setting, batch, tokens, embeds=True)
+            start = time.perf_counter()
+            vector = context.embed(batch, tokens)
+            return time.perf_counter() - start
+
+        return {**self._measure_fastest("embed", batch, tokens, measure), "vector": vector}
+
     def predict(self, ids: list[int]) -> dict[str, Any]:
         """Most likely token after each of a text's tokens."""
         context = self._context(Setting(flash=True, unified=False), 1, 512)
@@ -226,10 +278,10 @@ class LlamaCpp:
         self._notes[key] = "; ".join([str(fastest), *others])
         return {"seconds": seconds[fastest], "note": self._notes[key]}
 
-    def _context(self, setting: Setting, batch: int, length: int) -> Context:
+    def _context(self, setting: Setting, batch: int, length: int, embeds: bool = False) -> Context:
         key = (setting, batch, length)
         if key not in self._contexts:
-            self._contexts[key] = Context(self._model, self._threads, *key)
+            self._contexts[key] = Context(self._model, self._threads, *key, embeds=embeds)
         return self._contexts[key]
 
 

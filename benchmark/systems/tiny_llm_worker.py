@@ -1,4 +1,7 @@
-"""tiny-llm's Week 2 model as a worker: `python -m benchmark.systems.tiny_llm_worker FOLDER`."""
+"""tiny-llm as a worker: `python -m benchmark.systems.tiny_llm_worker FOLDER`.
+
+Measures Week 2's model, or the engine for families that Week 2 lacks.
+"""
 
 import argparse
 import time
@@ -6,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.model_costs import ModelCosts
+from tiny_llm.models.heads.pooling import Task
 
-from .worker import DECODE_STEPS, decode_seconds, serve
+from .worker import DECODE_STEPS, decode_seconds, serve, token_ids
+
+MAX_SEQS = 16  # sequences of the widest batch
 
 
 class TinyLlm:
@@ -43,9 +49,80 @@ class TinyLlm:
         return {"seconds": decode_seconds(lambda: self._week2.step(sequences))}
 
 
+class TinyLlmEngine:
+    """The engine, one request per sequence; embedding models also measure `embed`.
+
+    Args:
+        folder: the checkpoint.
+        kv_cache_bytes: memory of the sequences.
+        task: "generate" or "embed".
+    """
+
+    def __init__(self, folder: Path, kv_cache_bytes: int = 3 << 30, task: Task = "generate"):
+        from tiny_llm import LLM, SamplingParams, kernels
+
+        self._llm = LLM(
+            str(folder),
+            task=task,
+            kv_cache_bytes=kv_cache_bytes,
+            max_num_seqs=MAX_SEQS,
+            enable_prefix_caching=False,
+        )
+        self._params = SamplingParams
+        costs = ModelCosts.from_folder(folder)
+        self._vocab_size = costs.args.vocab_size
+        self.weight_bits = costs.weight_bits
+        extension = kernels.extension()
+        self.about = f"engine, {extension.instruction_set()}, {extension.num_threads()} threads"
+        self._prompts = 0
+        if task == "generate":
+            self._run(1, 16, 1)
+
+    def prefill(self, tokens: int) -> dict[str, Any]:
+        """See `System`."""
+        start = time.perf_counter()
+        self._run(1, tokens, 1)
+        return {"seconds": time.perf_counter() - start}
+
+    def decode(self, batch: int, context: int) -> dict[str, Any]:
+        """See `System`."""
+        requests = self._run(batch, context, DECODE_STEPS + 8)
+        seconds = decode_seconds(self._llm.step)
+        for request in requests:
+            self._llm.abort(request)
+        return {"seconds": seconds}
+
+    def embed(self, batch: int, tokens: int) -> dict[str, Any]:
+        """Embeds `batch` texts of `tokens` tokens: {"seconds": …, "vector": the first one's}."""
+        prompts = [token_ids(tokens, self._vocab_size) for _ in range(batch)]
+        start = time.perf_counter()
+        vectors = self._llm.embed(prompts)
+        return {"seconds": time.perf_counter() - start, "vector": vectors[0]}
+
+    def _run(self, batch: int, tokens: int, max_tokens: int) -> list[str]:
+        """Runs new requests until each has its first token; returns their ids."""
+        params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        ids = token_ids(tokens, self._vocab_size)
+        requests = [self._llm.add_request(ids, params) for _ in range(batch)]
+        missing = set(requests)
+        while missing:
+            missing -= {output.request_id for output in self._llm.step()}
+        return requests
+
+
+def load(folder: Path, flash: bool | None) -> TinyLlm | TinyLlmEngine:
+    """Week 2's model of a checkpoint, or the engine for a hybrid one."""
+    is_hybrid = ModelCosts.from_folder(folder).args.delta_net is not None
+    return TinyLlmEngine(folder) if is_hybrid else TinyLlm(folder, flash)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--flash", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--embed", action="store_true", help="measure embeddings")
     arguments = parser.parse_args()
-    serve(lambda: TinyLlm(arguments.folder, arguments.flash))
+    if arguments.embed:
+        serve(lambda: TinyLlmEngine(arguments.folder, task="embed"))
+    else:
+        serve(lambda: load(arguments.folder, arguments.flash))

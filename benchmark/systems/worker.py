@@ -72,6 +72,9 @@ def serve(load: Callable[[], System]) -> None:
             elif request["kind"] == "answer":
                 answer: Any = getattr(system, "answer", None)  # OpenVINO and ONNX Runtime only
                 reply(answer(request["ids"], request["tokens"]))
+            elif request["kind"] == "embed":
+                embed: Any = getattr(system, "embed", None)  # embedding models only
+                reply(embed(request["batch"], request["tokens"]))
             elif request["kind"] == "serve":
                 serving: Any = getattr(system, "serve", None)  # llama.cpp only
                 reply(serving(request["prompts"], request["output_lens"], request["places"]))

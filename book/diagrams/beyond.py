@@ -114,3 +114,37 @@ def first_divergence() -> str:
     d.text(x + 10, y + 20, "here: a jump, not a slope", "small")
     d.text(430, 146, "rounding alone grows slowly", "small soft")
     return d.svg()
+
+
+def course_map() -> str:
+    """The engine at the end of the course, its parts coloured by week."""
+    d = Drawing(640, 300)
+    for week, (kind, title) in enumerate(
+        (("a", "Week 1"), ("b", "Week 2"), ("c", "Week 3"), ("d", "Week 4"))
+    ):
+        d.box(70 + week * 130, 8, 18, 18, kind)
+        d.text(96 + week * 130, 22, title, "small")
+    d.text(10, 66, "prompts", "strong")
+    for row in range(3):
+        d.box(10, 78 + row * 30, 84, 22, "n", ("What is …", "Write a …", "Count …")[row], "small")
+    d.arrow((98, 119), (128, 119))
+    d.box(132, 50, 130, 138, "c")
+    d.text(197, 70, "scheduler", "strong", "middle")
+    for row, part in enumerate(("token budget", "prefix cache", "preemption", "draft tokens")):
+        d.text(197, 94 + row * 24, part, "small", "middle")
+    d.arrow((266, 119), (296, 119))
+    d.text(365, 46, "the model, layer by layer", "small soft", "middle")
+    d.box(300, 54, 130, 30, "a", "RMSNorm, RoPE")
+    d.box(300, 90, 130, 30, "b", "flash attention")
+    d.box(300, 126, 130, 30, "a", "MLP: SwiGLU")
+    d.box(300, 162, 130, 30, "b", "4-bit weights")
+    d.arrow((434, 119), (464, 119))
+    d.box(468, 84, 100, 30, "a", "sampler")
+    d.box(468, 124, 100, 30, "a", "detokenizer")
+    d.arrow((572, 139), (594, 139))
+    d.text(598, 143, "Paris", "strong")
+    d.box(132, 212, 298, 30, "c", "pages of keys and values")
+    d.arrow((365, 196), (365, 210))
+    d.arrow((197, 192), (197, 210))
+    d.box(132, 252, 436, 34, "d", "SIMD and Metal kernels at memory speed, graph capture")
+    return d.svg()

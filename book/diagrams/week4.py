@@ -29,22 +29,22 @@ def turns() -> str:
 
 def lanes() -> str:
     """A vector of words: one shift gives the same nibble of every word, far apart in the row."""
-    d = Drawing(470, 270)
+    d = Drawing(640, 270)
     d.text(10, 18, "four words of a row: a word is eight weights", "strong")
     kinds = "abcd"
     for word in range(4):
         for k in range(8):
             number = word * 8 + k
             kind = kinds[word] if k == 1 else "n"
-            d.box(10 + word * 114 + k * 13.5, 28, 12.5, 26, kind, str(number), "small", 1)
+            d.box(10 + word * 156 + k * 18.5, 28, 17.5, 26, kind, str(number), "small", 1)
     d.text(10, 84, "loaded as one vector, shifted by 1 · 4 bits, masked:", "strong")
     for lane in range(4):
-        x = 10 + lane * 114
-        d.box(x, 94, 106, 28, kinds[lane], f"q{lane * 8 + 1}", "mono")
-        d.text(x + 53, 138, f"lane {lane}", "small soft", "middle")
+        x = 10 + lane * 156
+        d.box(x, 94, 148, 28, kinds[lane], f"q{lane * 8 + 1}", "mono")
+        d.text(x + 74, 138, f"lane {lane}", "small soft", "middle")
     d.text(10, 170, "multiplied by the activations with the same indices:", "strong")
     for lane in range(4):
-        d.box(10 + lane * 114, 180, 106, 28, "e", f"a{lane * 8 + 1}", "mono")
+        d.box(10 + lane * 156, 180, 148, 28, "e", f"a{lane * 8 + 1}", "mono")
     d.text(10, 230, "These are 8 apart in the row. Rearranged once, they are adjacent:", "small")
     d.text(10, 250, "laid = a0 a8 a16 a24 · a1 a9 a17 a25 · a2 …", "small mono")
     return d.svg()

@@ -1,78 +1,95 @@
-"""Diagrams of the optional days: products sorted by expert, a layer on two ranks."""
+"""Diagrams of the server's days: its two threads, a disconnect, the buffers of a response."""
 
 from ._svg import Drawing
 
-EXPERTS = [[3, 1], [1, 0], [3, 1]]  # the choice of three tokens
-KINDS = {0: "a", 1: "b", 3: "c"}
 
-
-def experts() -> str:
-    """Products of tokens and experts: by token, sorted by expert, and back."""
-    d = Drawing(470, 356)
-    products = [(token, expert) for token, own in enumerate(EXPERTS) for expert in own]
-    order = sorted(range(len(products)), key=lambda p: products[p][1])
-    width, gap = 66, 10
-
-    def middle(place: int) -> float:
-        return 10 + place * (width + gap) + width / 2
-
-    def row(y: float, shown: list[int]) -> None:
-        for place, product in enumerate(shown):
-            token, expert = products[product]
-            x = middle(place) - width / 2
-            d.box(x, y, width, 26, KINDS[expert], f"token {token}", "small")
-
-    d.text(10, 16, "products by token; a colour is an expert", "strong")
-    row(26, list(range(6)))
-    for place, (_, expert) in enumerate(products):
-        d.text(middle(place), 66, f"to expert {expert}", "small soft", "middle")
-    for place, product in enumerate(order):
-        d.arrow((middle(product), 74), (middle(place), 106))
-    d.text(10, 126, "sorted: x[order // K]", "strong")
-    row(134, order)
-    start = 0
-    for expert in (0, 1, 3):
-        count = sum(products[p][1] == expert for p in order)
-        left, right = middle(start) - width / 2, middle(start + count - 1) + width / 2
-        label = f"expert {expert}" if count == 1 else f"expert {expert}: {count} rows at once"
-        d.box(left, 174, right - left, 30, KINDS[expert], label, "small strong")
-        start += count
-    d.text(10, 222, "No token selected expert 2: its weights are not read.", "small soft")
-    for place, product in enumerate(order):
-        d.arrow((middle(place), 232), (middle(product), 264))
-    d.text(10, 284, "and back: [places]", "strong")
-    row(292, list(range(6)))
-    for token in range(3):
-        left, right = middle(2 * token) - width / 2, middle(2 * token + 1) + width / 2
-        d.line((left, 324), (left, 330), (right, 330), (right, 324))
-        d.text((left + right) / 2, 348, f"sum of token {token}", "small", "middle")
+def server_threads() -> str:
+    """A request's way through the event loop, the engine thread and back."""
+    d = Drawing(470, 292)
+    width, inner = 192, 168
+    left, right = 10, 268
+    for x, label in ((left, "event loop"), (right, "engine thread")):
+        d.box(x, 26, width, 256, "n")
+        d.text(x, 16, label, "strong")
+    own, engine = left + 12, right + 10
+    for y, kind, label in (
+        (40, "a", "parse, validate, render"),
+        (88, "a", "EngineClient.submit"),
+        (136, "c", "send events"),
+        (184, "c", "one queue per request"),
+        (240, "e", "sockets"),
+    ):
+        d.box(own, y, inner, 30, kind, label, "small")
+    for y, label in (
+        (88, "add or abort requests"),
+        (136, "step: schedule, run"),
+        (184, "report the outputs"),
+    ):
+        d.box(engine, y, inner, 30, "b", label, "small")
+        if y > 88:
+            d.arrow((engine + inner / 2, y - 18), (engine + inner / 2, y - 2))
+    d.arrow((own + inner / 2, 70), (own + inner / 2, 86))
+    d.arrow((own + inner / 2, 184), (own + inner / 2, 168))
+    d.line((own, 151), (own - 6, 151), (own - 6, 255))
+    d.arrow((own - 6, 255), (own, 255))
+    d.arrow((own + inner, 103), (engine - 1, 103))
+    d.text(235, 96, "commands", "small", "middle")
+    d.arrow((engine, 199), (own + inner + 1, 199))
+    d.text(235, 192, "reports", "small", "middle")
+    d.line((engine + inner, 199), (engine + inner + 7, 199), (engine + inner + 7, 62))
+    d.line((engine + inner + 7, 62), (engine + inner / 2, 62))
+    d.arrow((engine + inner / 2, 62), (engine + inner / 2, 86))
+    d.text(engine, 50, "until shutdown", "small soft")
+    d.text(engine, 250, "owns the model, the pages", "small soft")
+    d.text(engine, 266, "and the scheduler", "small soft")
     return d.svg()
 
 
-def split_layer() -> str:
-    """The MLP of a layer on two ranks: rows, then columns, then one sum."""
-    d = Drawing(470, 330)
-    for rank, x in ((0, 10), (1, 245)):
-        kind = "ab"[rank]
-        d.text(x, 16, f"rank {rank}", "strong")
-        d.box(x, 26, 215, 26, "e", "x, the same on both", "small")
-        d.arrow((x + 60, 54), (x + 60, 76))
-        for half in range(2):
-            mine = half == rank
-            label = "its rows of gate, up" if mine else ""
-            d.box(x, 80 + half * 28, 130, 26, (kind if mine else "n"), label, "small")
-        d.text(x + 140, 98, "half of the", "small soft")
-        d.text(x + 140, 114, "features", "small soft")
-        d.arrow((x + 60, 140), (x + 60, 162))
-        for half in range(2):
-            mine = half == rank
-            d.box(x + half * 66, 166, 64, 46, (kind if mine else "n"), "", "small")
-            if mine:
-                d.text(x + half * 66 + 32, 186, "its", "small", "middle")
-                d.text(x + half * 66 + 32, 202, "columns", "small", "middle")
-        d.text(x + 140, 186, "of down", "small soft")
-        d.arrow((x + 60, 216), (x + 60, 238))
-        d.box(x, 242, 215, 26, kind, "a partial sum of every element of y", "small")
-        d.arrow((x + 107, 270), (x + 107, 292))
-    d.box(10, 296, 450, 28, "c", "all-reduce: both parts added, and both ranks have y", "strong")
+def disconnect() -> str:
+    """Steps of the engine while a client leaves and its request is aborted."""
+    d = Drawing(470, 252)
+    left, width = 86, 74
+    d.text(10, 40, "client", "strong")
+    d.text(10, 104, "event loop", "strong")
+    d.text(10, 190, "engine", "strong")
+    for number in range(5):
+        x = left + number * (width + 2)
+        has_both = number < 3
+        d.box(x, 160, width, 22, "a", f"step {5 + number}", "small strong")
+        d.box(x, 184, width, 22, "b" if has_both else "n", "request" if has_both else "", "small")
+        if number < 2:
+            end = x + width
+            d.arrow((end, 158), (end, 116), (end + 10, 48))
+            d.text(end - 2, 100, "token", "small", "end")
+    hangs_up = left + 2 * (width + 2) + 24
+    d.text(hangs_up, 26, "hangs up", "small", "middle")
+    d.circle(hangs_up, 38, 5)
+    d.arrow((hangs_up, 44), (hangs_up, 88))
+    d.text(hangs_up + 6, 72, "http.disconnect", "small")
+    d.box(hangs_up - 18, 90, 110, 22, "c", "cancel, abort", "small")
+    third = left + 3 * (width + 2)
+    d.arrow((hangs_up + 48, 112), (third - 1, 158))
+    d.text(third + 18, 140, "AbortRequest", "small")
+    d.text(left, 230, "Between steps 7 and 8 the engine thread reads its queue:", "small soft")
+    d.text(left, 246, "the pages are free, and the place in the batch.", "small soft")
+    return d.svg()
+
+
+def response_buffers() -> str:
+    """Buffers between the engine and a client that does not read, and what bounds each."""
+    d = Drawing(470, 286)
+    rows = (
+        ("b", "engine thread", "a step never waits for a client"),
+        ("a", "reports", "emptied by the event loop at each flush"),
+        ("c", "output queue", "256 outputs per completion, then merged"),
+        ("d", "sender", "one write; await send(…) waits here"),
+        ("e", "socket of the server", "the kernel's limit, some megabytes"),
+        ("n", "client", "does not read"),
+    )
+    for number, (kind, label, bound) in enumerate(rows):
+        y = 10 + number * 46
+        d.box(10, y, 160, 30, kind, label, "small strong")
+        d.text(186, y + 19, bound, "small")
+        if number:
+            d.arrow((90, y - 16), (90, y - 1))
     return d.svg()

@@ -16,10 +16,14 @@
 #include "common/threads.h"
 #include "docstrings.h"
 #include "src/add_bias/add_bias.h"
+#include "src/add_lora/add_lora.h"
 #include "src/argmax/argmax.h"
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
+#include "src/causal_conv1d/causal_conv1d.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/gated_delta_rule/gated_delta_rule.h"
+#include "src/gated_rms_norm/gated_rms_norm.h"
 #include "src/graph_capture/graph_cache.h"
 #include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 #include "src/matmul/matmul.h"
@@ -31,6 +35,7 @@
 #include "src/quantized_matmul/multi_quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
+#include "src/sigmoid_gate/sigmoid_gate.h"
 #include "src/swiglu/swiglu.h"
 #include "src/topk_softmax/topk_softmax.h"
 #include "src/weighted_sum/weighted_sum.h"
@@ -70,17 +75,35 @@ NB_MODULE(_ext, m) {
     m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::swiglu);
 
+    m.def("add_lora", &tiny_llm_ext::add_lora, "y"_a, "x"_a, "lora_a"_a, "lora_b"_a,
+          "rank_offsets"_a, "adapter_ids"_a, nb::kw_only(), "stream"_a = nb::none(),
+          docs::add_lora);
+
     m.def("topk_softmax", &tiny_llm_ext::topk_softmax, "logits"_a, "k"_a, "normalize"_a,
           nb::kw_only(), "stream"_a = nb::none(), docs::topk_softmax);
 
-    m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, nb::kw_only(),
-          "stream"_a = nb::none(), docs::weighted_sum);
+    m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, "base"_a = nb::none(),
+          nb::kw_only(), "stream"_a = nb::none(), docs::weighted_sum);
 
     m.def("add_bias", &tiny_llm_ext::add_bias, "x"_a, "bias"_a, nb::kw_only(),
           "stream"_a = nb::none(), docs::add_bias);
 
     m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a.none(), "eps"_a, "cos"_a,
           "sin"_a, nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);
+
+    m.def("causal_conv1d", &tiny_llm_ext::causal_conv1d, "x"_a, "weight"_a, "conv_states"_a,
+          "cu_seqlens"_a, "read_slots"_a, "write_slots"_a, "overwrite"_a = false, nb::kw_only(),
+          "stream"_a = nb::none(), docs::causal_conv1d);
+
+    m.def("gated_delta_rule", &tiny_llm_ext::gated_delta_rule, "qkv"_a, "a"_a, "b"_a, "A_log"_a,
+          "dt_bias"_a, "states"_a, "cu_seqlens"_a, "read_slots"_a, "write_slots"_a, "num_k_heads"_a,
+          "overwrite"_a = false, nb::kw_only(), "stream"_a = nb::none(), docs::gated_delta_rule);
+
+    m.def("gated_rms_norm", &tiny_llm_ext::gated_rms_norm, "o"_a, "z"_a, "weight"_a, "eps"_a,
+          nb::kw_only(), "stream"_a = nb::none(), docs::gated_rms_norm);
+
+    m.def("sigmoid_gate", &tiny_llm_ext::sigmoid_gate, "x"_a, "gate"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::sigmoid_gate);
 
     m.def("flash_attention", &tiny_llm_ext::flash_attention, "query"_a, "key"_a, "value"_a,
           "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
@@ -100,11 +123,12 @@ NB_MODULE(_ext, m) {
 
     m.def("paged_attention", &tiny_llm_ext::paged_attention, "query"_a, "key_pages"_a,
           "value_pages"_a, "block_table"_a, "context_lens"_a, "scale"_a = nb::none(),
-          "causal"_a = true, nb::kw_only(), "stream"_a = nb::none(), docs::paged_attention);
+          "causal"_a = true, "window"_a = 0, nb::kw_only(), "stream"_a = nb::none(),
+          docs::paged_attention);
 
     m.def("paged_attention_varlen", &tiny_llm_ext::paged_attention_varlen, "query"_a, "key_pages"_a,
           "value_pages"_a, "cu_seqlens_q"_a, "context_lens"_a, "block_table"_a,
-          "scale"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
+          "scale"_a = nb::none(), "window"_a = 0, nb::kw_only(), "stream"_a = nb::none(),
           docs::paged_attention_varlen);
 
     m.def("paged_cache_write", &tiny_llm_ext::paged_cache_write, "pages"_a, "tokens"_a, "slots"_a,
@@ -177,10 +201,10 @@ Returns:
           "Rows per pack of the CPU kernels' weights; 0 if they read row-major weights only.");
     m.def("large_pages", &tiny_llm_ext::large_pages, "bytes"_a, docs::large_pages);
     m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
-          "offset"_a, docs::prepack_weight);
+          "offset"_a, nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight);
     m.def("prepack_weight_from_file", &tiny_llm_ext::prepack_weight_from_file, "matrix"_a, "file"_a,
           "begin"_a, "rows"_a, "memory"_a, "offset"_a, "alone"_a = false,
-          docs::prepack_weight_from_file);
+          nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight_from_file);
     m.def("rethrow_task_error", &tiny_llm_ext::rethrow_task_error,
           "Raises the pending exception of a kernel in its stream's thread, if any.");
     m.def("num_threads", &tiny_llm_ext::num_threads,

@@ -144,13 +144,13 @@ Returns:
 
     m.def(
         "qk_norm_rope_launch",
-        [](int B, int L, int H, int D, float eps, const std::array<int64_t, 3>& x_strides,
+        [](int B, int L, int H, int D, int W, float eps, const std::array<int64_t, 3>& x_strides,
            int64_t angle_stride, const std::string& dtype, bool normalizes, int max_threads) {
-            QkNormRopeParams params = {B, L, H, D, eps, {}, angle_stride, normalizes};
+            QkNormRopeParams params = {B, L, H, D, W, eps, {}, angle_stride, normalizes};
             std::copy(x_strides.begin(), x_strides.end(), params.x_strides);
             return qk_norm_rope_launch(params, format_named(dtype), max_threads);
         },
-        "B"_a, "L"_a, "H"_a, "D"_a, "eps"_a, "x_strides"_a, "angle_stride"_a, "dtype"_a,
+        "B"_a, "L"_a, "H"_a, "D"_a, "W"_a, "eps"_a, "x_strides"_a, "angle_stride"_a, "dtype"_a,
         "normalizes"_a = true, "max_threads"_a = MAX_THREADS, "Buffers: x, weight, cos, sin, out.");
 
     m.def(

@@ -78,15 +78,16 @@ void bind_paged_params(nb::module_& m) {
         .def(
             "__init__",
             [](Params* self, int H_q, int H, int D, int B, int max_pages, int P, int page_size,
-               int T, int L, float scale, bool causal, bool aligned,
+               int T, int L, float scale, bool causal, bool aligned, bool int8, int window,
                const std::array<int64_t, 3>& query_strides) {
                 const int splits = paged_attention_splits(max_pages, page_size);
-                new (self) Params{H_q, H, D,     B,      max_pages, P,       page_size,
-                                  T,   L, scale, causal, splits,    aligned, {}};
+                new (self) Params{H_q, H,     D,      B,      max_pages, P,       page_size, T,
+                                  L,   scale, causal, window, splits,    aligned, int8,      {}};
                 copy_strides(query_strides, self->query_strides);
             },
             nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
-            "L"_a, "scale"_a, "causal"_a, "aligned"_a, "query_strides"_a)
+            "L"_a, "scale"_a, "causal"_a, "aligned"_a, "int8"_a = false, "window"_a = 0,
+            "query_strides"_a)
         .def_ro("splits", &Params::splits, "Of the keys, in the decode kernel.")
         .def_prop_ro("partial_rows", &paged_attention_partial_rows,
                      "Rows of `partial` in the decode kernel.")
@@ -116,6 +117,16 @@ void bind_paged(nb::module_& m) {
         nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "places"_a,
         "token_strides"_a, "item_size"_a, "max_threads"_a = MAX_THREADS,
         "Buffers: tokens, slots, the pages.");
+    m.def(
+        "paged_cache_write_int8_launch",
+        [](int H, int L, int D, int page_size, int64_t tokens, int64_t places,
+           const std::array<int64_t, 4>& token_strides, const std::string& dtype) {
+            PagedCacheWriteParams params = {H, L, D, page_size, tokens, places, {}};
+            copy_strides(token_strides, params.token_strides);
+            return paged_cache_write_int8_launch(params, format_named(dtype));
+        },
+        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "places"_a,
+        "token_strides"_a, "dtype"_a, "Buffers: tokens, slots, the pages.");
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ set(KERNEL_SOURCES ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${AVX2_NEON_KERNELS} ${AV
 list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
+set(AVXVNNI_KERNELS ${AVX2_NEON_KERNELS}) # AVX2 with sums of integer products in one instruction
 
 # Parsing headers takes longer than compiling most files, so each target is one translation unit: ON
 # for an installation; "untasked" in a learner's tree: all files except those the learner edits.
@@ -64,12 +65,13 @@ set(SIMD_FLAGS ${KERNEL_OPTIMIZATION} -ffp-contract=off
                $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>
                $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 set(AVX2_FLAGS ${SIMD_FLAGS} -mavx2 -mfma -mf16c)
+set(AVXVNNI_FLAGS ${AVX2_FLAGS} -mavxvnni)
 set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
 set(AMX_FLAGS ${AVX512_FLAGS} -mavx512vnni -mamx-tile -mamx-int8)
 set(NEON_FLAGS ${SIMD_FLAGS})
 set(PORTABLE_FLAGS ${KERNEL_OPTIMIZATION})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(INSTRUCTION_SETS avx512 avx2 amx)
+  set(INSTRUCTION_SETS avx512 avx2 avxvnni amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(INSTRUCTION_SETS neon)
 endif()

@@ -6,13 +6,14 @@ All public names can be imported from here. The modules, in course order:
     qwen3_week1, generate, sampler                                  text generation (Week 1)
     kv_cache, quantize, qwen3_week2, batch                          a tiny vLLM (Week 2)
     kv_cache, attention.paged, qwen3_week3, engine                  paging and scheduling (Week 3)
+    agent                                                           tool calls in a loop (Week 7)
 
-Supporting packages: `kernels` (the C++ extension, optimized in Week 4), `models` (checkpoints by
-name), `server` (HTTP), `cli` (commands), `demo` (bundled models), `errors`.
+Supporting packages: `kernels` (the C++ extension, optimized in Week 4), `models` (loads checkpoints
+by name), `server` (HTTP), `cli` (commands), `demo` (bundled models), `errors`.
 
 Reading order: errors, basics, positional_encoding, layer_norm, embedding, attention, quantize,
 sampler, qwen3_week1, kernels, kv_cache, paged_kv_cache, qwen3_week2, qwen3_week3, models, generate,
-batch, demo, engine, server, cli.
+batch, demo, engine, server, cli, agent.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """Basic operations: softmax, the linear layer and SiLU.
 
-The rest of the model is built from these, matrix multiplication and elementwise arithmetic.
+The rest of the model is built from these plus matrix multiplication and elementwise arithmetic.
 """
 
 import mlx.core as mx
@@ -10,8 +10,8 @@ def softmax(x: mx.array, axis: int) -> mx.array:
     """Computes exp(x) / Σ exp(x) along one axis, without overflow.
 
     Subtracting the maximum leaves the ratio unchanged and keeps every exponent at or below zero.
-    Sums are accumulated in float32, which avoids losing half-precision terms in long rows. A row
-    of −inf has no softmax: the result is NaN.
+    Computed in float32 and rounded once: in half precision, the rounding of x − max alone changes
+    exp by several units in the last place. A row of only −inf has no softmax: the result is NaN.
 
     Args:
         x: any shape, any floating dtype.
@@ -47,8 +47,8 @@ def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
 def silu(x: mx.array) -> mx.array:
     """Computes x · sigmoid(x), also called swish: the gate activation in Qwen3's MLP.
 
-    exp(-x) overflows for very negative x (in float16, for x < −11). exp(-|x|) never overflows, and
-    sigmoid(-x) = 1 - sigmoid(x) covers negative x.
+    With z = exp(−|x|), which never overflows, sigmoid(x) is 1/(1 + z) for x ≥ 0 and z/(1 + z) for
+    x < 0. The equivalent 1 − sigmoid(|x|) suffers cancellation: in bfloat16 it is 0 for x ≤ −6.
 
     Source: Elfwing et al., "Sigmoid-Weighted Linear Units" (2017).
 
@@ -58,7 +58,7 @@ def silu(x: mx.array) -> mx.array:
     Returns:
         Same shape and dtype as `x`.
     """
-    # [task 1.4.2 silu]
-    sigmoid_abs = 1 / (1 + mx.exp(-mx.abs(x)))
-    return x * mx.where(x < 0, 1 - sigmoid_abs, sigmoid_abs)
-    # [/task 1.4.2 silu]
+    # [task 1.2.4 silu]
+    z = mx.exp(-mx.abs(x))
+    return x * (mx.where(x < 0, z, 1) / (1 + z))
+    # [/task 1.2.4 silu]

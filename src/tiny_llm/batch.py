@@ -1,11 +1,11 @@
 """Continuous batching with chunked prefill over a fixed number of slots.
 
 A step computes at most one chunk of one pending prompt (prefill) and one token for every active
-request (decode). A long prompt delays the others by one chunk only, and a finished request's slot
-is reused immediately.
+request (decode). A long prompt delays other requests by only one chunk per step, and a finished
+request's slot is reused immediately.
 
-On a GPU, a step dispatches the next step's graph before it reads its own tokens, so that the GPU
-does not wait for Python: see `BatchGeneration._decode`.
+On a GPU, a step dispatches the next step's graph before reading its own tokens, so that the GPU
+does not stall on Python: see `BatchGeneration._decode`.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class Request:
         tokenizer: tokenizer from `mlx_lm.load`.
         prompt_ids: prompt token ids, at least one.
         prefill_step: tokens per prefill chunk.
-        sampler: sampler; greedy if None. A seeded sampler restarts for this request, so that the
+        sampler: sampler; greedy if None. A seeded sampler restarts for each request, so that its
             output does not depend on other requests.
         max_tokens: maximum number of output tokens, including the end token; None for no limit.
         ignore_eos: continue after an end token, for benchmarks.
@@ -52,7 +52,7 @@ class Request:
         self.prompt_ids = prompt_ids
         self.cache: list[TinyKvCache] = model.create_kv_cache()
         self.offset = 0  # tokens in the cache
-        # Sampled but not yet in the cache; an array of one element while it is in flight.
+        # Sampled but not yet in the cache; a one-element array while in flight.
         self.next_token: int | mx.array | None = None
         self.num_tokens = 0  # output tokens
         self.is_done = False
@@ -88,7 +88,7 @@ class Request:
         chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
         logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
-        # Otherwise the graph of all chunks stays in memory until the first token is read.
+        # Otherwise the graphs of all chunks stay in memory until the first token is read.
         mx.eval([layer.state for layer in self.cache])
         if self.is_prefilled:
             self.add_token(int(sample(self.sampler, logits)[0]))
@@ -117,7 +117,7 @@ class Request:
         self.cache = []
 
 
-# The requests of a decode step and their next tokens, a lazy array.
+# The requests in a decode step, and their next tokens as a lazy array.
 DecodeStep = tuple[list[Request], mx.array]
 
 
@@ -130,12 +130,12 @@ class BatchGeneration:
         model: model of Week 2 or later.
         tokenizer: tokenizer from `mlx_lm.load`.
         prompts: texts, encoded without a chat template, or token ids.
-        max_seq_len: maximum tokens of a request, prompt and output together.
+        max_seq_len: maximum tokens per request, prompt and output combined.
         batch_size: number of slots.
         prefill_step: tokens per prefill chunk.
         sampler: sampler; greedy if None. A seeded sampler restarts for every request; any other is
             called once per step for all rows.
-        max_tokens: maximum number of output tokens; one number for all prompts, or one per prompt.
+        max_tokens: maximum number of output tokens: one limit for all prompts, or one per prompt.
         ignore_eos: continue after an end token, for benchmarks.
 
     Attributes:
@@ -143,7 +143,7 @@ class BatchGeneration:
 
     Raises:
         UserError: a number is below 1, `prompts` is a string instead of a list, or the number of
-            `max_tokens` is not the number of prompts.
+            limits in `max_tokens` is not the number of prompts.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class BatchGeneration:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """Creates a prompt's request; if it is invalid, returns None and outputs the reason."""
+        """Creates a request; for an invalid prompt, outputs the reason and returns None."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
@@ -236,7 +236,7 @@ class BatchGeneration:
         return self.requests[index]
 
     def _place_prefilled(self) -> None:
-        """Moves a prefilled request to an idle slot, if any."""
+        """Moves the prefilled request, if any, to an idle slot, if any."""
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return
@@ -257,8 +257,8 @@ class BatchGeneration:
     def _decode(self) -> None:
         """Decodes one token for every active request.
 
-        On a GPU, the next step is dispatched before this step's tokens are read; the lazy tokens
-        are its input. The cost: a request that finishes here takes part in one unused step, and a
+        On a GPU, the next step is dispatched, with this step's lazy tokens as input, before those
+        tokens are read. The cost: a request that finishes here takes part in one wasted step, and a
         newly placed request joins one step later. On a CPU, two overlapping steps would compete for
         cores, so steps run one at a time.
         """
@@ -309,7 +309,7 @@ class BatchGeneration:
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
             return sample(sampler, logits)
-        # Filters are row-wise and run once for all rows; each request draws from its own state.
+        # Filters are row-wise, so they run once for all rows; each request has a random state.
         shaped = sampler.logits(log_softmax(logits))
         draws = []
         for row, request in enumerate(requests):
@@ -321,7 +321,7 @@ class BatchGeneration:
 def _per_prompt_max_tokens(
     max_tokens: Sequence[int] | int | None, num_prompts: int
 ) -> Sequence[int | None]:
-    """Expands and checks `max_tokens`, one per prompt."""
+    """Validates `max_tokens` and expands it to one limit per prompt."""
     limits = max_tokens if isinstance(max_tokens, Sequence) else [max_tokens] * num_prompts
     if len(limits) != num_prompts:
         raise UserError(
@@ -345,8 +345,8 @@ def batch_generate(
     """Generates text for many prompts with continuous batching. Args: see `BatchGeneration`.
 
     Returns:
-        (index, text) for every prompt, in order. An empty or over-long prompt yields an error
-        message in brackets instead of failing the batch.
+        (index, text) for every prompt, in order. For an empty or over-long prompt, the text is an
+        error message in brackets; the batch does not fail.
     """
     batch = BatchGeneration(
         model, tokenizer, prompts, max_seq_len, batch_size, prefill_step, sampler
@@ -354,6 +354,6 @@ def batch_generate(
     try:
         while not batch.is_done:
             batch.step()
-    finally:  # otherwise an exception would leak pages of the model's pool
+    finally:  # otherwise an exception would leak pages from the model's pool
         batch.release()
     return sorted(batch.outputs.items())

@@ -1,12 +1,12 @@
 """Public exceptions and shared argument checks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
 
 class UserError(ValueError):
-    """Invalid user input. The message is one sentence: the value, the allowed values, the fix.
+    """Invalid user input. The message is one sentence: given value, allowed values, fix.
 
     Commands print the message without a traceback and exit with status 2.
     """
@@ -45,7 +45,7 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
     An embedding lookup would read out of bounds.
 
     Args:
-        what: the container of the tokens, for the message: "the prompt".
+        what: source of the tokens, for the message, e.g. "the prompt".
         token_ids: integer token ids.
         vocab_size: V.
 
@@ -61,8 +61,17 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
 
 def short_repr(value: Any) -> str:
     """Formats a value for a message: one line of at most 60 characters."""
-    try:
-        text = " ".join(repr(value).split())
-    except ValueError:  # Python's limit for formatting an integer is 4300 digits
+    is_long = isinstance(value, str | bytes) and len(value) > 1000
+    try:  # truncate first: `repr` of a long text may take megabytes
+        text = " ".join(repr(value[:1000] if is_long else value).split())
+    except ValueError:  # Python refuses to format integers of more than 4300 digits
         text = "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    except RecursionError:
+        text = "a deeply nested value"
+    return text if len(text) <= 60 and not is_long else f"{text[:57]}…"
+
+
+def summarize(names: Sequence[str], limit: int = 4) -> str:
+    """Formats the first names of a list and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(" ".join(name.split())[:60] for name in names[:limit]) + more

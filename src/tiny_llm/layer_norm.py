@@ -6,7 +6,7 @@ import mlx.core as mx
 class RMSNorm:
     """Computes x / √(mean(x²) + eps) · weight over the last axis.
 
-    The mean of squares is accumulated in float32: squares of float16 numbers above 256 overflow,
+    The mean of squares is accumulated in float32: squares of float16 values from 256 on overflow,
     and bfloat16 sums drop small terms. The result is cast back before the weight is applied, to
     match the rounding that Qwen3 was trained with.
 
@@ -30,8 +30,8 @@ class RMSNorm:
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×D -> N..×D."""
-        # [task 1.4.1]
+        # [task 1.2.3]
         x32 = x.astype(mx.float32)
         mean_square = mx.mean(mx.square(x32), axis=-1, keepdims=True)  # N..×1
         return (x32 * mx.rsqrt(mean_square + self.eps)).astype(x.dtype) * self.weight
-        # [/task 1.4.1]
+        # [/task 1.2.3]

@@ -1,6 +1,6 @@
 """Rotary positional encoding (RoPE): rotates queries and keys by position.
 
-The score of a query and a key then depends only on their distance.
+The score of a query and a key then depends on their distance, not on absolute positions.
 """
 
 import functools
@@ -26,7 +26,7 @@ class RoPE:
 
     Args:
         dims: D, the head size; even.
-        seq_len: number of positions; higher positions are rejected.
+        seq_len: number of positions; positions from `seq_len` on are rejected.
         base: θ; a larger base rotates more slowly, for longer contexts.
         traditional: pair layout.
 
@@ -56,8 +56,8 @@ class RoPE:
             B×L×H×D, dtype of `x`; the rotation is computed in float32.
 
         Raises:
-            ValueError: a slice is not L positions long or exceeds `seq_len`; the list's length is
-                not B.
+            ValueError: a slice does not span L positions or exceeds `seq_len`, or the list does not
+                have B slices.
         """
         B, L, _, D = x.shape
         if self.dims != D:
@@ -103,13 +103,13 @@ class RoPE:
 
     @functools.cached_property
     def inv_freq(self) -> mx.array:
-        """Rotation of each pair per position, in radians: D/2 float32."""
+        """Each pair's rotation per position, in radians: D/2 float32."""
         # [task 1.2.1 frequency]
-        # In float32 p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
-        # written as exp(−i·log θ/…) because then the rounding is that of `mx.fast.rope`.
+        # In float32, p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
+        # written as exp(−i·log θ/…) to match the rounding of `mx.fast.rope`.
         pair = mx.arange(self.dims // 2, dtype=mx.float32)
         inv_freq = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))
-        mx.eval(inv_freq)  # once; constant across steps
+        mx.eval(inv_freq)  # evaluate once; constant across steps
         return inv_freq
         # [/task 1.2.1 frequency]
 

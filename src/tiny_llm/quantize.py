@@ -3,7 +3,7 @@
 Each row of a weight matrix is divided into groups with one scale and one bias each, and each
 weight is stored as a small integer q: weight = q · scale + bias. A uint32 packs eight 4-bit
 integers, lowest bits first. With 4 bits and groups of 128, a weight takes 4.25 bits instead of
-bfloat16's 16. Decoding reads every weight for every token, so it becomes almost four times faster.
+bfloat16's 16. Decoding reads every weight for every token, so it becomes almost four times as fast.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from .kernels.prepack import row_major_layer
 
 
 def dequantize_linear(mlx_layer: Any) -> mx.array:
-    """Dequantizes the weight of an MLX linear or embedding layer; a plain weight is unchanged.
+    """Dequantizes an MLX linear or embedding layer's weight; returns plain weights unchanged.
 
     Args:
         mlx_layer: an `mlx.nn` `Linear` or `Embedding`, plain or quantized.
@@ -30,7 +30,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
     # [solution only]
     mlx_layer = row_major_layer(mlx_layer)
     # [/solution only]
-    # [task 1.5.3 dequantize]
+    # [task 1.4.3 dequantize]
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
     return mx.dequantize(
@@ -41,7 +41,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
         bits=mlx_layer.bits,
         mode=getattr(mlx_layer, "mode", "affine"),
     )
-    # [/task 1.5.3 dequantize]
+    # [/task 1.4.3 dequantize]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def check_supported(weights: QuantizedWeights) -> None:
     """Rejects weights that `quantized_matmul` does not support, before a model is built.
 
     Raises:
-        ValueError: unsupported bits, group size or dtype of the scales.
+        ValueError: unsupported bits, group size or scale dtype.
     """
     bits, group_size, dtype = weights.bits, weights.group_size, weights.scales.dtype
     if not kernels.supports_quantization(bits, group_size, mx.bfloat16):
@@ -123,12 +123,12 @@ def quantized_matmul(
 ) -> mx.array:
     """Computes a · bᵀ with a quantized b, in the extension.
 
-    Integer products are exact and scaled per group. Rows are batch-invariant: each has the same
-    bits regardless of the other rows in the call.
+    Integer products are exact and scaled per group. Batch-invariant: each row has the same bits
+    regardless of the other rows in the call.
 
     Args:
         scales: O×(I/group_size), float16 or bfloat16.
-        biases: as `scales`; None for 4-bit floating-point weights.
+        biases: like `scales`; None for 4-bit floating-point weights.
         group_size: 32, 64 or 128.
         bits: 4 or 8.
         a: N..×I, float16 or bfloat16.
@@ -163,7 +163,7 @@ def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
 
 
 def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) -> list[mx.array]:
-    """Applies several linear layers to one input, with the same bits as separate `project` calls.
+    """Applies several linear layers to one input; bit-identical to separate `project` calls.
 
     Matrices with the same quantization share a call: see `kernels.multi_quantized_matmul`.
     """
@@ -174,7 +174,7 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
     group_size, bits, _ = formats.pop()
     return kernels.multi_quantized_matmul(
         [w.scales for w in quantized],
-        [w.biases for w in quantized],  # None in all or in none
+        [w.biases for w in quantized],  # None in all matrices or in none
         group_size,
         bits,
         x,
@@ -183,7 +183,7 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
 
 
 def _extension_multiplies(x: mx.array, w: mx.array) -> bool:
-    """Whether the extension should multiply these plain matrices instead of MLX.
+    """Whether the extension, rather than MLX, should multiply these plain matrices.
 
     On a CPU, MLX is fast only in float32; on a GPU, in every dtype.
     """

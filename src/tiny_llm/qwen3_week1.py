@@ -1,6 +1,6 @@
 """Week 1's Qwen3: the complete model in plain array operations.
 
-Stateless: every call computes every token of the sequence. Weights are plain bfloat16 matrices,
+Stateless: every call recomputes the whole sequence. Weights are plain bfloat16 matrices,
 dequantized when the model is built. Week 2 adds the KV cache and quantized weights.
 """
 
@@ -32,7 +32,7 @@ class Qwen3MultiHeadAttention:
         q_norm, k_norm: D, RMSNorm weights of each query and key head.
         max_seq_len: number of RoPE positions.
         theta: RoPE base.
-        rms_norm_eps: epsilon of the two norms.
+        rms_norm_eps: epsilon for both norms.
 
     Raises:
         ValueError: H does not divide H_q.
@@ -122,9 +122,9 @@ class Qwen3MLP:
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
-        # [task 1.4.2 mlp]
+        # [task 1.2.4 mlp]
         return linear(silu(linear(x, self.w_gate)) * linear(x, self.w_up), self.w_down)
-        # [/task 1.4.2 mlp]
+        # [/task 1.2.4 mlp]
 
 
 class Qwen3TransformerBlock:
@@ -136,7 +136,7 @@ class Qwen3TransformerBlock:
         hidden_size: E.
         head_dim: D.
         intermediate_size: I.
-        rms_norm_eps: epsilon of all four norms.
+        rms_norm_eps: epsilon for all four norms.
         wq, wk, wv, wo, q_norm, k_norm: see `Qwen3MultiHeadAttention`.
         w_gate, w_up, w_down: see `Qwen3MLP`.
         w_input_layernorm: E, weight of the norm before attention.
@@ -189,14 +189,14 @@ class Qwen3TransformerBlock:
 
     def __call__(self, x: mx.array, mask: Mask = None) -> mx.array:
         """B×L×E -> B×L×E; `mask` as in `Qwen3MultiHeadAttention`."""
-        # [task 1.5.1]
+        # [task 1.4.1]
         x = x + self.self_attn(self.input_layernorm(x), mask)
         return x + self.mlp(self.post_attention_layernorm(x))
-        # [/task 1.5.1]
+        # [/task 1.4.1]
 
 
 class Qwen3ModelWeek1:
-    """Qwen3: token ids to the logits of each next token.
+    """Qwen3: token ids to next-token logits at every position.
 
     Args:
         mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Quantized weights are
@@ -209,7 +209,7 @@ class Qwen3ModelWeek1:
         self.hidden_size = args.hidden_size
         self.vocab_size = args.vocab_size
         self.max_seq_len = args.max_position_embeddings
-        # [task 1.5.3 weights]
+        # [task 1.4.3 weights]
         self.embedding = Embedding(
             args.vocab_size, args.hidden_size, _plain_weight(mlx_model.model.embed_tokens)
         )
@@ -220,10 +220,10 @@ class Qwen3ModelWeek1:
         )
         # With tied embeddings, the embedding table is also the output projection.
         self.w_lm_head = None if args.tie_word_embeddings else _plain_weight(mlx_model.lm_head)
-        # [/task 1.5.3 weights]
+        # [/task 1.4.3 weights]
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Runs the model on complete sequences, from position 0.
+        """Runs the model on complete sequences, starting at position 0.
 
         Args:
             ids: B×L, integers.
@@ -231,7 +231,7 @@ class Qwen3ModelWeek1:
         Returns:
             Logits, B×L×V.
         """
-        # [task 1.5.3 forward]
+        # [task 1.4.3 forward]
         x = self.embedding(ids)  # B×L×E
         for layer in self.layers:
             x = layer(x, mask="causal")
@@ -239,7 +239,7 @@ class Qwen3ModelWeek1:
         if self.w_lm_head is None:
             return self.embedding.as_linear(x)
         return linear(x, self.w_lm_head)
-        # [/task 1.5.3 forward]
+        # [/task 1.4.3 forward]
 
 
 def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBlock:
@@ -273,6 +273,6 @@ def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBloc
 
 
 def _plain_weight(mlx_layer: Any) -> mx.array:
-    """Returns O×I, in bfloat16 for a quantized layer, else in the checkpoint's dtype."""
+    """Returns weight O×I, in bfloat16 if quantized, else in the checkpoint's dtype."""
     weight = dequantize_linear(mlx_layer)
     return weight.astype(mx.bfloat16) if hasattr(mlx_layer, "scales") else weight

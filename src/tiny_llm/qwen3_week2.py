@@ -1,9 +1,9 @@
 """Week 2's Qwen3: KV cache and quantized weights.
 
 A call computes only the new tokens and appends their keys and values to the cache. Weights keep
-the checkpoint's format and are multiplied without dequantization. Norms, RoPE and SwiGLU compute
-the same as in Week 1, each as one operation of the extension: a decode step has hundreds of
-operations on a few kilobytes, and MLX's take longer to schedule than to compute.
+the checkpoint's format and are multiplied without dequantization. Norms, RoPE and SwiGLU are
+computed as in Week 1, but each as one operation in the extension: a decode step has hundreds of
+operations on a few kilobytes, which take MLX longer to schedule than to compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' RoPE 
 # Attention backend: (query B×H_q×L×D, key B×H×L×D, value, layer cache, scale) -> B×H_q×L×D.
 # Appends the new keys and values to the cache and attends to its contents.
 AttentionFn = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
-# (one cache per layer, B, L) -> plan for L more tokens of B sequences; None if the step cannot be
-# planned and each layer has to update its cache itself.
+# (one cache per layer, B, L) -> plan for L more tokens in each of B sequences; None if the step
+# cannot be planned and each layer has to update its own cache.
 PlanFn = Callable[[Sequence[Any], int, int], StepPlan | None]
 
 
@@ -59,11 +59,11 @@ class Qwen3MultiHeadAttention:
         self._attend = attend
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
-        """Attends from the new tokens to the cached and the new tokens.
+        """Attends from the new tokens to cached and new tokens.
 
         Args:
             x: B×L×E, the new tokens.
-            cos_sin: cosines and sines for their positions, from `RoPE.cos_sin`.
+            cos_sin: cosines and sines for the tokens' positions, from `RoPE.cos_sin`.
             cache: this layer's KV cache.
 
         Returns:
@@ -86,7 +86,7 @@ class Qwen3MultiHeadAttention:
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
-    """Flash-attention backend in the extension; reads the cache in place."""
+    """Attention backend with the extension's flash attention; reads the cache in place."""
     # [task 2.5.4]
     keys, values, context_lens = cache.append(key, value)  # B×H×C×D
     return flash_attention(query, keys, values, scale, "causal", context_lens)
@@ -170,7 +170,7 @@ class Qwen3TransformerBlock:
 class Qwen3ModelWeek2:
     """Qwen3 with a KV cache: new token ids to logits.
 
-    Activations have the dtype of the checkpoint's scales, or of its weights if not quantized.
+    Activations have the dtype of the checkpoint's scales, or of its weights if unquantized.
 
     Args:
         mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
@@ -221,7 +221,7 @@ class Qwen3ModelWeek2:
         self._run_planned = PlannedLayers(self._run_each_layer, self.num_hidden_layers)
 
     def create_kv_cache(self) -> list[TinyKvCache]:
-        """Creates an empty cache for one request: one per layer."""
+        """Creates one request's empty caches, one per layer."""
         # [task 2.1.3 cache]
         return [TinyKvFullCache() for _ in range(self.num_hidden_layers)]
         # [/task 2.1.3 cache]
@@ -236,7 +236,7 @@ class Qwen3ModelWeek2:
 
         Args:
             inputs: B×L ids, the new tokens.
-            offset: position of the first new token: one number for all sequences, or B numbers.
+            offset: position of the first new token: one for all sequences, or one per sequence.
             cache: one cache per layer, from `create_kv_cache`.
 
         Returns:
@@ -251,9 +251,9 @@ class Qwen3ModelWeek2:
     def next_token_logits(
         self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
     ) -> mx.array:
-        """Returns only the last token's logits, B×V; arguments and errors as `__call__`.
+        """Returns only the last token's logits, B×V. For arguments and errors, see `__call__`.
 
-        The other logits of a prompt are unused and would cost a third of the time of its layers.
+        A prompt's other logits are unused and would take a third of the time of its layers.
         """
         x, update = self._run_layers(inputs, offset, cache)
         return self._logits(x[:, -1], update[:, -1])
@@ -261,7 +261,7 @@ class Qwen3ModelWeek2:
     def _run_layers(
         self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
     ) -> tuple[mx.array, mx.array]:
-        """Runs embedding and layers; returns (x, update), B×L×E, whose sum is the output."""
+        """Runs the embedding and layers; returns (x, update), B×L×E, whose sum is the output."""
         if len(cache) != self.num_hidden_layers:
             raise ValueError(
                 f"{type(self).__name__}: expected {self.num_hidden_layers} caches, one per layer, "
@@ -279,7 +279,7 @@ class Qwen3ModelWeek2:
         """Runs the layers on embeddings x B×L×E, as a captured graph where possible."""
         try:
             outputs = self._try_run_planned(x, cos_sin, cache)
-        except TaskNotImplemented:  # a task of Week 4
+        except TaskNotImplemented:  # a Week 4 task
             if capture_required():
                 raise
             outputs = None
@@ -291,7 +291,7 @@ class Qwen3ModelWeek2:
         """Runs a decode step as a captured graph; returns None to fall back to `_run_each_layer`.
 
         The fallback applies to prompts, to attention without a planner (no flash attention), and
-        to steps before which a cache has to grow.
+        to steps that require a cache to grow first.
         """
         # [task 4.7.4]
         if self._plan is None or not is_decode_step(x):
@@ -334,7 +334,7 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
     """Returns the new tokens' positions: one slice of length L, or one per sequence."""
     B, L = inputs.shape
     offsets: Any = offset.tolist() if isinstance(offset, mx.array) else offset
-    if isinstance(offsets, Integral):  # includes NumPy's integers
+    if isinstance(offsets, Integral):  # includes NumPy integers
         return slice(int(offsets), int(offsets) + L)
     if len(offsets) != B:
         raise ValueError(f"Qwen3: expected {B} offsets, one per sequence, got {len(offsets)}.")
@@ -344,7 +344,7 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
 
 
 def _weight(mlx_layer: Any) -> Weight:
-    """Returns a layer's weight in the checkpoint's format; ValueError if it is unsupported."""
+    """Returns a layer's weight in the checkpoint's format; ValueError if unsupported."""
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
     # [task 2.3.4 weight]

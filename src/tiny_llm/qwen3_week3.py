@@ -1,8 +1,8 @@
 """Week 3's Qwen3: paged KV cache and ragged batches.
 
-Weights, norms, RoPE and MLP are Week 2's. Keys and values are stored in pages (`page_pool`), which
-attention locates through a block table. `ragged_logits` runs the layers over a ragged batch of
-tokens from many requests, as the engine does.
+Weights, norms, RoPE and MLP are unchanged from Week 2. Keys and values are stored in pages
+(`page_pool`), which attention locates through a block table. `ragged_logits` runs the layers over a
+ragged batch of tokens from many requests, like the engine.
 """
 
 from collections.abc import Sequence
@@ -54,9 +54,8 @@ def attend_paged(
 
 
 def _attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> mx.array:
-    """Attends for a ragged batch whose keys and values are written: 1×H_q×T×D, same shape."""
+    """Attends over a ragged batch, after its cache writes: 1×H_q×T×D -> 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
-    # [task 3.3.1 attend]
     attended = paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
         metadata.key_pages,
@@ -68,7 +67,6 @@ def _attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> 
         scale,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
-    # [/task 3.3.1 attend]
 
 
 class Qwen3ModelWeek3(Qwen3ModelWeek2):
@@ -79,7 +77,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         page_size: tokens per page.
 
     Attributes:
-        page_pool: unbounded pool of pages, shared by all layers and requests.
+        page_pool: unbounded page pool, shared by all layers and requests.
         page_size: tokens per page.
 
     Raises:
@@ -92,10 +90,10 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         self.page_pool = TinyKvPagedPool(page_size)
         self.num_kv_heads = mlx_model.args.num_key_value_heads
         self.head_dim = mlx_model.args.head_dim
-        self.dtype: mx.Dtype = self.norm.dtype  # of activations, keys and values
+        self.dtype: mx.Dtype = self.norm.dtype  # dtype of activations, keys and values
 
     def create_kv_cache(self) -> list[TinyKvCache]:
-        """Creates an empty cache for one request: one per layer, all on `page_pool`."""
+        """Creates one request's empty caches, one per layer, all in `page_pool`."""
         # [task 3.1.3 cache]
         return [TinyKvPagedCache(self.page_pool) for _ in range(self.num_hidden_layers)]
         # [/task 3.1.3 cache]
@@ -125,15 +123,15 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         """Runs one step over the new tokens of many sequences.
 
         Batch-invariant: a token's logits have the same bits as in a batch of one. Precondition:
-        positions are below `max_seq_len` (not checked).
+        positions are below `max_seq_len` (unchecked).
 
         Args:
             ids: T token ids in the order of `batch`.
             batch: the tokens' sequences, positions and page slots.
-            rows: indices of the tokens whose logits to compute: the last token of each sequence,
-                except in a chunk that does not finish its prompt.
-            storage: from `create_paged_storage`. The batch's keys and values are written to it when
-                the result is evaluated.
+            rows: indices of the tokens whose logits to compute: each sequence's last token, unless
+                it is a chunk that does not finish its prompt.
+            storage: from `create_paged_storage`; receives the batch's keys and values when the
+                result is evaluated.
 
         Returns:
             Logits, len(rows)×V.
@@ -154,6 +152,6 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values per token, over all layers."""
+        """KV cache bytes per token, over all layers."""
         numbers = 2 * self.num_hidden_layers * self.num_kv_heads * self.head_dim
         return numbers * self.dtype.size

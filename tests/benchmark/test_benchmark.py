@@ -11,16 +11,24 @@ import pytest
 
 from benchmark import ab_compare
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
-from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes, write_checkpoint
+from benchmark.gguf_hybrid import converted
+from benchmark.make_checkpoint import (
+    SHAPES,
+    qwen3_config,
+    shape_config,
+    weight_shapes,
+    write_checkpoint,
+)
 from benchmark.metrics import METRICS, Metric
 from benchmark.model_costs import ModelCosts
 from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
-from benchmark.roofline import PROBE, Machine, best
+from benchmark.roofline import PROBE, Limits, Machine, best
 from benchmark.systems.client import Ready
-from tests.models.support import MIXTURE
+from tests.models.support import HYBRID, HYBRID_MIXTURE, MIXTURE
 from tiny_llm import load_weights
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.families.registry import read_config
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
 CONFIG = qwen3_config(*SHAPES["qwen3-0.6b"])
@@ -94,6 +102,17 @@ def test_every_weight_has_a_gguf_name():
     experts = [gguf_name(name) for name, _ in weight_shapes(MIXTURE)]
     assert len(set(experts)) == len(experts)
     assert {"blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight"} <= set(experts)
+    hybrid = [gguf_name(name, hybrid=True) for name, _ in weight_shapes(HYBRID)]
+    assert len(set(hybrid)) == len(hybrid)
+    assert {"blk.0.ssm_dt.bias", "blk.0.ssm_a", "blk.3.post_attention_norm.weight"} <= set(hybrid)
+
+
+def test_value_heads_take_key_heads_in_turns():
+    """Two key heads with three value heads each; a value head is one row."""
+    config = {**HYBRID, "linear_num_value_heads": 6}
+    rows = np.arange(6, dtype=np.float32)
+    assert converted("blk.0.ssm_dt.bias", rows, config).tolist() == [0, 3, 1, 4, 2, 5]
+    assert np.allclose(converted("blk.0.ssm_a", rows, config)[:2], [-1, -np.exp(3)])
 
 
 def test_expert_matrices_are_packed_row_by_row():
@@ -102,10 +121,24 @@ def test_expert_matrices_are_packed_row_by_row():
     assert np.array_equal(pack_q4_0(experts), np.stack(rows))
 
 
-def test_every_family_is_exported(tmp_path):
-    write_checkpoint(tmp_path, MIXTURE, bits=4, group_size=32)
+@pytest.mark.parametrize("config", [MIXTURE, HYBRID, HYBRID_MIXTURE], ids=lambda c: c["model_type"])
+def test_every_family_is_exported(tmp_path, config):
+    write_checkpoint(tmp_path, config, bits=4, group_size=32)
     weights, _ = load_weights(str(tmp_path))
-    assert weights.args.experts.num_experts == MIXTURE["num_experts"]
+    assert weights.args == read_config(config)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kv_bytes", "state_mib", "weights"),
+    [("qwen3.5-0.8b", 12, 18.6, 0.75e9), ("qwen3.5-4b", 32, 49.1, 4.2e9)],
+)
+def test_costs_of_hybrid_shapes(shape, kv_bytes, state_mib, weights):
+    costs = ModelCosts.from_config(shape_config(shape))
+    assert costs.kv_bytes_per_token == kv_bytes * 1024
+    assert costs.state_bytes / 2**20 == pytest.approx(state_mib, abs=0.05)
+    assert costs.step_weights == pytest.approx(weights, rel=0.01)
+    moved = costs.decode_bytes(4, 1000) - costs.decode_bytes(3, 1000)
+    assert moved == 1000 * costs.kv_bytes_per_token + 2 * costs.state_bytes
 
 
 def test_demo_model_weights_are_dequantized():
@@ -145,16 +178,43 @@ def test_report_with_missing_measurements(tmp_path):
     assert "0.569† (0.569)" in text
 
 
-def test_utilization_uses_each_rounds_limits():
+def reading(gb_per_s: float) -> Machine:
+    """A machine with this memory bandwidth."""
+    return Machine("a processor", 2, gb_per_s, 500.0, 800.0, 0.0)
+
+
+def test_utilization_uses_the_limits_around_each_round():
     decode = METRICS["decode-128"]
     results = Results("a shape", COSTS, ["tiny-llm"], [decode])
-    for read_gb_per_s, slower_than_memory in ((40.0, 1.25), (80.0, 1.0), (20.0, 2.0)):
-        results.machines.append(Machine("a processor", 2, read_gb_per_s, 500.0, 800.0, 0.0))
-        least = 1 / decode.bound(COSTS, results.machines[-1])
+    least = 1 / decode.bound(COSTS, reading(80.0))
+    results.machines = [reading(value) for value in (40.0, 80.0, 20.0, 20.0)]
+    for slower_than_memory in (1.25, 2.0, 4.0):
         results.add("tiny-llm", decode, {"seconds": slower_than_memory * least})
-    assert results.share_in_its_round("tiny-llm", decode) == pytest.approx(0.8)
-    assert results.share("tiny-llm", decode) == pytest.approx(0.4), "half the best"
+    assert results.share_in_its_round("tiny-llm", decode) == pytest.approx(0.8), "of 0.8, 0.5, 1"
+    assert results.share("tiny-llm", decode) == pytest.approx(0.5), "of the best round"
     assert results.share_in_its_round("tiny-llm", METRICS["prefill-512"]) is None
+    assert results.above_limits() == []
+    results.machines = [reading(20.0)] * 4
+    assert results.above_limits() == ["tiny-llm, decode 200 %"]
+
+
+def test_limits_around_a_block_are_the_higher_ones(capsys):
+    probes = iter([reading(40.0), reading(80.0), reading(20.0), reading(10.0)])
+    limits = Limits(lambda: next(probes))
+    assert limits.around(lambda: "block") == ("block", reading(80.0))
+    assert limits.around(lambda: "block") == ("block", reading(80.0)), "measured before it"
+    assert limits.around(lambda: "block") == ("block", reading(20.0)), "not the best of all"
+    assert limits.share("decode", 3.0, 4.0) == "75 %"
+    assert limits.exit_status() == 0
+    assert limits.share("prefill", 5.0, 4.0) == "125 %"
+    assert limits.exit_status() == 1
+    assert "above the machine's limits: prefill 125 %; " in capsys.readouterr().err
+
+
+def test_integer_products_count_where_they_are_the_fastest():
+    avx2 = Machine("a processor", 2, 40.0, 200.0, 0.0, 0.0, 300.0)
+    assert avx2.peak_gflop_per_s == 300.0
+    assert "float32 200, 16-bit integer dot 300" in str(avx2)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86's instructions")
@@ -163,6 +223,8 @@ def test_utilization_uses_each_rounds_limits():
     ("flags", "function", "instruction", "sums"),
     [
         (["-mavx2", "-mfma"], "f32_fma", "vfmadd", 12),
+        (["-mavx2", "-mfma"], "int16_dot", "vpmaddwd", 12),
+        (["-mavx2", "-mfma", "-mavxvnni"], "int16_dot", "vpdpwssd", 12),
         (["-mavx512f", "-mavx512bf16"], "bf16_dot", "vdpbf16ps", 24),
     ],
 )

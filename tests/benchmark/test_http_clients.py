@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from benchmark.http_clients import LoadResult, StreamTimes, run_clients
+from benchmark.http_clients import LoadResult, run_clients
 from tiny_llm import UserError
+from tiny_llm.cli.batching.open_loop import RequestTimes
 from tiny_llm.cli.batching.workload import Workload
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -71,15 +72,17 @@ def answers(reply: bytes, clients: int, keeps: bool = True) -> tuple[LoadResult,
 
 def test_every_prompt_is_sent_once():
     result, seen = answers(WHOLE, clients=2)
-    assert seen.requests == len(result.streams) == 3
+    assert seen.requests == len(result.requests) == 3
     assert seen.connections == 2
     assert result.output_tokens == 18
-    assert all(0 < one.first <= one.total <= result.seconds for one in result.streams)
+    assert sum(one.num_tokens for one in result.requests) == 18
+    assert all(0 < one.ttft <= result.seconds for one in result.requests)
+    assert all(one.first_token <= one.last_token for one in result.requests)
 
 
 def test_closed_connection_is_reopened():
     result, seen = answers(WHOLE, clients=1, keeps=False)
-    assert seen.requests == len(result.streams) == seen.connections == 3
+    assert seen.requests == len(result.requests) == seen.connections == 3
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,6 @@ def test_truncated_response_is_an_error(reply, reason):
 
 
 def test_figures():
-    streams = [StreamTimes(first / 1000, 1.0) for first in range(101)]
-    figures = LoadResult(2.0, 500, streams).figures()
+    requests = [RequestTimes(1.0, 1.0 + first / 1000, 2.0, 5) for first in range(101)]
+    figures = LoadResult(2.0, 500, requests).figures()
     assert list(figures.values()) == pytest.approx([250, 50, 95])

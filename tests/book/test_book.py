@@ -1,11 +1,13 @@
 """Book checks: chapters, figures, links, commands, tasks."""
 
 import re
+import tomllib
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from tools.book import PAGES, ROOT, BookError
+from tools.book import BOOK, PAGES, ROOT, BookError
+from tools.book.build import with_repository
 from tools.book.chapters import blocks, chapters
 from tools.book.commands import Command, commands_of, matches, run
 from tools.book.expand import Expander, _figures
@@ -29,6 +31,16 @@ def chapter(monkeypatch, tmp_path):
         return file
 
     return write
+
+
+def test_published_book_links_to_its_repository():
+    text = (BOOK / "zensical.toml").read_text(encoding="utf-8")
+    assert with_repository(text, None) == text, "a local build knows no repository"
+    project = tomllib.loads(with_repository(text, "someone/tiny-llm"))["project"]
+    assert project["repo_url"] == "https://github.com/someone/tiny-llm"
+    assert "tiny-llm/issues/new?template=course.yml" in project["copyright"]
+    assert (ROOT / ".github/ISSUE_TEMPLATE/course.yml").exists(), "the form behind the link"
+    assert "content.action.edit" in project["theme"]["features"]
 
 
 def test_code_is_included_with_a_link_to_its_file(chapter):

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -20,13 +21,14 @@ from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import batch
 from tiny_llm.cli.backends import backend
 from tiny_llm.cli.backends.checkpoint import Checkpoint
-from tiny_llm.cli.backends.engine import kv_bytes_per_token
 from tiny_llm.cli.batching.engine_run import EngineBatchRun
 from tiny_llm.cli.batching.progress import EngineState, RequestProgress
 from tiny_llm.cli.batching.runs import CourseBatchRun, MlxBatchRun
 from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 from tiny_llm.engine.scheduling.events import PageCounts
+from tiny_llm.models.dispatch import serving_model
+from tiny_llm.models.model_size import size_of_tree
 
 DEMO = ["--model", "demo"]
 STATISTICS = re.compile(
@@ -123,11 +125,17 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
             ["--attention-backend", "paged", "--solution", "mlx"],
             "--attention-backend has no effect",
         ),
+        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype: invalid choice: 'fp8'"),
+        (["--kv-cache-dtype", "int8", "--loader", "week2"], "only the engine has an 8-bit"),
         (["--solution", "mlx", "--loader", "week2"], "--loader has no effect on --solution mlx"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
         (["--loader", "week2", "--record", "run.json"], "--record: only the engine records"),
         (["--loader", "week3", "--kv-cache-bytes", "9"], "--kv-cache-bytes: only the engine has"),
         (["--kv-cache-bytes", "9"], "kv_cache_bytes must be at least 262144, a page of 32"),
+        (["--kv-cache-bytes", "1e3"], "a page of 32 tokens, got 1000"),
+        (["--kv-cache-bytes", "1.5"], "must be a whole number such as 536870912 or 1e9, got 1.5"),
+        (["--kv-cache-bytes", "1e400"], "must be a whole number such as"),
+        (["--kv-cache-bytes", "much"], "must be a whole number such as"),
         (["--record", "/no/such/run.json"], "the folder '/no/such' does not exist"),
         (["--solution", "mine"], "--solution mine requires a learner's tree"),
         (["--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
@@ -151,6 +159,7 @@ def test_invalid_arguments_print_one_sentence(capsys, argv, message):
 # The demo model may finish within one refresh interval of the view.
 DRAWN_AFTER_EVERY_STEP = """
 import sys
+from dataclasses import replace
 from tiny_llm.cli import batch
 
 batch.REDRAW_SECONDS = 0
@@ -326,6 +335,10 @@ def open_engine(**flags) -> EngineBatchRun:
         "draft_model": None,
         "speculative": None,
         "attention_backend": None,
+        "kv_cache_dtype": None,
+        "adapter_path": None,
+        "prefix_cache_dir": None,
+        "prefix_cache_disk_bytes": None,
         "block_size": None,
         "num_drafts": None,
         "sampler_temp": 0.0,
@@ -360,19 +373,24 @@ def test_engine_run_reports_progress_per_prompt():
 def test_kv_memory_fits_the_longest_requests(dtype):
     mlx_model = tiny_model(vocab_size=256)
     mlx_model.set_dtype(dtype)
-    assert kv_bytes_per_token(mlx_model) == (Qwen3ModelWeek3(mlx_model).kv_bytes_per_token)
+    size = size_of_tree(mlx_model)
+    assert size.kv_bytes_per_token == Qwen3ModelWeek3(mlx_model).kv_bytes_per_token
+    decoder = serving_model("demo", mlx_model, page_size=16, kv_cache_dtype="int8")
+    int8_size = replace(size, kv_cache_dtype="int8")
+    assert int8_size.kv_bytes_per_token == decoder.kv_bytes_per_token
 
 
 def test_view_of_the_pages():
     fixed = FixedRun()
-    state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 3, 10, 7)
+    state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 32, 3, 10, 7)
     fixed.state, fixed.prefilling = lambda: state, []
-    lines = drawn(fixed, 100).splitlines()
+    lines = drawn(fixed, 130).splitlines()
     assert lines[3].strip() == "", "engine requests do not wait beside the slots"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
     assert "2 shared, 2 own, 4 cached, 8 free of 16" in lines[5]
-    assert "50 of 200 prompt tokens (25%) | preemptions: 3 | draft tokens: 7 of 10" in lines[6]
+    expected = "50 of 200 prompt tokens (25%), 32 of them from disk | preemptions: 3"
+    assert f"{expected} | draft tokens: 7 of 10" in lines[6]
 
 
 def test_engine_output_matches_week_2_and_is_recorded(capsys, tmp_path):

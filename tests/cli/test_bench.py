@@ -102,6 +102,22 @@ def test_warmup_is_not_counted(capsys):
     assert one["total_tokens"] == three["total_tokens"]
 
 
+def test_loads_at_several_rates(capsys):
+    argv = ["--request-rate", "50", "200", "--goodput", "ttft:1e9", "tpot:1e9"]
+    status, out, err = run(capsys, *argv)
+    assert status == 0, err
+    assert "goodput" in out
+    loads = json.loads(out.splitlines()[-1])["loads"]
+    assert [load["request_rate"] for load in loads] == [50, 200]
+    for load in loads:
+        assert load["goodput"] == load["requests_per_s"] > 0, "within years every request is good"
+        assert 0 < load["ttft_ms_median"] <= load["ttft_ms_p95"]
+        assert 0 < load["tpot_ms_median"] <= load["tpot_ms_p95"]
+    assert (
+        result_of(capsys, "--request-rate", "99", "--goodput", "ttft:0")["loads"][0]["goodput"] == 0
+    )
+
+
 def test_mlx_is_the_baseline(capsys):
     ours = result_of(capsys)
     theirs = result_of(capsys, "--solution", "mlx", "--warmup", "0")
@@ -131,6 +147,11 @@ def test_mlx_is_the_baseline(capsys):
         (["--solution", "mlx", "--loader", "week2"], "--loader has no effect on --solution mlx"),
         (["--sampler-temp", "1"], "unrecognized arguments: --sampler-temp 1"),
         (["--num-seqs", "many"], "invalid int value: 'many'"),
+        (["--request-rate", "0"], "--request-rate: must be at least 0.01, got 0"),
+        (["--request-rate", "9", "--loader", "week3"], "only the engine adds requests"),
+        (["--goodput", "ttft:9"], "--goodput has no effect without --request-rate"),
+        (["--goodput", "e2el:9"], "--goodput: must be ttft:MS or tpot:MS, got e2el:9"),
+        (["--goodput", "tpot:"], "--goodput: "),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )

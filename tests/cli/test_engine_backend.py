@@ -4,10 +4,14 @@ import argparse
 
 import pytest
 
+from tests.engine.hybrid import STATE_BYTES, write_hybrid
 from tiny_llm import LLM, UserError
 from tiny_llm.cli import chat, main
 from tiny_llm.cli.backends.backend import Backend, EngineBackend, open_backend
+from tiny_llm.cli.backends.checkpoint import open_checkpoint
+from tiny_llm.cli.backends.engine import open_llm
 from tiny_llm.engine.model_runner import ModelRunner
+from tiny_llm.models.model_size import size_of_tree
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -156,3 +160,18 @@ def test_failed_step_prints_one_sentence(monkeypatch):
     monkeypatch.setattr(ModelRunner, "run", fail)
     with pytest.raises(UserError, match=r"the step failed: \[malloc\] no memory"):
         run_question(open_backend(flags()), "Hello!")
+
+
+@pytest.mark.parametrize("more", [[], ["--speculative", "mtp"]], ids=["alone", "mtp"])
+def test_memory_for_pages_and_recurrent_states(tmp_path, more):
+    folder = str(write_hybrid(tmp_path / "model", mtp=bool(more)))
+    args = flags("--model", folder, "--max-tokens", "3", *more)
+    args.loader = "engine"
+    checkpoint = open_checkpoint(args)
+    llm = open_llm(args, checkpoint, max_num_seqs=3, kv_tokens=1000, prefill_step=64)
+    assert size_of_tree(checkpoint.mlx_model).state_bytes == STATE_BYTES
+    assert llm.runner.target.model.state_bytes == STATE_BYTES
+    config = llm.scheduler.config
+    assert config.num_state_slots == 2 * 3 + 16
+    assert 3 * 1000 <= config.num_pages * config.page_size < 3 * 1100
+    assert (llm.runner.draft is None) == (not more)

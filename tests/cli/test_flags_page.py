@@ -3,13 +3,15 @@
 import re
 from pathlib import Path
 
+import tiny_llm.agent
 import tiny_llm.cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "book" / "pages" / "commands.md").read_text(encoding="utf-8")
 SOURCES = "".join(
     file.read_text(encoding="utf-8")
-    for file in sorted(Path(tiny_llm.cli.__file__).parent.rglob("*.py"))
+    for package in (tiny_llm.cli, tiny_llm.agent)
+    for file in sorted(Path(str(package.__file__)).parent.rglob("*.py"))
 )
 
 

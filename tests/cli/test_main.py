@@ -45,9 +45,9 @@ def test_output_and_statistics(capsys, loader):
 @pytest.mark.parametrize(
     ("solution", "loader", "expected"),
     [
-        ("tiny_llm", "week1", ("load_weights", {})),
-        ("tiny_llm", "week2", ("load_weights", {})),
-        ("tiny_llm", "week3", ("load_weights", {})),
+        ("tiny_llm", "week1", ("load_weights", {"mtp": False})),
+        ("tiny_llm", "week2", ("load_weights", {"mtp": False})),
+        ("tiny_llm", "week3", ("load_weights", {"mtp": False})),
         ("mine", "week2", ("load", {})),
         ("mlx", "week1", ("load", {})),
     ],
@@ -85,6 +85,18 @@ def test_loader_engine(capsys):
     status, out, err = run(capsys, main, *FRANCE, "--loader", "engine")
     assert (status, err) == (0, "model: demo\n")
     assert "Paris" in out
+
+
+def test_prefix_cache_dir(capsys, tmp_path):
+    flags = ["--model", "demo", "--prompt", "RoPE is " * 60, "--max-tokens", "4"]
+    texts = []
+    for _ in range(2):
+        assert main.main([*flags, "--prefix-cache-dir", str(tmp_path)]) == 0
+        texts.append(capsys.readouterr().out)
+    assert main.main([*flags, "--prefix-cache-disk-bytes", "1e9"]) == 2
+    assert "requires prefix_cache_dir" in capsys.readouterr().err
+    assert texts[0].splitlines()[0] == texts[1].splitlines()[0]
+    assert (tmp_path / "index.sqlite").exists()
 
 
 def test_default_model_is_named_with_the_reason(capsys):

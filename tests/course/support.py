@@ -1,8 +1,12 @@
 """Shared helpers of the course's own tests."""
 
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,9 @@ import pytest
 from tests.course.wrong import Wrong
 from tools.course.markers import all_blocks
 from tools.course.runner import Outcome
-from tools.course.tree import ROOT
+from tools.course.starter import starter_text
+from tools.course.tree import PACKAGE, ROOT, environment
+from tools.course.wrong_solutions import write_tree_of
 
 # Tasks with marked code in this version of the solution.
 HAVE_CODE = {block.task for _, block in all_blocks(ROOT / "src").values() if block.task is not None}
@@ -47,4 +53,32 @@ def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
     print(f"{wrong}\n    {outcome.test}\n    {outcome.message[:300]}")
     assert TEACHES.search(outcome.message), (
         f"{wrong}: {outcome.test} says too little: {outcome.message}"
+    )
+
+
+def write_tree_with_starter(folder: Path, module: str) -> Path:
+    """Writes a learner's tree with one module reset to the starter; the rest is the solution's.
+
+    Args:
+        folder: new folder for the tree.
+        module: path below the package.
+    """
+    path = PACKAGE / module
+    write_tree_of(folder, path, starter_text((ROOT / path).read_text(encoding="utf-8"), path))
+    return folder
+
+
+def run_command(
+    module: str, tree: Path | None, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command on a learner's tree, or on the solution if `tree` is None."""
+    solution = "ref" if tree is None else "mine"
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments, "--solution", solution],
+        cwd=ROOT,
+        env={**os.environ, **environment(tree)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )

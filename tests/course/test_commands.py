@@ -81,8 +81,8 @@ def test_commands_use_and_report_the_learner_tree(tree, command):
         assert others[-1].startswith("bench: the C++ extension cannot be used (")
     else:
         assert others[-1] == (
-            "main: week 1, day 5, task 3: Qwen3ModelWeek1.__init__ is yours to write; see the "
-            "book, 'Day 1.5: the Qwen3 model' (--solution ref runs ours)"
+            "main: week 1, day 4, task 3: Qwen3ModelWeek1.__init__ is yours to write; see the "
+            "book, 'Day 1.4: the Qwen3 model' (--solution ref runs ours)"
         )
 
 
@@ -228,9 +228,9 @@ def test_partially_written_task_counts_as_started(tree):
     assert reveal.tasks_begun(tree) == {"1.1.1"}, "it need not be Python"
     kernel = tree / EXTENSION / "src" / "axpby" / "axpby.metal"
     text = kernel.read_text()
-    marker = next(line for line in text.split("\n") if "[/task 1.7.2" in line)
+    marker = next(line for line in text.split("\n") if "[/task 1.6.2" in line)
     kernel.write_text(text.replace(marker, f"    z[i] = 0;\n{marker}"))
-    assert reveal.tasks_begun(tree) == {"1.1.1", "1.7.2"}, "the starter's comment may stay"
+    assert reveal.tasks_begun(tree) == {"1.1.1", "1.6.2"}, "the starter's comment may stay"
 
 
 def test_reveal_locates_blocks_by_markers(tree, capsys):
@@ -277,7 +277,7 @@ def test_code_origin(tree, monkeypatch, tmp_path):
     [
         ([], "no tests"),
         ([Outcome("t", True, "")], "done"),
-        ([Outcome("t", None, "")], "skipped"),
+        ([Outcome("t", None, "needs clang")], "skipped"),
         ([Outcome("t", True, ""), Outcome("t", False, "softmax is yours to write")], "to write"),
         ([Outcome("t", False, "UserError: the C++ extension cannot be used (…)")], "not built yet"),
         ([Outcome("t", True, ""), Outcome("t", False, "expected 1, got 2")], "fails"),
@@ -285,6 +285,24 @@ def test_code_origin(tree, monkeypatch, tmp_path):
 )
 def test_progress_of_a_task(outcomes, mark):
     assert mark in state(outcomes)[0]
+
+
+def test_progress_of_a_skipped_task_gives_the_reason():
+    assert state([Outcome("t", None, "the emulator needs clang 19")])[1] == (
+        "the emulator needs clang 19"
+    )
+
+
+def test_crash_names_the_test_and_the_usual_cause(tree, capsys):
+    test = tree / "test_crash.py"
+    test.write_text("import os, signal\ndef test_lambda(): os.kill(os.getpid(), signal.SIGSEGV)\n")
+    with Runner() as runner:
+        [outcome] = runner.run(tree, [str(test)])
+    named = "test_crash.py::test_lambda crashed (SIGSEGV). The usual cause is C++ code that"
+    assert outcome.test == ""
+    assert named in outcome.message
+    assert run_tests.run_learners_tests(tree, ["-q", str(test)]) == 128 + 11
+    assert named in capsys.readouterr().out
 
 
 def test_progress_of_a_fresh_tree(tree, capsys):
@@ -330,7 +348,7 @@ def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
     assert days_tested() == ["test_day_2.py", "test_day_4.py"], "a block counts from its day on"
     change("positional_encoding.py", "import math", "import math  # mine")
     assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "other lines"
-    change("layer_norm.py", "mx.rsqrt(mean_square", "mx.rsqrt((mean_square")
+    change("qwen3_week1.py", "self.input_layernorm(x)", "self.input_layernorm((x)")
     assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "no Python"
     asked.clear()
     assert progress.main(["--again", "--week", "1"]) == 0

@@ -9,6 +9,8 @@ from tests.course.wrong.all_weeks import WRONG
 from tools.course import history, mutants
 from tools.course.runner import Outcome
 from tools.course.tasks import DAYS, day_of, day_of_task
+from tools.course.tree import EXTENSION
+from tools.course.wrong_solutions import INTERPRETED, suffix_of, write_complete_tree
 
 DAY = day_of(2, 1)
 FAILS = [
@@ -42,6 +44,9 @@ def test_questions_are_reproducible_by_seed():
     first = mutants.questions(mistakes, 4, 1)
     assert first == mutants.questions(mistakes, 4, 1)
     assert first != mutants.questions(mistakes, 4, 2)
+    every = mutants.questions(mutants.mistakes_of(day_of(2, 2)), 100, 1)
+    compiled = [suffix_of(made) not in INTERPRETED for made, _ in every]
+    assert compiled == sorted(compiled), "what has to be compiled is asked last"
     assert len(mutants.questions(mistakes, 1000, 1)) == len(mistakes)
     for made, choices in mutants.questions(mistakes, 1000, 1):
         assert made in choices
@@ -119,3 +124,11 @@ def test_mutant_is_detected():
     ((_, outcomes),) = mutants.test_failures([question], Console(quiet=True))
     assert any(outcome.passed is False for outcome in outcomes)
     assert any(outcome.passed for outcome in outcomes), "the rest of the task is right"
+
+
+def test_unchanged_files_are_not_recompiled(tmp_path):
+    write_complete_tree(tmp_path / "mine")
+    files = [path for path in (tmp_path / "mine" / EXTENSION).rglob("*") if path.is_file()]
+    times = [path.stat().st_mtime_ns for path in files]
+    write_complete_tree(tmp_path / "mine")
+    assert [path.stat().st_mtime_ns for path in files] == times

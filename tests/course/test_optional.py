@@ -1,55 +1,46 @@
 """Optional days: separate counts, and commands on the learner's code."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.course.support import run_command, write_tree_with_starter
 from tools.course import moe_demo
 from tools.course.progress import counts
 from tools.course.starter import starter_text
 from tools.course.tasks import DAYS, TASKS, day_of
-from tools.course.tree import PACKAGE, ROOT, environment
+from tools.course.tree import PACKAGE, ROOT, import_files
 from tools.course.wrong_solutions import write_tree_of
 from tools.scoreboard.measure import tasks_shown
 from tools.scoreboard.score import format_week
 
+INT8 = ("--kv-cache-dtype", "int8", "--attention-backend", "reference")
 QUESTION = ("--prompt", "What is the capital of France?", "--max-tokens", "12")
 
 
 def test_optional_tasks_are_counted_separately():
     optional = sum(task.is_optional for task in TASKS.values())
     required = len(TASKS) - optional
-    assert counts(DAYS, {"1.1.1", "5.1.1", "5.2.4"}) == [
+    assert counts(DAYS, {"1.1.1", "6.1.1", "6.2.4"}) == [
         f"1 of {required} tasks done",
         f"2 of {optional} optional tasks done",
     ]
-    assert counts([day_of(1, 2)], set()) == ["0 of 2 tasks done"]
-    assert counts([day_of(5, 1)], {"5.1.2"}) == ["1 of 4 optional tasks done"]
+    assert counts([day_of(1, 1)], set()) == ["0 of 2 tasks done"]
+    assert counts([day_of(6, 1)], {"6.1.2"}) == ["1 of 4 optional tasks done"]
 
 
 def test_scoreboard_shows_started_optional_tasks():
     required = [task.id for task in TASKS.values() if not task.is_optional]
     assert [task.id for task in tasks_shown(["1.1.1"])] == required
-    week_5 = [task.id for task in tasks_shown(["5.2.1"]) if task.id not in required]
-    assert week_5 == [task for task in TASKS if task.startswith("5.")]
+    week_6 = [task.id for task in tasks_shown(["6.2.1"]) if task.id not in required]
+    assert week_6 == [task for task in TASKS if task.startswith("6.")]
     assert [task.id for task in tasks_shown(["4.2.3"]) if task.id not in required] == ["4.2.3"]
-    assert [format_week(week) for week in ("4", "5")] == ["4", "5 (optional)"]
+    assert [format_week(week) for week in ("4", "6")] == ["4", "6 (optional)"]
 
 
 def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
-    solution = "ref" if tree is None else "mine"
-    command = [sys.executable, "-m", "tiny_llm.cli.main", "--solution", solution]
-    return subprocess.run(
-        [*command, "--loader", "engine", *QUESTION, *flags],
-        env={**os.environ, **environment(tree)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_command("tiny_llm.cli.main", tree, "--loader", "engine", *QUESTION, *flags)
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +74,87 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
         ("models/checkpoint/sharding.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("models/parallel/layers.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("models/parallel/block.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
+        ("kv_cache/int8_rows.py", ("--model", "demo", *INT8), 3),
+        ("kv_cache/disk/page_file.py", ("--model", "demo", "--prefix-cache-dir", "PAGES"), 6),
+        (
+            "engine/execution/disk_cache/keys.py",
+            ("--model", "demo", "--prefix-cache-dir", "PAGES"),
+            6,
+        ),
     ],
 )
 def test_closing_commands_run_the_learner_code(tmp_path, folder, module, flags, day):
     """With one module reset to the starter, they fail with that module's task."""
-    path = PACKAGE / module
-    text = starter_text((ROOT / path).read_text(encoding="utf-8"), path)
-    write_tree_of(tmp_path / "mine", path, text)
-    given = [folder if flag == "MIXTURE" else flag for flag in flags]
-    done = main(tmp_path / "mine", *given)
+    tree = write_tree_with_starter(tmp_path / "mine", module)
+    folders = {"MIXTURE": folder, "PAGES": str(tmp_path / "pages")}
+    given = [folders.get(flag, flag) for flag in flags]
+    done = main(tree, *given)
+    assert done.returncode != 0, done.stdout
+    assert f"week 6, day {day}, task" in done.stderr, done.stderr
+    assert "is yours to write" in done.stderr
+
+
+@pytest.mark.slow
+def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatch):
+    """Day 5.1's file is the learner's; day 5.2's has an unwritten task."""
+    pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+    from tests.server.running_server import RunningServer
+
+    tree, server = tmp_path / "mine", PACKAGE / "server"
+    written = (ROOT / server / "protocol/streaming.py").read_text(encoding="utf-8")
+    mine = written.replace('b"data: " + to_json(data)', 'b"data: mine "')
+    assert mine != written
+    write_tree_of(tree, server / "protocol/streaming.py", mine)
+    path = server / "engine_client/coalescer.py"
+    for name, text in import_files(tree, [path]).items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text, encoding="utf-8")
+    (tree / path).write_text(
+        starter_text((ROOT / path).read_text(encoding="utf-8"), path), encoding="utf-8"
+    )
+    monkeypatch.setenv("TINY_LLM_MINE", str(tree))
+    running = RunningServer("--solution", "mine")
+    body = {"prompt": "Hello", "max_tokens": 2, "stream": True, "logprobs": 0}
+    answer = running.post("/v1/completions", body).text
+    assert running.stop() == 0
+    assert "data: mine " in answer
+    assert any("but ours of server/engine_client/coalescer.py (unw" in one for one in running.lines)
+
+
+def test_json_demo_writes_only_json_with_a_grammar():
+    done = run_command("tools.course.json_demo", None, "--outputs", "3")
+    assert "grammar  of 3, 3 are JSON, 3 match the schema" in done.stdout, done.stderr
+    assert '"⟨city"⟩: "Tokyo"' in done.stdout
+    assert "35 tokens in 22 steps" in done.stdout
+
+
+def test_stream_demo_shows_a_call_while_it_is_written():
+    lines = run_command("tools.course.stream_demo", None, "--budget", "4").stdout.splitlines()
+    kinds = [line.split()[2] for line in lines]
+    assert kinds[:3] == ["reasoning"] * 3
+    assert kinds[3] == "call"
+    assert len(kinds) > 10
+    assert set(kinds[4:]) == {"arguments"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "module", "day"),
+    [
+        ("json_demo", "engine/structured_output/bitmask.py", 4),
+        ("json_demo", "engine/spec_decode/grammar_proposer.py", 4),
+        ("stream_demo", "engine/tool_calls/json_scanner.py", 4),
+        ("stream_demo", "engine/tool_calls/json_calls.py", 5),
+        ("stream_demo", "engine/tool_calls/hermes.py", 5),
+        ("stream_demo", "engine/tool_calls/text_source.py", 5),
+        ("stream_demo", "server/protocol/output_parser.py", 5),
+        ("stream_demo", "engine/structured_output/thinking_budget.py", 5),
+    ],
+)
+def test_demos_run_the_learner_code(tmp_path, name, module, day):
+    tree = write_tree_with_starter(tmp_path / "mine", module)
+    flags = ("--budget", "4") if name == "stream_demo" else ()
+    done = run_command(f"tools.course.{name}", tree, *flags)
     assert done.returncode != 0, done.stdout
     assert f"week 5, day {day}, task" in done.stderr, done.stderr
     assert "is yours to write" in done.stderr

@@ -1,8 +1,10 @@
 """`pdm run scoreboard`: counts, history, charts and engine measurements."""
 
+import dataclasses
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +17,9 @@ from benchmark.roofline import Machine
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tools.course import history
 from tools.course.runner import Outcome
+from tools.course.tasks import TASKS
 from tools.scoreboard import __main__ as scoreboard
+from tools.scoreboard import measure
 from tools.scoreboard.html_report import render_page
 from tools.scoreboard.measure import (
     attention_kernel,
@@ -27,7 +31,9 @@ from tools.scoreboard.measure import (
     kernels_of_week_4,
     matmul_kernel,
     measure_engines,
+    measure_goodput,
     roofline_row,
+    serves_load,
 )
 from tools.scoreboard.score import Row, Score, earlier_rows, format_speed, log_share
 from tools.scoreboard.table import print_score
@@ -53,7 +59,7 @@ NOW = score(3, "2026-11-15T20:00:00", 30.0)
 
 
 def test_week_selection():
-    tasks = ("1.5.3", "2.1.3", "2.1.4", "3.1.3", "3.2.2")
+    tasks = ("1.4.3", "2.1.3", "2.1.4", "3.1.3", "3.2.2")
     done = {task: [PASSED, SKIPPED] for task in tasks}
     assert furthest_week({}) == 0
     assert furthest_week(done) == 2, "3.2.3 is to be written"
@@ -75,9 +81,37 @@ def test_week_selection():
     assert "TINY_LLM_MATMUL" not in engine.environment
 
 
+@pytest.mark.parametrize(
+    ("failing", "tested"),
+    [
+        ((), ["3.1", "3.2", "4.4", "4.6"]),
+        (("4.4.1", "4.3.3"), ["3.1", "3.2", "4.4", "4.3", "4.6"]),
+        (("3.2.3", "2.1.3"), ["3.1", "3.2", "2.1", "1.4"]),
+    ],
+)
+def test_only_the_days_that_select_the_engine_are_tested(tree, monkeypatch, failing, tested):
+    ran = []
+
+    def outcomes_by_task(tree, days, console):
+        ran.extend(day.id for day in days)
+        return {
+            task.id: [FAILED if task.id in failing else PASSED]
+            for day in days
+            for task in day.tasks
+        }
+
+    monkeypatch.setattr(measure, "outcomes_by_task", outcomes_by_task)
+    monkeypatch.setattr(measure, "tasks_begun", lambda tree: TASKS.keys() - {"4.6.3"})
+    outcomes = measure.run_tests(tree, Console(quiet=True))
+    assert list(dict.fromkeys(ran)) == tested
+    untested = measure.untested_days(tree, outcomes)
+    assert not {*untested} & {*tested}
+    assert "1.1" in untested
+
+
 def test_tasks_and_tests_by_week():
     outcomes = {"1.1.1": [PASSED, PASSED], "1.2.1": [PASSED, FAILED], "2.3.3": [SKIPPED]}
-    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 13], "4": [0, 22]}
+    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 15], "4": [0, 22]}
     assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0], "4": [0, 0]}
 
 
@@ -153,9 +187,45 @@ def test_llama_cpp_path():
     assert find_llama(None) in (None, sys.executable)
 
 
+def test_goodput_has_a_column_once_the_days_are_done():
+    tasks = [task for task in TASKS if task.startswith(("3.3.", "3.4.", "5.3."))]
+    done = {task: [PASSED] for task in tasks}
+    assert serves_load(done)
+    assert not serves_load({**done, "5.3.3": [FAILED]})
+    assert not serves_load({task: done[task] for task in tasks[1:]})
+    assert "goodput" not in render_page(NOW, HISTORY)
+    good = dataclasses.replace(NOW, yours=Row("yours, week 3", {"decode": 30.0, "goodput": 12.5}))
+    for width in (79, 124, 125):
+        console = Console(width=width, record=True, file=io.StringIO())
+        print_score(good, HISTORY, console)
+        assert "goodput" in (told := console.export_text())
+        assert "12.5" in told
+        assert ("█" in told) == (width == 125), "bars where they fit"
+    assert "<h2>goodput, requests/s</h2>" in render_page(good, HISTORY)
+
+
+def test_goodput_is_the_best_of_the_rates(monkeypatch):
+    def run(command, **options):
+        assert command[1:4] == ["-m", "tiny_llm", "bench"]
+        loads = [{"goodput": 7.9}, {"goodput": 15.5}, {"goodput": 3.0}]
+        return subprocess.CompletedProcess(command, 0, f"a table\n{json.dumps({'loads': loads})}\n")
+
+    row = Row("ours, week 3")
+    monkeypatch.setattr(subprocess, "run", run)
+    measure_goodput(row, Path("m"), None)
+    assert row.speeds == {"goodput": 15.5}
+
+
+def test_failed_load_is_a_note(tmp_path):
+    row = Row("ours, week 3")
+    measure_goodput(row, tmp_path / "no-such-folder", None)
+    assert not row.speeds
+    assert "there is no model" in row.notes[0]
+
+
 @pytest.mark.slow
 def test_a_run(tree, monkeypatch, capsys):
-    monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.5.3": [PASSED]})
+    monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.4.3": [PASSED]})
     machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # measurement is tested elsewhere
     monkeypatch.setattr(scoreboard, "measure_best", lambda rounds: machine)
     assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0

@@ -1,8 +1,12 @@
-"""Test harness: a small scheduler and a model that repeats one token."""
+"""Test harness: a small scheduler, a model that repeats one token, random workloads."""
 
+import random
+from dataclasses import replace
+
+from tests.engine.simulator import Simulation, answer_alone, random_workload
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
-from tiny_llm.engine.scheduling.batch import ChunkOutput
 from tiny_llm.engine.scheduling.config import SchedulerConfig
+from tiny_llm.engine.scheduling.outputs import ChunkOutput
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 
@@ -41,3 +45,27 @@ def step(of: Scheduler, token: int = 77, num_tokens: int = 1) -> list[tuple[str,
             of.finish(chunk.request, "length")
     of.check_integrity()
     return [(c.request.request_id, c.start, c.end, c.num_drafts) for c in plan.chunks]
+
+
+def run_random_workloads(count: int, **changes) -> int:
+    """Checks random workloads: no starvation, no leaks, one finish each, budget respected.
+
+    Args:
+        count: number of workloads.
+        changes: overrides of the engine configuration.
+
+    Returns:
+        Number of preempted requests.
+    """
+    rng, preemptions = random.Random(32), 0
+    for _ in range(count):
+        workload = random_workload(rng)
+        workload.config = replace(workload.config, **changes)
+        outcome = Simulation(workload).run()
+        for name, reason in outcome.reasons.items():
+            if reason in ("stop", "length"):
+                expected = answer_alone(workload.arrivals[int(name)])
+                answer = outcome.answers[name]
+                assert answer == expected, f"request {name}: {answer}; alone {expected}; {workload}"
+        preemptions += outcome.preemptions
+    return preemptions

@@ -2,22 +2,25 @@
 
 The "keys and values" of a token are a hash of the token and its prefix. A step writes them into the
 allocated slots and verifies those of earlier tokens, which reveals pages that are shared wrongly,
-freed too early or written by two requests. Step time is linear in the number of tokens.
+freed too early or written by two requests. With a sliding window, only its tokens are verified. A
+recurrent state is the hash of all tokens so far: with state slots, a step continues from the hash
+in the slot that it reads. Step time is linear in the number of tokens and in their positions.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tiny_llm import UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
-from tiny_llm.engine.scheduling.batch import Chunk, ChunkOutput
 from tiny_llm.engine.scheduling.config import SchedulerConfig
+from tiny_llm.engine.scheduling.fair_scheduler import STEPS_BETWEEN, FairScheduler
+from tiny_llm.engine.scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
 from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0)
 ENDED = {RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED}
-STEP_SECONDS, TOKEN_SECONDS = 1.0, 0.1
+STEP_SECONDS, TOKEN_SECONDS, KEY_SECONDS = 1.0, 0.1, 0.01
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Arrival:
         max_tokens: output limit.
         answer_len: output length at which the model generates an end token.
         abort_at: time of the client's abort, or None.
+        adapter: index of the request's adapter, −1 for none; another adapter is another model.
     """
 
     time: float
@@ -37,6 +41,7 @@ class Arrival:
     max_tokens: int
     answer_len: int
     abort_at: float | None
+    adapter: int = -1
 
 
 @dataclass
@@ -46,6 +51,10 @@ class Workload:
     Attributes:
         acceptance: acceptance rate of draft tokens.
         failing_steps: steps whose model call raises.
+        is_fair: whether the scheduler is a `FairScheduler`.
+        step_time_target, min_chunk: see `FairScheduler`.
+        shortages: share of steps after which memory is short: cached prefixes are evicted, and
+            pages and state slots are renumbered.
     """
 
     config: SchedulerConfig
@@ -53,6 +62,10 @@ class Workload:
     acceptance: float = 0.5
     failing_steps: frozenset[int] = frozenset()
     seed: int = 0
+    is_fair: bool = False
+    step_time_target: float | None = None
+    min_chunk: int = 1
+    shortages: float = 0.0
 
 
 @dataclass
@@ -63,12 +76,18 @@ class Outcome:
     tokens: int = 0
     seconds: float = 0.0
     preemptions: int = 0
+    overtaken: int = 0
+    long_steps: int = 0
     cached_tokens: int = 0
+    state_writes: int = 0
+    freed_pages: int = 0
+    evictions: int = 0
+    moved_pages: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
 
 
-def random_workload(rng: random.Random, size: int = 6) -> Workload:
+def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0) -> Workload:
     """A workload of up to `size` requests with short prompts in small pages."""
     page_size = rng.randint(1, 4)
     max_num_seqs = rng.randint(1, 5)
@@ -82,6 +101,7 @@ def random_workload(rng: random.Random, size: int = 6) -> Workload:
         max_seq_len=12 if rng.random() < 0.1 else 1000,
         num_drafts=num_drafts,
         enable_prefix_caching=rng.random() < 0.8,
+        num_state_slots=num_state_slots,
     )
     arrivals, time = [], 0.0
     stems = [[rng.randrange(2) for _ in range(8)] for _ in range(2)]
@@ -92,12 +112,31 @@ def random_workload(rng: random.Random, size: int = 6) -> Workload:
         arrivals.append(Arrival(time, prompt, rng.randint(1, 16), rng.randint(1, 16), abort_at))
         time += rng.choice((0, 0, 1, 4))
     failing = frozenset({rng.randint(0, 9)}) if rng.random() < 0.1 else frozenset()
-    return Workload(config, arrivals, rng.random(), failing, rng.randrange(2**30))
+    workload = Workload(config, arrivals, rng.random(), failing, rng.randrange(2**30))
+    if workload.seed % 4 == 0:
+        adapters = random.Random(workload.seed)
+        for arrival in arrivals:
+            arrival.adapter = adapters.randint(-1, 1)
+    return workload
+
+
+def with_window(rng: random.Random, workload: Workload) -> Workload:
+    """A workload under a sliding window, often in less memory than its requests have tokens."""
+    config = replace(workload.config, window=rng.randint(1, 8))
+    config = replace(config, max_num_batched_tokens=config.max_num_seqs * (1 + config.num_drafts))
+    most = config.max_pages_per_request
+    num_pages = max(1, most + rng.choice((-1, 0, 0, 0, 1, 2)))
+    return replace(workload, config=replace(config, num_pages=num_pages))
 
 
 def next_token(prefix: int, length: int) -> int:
     """The model: an arbitrary function of the prefix."""
     return (prefix >> 7) * 31 + length & 1
+
+
+def empty_prefix(adapter: int) -> int:
+    """Hash of the empty prefix with an adapter."""
+    return adapter + 1 << 7
 
 
 def fold(prefix: int, token: int) -> int:
@@ -116,13 +155,21 @@ class Simulation:
     def __init__(self, workload: Workload, check_every: int = 1, listener=None):
         self.workload = workload
         self.config = workload.config
-        self.scheduler = Scheduler(workload.config, listener)
+        self.scheduler: Scheduler = Scheduler(workload.config, listener)
+        if workload.is_fair:
+            options = workload.step_time_target, workload.min_chunk
+            self.scheduler = FairScheduler(workload.config, listener, *options)
         self.outcome = Outcome()
         self.now = 0.0
         self.requests: dict[str, EngineRequest] = {}
+        self._long_step, self._long_step_end, self._long_step_seconds = -1000, 0.0, 0.0
+        self._num_deferred = 0  # steps in a row without the oldest request
         self._rng = random.Random(workload.seed)
+        self._shortage_rng = random.Random(workload.seed + 1)
         self._check_every = check_every
         self._slots = [-1] * (self.config.num_pages * self.config.page_size)
+        self._states = [-1] * self.config.num_state_slots
+        self._draft_states = [-1] * self.config.num_state_slots
         self._answer_lens: dict[str, int] = {}
         self._coming = sorted(enumerate(workload.arrivals), key=lambda pair: pair[1].time)[::-1]
         self._aborts = sorted(
@@ -140,6 +187,8 @@ class Simulation:
                 self._arrive()
                 continue
             self._step()
+            if self._shortage_rng.random() < self.workload.shortages:
+                self._release_memory()
             self._arrive()
         self._check_end()
         return self.outcome
@@ -147,7 +196,9 @@ class Simulation:
     def _arrive(self) -> None:
         while self._coming and self._coming[-1][1].time <= self.now:
             index, one = self._coming.pop()
-            request = EngineRequest(str(index), one.prompt, GREEDY, one.max_tokens)
+            request = EngineRequest(
+                str(index), one.prompt, GREEDY, one.max_tokens, adapter=one.adapter
+            )
             try:
                 self.scheduler.add(request)
             except UserError:
@@ -160,6 +211,8 @@ class Simulation:
     def _assert_never_fits(self, one: Arrival) -> None:
         total = len(one.prompt) + one.max_tokens
         slots = self.config.num_pages * self.config.page_size
+        if self.config.window and self.config.max_pages_per_request <= self.config.num_pages:
+            slots = total
         assert not one.prompt or total > self.config.max_seq_len or total - 1 > slots
 
     def _abort_due(self, until: float) -> None:
@@ -172,30 +225,106 @@ class Simulation:
             (one for one in self.requests.values() if not one.is_done),
             key=lambda r: r.arrival_index,
         )
+        self._overtaken = {one: one.num_overtaken for one in self.requests.values()}
+        self._running = list(scheduler.running)
         step = scheduler.schedule()
         assert step.chunks, "empty step with unfinished requests"
         assert step.num_tokens <= self.config.max_num_batched_tokens, (
             "the step exceeds its token budget"
         )
-        assert any(chunk.request is oldest for chunk in step.chunks), f"{oldest} makes no progress"
+        self._check_progress(oldest, step)
+        self._check_target(step)
+        self._check_state_slots(step.chunks)
+        self.now += self.seconds(step)
         failed = step.index in self.workload.failing_steps
         if failed:
             for chunk in step.chunks:
                 scheduler.finish(chunk.request, "error", "the model failed.")
         else:
             results = {chunk.request.request_id: self._compute(chunk) for chunk in step.chunks}
-            self.now += STEP_SECONDS + TOKEN_SECONDS * step.num_tokens
             self._abort_due(self.now)  # while the step is in flight
             scheduler.update_from_output(
                 step, {key: one for key, one in results.items() if one is not None}
             )
             self._end_answers(step.chunks)
+        scheduler.record_step_time(step, self.seconds(step))
         outcome.steps += 1
         outcome.tokens += step.num_tokens
         used = scheduler.pages.allocator.num_used
         assert used <= self.config.num_pages
         if outcome.steps % self._check_every == 0:
             scheduler.check_integrity()
+
+    def _release_memory(self) -> None:
+        """Evicts cached pages and renumbers the others, as `EngineCore` does."""
+        pages, size = self.scheduler.pages, self.config.page_size
+        self.outcome.evictions += pages.evict_half()
+        kept = pages.compact(self.scheduler.running)
+        assert kept is not None
+        old_pages, old_slots = kept
+        self.outcome.moved_pages += sum(new != old for new, old in enumerate(old_pages))
+        slots = [
+            slot for page in old_pages for slot in self._slots[page * size : (page + 1) * size]
+        ]
+        self._slots = slots + [-1] * (len(self._slots) - len(slots))
+        self._states = self._keep_states(self._states, old_slots)
+        self._draft_states = self._keep_states(self._draft_states, old_slots)
+        self.scheduler.check_integrity()
+
+    def _keep_states(self, states: list[int], old_slots: list[int]) -> list[int]:
+        return [states[slot] for slot in old_slots] + [-1] * (len(states) - len(old_slots))
+
+    def _check_progress(self, oldest: EngineRequest, step: SchedulerOutput) -> None:
+        """Asserts that the oldest request is computed, or overtaken within its bound."""
+        for request in self.requests.values():
+            limit = request.num_prompt_tokens + self.config.max_num_batched_tokens
+            assert request.num_overtaken < limit, f"{request} is overtaken without bound"
+        computed = [chunk.request for chunk in step.chunks]
+        if oldest in computed:
+            self._num_deferred = 0
+            return
+        assert self.workload.is_fair, f"{oldest} makes no progress"
+        if oldest.num_overtaken < oldest.num_prompt_tokens:
+            self.outcome.overtaken += 1
+        elif oldest.num_overtaken == self._overtaken.get(oldest):  # protected before the step
+            if self.workload.step_time_target is None:
+                assert oldest.state is not RequestState.RUNNING, f"{oldest} makes no progress"
+            elif oldest.state is RequestState.RUNNING:
+                self._num_deferred += 1
+                assert self._num_deferred <= STEPS_BETWEEN, f"{oldest} makes no progress"
+            admitted = [request for request in computed if request not in self._running]
+            assert not admitted, f"{admitted} are admitted before {oldest}"
+
+    @staticmethod
+    def seconds(step: SchedulerOutput) -> float:
+        """Duration of a step."""
+        keys = sum(chunk.num_tokens * chunk.end for chunk in step.chunks)
+        return STEP_SECONDS + TOKEN_SECONDS * step.num_tokens + KEY_SECONDS * keys
+
+    def _check_target(self, step: SchedulerOutput) -> None:
+        """Asserts that prompts fit the time target, except in rare long steps."""
+        target, scheduler = self.workload.step_time_target, self.scheduler
+        decoding = [
+            chunk
+            for chunk in step.chunks
+            if chunk.request in self._running and chunk.request.num_tokens == chunk.start + 1
+        ]
+        prompts = [chunk for chunk in step.chunks if chunk not in decoding]
+        if target is None or not decoding or not prompts:
+            return
+        assert isinstance(scheduler, FairScheduler)
+        costs = [one.num_tokens * scheduler.costs.seconds_per_token(one.end) for one in prompts]
+        assert sum(costs[:-1]) <= target, "a prompt is computed after those that fill the step"
+        if prompts[0].request not in self._running:
+            return  # the prefix cache has changed since its position was estimated
+        cost = scheduler.costs.seconds_per_token(prompts[0].start + self.workload.min_chunk)
+        if min(prompts[0].num_tokens, self.workload.min_chunk) * cost > target:
+            between = step.index - self._long_step - 1
+            is_over = self.now - self._long_step_end >= self._long_step_seconds
+            assert between >= STEPS_BETWEEN or is_over, "long steps are too frequent"
+            self._long_step, self._long_step_seconds = step.index, self.seconds(step)
+            self._long_step_end = self.now + self._long_step_seconds  # `now` is before the step
+            self.outcome.long_steps += 1
 
     def _compute(self, chunk: Chunk) -> ChunkOutput | None:
         """Verifies earlier slots, writes the chunk's and returns the next tokens."""
@@ -205,16 +334,33 @@ class Simulation:
         assert len(request.page_ids) * size >= chunk.end + chunk.num_drafts, (
             "too few pages for the chunk"
         )
-        prefix, tokens, slots = 0, request.token_ids, self._slots
+        prefix, tokens, slots = empty_prefix(request.adapter), request.token_ids, self._slots
+        states = []
+        draft_start = chunk.start - request.num_draft_uncomputed
         for position in range(chunk.end):
-            slot = request.page_ids[position // size] * size + position % size
+            if position == draft_start and self._states and self.config.num_drafts and position > 0:
+                assert self._draft_states[chunk.draft_state_read_slot] == prefix, (
+                    f"{request}'s draft model reads the state of another prefix"
+                )
+            if position == chunk.start and self._states and position > 0:
+                assert self._states[chunk.state_read_slot] == prefix, (
+                    f"{request} reads the state of another prefix"
+                )
+            page = request.page_ids[position // size]
+            slot = page * size + position % size
             prefix = fold(prefix, tokens[position])
+            if self.config.window and position <= draft_start - self.config.window:
+                self.outcome.freed_pages += page < 0 and position % size == 0
+                continue
+            assert page >= 0, f"{request} has no page for a token of its window"
             if position < chunk.start:
                 assert slots[slot] == prefix, f"{request} reads a slot of another prefix"
             else:
                 assert position // size >= request.num_shared, "a shared page is overwritten"
                 slots[slot] = prefix
+                states.append(prefix)
         if not chunk.samples:
+            self._write_states(chunk, states)
             return None
         new, end = [], chunk.end
         for index in range(chunk.num_drafts + 1):
@@ -229,11 +375,40 @@ class Simulation:
             slot = request.page_ids[end // size] * size + end % size
             prefix = fold(prefix, token if is_accepted else 1 - token)
             slots[slot] = prefix  # rejected draft tokens leave stale keys
+            states.append(prefix)
             if not is_accepted:
                 break
             end += 1
+        self._write_states(chunk, states)
         # If all draft tokens are accepted, the draft model has not computed the last one.
         return ChunkOutput(new, num_draft_uncomputed=int(0 < chunk.num_drafts == len(new) - 1))
+
+    def _check_state_slots(self, chunks: tuple[Chunk, ...]) -> None:
+        """Asserts that no slot is written twice, or written and read by different chunks."""
+        if not self._states:
+            assert not any(chunk.state_writes for chunk in chunks)
+            return
+        writers: dict[int, Chunk] = {}
+        for chunk in chunks:
+            assert (chunk.state_read_slot < 0) == (chunk.start == 0)
+            indices = [index for index, _ in chunk.state_writes]
+            assert len(set(indices)) == len(indices)
+            assert 0 <= min(indices) <= max(indices) < chunk.num_tokens
+            for _, slot in chunk.state_writes:
+                assert slot not in writers, f"slot {slot} is written twice"
+                writers[slot] = chunk
+        for chunk in chunks:
+            writer = writers.get(chunk.state_read_slot, chunk)
+            assert writer is chunk, f"{chunk.request} reads a slot that another chunk writes"
+
+    def _write_states(self, chunk: Chunk, states: list[int]) -> None:
+        """Stores states; those of rejected draft tokens are arbitrary."""
+        last = chunk.num_tokens - 1 if chunk.num_drafts else chunk.num_tokens
+        for index, slot in chunk.state_writes:
+            self._states[slot] = states[index] if index < len(states) else -2
+            if index < last:  # the draft model does not compute the last draft token
+                self._draft_states[slot] = self._states[slot]
+        self.outcome.state_writes += len(chunk.state_writes)
 
     def _end_answers(self, chunks: tuple[Chunk, ...]) -> None:
         for chunk in chunks:
@@ -244,6 +419,8 @@ class Simulation:
                 self.scheduler.finish(request, "stop")
             elif request.num_output_tokens >= request.max_tokens:
                 self.scheduler.finish(request, "length")
+            elif self._states and not self.config.num_drafts:
+                self.scheduler.update_draft_tokens(request, [0] * self._rng.randint(0, 3))
 
     def _check_end(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
@@ -252,6 +429,9 @@ class Simulation:
         assert not scheduler.waiting
         held = scheduler.pages.allocator.num_used
         assert held == scheduler.pages.cache.num_pages, "pages leaked"
+        states = scheduler.pages.states.counts()
+        assert states.used == 0, "state slots leaked"
+        assert self.config.enable_prefix_caching or states.checkpoints == 0
         for request_id, request in self.requests.items():
             assert request.state in ENDED
             outcome.reasons[request_id] = str(request.finish_reason)
@@ -264,7 +444,7 @@ class Simulation:
 
 def answer_alone(arrival: Arrival) -> list[int]:
     """The oracle: the output of a request that runs alone."""
-    prefix, tokens = 0, list(arrival.prompt)
+    prefix, tokens = empty_prefix(arrival.adapter), list(arrival.prompt)
     for token in tokens:
         prefix = fold(prefix, token)
     output: list[int] = []

@@ -126,9 +126,13 @@ def record_logits(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
 
 
 def run_cases(
-    llm: LLM, order: Sequence[int], steps_between: int = 0, cases=CASES
+    llm: LLM,
+    order: Sequence[int],
+    steps_between: int = 0,
+    cases=CASES,
+    loras: Mapping[int, str | None] | None = None,
 ) -> tuple[dict[int, Any], Logits]:
-    """Serves `cases` in the given order, `steps_between` steps between arrivals.
+    """Serves `cases` in the given order, with their adapters, `steps_between` steps apart.
 
     Returns:
         (outputs by case, logits by case and output position).
@@ -143,7 +147,7 @@ def run_cases(
 
     for case in order:
         prompt, params = cases[case]
-        llm.add_request(prompt, params, request_id=str(case))
+        llm.add_request(prompt, params, request_id=str(case), lora=(loras or {}).get(case))
         for _ in range(steps_between):
             step()
     while llm.has_unfinished_requests:

@@ -26,6 +26,21 @@ def build(demo, tokens: int, draft=None, **options) -> LLM:
     return LLM(demo, draft_model=draft, kv_cache_bytes=tokens * per_token, **options)
 
 
+def build_case(demo, draft, case, build=build, **options) -> LLM:
+    """Builds the engine of a case of `PRODUCT`; `draft` is used if the case speculates."""
+    return build(
+        demo,
+        case["tokens"],
+        draft if case["guess"] else None,
+        block_size=case["page"],
+        max_num_seqs=4,
+        num_drafts=2 if case["guess"] else None,
+        max_num_batched_tokens=4 * (3 if case["guess"] else 1) + case["chunk"],
+        enable_prefix_caching=case["prefix"],
+        **options,
+    )
+
+
 @pytest.fixture(scope="module")
 def draft():
     return load("demo-draft")
@@ -71,16 +86,7 @@ def test_all_configurations(demo, draft, alone, exhaustive):
     hits = preemptions = accepted = 0
     cases = PRODUCT if exhaustive else HALF
     for case in cases:
-        llm = build(
-            demo,
-            case["tokens"],
-            draft if case["guess"] else None,
-            block_size=case["page"],
-            max_num_seqs=4,
-            num_drafts=2 if case["guess"] else None,
-            max_num_batched_tokens=4 * (3 if case["guess"] else 1) + case["chunk"],
-            enable_prefix_caching=case["prefix"],
-        )
+        llm = build_case(demo, draft, case)
         direction, gap = case["arrival"]
         actual, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
         for number, expected in outputs.items():

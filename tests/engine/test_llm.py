@@ -227,11 +227,11 @@ def test_failed_add_aborts_earlier_prompts(demo, monkeypatch):
     llm = engine(demo)
     add, calls = llm.core.add, []
 
-    def fails_at_the_third(*args):
+    def fails_at_the_third(*args, **kwargs):
         calls.append(args)
         if len(calls) == 3:
             raise RuntimeError("the memory is on fire")
-        return add(*args)
+        return add(*args, **kwargs)
 
     monkeypatch.setattr(llm.core, "add", fails_at_the_third)
     with pytest.raises(RuntimeError, match="the memory is on fire"):
@@ -478,7 +478,7 @@ def test_draft_with_another_vocabulary_is_rejected(demo, monkeypatch):
         def get_vocab(self):
             return {"other": 0}
 
-    monkeypatch.setattr(factory, "_load_model", lambda model, *_: model)
+    monkeypatch.setattr(factory, "_load_model", lambda model, *_: (*model, None))
     with pytest.raises(UserError, match="draft and target must share one vocabulary"):
         LLM((model, tokenizer), draft_model=(model, Other()))
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.support import ByteDetokenizer
 from tiny_llm.engine.scheduling.outputs import CompletionOutput
-from tiny_llm.engine.stop_checker import StopChecker
+from tiny_llm.engine.stop_checker import ReasoningTokens, StopChecker
 
 
 def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
@@ -65,3 +65,29 @@ def test_random_texts_and_stop_strings(text, stops):
     expected = text if first is None else text[: min(start for end, start in ends if end == first)]
     assert "".join(shown) == output.text == expected
     assert not any(stop in output.text for stop in stops)
+
+
+THINK, END_THINK = 2, 3  # as bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected", "found"),
+    [
+        ("\x02a.b.\x03c.d", False, "\x02a.b.\x03c", "."),
+        ("a.b.\x03c.d", True, "a.b.\x03c", "."),
+        ("\n\x02a.\x03c.d", False, "\n\x02a.\x03c", "."),  # whitespace may precede the reasoning
+        ("c.\x02a.", False, "c", "."),  # not at the start: text
+        ("c\x02a.", False, "c\x02a", "."),
+        ("\x02a.", False, "\x02a.", None),  # truncated reasoning
+    ],
+)
+def test_stop_strings_in_reasoning_are_ignored(text, is_open, expected, found):
+    output = CompletionOutput(0)
+    reasoning = ReasoningTokens(THINK, END_THINK, is_open)
+    answer = StopChecker(output, ByteDetokenizer(), (".",), reasoning=reasoning)
+    for byte in text.encode():
+        if answer.add_token(byte):
+            break
+    answer.finish()
+    answer.take_text()
+    assert (output.text, output.stop_reason) == (expected, found)

@@ -158,6 +158,7 @@ OPTIONS = [
     option("speculative", "magic", "ngram"),
     option("speculative", 5, "ngram"),
     option("load_format", "magic", "'auto' or 'dummy'"),
+    option("tool_call_parser", "xml", "the parsers are auto, hermes"),
     option("enable_prefix_caching", "no", "True or False"),
     option("listener", 5, "function"),
     option("draft_model", 5, "give a name"),

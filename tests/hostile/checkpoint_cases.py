@@ -1,22 +1,21 @@
 """Malformed checkpoints: the corruption, and the words that each error must contain.
 
-`use` selects how far the folder is used: `load_weights` and `load` load it; `chat` and `text` also
-generate, for errors that occur only then. A quick run takes `is_quick` rows and every 20th other.
+`use` selects how far the folder is used: `load_weights`, `load` and `dummy` (random weights) load
+it; `chat` and `text` also generate, for errors that occur only then; `serve` reads its defaults. A
+quick run takes `is_quick` rows and every 20th other.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
+from tests.hostile.case import CONFIG, LONG, SETTINGS, TOKENIZER, case
 from tests.hostile.corruptions import (
     INDEX,
     NORM,
     PROGRAM,
     UP,
     WEIGHTS,
-    Corruption,
     combine,
     config,
     cut_to,
@@ -41,32 +40,13 @@ from tests.hostile.corruptions import (
     with_number,
     without,
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A malformed checkpoint folder."""
-
-    name: str
-    corrupt: Corruption
-    words: tuple[str, ...]
-    use: str = "load_weights"
-    is_quick: bool = False
-
-
-def case(
-    name: str, corrupt: Corruption, *words: str, use: str = "load_weights", quick: Any = 0
-) -> Case:
-    return Case(name, corrupt, words, use, bool(quick))
-
+from tests.hostile.limit_cases import LIMIT_ROWS
 
 CODE = file("evil.py", PROGRAM)
-CONFIG, TOKENIZER, SETTINGS = "config.json", "tokenizer.json", "tokenizer_config.json"
 UP_WEIGHT, UP_SCALES, UP_BIASES = (f"{UP}.{part}" for part in ("weight", "scales", "biases"))
 FIRST_NORM = "model.layers.0.input_layernorm.weight"
 DEEP = "[" * 100_000 + "]" * 100_000
 DEEP_OBJECT = '{"a":' * 100_000 + "1" + "}" * 100_000
-LONG = "x" * 100_000
 NOT_SAFETENSORS = "is not a valid safetensors file"
 
 CODE_ROWS = [
@@ -326,7 +306,7 @@ HEADER_ROWS = [
     case("tensors that overlap", entry(FIRST_NORM, data_offsets=[0, 128]), "overlaps", quick=1),
     case("a long name", header(lambda h: h | {LONG: 1}), "xxx"),
     case("a name of two lines", header(lambda h: h | {"a\nb": h.pop(NORM)}), "plain text"),
-    case("half a character as a name", header(lambda h: h | {"\ud800": h.pop(NORM)}), "plain text"),
+    case("half a character as a name", header(lambda h: h | {"\ud800": h.pop(NORM)}), "surrogate"),
 ]
 
 FLOATS_OF_64 = mx.zeros((64,), mx.float32)
@@ -490,4 +470,5 @@ FOLDERS = [
     *TENSOR_ROWS,
     *TOKENIZER_ROWS,
     *TEMPLATE_ROWS,
+    *LIMIT_ROWS,
 ]

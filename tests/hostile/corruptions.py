@@ -4,6 +4,7 @@ A corruption modifies a copy of a small valid checkpoint; `checkpoint_cases.py` 
 """
 
 import json
+import math
 import os
 import shutil
 import struct
@@ -83,6 +84,17 @@ def pipe(name: str) -> Corruption:
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
+
+    return corrupt
+
+
+def chat_templates(number: int) -> Corruption:
+    """Adds chat templates, without a default."""
+
+    def corrupt(folder: Path) -> None:
+        (folder / "additional_chat_templates").mkdir()
+        for index in range(number):
+            (folder / f"additional_chat_templates/t{index}.jinja").write_text("a")
 
     return corrupt
 
@@ -273,6 +285,26 @@ def plain(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     make_valid_checkpoint(folder, bits=None)
+
+
+def sparse_weights(num_bytes: int) -> Corruption:
+    """Grows the plain model to `num_bytes` by a sparse file that agrees with its config."""
+
+    def corrupt(folder: Path) -> None:
+        plain(folder)
+        actual, data = read_header(folder / WEIGHTS)
+        rows = (num_bytes - len(data)) // (64 * 2)
+        actual["model.embed_tokens.weight"]["shape"] = [rows, 64]
+        end = 0
+        for tensor in actual.values():
+            begin, end = end, end + 2 * math.prod(tensor["shape"])
+            tensor["data_offsets"] = [begin, end]
+        write_header(folder / WEIGHTS, json.dumps(actual).encode(), b"")
+        with (folder / WEIGHTS).open("r+b") as stream:
+            stream.truncate(stream.seek(0, os.SEEK_END) + end)
+        config(vocab_size=rows)(folder)
+
+    return corrupt
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -25,6 +25,7 @@ from tests.hostile.argument_cases import ARGUMENTS
 from tests.hostile.checkpoint_cases import FOLDERS
 from tiny_llm import LLM, ModelError, SamplingParams, load, load_weights
 from tiny_llm.errors import UserError
+from tiny_llm.server.protocol.sampling import default_sampling_params
 
 SECONDS = 5.0  # CPU time per row
 SECONDS_OF_WAITING = 30  # wall time per row; other programs may use the CPU
@@ -90,8 +91,11 @@ def _use(use: str, folder: Path) -> None:
     if use == "load":
         load(str(folder), console)
         return
-    model = load_weights(str(folder), console)
-    if use == "load_weights":
+    if use == "serve":
+        default_sampling_params(folder, "auto")
+        return
+    model = load_weights(str(folder), console, "dummy" if use == "dummy" else "auto")
+    if use in ("load_weights", "dummy"):
         return
     llm = LLM(model, kv_cache_bytes=2**20)
     prompt: Any = ("a" * 100 + "! ") * 20 if use == "text" else [CHAT]

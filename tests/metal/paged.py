@@ -20,17 +20,19 @@ def params_of(
     block_table: mx.array,
     causal: bool = True,
     aligned: bool = True,
+    window: int = 0,
 ) -> Any:
     """Kernel params of contiguous arrays, as the encoder fills them.
 
     query: B×H_q×L×D, or T×H_q×D in the ragged form.
     """
-    (P, H, page_size, D), (B, max_pages) = keys.shape, block_table.shape
+    (P, H, page_size, _), (B, max_pages) = keys.shape, block_table.shape
+    D = query.shape[-1]
     H_q, ragged = query.shape[1], query.ndim == 3
     return kernels.extension().metal.PagedAttentionParams(
         H_q=H_q, H=H, D=D, B=B, max_pages=max_pages, P=P, page_size=page_size,
         T=query.size // (H_q * D), L=0 if ragged else query.shape[2], scale=D**-0.5, causal=causal,
-        aligned=aligned and D % 4 == 0,
+        aligned=aligned and D % 4 == 0, int8=keys.dtype == mx.int8, window=window,
         query_strides=[H_q * D, D, H_q * D] if ragged else row_strides(query),
     )  # fmt: skip
 
@@ -47,13 +49,14 @@ def paged_attend(
     aligned: bool = True,
     mode: str = "plain",
     order: tuple[str, int] = FORWARD,
+    window: int = 0,
 ) -> mx.array:
-    """B×H_q×L×D, or T×H_q×D with cu_seqlens_q, from P×H×page_size×D.
+    """B×H_q×L×D, or T×H_q×D with cu_seqlens_q, from P×H×page_size×D, or from 8-bit rows.
 
     variant: "readable", the course's kernel, or "fast": the kernels started by the encoder.
     """
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[query.dtype]
-    params = params_of(query, keys, block_table, causal, aligned)
+    params = params_of(query, keys, block_table, causal, aligned, window)
     cu_seqlens_q = [0] if cu_seqlens_q is None else cu_seqlens_q  # must not be read
     lengths = (np.array(x, np.int32) for x in (context_lens, cu_seqlens_q))
     inputs = [*(as_bound(x) for x in (query, keys, values, block_table)), *lengths]

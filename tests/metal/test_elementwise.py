@@ -84,27 +84,29 @@ def test_swiglu_of_extreme_values():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize(
-    ("B", "L", "H", "D", "shared", "normalizes"),
+    ("B", "L", "H", "D", "W", "shared", "normalizes"),
     [
-        (1, 1, 1, 2, True, True),
-        (2, 3, 5, 80, False, True),
-        (1, 4, 3, 128, True, True),
-        (2, 1, 2, 270, False, True),
-        (2, 3, 5, 80, False, False),
-        (1, 1, 2, 270, True, False),
+        (1, 1, 1, 2, 1, True, True),
+        (2, 3, 5, 80, 40, False, True),
+        (1, 4, 3, 128, 64, True, True),
+        (2, 1, 2, 270, 135, False, True),
+        (2, 3, 5, 80, 40, False, False),
+        (1, 1, 2, 270, 135, True, False),
+        (2, 3, 2, 80, 10, False, True),
+        (1, 2, 1, 270, 3, True, False),
     ],
 )
-def test_qk_norm_rope(mode, dtype, B, L, H, D, shared, normalizes):
+def test_qk_norm_rope(mode, dtype, B, L, H, D, W, shared, normalizes):
     """x is a slice of a longer projection: H of its H + 2 heads."""
     name = DTYPE_NAMES[dtype]
     projected = random(B, L, H + 2, D, dtype=dtype)
     weight = random(D, dtype=dtype) if normalizes else None
-    angles = random(1 if shared else B, L, D // 2, scale=10)
+    angles = random(1 if shared else B, L, W, scale=10)
     cos, sin = mx.cos(angles), mx.sin(angles)
     wanted = kernels.qk_norm_rope(projected[:, :, 1:-1], weight, 1e-6, cos, sin, stream=mx.cpu)
     strides = [L * (H + 2) * D, (H + 2) * D, D]
     launch = launches().qk_norm_rope_launch(
-        B, L, H, D, 1e-6, strides, 0 if shared else L * D // 2, name, normalizes
+        B, L, H, D, W, 1e-6, strides, 0 if shared else L * W, name, normalizes
     )
     out = empty((B, H, L, D), name)
     x = as_bound(projected).reshape(-1)[D:]

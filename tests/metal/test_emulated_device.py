@@ -290,12 +290,14 @@ def test_batch_output_equals_cpu(demo, batch_size):
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_engine_output_equals_cpu(demo, batch):
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_engine_output_equals_cpu(demo, kv_cache_dtype, batch):
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     prompts = (QUESTIONS * 2)[:batch]
 
     def answers():
-        llm = LLM(demo, kv_cache_bytes=CACHE_BYTES, block_size=16)
+        options = {"kv_cache_bytes": CACHE_BYTES, "kv_cache_dtype": kv_cache_dtype}
+        llm = LLM(demo, block_size=16, **options)
         outputs = llm.generate(prompts, params, show_progress=False)
         assert (llm.runner.async_scheduling.num_hits > 0) == (not kernels.computes_on_cpu())
         return [output.outputs[0].token_ids for output in outputs]

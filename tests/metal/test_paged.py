@@ -4,9 +4,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.ops.test_sliding_window import freed
 from tests.paging import cut_into_pages, padded
 from tests.support import DTYPES, assert_close, random
 from tiny_llm import kernels
+from tiny_llm.kv_cache.int8_rows import quantize_rows
 
 from .attention import attend, bits_of
 from .paged import paged_attend, params_of
@@ -116,6 +118,57 @@ def test_ragged_rows_are_batch_invariant(page_size):
             np.testing.assert_array_equal(bits_of(mine), bits_of(dense(alone, pair)), what)
 
 
+@pytest.mark.parametrize("page_size", [3, 16, 128])
+@pytest.mark.parametrize("window", [1, 20, 31, 290])
+@pytest.mark.parametrize("mode", ["plain", "asan"])
+def test_sliding_window(page_size, window, mode):
+    """As on the CPU, with the bits of the sequence alone, without the pages before the windows."""
+    D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
+    pairs = sequences_of(contexts, D)
+    keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
+    bounds = np.cumsum([0, *lengths]).astype(np.int32)
+    query = random(int(bounds[-1]), group, D)
+    whole = padded(table)
+    expected = kernels.extension().paged_attention_varlen(
+        query, keys, values, mx.array(bounds), mx.array(contexts), whole, window=window,
+        stream=mx.cpu,
+    )  # fmt: skip
+    keys, values, short = freed((keys, values), table, lengths, contexts, page_size, window)
+    actual = paged_attend(
+        "fast", query, keys, values, short, contexts, bounds, mode=mode, window=window
+    )
+    assert_close(actual, expected, f"a window of {window}", ulps=16)
+    for row, L in enumerate(lengths):
+        own = slice(bounds[row], bounds[row + 1])
+        alone = paged_attend(
+            "fast", query[own], keys, values, short[row : row + 1], contexts[row : row + 1], [0, L],
+            window=window,
+        ) if L else actual[own]  # fmt: skip
+        what = f"sequence {row} with (queries, keys) = {MIXED[row]}"
+        np.testing.assert_array_equal(bits_of(actual[own]), bits_of(alone), what)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize("L", [1, 8, 9, 40])
+@pytest.mark.parametrize("mode", ["plain", "race"])
+def test_sliding_window_in_a_batch(dtype, L, mode):
+    """Pages as given and in 8 bits; a missing page of a window gives NaN in its sequence."""
+    contexts, window, page_size = [300, 41], 33, 16
+    keys, values, table = cut_into_pages(sequences_of(contexts, 40, dtype), page_size)
+    keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
+    query = random(2, 4, L, 40, dtype=dtype)
+    for of in (lambda x: x, quantize_rows):
+        pages = of(keys), of(values)
+        for missing in (0, len(table[0]) - 2):
+            rows = padded([[-1 if i == missing else p for i, p in enumerate(table[0])], table[1]])
+            actual = paged_attend("fast", query, *pages, rows, contexts, mode=mode, window=window)
+            expected = kernels.extension().paged_attention(
+                query, *pages, rows, mx.array(contexts), window=window, stream=mx.cpu
+            )
+            assert_close(actual, expected, f"{L} queries, page {missing} missing", ulps=32)
+            assert mx.isnan(actual[0]).all().item() == (missing > 0)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_many_sequences(seed):
     """More sequences than simdgroup lanes, of random lengths: every row is written correctly."""
@@ -147,6 +200,20 @@ def test_missing_page_is_nan_in_every_row(missing, L):
     actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     assert mx.all(mx.isnan(actual[0])).item()
     np.testing.assert_array_equal(bits_of(actual[1]), bits_of(dense(query[1], pairs[1])))
+
+
+@pytest.mark.parametrize("kernel", ["fast", "readable"])
+@pytest.mark.parametrize("L", [1, 9])
+def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
+    """In all splits, if there are several; other sequences are unaffected."""
+    D, page_size, contexts = 8, 32, [544, 550]
+    pairs = sequences_of(contexts, D)
+    keys, values, table = cut_into_pages(pairs, page_size)
+    query, room = random(2, 2, L, D), len(table[1]) * page_size
+    actual = paged_attend(kernel, query, keys, values, padded(table), [544, room + 1])
+    expected = paged_attend(kernel, query, keys, values, padded(table), contexts)
+    assert mx.all(mx.isnan(actual[1])).item()
+    np.testing.assert_array_equal(bits_of(actual[0]), bits_of(expected[0]))
 
 
 def test_partial_results_are_bounded():
@@ -219,3 +286,37 @@ def test_paged_cache_write(mode, dtype):
     arrays = [as_bound(tokens).view(unsigned), np.array(slots), out]
     run("paged_cache_write/paged_cache_write.metal", launch, arrays, mode)
     np.testing.assert_array_equal(out, as_bound(expected).view(unsigned))
+
+
+@pytest.mark.parametrize("mode", ["plain", "asan", "race"])
+@pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 40), (mx.bfloat16, 128)])
+@pytest.mark.parametrize("L", [5, 9])
+def test_int8_pages(mode, dtype, D, L):
+    """Against the CPU kernel, with invalid block table entries: NaN in the same elements."""
+    query = random(4, H * GROUP, L, D, dtype=dtype)
+    keys, values = (quantize_rows(random(P, H, PAGE, D)) for _ in range(2))
+    actual = paged_attend("fast", query, keys, values, TABLE, LENS, None, mode=mode)
+    expected = kernels.extension().paged_attention(
+        query, keys, values, TABLE, LENS, causal=True, stream=mx.cpu
+    )
+    assert_close(actual, expected, f"{L} queries", ulps=32)
+
+
+@pytest.mark.parametrize("mode", ["plain", "asan", "race"])
+@pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 33), (mx.bfloat16, 40)])
+def test_int8_cache_write(mode, dtype, D):
+    tokens = random(2, 3, H, D, dtype=dtype)
+    tokens[0, 0, 1, 3] = float("inf")
+    pages, slots = mx.zeros((P, H, PAGE, D + 4), mx.int8), mx.array([[0, -1, 71], [72, 9, 40]])
+    inside = tokens.swapaxes(1, 2)  # B×H×L×D
+    expected = kernels.extension().paged_cache_write(
+        pages, inside, slots.astype(mx.int32), stream=mx.cpu
+    )
+    out = np.array(pages)
+    launch = kernels.extension().metal.paged_cache_write_int8_launch(
+        H=H, L=3, D=D, page_size=PAGE, tokens=6, places=P * PAGE,
+        token_strides=[3 * H * D, D, H * D, 1], dtype=DTYPE_NAMES[dtype],
+    )  # fmt: skip
+    arrays = [as_bound(tokens), np.array(slots.astype(mx.int32)), out]
+    run("paged_cache_write/paged_cache_write.metal", launch, arrays, mode)
+    np.testing.assert_array_equal(out, np.array(expected))

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 COMPILER = """#!/bin/sh
 case "$*" in
   *--version*) exit {status};;
-  *-std=metal3.2*rms_norm.metal*) echo "rms_norm.metal:3:1: error: no" >&2; exit 1;;
+  *-std=metal3.2*/rms_norm.metal*) echo "rms_norm.metal:3:1: error: no" >&2; exit 1;;
 esac
 for argument; do case "$argument" in *.metal) cp "$argument" "$KEEP";; esac; done
 """

@@ -43,12 +43,35 @@ MIXTURE = {
     "mlp_only_layers": [],
 }
 
+HYBRID = {
+    **SIZES,
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "full_attention_interval": 2,
+    "attn_output_gate": True,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+HYBRID_MIXTURE = {
+    **{name: value for name, value in HYBRID.items() if name != "intermediate_size"},
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 128,
+}
 
-def write_family(folder: Path, config: dict[str, Any]) -> Path:
+
+def write_family(folder: Path, config: dict[str, Any], mtp: bool = False) -> Path:
     """Writes a checkpoint without a tokenizer: config and weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    weights, _ = random_tensors(config)
+    weights, _ = random_tensors(config, mtp=mtp)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
 
@@ -71,7 +94,8 @@ def run_steps(
     Returns:
         Logits of all tokens of all steps, T×V.
     """
-    storage = model.create_paged_storage(4 * PAGES_PER_SEQUENCE)
+    has_state = getattr(model, "state_bytes", 0) > 0  # Week 3's model has no such attribute
+    storage = model.create_paged_storage(4 * PAGES_PER_SEQUENCE, *([4] if has_state else []))
     logits = []
     for step in steps:
         spans = [
@@ -80,11 +104,13 @@ def run_steps(
                 positions.start,
                 # Alternating, so no sequence's pages are contiguous.
                 array("i", [4 * page + sequence for page in range(PAGES_PER_SEQUENCE)]),
+                sequence if positions.start > 0 else -1,
+                [(len(positions) - 1, sequence)],
             )
             for sequence, positions in step.items()
         ]
         ids = [token_id for span in spans for token_id in span.token_ids]
-        batch = ragged_batch(spans, model.page_size)
+        batch = ragged_batch(spans, model.page_size, has_state)
         logits.append(model.ragged_logits(ids, batch, range(len(ids)), storage))
         mx.eval(logits)
     return mx.concatenate(logits)
@@ -95,6 +121,22 @@ def sequence_logits(model: ServingModel, ids: Sequence[int], ends: Sequence[int]
     bounds = [0, *(ends or [len(ids)])]
     chunks = [{0: range(*pair)} for pair in itertools.pairwise(bounds)]
     return run_steps(model, chunks, lambda position: ids[position])
+
+
+def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Greedy continuation of a prompt, one token per step."""
+    ids = list(prompt)
+    storage = model.create_paged_storage(PAGES_PER_SEQUENCE, 2)
+    page_ids = array("i", range(PAGES_PER_SEQUENCE))
+    start = 0
+    while len(ids) < len(prompt) + num_tokens:
+        new = ids[start:]
+        span = Span(new, start, page_ids, 0 if start > 0 else -1, [(len(new) - 1, 0)])
+        batch = ragged_batch([span], model.page_size, model.state_bytes > 0)
+        logits = model.ragged_logits(new, batch, [len(new) - 1], storage)
+        start = len(ids)
+        ids.append(int(mx.argmax(logits[0]).item()))
+    return ids[len(prompt) :]
 
 
 def run_sequence(model: ServingModel) -> mx.array:

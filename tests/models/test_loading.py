@@ -233,11 +233,11 @@ def test_dispatch_rejects_scaled_rope(broken, load_either):
         dispatch_model("mine", mlx_model, 1)
 
 
-def test_dispatch_rejects_unsupported_sizes(tmp_path, load_either):
-    write_checkpoint(tmp_path, qwen3_config(64, 1, 64, 3, 2, True, 32, vocab_size=4200))
-    mlx_model, _ = load_either(str(tmp_path))
-    with pytest.raises(ModelError, match="num_kv_heads must divide num_heads, got 2 and 3"):
-        dispatch_model("odd", mlx_model, 1)
+def test_unsupported_sizes_are_found_while_loading(broken, load_either):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 3}))
+    with pytest.raises(ModelError, match="num_attention_heads 4, expected a multiple of .* 3"):
+        load_either(str(broken))
 
 
 @pytest.mark.parametrize("value", ["wide", 0, None, -1])

@@ -228,7 +228,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral": ("Mistral", {**heads(8, 1, 34), "sliding_window": None}),
-    "mistral-window": ("Mistral", {**heads(10, 5, 8), "sliding_window": 128}),
+    "mistral-window": ("Mistral", {**heads(10, 5, 8), "sliding_window": 19}),
+    "qwen2-windows-in-last-layers": (
+        "Qwen2",
+        {
+            "num_attention_heads": 10,
+            "num_key_value_heads": 5,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3-windows-by-layer": (
+        "Qwen3",
+        {
+            **heads(4, 2, 16),
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3_moe-window": (
+        "Qwen3Moe",
+        {
+            **heads(4, 2, 12),
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "use_sliding_window": True,
+            "sliding_window": 33,
+        },
+    ),
 }
 
 

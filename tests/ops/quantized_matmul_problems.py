@@ -9,9 +9,10 @@ from tiny_llm import quantized_matmul
 HALVES = [mx.bfloat16, mx.float16]
 
 
-def problem(M, I, O, bits, group_size, dtype):
+def problem(M, I, O, bits, group_size, dtype, scale_dtype=None):
     a = random(M, I, dtype=dtype)
-    b, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size=group_size, bits=bits)
+    weights = random(O, I, dtype=scale_dtype or dtype)
+    b, scales, biases = mx.quantize(weights, group_size=group_size, bits=bits)
     return scales, biases, group_size, bits, a, b
 
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.ops import recurrent_problems as recurrent
 from tests.support import as_numpy, assert_close
 from tiny_llm import kernels
 from tiny_llm.kernels.prepack import prepack_weight
@@ -102,12 +103,13 @@ def qk_norm_rope(arguments: Arguments) -> Case:
     dtype = draw(st.sampled_from(FLOATS))
     x, weight = arguments.array((B, L, H, 2 * half), dtype), arguments.array((2 * half,), dtype)
     weight = draw(st.sampled_from([weight, None]))
-    tables = (draw(st.sampled_from([B, 1])), L, half)
+    W = draw(st.integers(1, half))
+    tables = (draw(st.sampled_from([B, 1])), L, W)
     cos, sin = arguments.array(tables, mx.float32), arguments.array(tables, mx.float32)
     n = as_numpy(x) if weight is None else normalized(as_numpy(x), as_numpy(weight))
     c, s = as_numpy(cos), as_numpy(sin)
-    c, s, n1, n2 = c[:, :, None], s[:, :, None], n[..., :half], n[..., half:]
-    out = np.concatenate([n1 * c - n2 * s, n1 * s + n2 * c], -1).swapaxes(1, 2)
+    c, s, n1, n2, rest = c[:, :, None], s[:, :, None], *np.split(n, [W, 2 * W], -1)
+    out = np.concatenate([n1 * c - n2 * s, n1 * s + n2 * c, rest], -1).swapaxes(1, 2)
     return {"x": x, "weight": weight, "eps": EPS, "cos": cos, "sin": sin}, out
 
 
@@ -222,6 +224,25 @@ def weighted_sum(arguments: Arguments) -> Case:
     return {"x": x, "weights": weights}, out
 
 
+def add_lora(arguments: Arguments) -> Case:
+    draw, N, dtype = arguments.draw, arguments.shape(2), arguments.draw(st.sampled_from(FLOATS))
+    I, O, ranks = draw(POSITIVE), draw(POSITIVE), draw(st.lists(SIZES, max_size=3))
+    y, x = arguments.array((*N, O), dtype), arguments.array((*N, I), dtype)
+    a, b = (arguments.array((sum(ranks), size), dtype) for size in (I, O))
+    offsets = np.cumsum([0, *ranks])
+    ids = arguments.rng.integers(-1, len(ranks) + 1, math.prod(N)).astype(np.int32)
+    adapter_ids = arguments.random_layout(mx.array(ids))
+    ids = np.array(adapter_ids)  # a layout may change the values
+    own = (offsets[:-1] <= np.arange(sum(ranks))[:, None]) & (
+        np.arange(sum(ranks))[:, None] < offsets[1:]
+    )  # R×A
+    own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])  # ids A and −1 have no rank
+    h = (as_numpy(x) @ as_numpy(a).T).reshape(ids.size, sum(ranks)) * own.T[ids]
+    out = as_numpy(y) + (h @ as_numpy(b)).reshape(*N, O)
+    named = {"rank_offsets": mx.array(offsets.astype(np.int32)), "adapter_ids": adapter_ids}
+    return {"y": y, "x": x, "lora_a": a, "lora_b": b, **named}, out
+
+
 def argmax(arguments: Arguments) -> Case:
     dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape()
     x = arguments.array((*shape, arguments.draw(POSITIVE)), dtype)
@@ -272,11 +293,15 @@ def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
     return {**kwargs, "scale": 0.3}, lengths, dense
 
 
-def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray, causal: bool) -> np.ndarray:
+def attended(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray, causal: bool, window: int
+) -> np.ndarray:
     """Attention, H_q×L×D, zero for fully masked rows."""
     group, (L, S) = query.shape[0] // keys.shape[0], (query.shape[1], keys.shape[1])
     scores = 0.3 * query @ np.repeat(keys, group, 0).swapaxes(-1, -2)
     scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf) if causal else scores
+    if window:
+        scores = np.where(np.tri(L, S, S - L - window, dtype=bool), -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e30))
     total = np.maximum(weights.sum(-1, keepdims=True), 1e-30)
     return weights @ np.repeat(values, group, 0) / total
@@ -288,9 +313,10 @@ def paged_attention(arguments: Arguments) -> Case:
     _, H, _, D = kwargs["key_pages"].shape
     shape = (len(lengths), H * draw(st.sampled_from([1, 2, 3])), draw(SIZES), D)
     query, causal = arguments.array(shape, kwargs["key_pages"].dtype), draw(st.booleans())
-    rows = [attended(q, *kv, causal) for q, kv in zip(as_numpy(query), dense, strict=True)]
+    window = draw(SIZES) if causal else 0
+    rows = [attended(q, *kv, causal, window) for q, kv in zip(as_numpy(query), dense, strict=True)]
     out = np.stack(rows) if rows else np.zeros(shape, np.float32)
-    return {**kwargs, "query": query, "causal": causal}, out
+    return {**kwargs, "query": query, "causal": causal, "window": window}, out
 
 
 def paged_attention_varlen(arguments: Arguments) -> Case:
@@ -300,12 +326,12 @@ def paged_attention_varlen(arguments: Arguments) -> Case:
     ends = np.cumsum([0, *(draw(SIZES) for _ in lengths)])
     shape = (int(ends[-1]), H * draw(st.sampled_from([1, 2, 3])), D)
     query = arguments.array(shape, kwargs["key_pages"].dtype)
-    rows = [np.zeros((0, *shape[1:]), np.float32)]
+    rows, window = [np.zeros((0, *shape[1:]), np.float32)], draw(SIZES)
     for s, kv in enumerate(dense):
         own = as_numpy(query)[ends[s] : ends[s + 1]].swapaxes(0, 1)
-        rows.append(attended(own, *kv, True).swapaxes(0, 1))
+        rows.append(attended(own, *kv, True, window).swapaxes(0, 1))
     kwargs["cu_seqlens_q"] = mx.array(ends, mx.int32)
-    return {**kwargs, "query": query}, np.concatenate(rows)
+    return {**kwargs, "query": query, "window": window}, np.concatenate(rows)
 
 
 def paged_cache_write(arguments: Arguments) -> Case:
@@ -322,10 +348,61 @@ def paged_cache_write(arguments: Arguments) -> Case:
     return {"pages": pages, "tokens": tokens, "slots": mx.array(slots, mx.int32)}, out
 
 
+def sigmoid_gate(arguments: Arguments) -> Case:
+    dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape(least=1)
+    x, gate = arguments.array(shape, dtype), arguments.array(shape, dtype)
+    return {"x": x, "gate": gate}, as_numpy(x) * recurrent.sigmoid(as_numpy(gate))
+
+
+def gated_rms_norm(arguments: Arguments) -> Case:
+    draw, D = arguments.draw, arguments.draw(POSITIVE)
+    dtype, shape = draw(st.sampled_from(FLOATS)), (*arguments.shape(), D)
+    o, z = arguments.array(shape, mx.float32), arguments.array(shape, dtype)
+    weight = arguments.array((D,), draw(st.sampled_from([dtype, mx.float32])))
+    gate = as_numpy(z) * recurrent.sigmoid(as_numpy(z))
+    kwargs = {"o": o, "z": z, "weight": weight, "eps": EPS}
+    return kwargs, normalized(as_numpy(o), as_numpy(weight)) * gate
+
+
+def ragged_batch(arguments: Arguments) -> recurrent.Batch:
+    lengths = arguments.draw(st.lists(POSITIVE, max_size=3))
+    return recurrent.ragged_batch(lengths, arguments.draw(st.integers(0, 99)))
+
+
+def causal_conv1d(arguments: Arguments) -> Case:
+    draw, batch = arguments.draw, ragged_batch(arguments)
+    K, C, dtype = draw(st.integers(2, 8)), draw(SIZES), draw(st.sampled_from(FLOATS))
+    arrays = {
+        "x": arguments.array((sum(batch.lengths), C), dtype),
+        "weight": arguments.array((C, K), draw(st.sampled_from([dtype, mx.float32]))),
+        "conv_states": arguments.array((recurrent.SLOTS, K - 1, C), dtype),
+    }
+    return arrays | batch.arrays, recurrent.causal_conv1d(*map(as_numpy, arrays.values()), batch)
+
+
+def gated_delta_rule(arguments: Arguments) -> Case:
+    draw, batch = arguments.draw, ragged_batch(arguments)
+    H_k, group, D_k, D_v = (
+        draw(st.sampled_from(sizes)) for sizes in ([1, 3], [1, 2], [1, 9], [1, 40])
+    )
+    T, H_v, dtype = sum(batch.lengths), H_k * group, draw(st.sampled_from(FLOATS))
+    arrays = {
+        "qkv": arguments.array((T, 2 * H_k * D_k + H_v * D_v), mx.float32),
+        "a": arguments.array((T, H_v), dtype),
+        "b": arguments.array((T, H_v), dtype),
+        "A_log": arguments.array((H_v,), mx.float32),
+        "dt_bias": arguments.array((H_v,), mx.float32),
+        "states": arguments.array((recurrent.SLOTS, H_v, D_k, D_v), mx.float32),
+    }
+    kwargs = {**arrays, **batch.arrays, "num_k_heads": H_k}
+    return kwargs, recurrent.gated_delta_rule(*map(as_numpy, arrays.values()), H_k, batch)
+
+
 CASES = [axpby, swiglu, add_bias, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, matmul]
 CASES += [quantized_matmul, multi_quantized_matmul, argmax, quantized_embedding, cache_write]
-CASES += [grouped_quantized_matmul, topk_softmax, weighted_sum]
+CASES += [grouped_quantized_matmul, topk_softmax, weighted_sum, add_lora]
 CASES += [paged_attention, paged_attention_varlen, paged_cache_write]
+CASES += [causal_conv1d, gated_delta_rule, gated_rms_norm, sigmoid_gate]
 CASE_OF = {case.__name__: case for case in CASES}
 NO_OPERATIONS = {
     "GraphCache",

@@ -72,10 +72,13 @@ def run_batch(model):
 
 def run_ragged(model):
     """Engine steps: requests of different lengths, mixed with prefill chunks."""
-    storage = model.create_paged_storage(40)
+    has_state = getattr(model, "state_bytes", 0) > 0
+    storage = model.create_paged_storage(40, *([3] if has_state else []))
     rows, lengths = [], [0, 0, 0]
     for new in ([5, 9, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1], [2, 1, 1], [2, 1, 1], [2, 1, 1]):
         positions = [range(length, length + n) for length, n in zip(lengths, new, strict=True)]
+        reads = [s if lengths[s] > 0 else -1 for s in range(3)]
+        writes = [s if p == positions[s][-1] else -1 for s in range(3) for p in positions[s]]
         lengths = [length + n for length, n in zip(lengths, new, strict=True)]
         size = model.page_size
         batch = RaggedBatch(
@@ -84,6 +87,7 @@ def run_ragged(model):
             [sum(new[:s]) for s in range(4)],
             lengths,
             [[3 * page + s for page in range(5)] for s in range(3)],
+            *([reads, writes] if has_state else []),
         )
         ids = [3 + p * 7 % 90 for sequence in positions for p in sequence]
         rows.append(model.ragged_logits(ids, batch, range(len(ids)), storage))

@@ -131,6 +131,11 @@ def test_reference_is_the_fallback_without_the_extension(monkeypatch):
     assert_close(plain, by_kernel, "ragged", ulps=16)
     plain = paged_attention(query.swapaxes(0, 1)[None], keys, values, table, [9], 4)
     assert_close(plain, batch, "batch", ulps=16)
+    for length, pages, message in ((13, table, "context_lens"), (9, [[0, 1, 99]], "page ids")):
+        with pytest.raises(ValueError, match=message):
+            paged_attention(
+                query.swapaxes(0, 1)[None], keys, values, mx.array(pages), mx.array([length]), 4
+            )
 
 
 def test_unowned_slots_are_not_read(instruction_set, dtype):
@@ -158,6 +163,18 @@ def test_invalid_page_is_nan_in_its_sequence_only(instruction_set, dtype):
         assert np.isnan(as_numpy(actual[1])).all()
         assert_same_bits(actual[0], expected[0], "the sequence before")
         assert_same_bits(actual[2], expected[2], "the sequence after")
+
+
+@pytest.mark.parametrize("length", [33, 999, 2**31 - 1])
+def test_context_beyond_the_block_table_is_nan_in_its_sequence_only(instruction_set, dtype, length):
+    pairs = sequences([32, 20], dtype=dtype)
+    keys, values, table = cut_into_pages(pairs, 8)
+    tables, query = padded(table), random(2, 4, 2, 40, dtype=dtype)
+    expected = paged_attention(query, keys, values, tables, mx.array([32, 20]), 8)
+    actual = paged_attention(query, keys, values, tables, mx.array([length, 20]), 8)
+    assert np.isfinite(as_numpy(expected)).all(), "32 tokens fill the table"
+    assert np.isnan(as_numpy(actual[0])).all()
+    assert_same_bits(actual[1], expected[1], "the other sequence")
 
 
 def test_out_of_range_indices_stay_in_bounds(instruction_set):
@@ -300,7 +317,8 @@ def test_empty_inputs(dtype):
     out = paged_attention_varlen(query, pages, pages, [0], none, mx.zeros((0, 1), mx.int32), 8)
     assert out.shape == (0, 4, 16)
     empty = mx.zeros((0, 2, 8, 16), dtype)
-    out = paged_attention(
-        mx.ones((1, 4, 3, 16), dtype), empty, empty, mx.zeros((1, 0), mx.int32), mx.array([5]), 8
-    )
+    query, table = mx.ones((1, 4, 3, 16), dtype), mx.zeros((1, 0), mx.int32)
+    out = paged_attention(query, empty, empty, table, mx.array([0]), 8)
     assert not as_numpy(out).any(), "a table without room has no keys"
+    out = paged_attention(query, empty, empty, table, mx.array([5]), 8)
+    assert np.isnan(as_numpy(out)).all(), "keys beyond the table"

@@ -79,6 +79,20 @@ def test_without_a_weight_it_is_rope_bit_for_bit(instruction_set, dtype, shape):
     assert_close(qk_norm_rope(x, None, cos, sin), expected, "RoPE", ulps=0)
 
 
+@pytest.mark.parametrize("normalizes", [True, False], ids=["norm", "no norm"])
+@pytest.mark.parametrize(("W", "D"), [(1, 4), (3, 16), (8, 66), (32, 256)])
+def test_partial_rotation(instruction_set, dtype, W, D, normalizes):
+    """The first 2·W dimensions have the bits of a rotated short head; the others of the norm."""
+    x, weight, _, offsets = problem(2, 5, 3, D, dtype)
+    weight = weight if normalizes else None
+    rope = RoPE(2 * W, 4096, base=1_000_000)
+    cos, sin = rope.cos_sin(offsets, 2, 5)
+    normed = kernels.rms_norm(x, weight, EPS) if normalizes else x
+    rotated = rope(normed[..., : 2 * W], offsets)
+    expected = mx.concatenate([rotated, normed[..., 2 * W :]], axis=-1).swapaxes(1, 2)
+    assert_close(qk_norm_rope(x, weight, cos, sin), expected, f"the first {2 * W} of {D}", ulps=0)
+
+
 def test_one_table_for_all_sequences(instruction_set, dtype):
     x, weight, rope, _ = problem(2, 5, 3, 16, dtype)
     cos, sin = rope.cos_sin(slice(7, 12), 2, 5)
@@ -152,7 +166,9 @@ def half(*shape: int) -> mx.array:
         ({"weight": half(4)}, r"expected weight of shape \(8\)"),
         ({"weight": mx.zeros((8,))}, "expected weight in the dtype of x, bfloat16, got float32"),
         ({"cos": half(2, 3, 4)}, "expected cos and sin in float32"),
-        ({"cos": mx.zeros((2, 1, 4))}, r"expected cos of shape \(2,3,4\) or \(1,3,4\)"),
+        ({"cos": mx.zeros((2, 1, 4))}, r"expected cos of shape \(2,3,W\) or \(1,3,W\)"),
+        ({"cos": mx.zeros((2, 3, 5))}, r"W from 1 to 4, got \(2,3,5\)"),
+        ({"cos": mx.zeros((2, 3, 0))}, r"W from 1 to 4, got \(2,3,0\)"),
         ({"sin": mx.zeros((1, 3, 4))}, "expected sin of the shape of cos"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",

@@ -41,20 +41,22 @@ def test_every_half_equals_the_readable_layer_bit_for_bit(instruction_set, half)
     up = mx.full(gate.shape, 1.5, half)
     expected = silu(gate) * up
     mx.eval(expected)
-    normal = ~np.isnan(as_numpy(expected))
-    np.testing.assert_array_equal(np.isnan(as_numpy(swiglu(gate, up))), ~normal)
-    np.testing.assert_array_equal(
-        as_numpy(swiglu(gate, up))[normal], as_numpy(expected)[normal], "bit for bit"
-    )
+    actual, expected = as_numpy(swiglu(gate, up)), as_numpy(expected)
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+    # Below −87.3 the exponential is subnormal in float32, and zero in some implementations.
+    tiny = as_numpy(gate) < -87.3
+    assert np.nanmax(np.abs(actual[tiny])) < 2e-36
+    rest = ~tiny & ~np.isnan(expected)
+    np.testing.assert_array_equal(actual[rest], expected[rest], "bit for bit")
 
 
 def test_is_exact_up_to_rounding(instruction_set, dtype):
     gate, up = problem(2000, dtype=dtype)
     g64, u64 = as_numpy(gate).astype(np.float64), as_numpy(up).astype(np.float64)
     expected = g64 / (1 + np.exp(-g64)) * u64
-    # Relative to |gate · up|: the sigmoid has three or four roundings of values up to 1 (or up to
-    # 2 for 1 + e^−|x|, halved twice by the reciprocal); each product adds half an epsilon.
-    bound = 3 * EPSILON[dtype] * np.abs(g64 * u64) + 2.0**-24
+    # Five roundings of half an epsilon each, plus the exponential's; below float16's smallest
+    # normal number, 2^-14, an exponential is rounded by up to 2^-25.
+    bound = 4 * EPSILON[dtype] * np.abs(expected) + 2.0**-24 * (1 + np.abs(g64 * u64))
     error = np.abs(as_numpy(swiglu(gate, up)) - expected)
     assert (error <= bound).all(), f"{(error / bound).max():.2f}"
 
@@ -72,6 +74,7 @@ def test_views(instruction_set, dtype):
         "halves of one array": (both[..., :40], both[..., 40:]),
         "interleaved": (both[..., ::2], both[..., 1::2]),
         "transposed": (both.swapaxes(0, 1), both.swapaxes(0, 1)[::-1]),
+        "reversed rows": (both[0, ::-1], both[1]),
         "broadcast": (mx.broadcast_to(both[:1], both.shape), both),
         "one array twice": (both, both),
     }.items():

@@ -20,10 +20,25 @@ def test_equals_numpy(instruction_set, dtype, shape):
     assert_same_bits(total, mx.array(expected).astype(dtype), str(shape))
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 4, 67), (5, 3, 16)])
+def test_base_is_added_first(instruction_set, dtype, shape):
+    x, weights = random(*shape, dtype=dtype), random(*shape[:-1])
+    base = random(*shape[:-2], shape[-1], dtype=dtype)
+    total = kernels.weighted_sum(x, weights, base)
+    expected = as_numpy(base).astype(np.float32)
+    for k in range(shape[-2]):
+        expected = expected + as_numpy(weights)[..., k, None] * as_numpy(x)[..., k, :]
+    assert_same_bits(total, mx.array(expected).astype(dtype), str(shape))
+    assert_same_bits(kernels.weighted_sum(x, weights, base[..., ::-1][..., ::-1]), total, "a view")
+
+
 def test_on_any_device(device, dtype):
     x, weights = random(4, 3, 33, dtype=dtype), random(4, 3)
     expected = (as_numpy(x) * as_numpy(weights)[..., None]).sum(-2)
     assert_close(kernels.weighted_sum(x, weights), mx.array(expected).astype(dtype), "a sum")
+    base = random(4, 33, dtype=dtype)
+    expected += as_numpy(base)
+    assert_close(kernels.weighted_sum(x, weights, base), mx.array(expected).astype(dtype), "a base")
 
 
 def test_views(instruction_set):
@@ -44,6 +59,12 @@ def test_invalid_arguments_are_rejected():
     x, weights = mx.zeros((2, 3, 4)), mx.zeros((2, 3))
     with pytest.raises(ValueError, match=r"expected weights of shape \(2,3\), got \(2,4\)"):
         kernels.weighted_sum(x, mx.zeros((2, 4)))
+    with pytest.raises(ValueError, match=r"expected base of shape \(2,4\), got \(2,3,4\)"):
+        kernels.weighted_sum(x, weights, x)
+    with pytest.raises(
+        ValueError, match="expected base in the dtype of x, .*float32, got .*float16"
+    ):
+        kernels.weighted_sum(x, weights, mx.zeros((2, 4), mx.float16))
     with pytest.raises(ValueError, match="expected weights in float32, got .*bfloat16"):
         kernels.weighted_sum(x, weights.astype(mx.bfloat16))
     with pytest.raises(ValueError, match=r"expected x N..×K×E, got shape \(4\)"):

@@ -35,6 +35,8 @@ def test_commands_on_two_ranks(capsys):
         (bench, ["--solution", "mlx"], "has no effect on --solution mlx"),
         (main, ["--tensor-parallel-size", "0"], "must be at least 1, got 0"),
         (serve, ["--tensor-parallel-size", "-1"], "must be at least 1, got -1"),
+        (main, ["--tp", "0"], "must be at least 1, got 0"),
+        (main, ["--tp", "3"], "num_attention_heads, 4, cannot be split"),
         (main, ["--tensor-parallel-size", "3"], "num_attention_heads, 4, cannot be split"),
     ],
 )

@@ -12,6 +12,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.engine.hybrid import build as hybrid_engine
+from tests.engine.hybrid import write_hybrid
 from tests.engine.support import PARAGRAPH, chat, record_logits, run_cases
 from tests.models.support import FAMILIES, MIXTURE, write_family
 from tests.support import as_numpy
@@ -38,6 +40,7 @@ SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}  # an odd n
 CONFIGS = {
     **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
+    "mistral-window": {**FAMILIES["mistral"], **SPLIT_SIZES, "sliding_window": 19},
 }
 # 4bit: one quantization group for each of 4 heads.
 FORMATS = {
@@ -145,12 +148,15 @@ def test_logits_are_close_to_those_of_one_rank(folder, family, form):
     assert np.sqrt(np.mean((rows[0] - rows[1]) ** 2)) < bound * scale
 
 
-def test_bits_do_not_depend_on_batch_or_preemption():
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_bits_do_not_depend_on_batch_or_preemption(kv_cache_dtype):
+    few_pages = {"kv_cache_bytes": 2**20 * (2 if kv_cache_dtype == "auto" else 1), "block_size": 16}
+    dtype = {"kv_cache_dtype": kv_cache_dtype}
     runs = [
-        run_cases(engine("demo"), [0, 1, 2, 3, 4]),
-        run_cases(engine("demo", max_num_seqs=1), [4, 2, 0, 1, 3]),
-        # Few pages: requests are preempted, and their prefixes are cache hits.
-        run_cases(engine("demo", kv_cache_bytes=2**20 * 2, block_size=16), [0, 1, 2, 3, 4], 2),
+        run_cases(engine("demo", **dtype), [0, 1, 2, 3, 4]),
+        run_cases(engine("demo", max_num_seqs=1, **dtype), [4, 2, 0, 1, 3]),
+        # Requests are preempted, and their prefixes are cache hits.
+        run_cases(engine("demo", **few_pages, **dtype), [0, 1, 2, 3, 4], 2),
     ]
     outputs, logits = runs[0]
     for other_outputs, other_logits in runs[1:]:
@@ -160,6 +166,24 @@ def test_bits_do_not_depend_on_batch_or_preemption():
         assert other_logits.keys() == logits.keys()
         for place, row in logits.items():
             assert np.array_equal(row, other_logits[place]), place
+
+
+def test_recurrent_states_have_the_same_bits_in_any_batch(tmp_path):
+    path = str(write_hybrid(tmp_path / "model"))
+    options = {"block_size": 4, "tensor_parallel_size": 2}
+    plain = hybrid_engine(path, max_num_seqs=1, enable_prefix_caching=False, **options)
+    batch = {"slots": 10, "max_num_seqs": 4, "speculative": "ngram"}
+    runs = [
+        run_cases(hybrid_engine(path, 96, **batch, **options), range(5), 2),  # preemptions
+        run_cases(hybrid_engine(path, 2048, **batch, **options), range(5), 2),  # hits
+    ]
+    outputs, logits = run_cases(plain, range(5))
+    for other_outputs, other_logits in runs:
+        for case, output in outputs.items():
+            assert other_outputs[case].token_ids == output.token_ids
+        for place, row in logits.items():
+            assert np.array_equal(row, other_logits[place]), place
+    assert sum(output.num_cached_tokens for output in runs[1][0].values()) > 0
 
 
 @pytest.mark.slow

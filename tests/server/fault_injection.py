@@ -1,7 +1,8 @@
 """`python -m tests.server.fault_injection FAULT …`: a server with a faulty engine.
 
 `raises`, `hangs` and `dies` affect steps with a request whose prompt is `UNLUCKY`. `slow` delays
-every step. `impatient` has slow steps and drops slow readers after half a second.
+every step. `impatient` has slow steps, and drops slow clients after half a second. `slow_load`
+delays loading by `LOAD_SECONDS`, with frequent keep-alive comments.
 """
 
 import functools
@@ -15,6 +16,7 @@ from tiny_llm.engine.model_runner import ModelRunner
 from tiny_llm.server import settings
 
 UNLUCKY = [7, 7, 7]
+LOAD_SECONDS = 0.5
 
 
 def raises(step: Any) -> None:
@@ -39,6 +41,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "dies": dies,
     "slow": is_slow,
     "impatient": lambda step: time.sleep(0.03),
+    "slow_load": lambda step: None,
 }
 
 
@@ -52,8 +55,17 @@ def main() -> int:
         return run(self, step)
 
     ModelRunner.run = faulty  # type: ignore[method-assign]
+    if sys.argv[1] == "slow_load":
+        load = serve._load
+        serve._load = lambda *args: (time.sleep(LOAD_SECONDS), load(*args))[1]  # type: ignore
+        settings.Settings = functools.partial(settings.Settings, keep_alive=0.1)  # type: ignore
     if sys.argv[1] == "impatient":
-        impatient = {"max_queued_outputs": 8, "slow_reader_timeout": 0.5, "keep_alive": 0.02}
+        impatient = {
+            "max_queued_outputs": 8,
+            "slow_reader_timeout": 0.5,
+            "keep_alive": 0.02,
+            "body_timeout": 0.5,
+        }
         settings.Settings = functools.partial(settings.Settings, **impatient)  # type: ignore
     return serve.main(sys.argv[2:])
 

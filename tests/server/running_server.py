@@ -18,13 +18,27 @@ class RunningServer:
     """`tiny-llm serve` on a free port, until `stop`.
 
     Args:
-        flags: flags of `serve`, besides --model and --port.
+        flags: flags of `serve`, besides --port; the demo is the default of --model.
         fault: a fault of `fault_injection.py`.
+        script: a script of `scripted_model.py`.
+        max_files: limit of open file descriptors.
     """
 
-    def __init__(self, *flags: str | bytes, fault: str | None = None, ready: bool = True):
+    def __init__(
+        self,
+        *flags: str | bytes,
+        fault: str | None = None,
+        script: Path | None = None,
+        ready: bool = True,
+        max_files: int | None = None,
+    ):
         module = ["tiny_llm", "serve"] if fault is None else ["tests.server.fault_injection", fault]
-        command = [sys.executable, "-m", *module, "--model", "demo", "--port", "0", *flags]
+        if script is not None:
+            module = ["tests.server.scripted_model", str(script)]
+        model = [] if "--model" in flags else ["--model", "demo"]
+        command = [sys.executable, "-m", *module, *model, "--port", "0", *flags]
+        if max_files is not None:
+            command = ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._arrived = threading.Condition()
@@ -72,9 +86,12 @@ class RunningServer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no running or waiting requests and no used pages."""
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        return all(self.metric(name) == 0 for name in names)
+        """Whether there are no running or waiting requests, and no used pages and state slots."""
+        names = "num_requests_running|num_requests_waiting|kv_cache_usage_perc|state_slots_used"
+        metrics = self.get("/metrics").text
+        values = re.findall(rf"^tiny_llm:(?:{names}){{[^}}]*}} (\S+)", metrics, re.M)
+        assert len(values) >= 4, metrics
+        return not any(map(float, values))
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Sends a signal, waits for the exit, and returns the status."""

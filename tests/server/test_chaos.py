@@ -9,13 +9,17 @@ import asyncio
 import json
 import random
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from tests.engine.hybrid import KV_BYTES_PER_TOKEN, STATE_BYTES, write_hybrid
 from tests.server.fault_injection import UNLUCKY
 from tests.server.running_server import RunningServer, eventually
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.model_size import model_size
 
 PROMPTS = ("The capital of France is", "RoPE is", "A long story: " + "word " * 300)
 CLIENTS = 12  # concurrent clients
@@ -26,11 +30,13 @@ class Chaos:
 
     Args:
         server: the server under test.
-            seed: determines each client's behaviour.
+        seed: determines each client's behaviour.
+        models: names of the models that the clients use.
     """
 
-    def __init__(self, server: RunningServer, seed: int):
+    def __init__(self, server: RunningServer, seed: int, models: Sequence[str]):
         self.server = server
+        self.models = models
         self.random = random.Random(seed)
         self.finished: list[tuple[str, str]] = []  # body as JSON, output
 
@@ -52,7 +58,9 @@ class Chaos:
     def body(self, draw: random.Random, stream: bool) -> dict:
         """Creates a request: seeded, or one whose step raises."""
         prompt = UNLUCKY if draw.random() < 0.03 else draw.choice(PROMPTS)
+        model = {} if len(self.models) == 1 else {"model": draw.choice(self.models)}
         return {
+            **model,
             "prompt": prompt,
             "seed": draw.randrange(5),
             "temperature": 1.2,
@@ -126,18 +134,20 @@ class Chaos:
         path = draw.choice(("/v1/completions", "/v1/chat/completions", "/v1/messages"))
         headers = {"content-type": "application/json"}
         response = await client.post(path, content=content, headers=headers)
-        assert response.status_code == 400
+        assert response.status_code in (400, 429 if len(self.models) > 1 else 400)
         assert response.json()["error"]["message"]
 
 
-def survive(count: int, seed: int, *flags: str) -> int:
+def survive(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo",)) -> int:
     """Runs chaos and checks the invariants; returns the server's memory afterwards, in bytes."""
     server = RunningServer("--max-num-seqs", "6", "--max-queue", "4", *flags, fault="raises")
-    chaos = Chaos(server, seed)
+    chaos = Chaos(server, seed, models)
     asyncio.run(chaos.run(count))
     assert eventually(lambda: server.is_empty)
-    state = server.get("/engine/state").json()
-    assert (state["unfinished"], state["clients"]) == (0, 0)
+    names = [one["id"] for one in server.get("/v1/models").json()["data"]]
+    for name in names:
+        state = server.get(f"/engine/state?model={name}").json()
+        assert (state["unfinished"], state["clients"]) == (0, 0), name
     assert len(chaos.finished) > count / 10, "too few requests finished for a comparison"
     alone = {}
     for body, text in chaos.finished:
@@ -153,6 +163,42 @@ def survive(count: int, seed: int, *flags: str) -> int:
 
 def test_60_clients():
     survive(60, 1)
+
+
+def test_60_clients_of_a_hybrid_model(tmp_path):
+    survive(60, 6, "--model", str(write_hybrid(tmp_path / "model")))
+
+
+def two_models(folder: Path, *flags: str) -> tuple[str, ...]:
+    """Flags for the demo and a hybrid model, of which one at a time fits the memory."""
+    other = write_hybrid(folder / "hybrid")
+    kv_bytes = 8_000_000
+    memory = kv_bytes + max(model_size(other).weight_bytes, model_size(TARGET_PATH).weight_bytes)
+    limits = ("--kv-cache-bytes", str(kv_bytes), "--max-memory", str(memory))
+    return ("--model", "demo", "--model", str(other), *limits, *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--idle-unload", "0.3"), ("--speculative", "ngram")])
+def test_150_clients_of_two_models_that_displace_each_other(tmp_path, flags):
+    survive(150, 8, *two_models(tmp_path, *flags), models=("demo", "hybrid"))
+
+
+def test_40_clients_of_two_models_that_displace_each_other(tmp_path):
+    survive(40, 9, *two_models(tmp_path), models=("demo", "hybrid"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--speculative", "ngram"), ("--speculative", "mtp"), ("--draft-model", "demo-draft")],
+)
+def test_500_clients_with_few_state_slots(tmp_path, flags):
+    memory = 2_000 * KV_BYTES_PER_TOKEN + 5 * STATE_BYTES
+    if "--draft-model" in flags:
+        memory *= 8
+    folder = str(write_hybrid(tmp_path / "model", mtp=True))
+    survive(500, 7, "--model", folder, "--kv-cache-bytes", str(memory), *flags)
 
 
 @pytest.mark.slow

@@ -2,9 +2,10 @@
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
-from tests.support import as_numpy, assert_close, random
+from tests.support import EPSILON, as_numpy, assert_close, random
 from tiny_llm import (
     SimpleMultiHeadAttention,
     linear,
@@ -31,9 +32,23 @@ def test_task_1_softmax_of_masked_scores_is_zero(device, dtype):
 
 
 def test_task_1_softmax_of_long_rows_sums_to_one(device, dtype):
-    # A sequential half-precision sum of 4,096 equal terms stalls early.
+    # A running half-precision sum of 4,096 ones stalls at 256 or 2,048, as `mx.softmax`'s does.
     total = as_numpy(softmax(mx.zeros((1, 4096), dtype), -1)).sum()
     assert total == pytest.approx(1, abs=1e-3), "accumulate the sum in float32"
+
+
+@pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_task_1_softmax_rounds_once(device, half):
+    x = random(16, 512, dtype=half, scale=4)
+    expected = as_numpy(mx.softmax(x.astype(mx.float32), axis=-1))
+    actual = as_numpy(softmax(x, -1))
+    error = np.abs(actual - expected)
+    ulps = np.where(expected > 1e-3, error / expected / EPSILON[half], 0)
+    row, column = np.unravel_index(ulps.argmax(), ulps.shape)
+    assert ulps.max() <= 1, (
+        f"expected the probability {expected[row, column]:.5f}, got {actual[row, column]:.5f}, "
+        f"{ulps.max():.1f} units in the last place away: subtract, exponentiate and sum in float32"
+    )
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 5)])
@@ -52,6 +67,16 @@ def test_task_1_attention(device, dtype, leading, masked, scale):
     actual = scaled_dot_product_attention_simple(query, key, value, scale=scale, mask=mask)
     assert_close(actual, expected, "attention (scale is 1/√D by default; the mask is added)", 8)
     assert actual.dtype == dtype
+
+
+def test_task_1_float32_mask_keeps_the_dtype(device):
+    query, key, value = (random(4, 6, dtype=mx.bfloat16) for _ in range(3))
+    mask = random(4, 4)
+    actual = scaled_dot_product_attention_simple(query, key, value, mask=mask)
+    assert actual.dtype == mx.bfloat16, (
+        f"expected the queries' dtype, bfloat16, got {actual.dtype}: scores + mask is float32 if "
+        "the mask is"
+    )
 
 
 @pytest.mark.parametrize("mask", ["causal", mx.ones((2, 2), dtype=mx.bool_)])

@@ -53,6 +53,13 @@ def test_task_2_equals_mlx(instruction_set, bits, half):
     assert_close(evaluated(*args), expected, "quantized_matmul against MLX's", ulps=16)
 
 
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_task_2_scales_of_the_other_dtype(instruction_set, half):
+    other = HALVES[half == mx.bfloat16]
+    args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
+    assert_exact_but_for_rounding(instruction_set, args)
+
+
 @pytest.mark.parametrize("shape", [(256,), (3, 256), (2, 3, 256), (1, 1, 1, 256)])
 def test_task_2_any_leading_dimensions(instruction_set, shape):
     scales, biases, group_size, bits, _, b = problem(1, 256, 67, 4, 128, mx.bfloat16)

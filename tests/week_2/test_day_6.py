@@ -98,6 +98,14 @@ def test_task_2_slot_reuse(device):
     assert as_numpy(mask)[0, 0, 0].tolist() == [-np.inf, -np.inf, 0, 0]
 
 
+def test_task_2_buffers_hold_at_most_max_seq_len_tokens(device):
+    batch = BatchingKvCache(2, max_seq_len=10)
+    batch.add_request(filled(4), 0)
+    new = random(2, 2, 1, 8)
+    capacity = batch.append(new, new)[0].shape[2]
+    assert capacity <= 10, f"expected room for at most max_seq_len=10 tokens, got {capacity}"
+
+
 @pytest.mark.parametrize("L", [1, 2])
 def test_task_2_fetch_with_all_slots_idle_is_rejected(L):
     new = mx.zeros((2, 2, L, 8))

@@ -1,37 +1,32 @@
-"""Week 3, day 3: ragged batches, admission and the token budget, the prefix cache, preemption."""
+"""Week 3, day 3: ragged batches, pages and their owners, admission and the token budget."""
 
 import gc
-import random as python_random
-from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.engine.scheduler_harness import add, scheduler, step
-from tests.engine.simulator import Simulation, answer_alone, random_workload
-from tests.engine.support import PARAGRAPH, chat
+from tests.engine.scheduler_harness import GREEDY, add, run_random_workloads, scheduler, step
 from tests.paging import cut_into_pages, padded
 from tests.support import assert_close, assert_same_bits, random, tiny_model
 from tiny_llm import (
-    LLM,
     OutOfPagesError,
     PagedStorage,
     Qwen3ModelWeek2,
     Qwen3ModelWeek3,
     RaggedBatch,
-    SamplingParams,
     UserError,
     flash_attention,
     paged_attention,
     paged_attention_varlen,
 )
 from tiny_llm.attention.paged import paged_attention_varlen_reference
-from tiny_llm.engine.scheduling.batch import ChunkOutput
+from tiny_llm.engine.scheduling.outputs import ChunkOutput
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
-from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
-from tiny_llm.engine.scheduling.request import RequestState
+from tiny_llm.engine.scheduling.page_manager import PageManager
+from tiny_llm.engine.scheduling.prefix_cache import PrefixNode
+from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.kv_cache.step_plan import layer_cache_views
 
@@ -229,35 +224,7 @@ def test_task_1_reference_loops_over_sequences(dtype, page_size):
     assert_close(actual, expected, "the reference, against the kernel", ulps=16)
 
 
-# --- task 2: admission and the token budget -------------------------------------------------------
-
-
-def without_sharing(**changes) -> Scheduler:
-    """Scheduler without a prefix cache, which is task 3."""
-    return scheduler(enable_prefix_caching=False, **changes)
-
-
-def run_random_workloads(count: int, **changes) -> int:
-    """Checks random workloads: no starvation, no leaks, one finish each, budget respected.
-
-    Args:
-        count: number of workloads.
-        changes: overrides of the engine configuration.
-
-    Returns:
-        Number of preempted requests.
-    """
-    rng, preemptions = python_random.Random(32), 0
-    for _ in range(count):
-        workload = random_workload(rng)
-        workload.config = replace(workload.config, **changes)
-        outcome = Simulation(workload).run()
-        for name, reason in outcome.reasons.items():
-            if reason in ("stop", "length"):
-                expected = answer_alone(workload.arrivals[int(name)])
-                assert outcome.answers[name] == expected, f"request {name} of {workload}"
-        preemptions += outcome.preemptions
-    return preemptions
+# --- task 2: pages and their owners ---------------------------------------------------------------
 
 
 def test_task_2_pages_are_freed_exactly_once():
@@ -279,7 +246,122 @@ def test_task_2_pages_are_freed_exactly_once():
     assert allocator.num_free == 1
 
 
-def test_task_2_step_mixes_decode_and_prefill():
+class OnePrompt:
+    """Prefix cache with the pages of one prompt, in place of the tree, which is day 3.4's.
+
+    Args:
+        pages: their owner; its pages have one owner each, the cache.
+        tokens: the prompt, whole pages.
+    """
+
+    def __init__(self, pages: PageManager, tokens: list[int]):
+        self.allocator, self.root = pages.allocator, PrefixNode(None, (), -1)
+        self.path: list[PrefixNode] = []
+        size, parent = pages.page_size, self.root
+        for start in range(0, len(tokens), size):
+            [page] = self.allocator.allocate()
+            parent = PrefixNode(parent, tuple(tokens[start : start + size]), page)
+            self.path.append(parent)
+        self.readers = dict.fromkeys(self.path, 0)
+
+    def root_of(self, adapter: int) -> PrefixNode:
+        return self.root
+
+    def acquire(self, path: list[PrefixNode]) -> None:
+        for node in path:
+            self.readers[node] += 1
+
+    def release(self, node: PrefixNode, num_pages: int | None = None) -> None:
+        while node.parent is not None:
+            self.readers[node] -= 1
+            node = node.parent
+
+    @property
+    def num_evictable(self) -> int:
+        return sum(count == 0 for count in self.readers.values())
+
+    def evict(self, count: int) -> None:
+        unread = [node for node in reversed(self.path) if self.readers.get(node) == 0]
+        for node in unread[: max(0, count)]:
+            del self.readers[node]
+            self.allocator.free(node.page)
+
+
+def pages_with_cached_prompt(num_pages: int) -> tuple[PageManager, OnePrompt]:
+    """Pages of 4 tokens; 2 of them are in the prefix cache, with the tokens 0 to 7."""
+    pages = PageManager(num_pages, 4, enable_prefix_caching=True)
+    cache = OnePrompt(pages, list(range(8)))
+    pages.cache = cache
+    return pages, cache
+
+
+def request_of(length: int) -> EngineRequest:
+    return EngineRequest("new", list(range(length)), GREEDY, 5)
+
+
+def test_task_2_admission_shares_pages_and_allocates_the_rest():
+    pages, cache = pages_with_cached_prompt(6)
+    request = request_of(14)
+    assert pages.admit(request, cache.path, reserve=0), "expected True: 2 pages are new, 4 are free"
+    shared = [node.page for node in cache.path]
+    expected = [*shared, 2, 3]
+    assert list(request.page_ids) == expected, "the shared pages, then new ones, 4 for 14 tokens"
+    assert request.num_shared == 2, "expected the 2 pages of the path"
+    assert request.num_computed == 8, "expected the 8 tokens of 2 shared pages: nobody writes those"
+    assert request.last_node is cache.path[-1], "expected the path's last node as last_node"
+    readers = list(cache.readers.values())
+    assert readers == [1, 1], "acquire(path) once: each shared page has a reader"
+    assert pages.allocator.num_free == 2
+
+
+def test_task_2_admission_without_a_hit_starts_at_the_root():
+    pages, cache = pages_with_cached_prompt(6)
+    request = request_of(5)
+    assert pages.admit(request, [], reserve=0), "expected True: 2 pages are new, 4 are free"
+    assert list(request.page_ids) == [2, 3], "expected 2 new pages for 5 tokens"
+    assert (request.num_shared, request.num_computed) == (0, 0), "nothing is shared or computed"
+    assert request.last_node is cache.root, "expected root_of(adapter): the next page's parent"
+
+
+def test_task_2_new_pages_do_not_evict_the_shared_ones():
+    pages, cache = pages_with_cached_prompt(4)
+    request = request_of(17)  # 5 pages; the pool has 4
+    assert not pages.admit(request, cache.path, reserve=0), (
+        "expected False: 3 pages are new, 2 are free. The path's pages are evictable until they "
+        "are acquired, and then no longer available"
+    )
+    evicted = [node.page for node in cache.path if node not in cache.readers]
+    assert evicted == [], f"pages {evicted} were evicted, which the request was about to share"
+
+
+@pytest.mark.parametrize(("length", "reserve"), [(17, 0), (16, 1)])
+def test_task_2_refused_admission_changes_nothing(length, reserve):
+    pages, cache = pages_with_cached_prompt(4)
+    request = request_of(length)
+    admitted = pages.admit(request, cache.path, reserve)
+    needed = -(-length // 4) - 2
+    assert admitted is False, f"expected False: {needed} new + {reserve} in reserve > 2 free pages"
+    readers = list(cache.readers.values())
+    assert readers == [0, 0], "references that were acquired before must be released again"
+    assert list(request.page_ids) == [], "a request that waits has no pages"
+    assert pages.allocator.num_free == 2, "nothing is allocated"
+
+
+def test_task_2_admission_keeps_the_reserve():
+    pages, cache = pages_with_cached_prompt(4)
+    assert pages.admit(request_of(11), cache.path, reserve=1), "expected True: 1 + 1 <= 2 free"
+    assert pages.allocator.num_free == 1, "expected the reserve to stay free"
+
+
+# --- task 3: admission and the token budget -------------------------------------------------------
+
+
+def without_sharing(**changes) -> Scheduler:
+    """Scheduler without a prefix cache, which is day 3.4."""
+    return scheduler(enable_prefix_caching=False, **changes)
+
+
+def test_task_3_step_mixes_decode_and_prefill():
     it = without_sharing(max_num_batched_tokens=8)
     add(it, "a", 5)
     add(it, "b", 12, first=50)
@@ -289,7 +371,7 @@ def test_task_2_step_mixes_decode_and_prefill():
     assert step(it) == [("a", 7, 8, 0), ("b", 12, 13, 0)]
 
 
-def test_task_2_fcfs_admission_within_memory():
+def test_task_3_fcfs_admission_within_memory():
     it = without_sharing(num_pages=6, page_size=4, max_num_batched_tokens=64)
     add(it, "large", 16, max_tokens=2)
     add(it, "larger", 20, max_tokens=2)
@@ -299,7 +381,7 @@ def test_task_2_fcfs_admission_within_memory():
     assert [chunk[0] for chunk in step(it)] == ["larger"]
 
 
-def test_task_2_oversized_request_is_rejected_with_reason():
+def test_task_3_oversized_request_is_rejected_with_reason():
     it = without_sharing(num_pages=2, page_size=4)
     with pytest.raises(UserError, match=r"\b4\b"):  # room for the output tokens
         add(it, "a", 5, max_tokens=5)
@@ -309,7 +391,23 @@ def test_task_2_oversized_request_is_rejected_with_reason():
     assert [chunk[0] for chunk in step(it)] == ["c"], "the others go on"
 
 
-def test_task_2_abort_in_any_state():
+def test_task_3_prompt_counts_towards_the_context():
+    it = without_sharing(max_seq_len=10)
+    with pytest.raises(UserError, match="at most 4 here"):
+        add(it, "too long", 6, max_tokens=5)
+    add(it, "fits", 6, max_tokens=4)
+    assert add(it, "open", 7, max_tokens=None).max_tokens == 3, "expected what is left of 10"
+
+
+def test_task_3_at_most_max_num_seqs_run():
+    it = without_sharing(max_num_seqs=2, max_num_batched_tokens=64)
+    for name in "abc":
+        add(it, name, 2)
+    names = [chunk.request.request_id for chunk in it.schedule().chunks]
+    assert names == ["a", "b"], f"expected 2 running requests, got {names}"
+
+
+def test_task_3_abort_in_any_state():
     it = without_sharing(max_num_seqs=1)
     running, waiting = add(it, "running", 5), add(it, "waiting", 5)
     plan = it.schedule()
@@ -321,7 +419,7 @@ def test_task_2_abort_in_any_state():
     assert it.pages.allocator.num_free == 16
 
 
-def test_task_2_one_page_per_running_request_is_reserved():
+def test_task_3_one_page_per_running_request_is_reserved():
     it = without_sharing(num_pages=5, page_size=4, max_num_batched_tokens=64)
     add(it, "runs", 8, max_tokens=3)
     add(it, "waits", 12, max_tokens=2, first=50)
@@ -333,142 +431,6 @@ def test_task_2_one_page_per_running_request_is_reserved():
     assert it.pages.allocator.num_free == 5
 
 
-def test_task_2_random_workloads():
-    # Enough pages for all requests: preemption is task 4.
-    assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0
-
-
-# --- task 3: the prefix cache ---------------------------------------------------------------------
-
-
-def test_task_3_lookup_matches_the_whole_prefix():
-    allocator = PageAllocator(8)
-    cache = PrefixCache(allocator, 4)
-    [page], [next_page] = allocator.allocate(), allocator.allocate()
-    node = cache.insert(cache.root, tuple("abcd"), page)
-    node = cache.insert(node, tuple("efgh"), next_page)
-    assert [one.page for one in cache.match("abcdefghi")] == [page, next_page]
-    assert [one.page for one in cache.match("abcdefgX!")] == [page], "part of a page is not shared"
-    assert [one.page for one in cache.match("abcdefgh")] == [page], "a token is left to compute"
-    assert cache.match("efghi") == []
-    cache.release(node)
-    assert cache.evict(1) == 1
-    assert [one.page for one in cache.match("abcdefghi")] == [page], "the leaf went first"
-    cache.check_integrity()
-
-
-def test_task_3_shared_prompt_is_computed_once():
-    it = scheduler(max_num_batched_tokens=64)
-    for name in "abc":
-        add(it, name, 10)
-    assert step(it) == [("a", 0, 10, 0)]
-    assert step(it) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
-    assert it.pages.counts(it.running).shared == 2
-
-
-def test_task_3_referenced_page_is_not_evicted():
-    allocator = PageAllocator(3)
-    cache = PrefixCache(allocator, 2)
-    first, second = allocator.allocate(2)
-    node = cache.insert(cache.root, (1, 2), first)
-    other = cache.insert(cache.root, (3, 4), second)
-    cache.release(other)
-    cache.acquire(cache.match((3, 4, 5)))
-    assert cache.evict(2) == 0, "both pages have a reader: `node` and whoever matched (3, 4)"
-    cache.release(node)
-    cache.check_integrity()
-    assert cache.evict(2) == 1, "now nobody reads page `first`"
-    assert allocator.num_free == 2
-    assert cache.match((1, 2, 3)) == [], "what was evicted is not found"
-    assert [one.page for one in cache.match((3, 4, 5))] == [second]
-
-
-def test_task_3_duplicate_pages_are_merged():
-    allocator = PageAllocator(4)
-    cache = PrefixCache(allocator, 2)
-    first, second = allocator.allocate(2)
-    node = cache.insert(cache.root, (1, 2), first)
-    again = cache.insert(cache.root, (1, 2), second)
-    assert again.page == node.page, "the second takes over the first's page"
-    assert again is node
-    assert allocator.num_free == 3, "and frees its own"
-    assert allocator.ref_count(first) == 3, "the tree and two requests own it"
-    cache.release(node)
-    assert cache.num_evictable == 0, "one still reads it"
-    cache.release(again)
-    assert cache.num_evictable == 1
-    cache.check_integrity()
-
-
 def test_task_3_random_workloads():
-    assert run_random_workloads(200, num_pages=500, enable_prefix_caching=True) == 0
-
-
-def test_task_3_cache_hit_is_bitwise_equal(on_cpu, demo):
-    params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
-    prompt, other = chat(PARAGRAPH + "Who is the mayor?"), chat(PARAGRAPH + "And the river?")
-    llm = LLM(demo, kv_cache_bytes=2**24, block_size=8)
-    [cold] = llm.generate(prompt, params)
-    [same] = llm.generate(prompt, params)
-    [part] = llm.generate(other, params)
-    [alone] = LLM(demo, kv_cache_bytes=2**24, enable_prefix_caching=False).generate(other, params)
-    assert cold.num_cached_tokens == alone.num_cached_tokens == 0
-    assert same.num_cached_tokens > part.num_cached_tokens > 24
-    assert (same.token_ids, same.logprobs) == (cold.token_ids, cold.logprobs)
-    assert (part.token_ids, part.logprobs) == (alone.token_ids, alone.logprobs)
-
-
-# --- task 4: preemption ---------------------------------------------------------------------------
-
-
-def test_task_4_youngest_request_is_preempted_and_resumed():
-    it = scheduler(num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False)
-    old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
-    while it.num_preemptions == 0:
-        step(it)
-    assert young.state == RequestState.PREEMPTED
-    assert old.state == RequestState.RUNNING
-    assert not young.page_ids
-    said = list(young.token_ids)
-    while not old.is_done:
-        step(it)
-    assert step(it) == [("young", 0, len(said), 0)], "prompt and answer are computed again"
-    while it.has_requests:
-        step(it)
-    assert young.output_token_ids == [77] * 8
-    assert it.pages.allocator.num_free == 4
-
-
-def test_task_4_no_admission_in_a_preempting_step():
-    # Because of draft pages, "young" frees more pages than its resumption needs.
-    it = scheduler(num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False)
-    add(it, "old", 1, max_tokens=3)
-    it.update_draft_tokens(add(it, "young", 6, max_tokens=7, first=50), [5] * 8)
-    while it.num_preemptions == 0:
-        chunks = step(it)
-    assert [chunk[0] for chunk in chunks] == ["old"], (
-        "'young' was preempted and admitted in one step: pages go back and forth"
-    )
-
-
-def test_task_4_random_workloads():
-    assert run_random_workloads(500) > 20
-    assert run_random_workloads(200, page_size=1, num_pages=28) > 20
-
-
-def test_task_4_preempted_request_is_bitwise_equal(on_cpu, demo):
-    params = [
-        SamplingParams(temperature=2, seed=seed, max_tokens=40, ignore_eos=True, logprobs=2)
-        for seed in range(3)
-    ]
-    prompts = [[30 + number] * 20 for number in range(3)]
-
-    def said(tokens: int):
-        llm = LLM(demo, kv_cache_bytes=tokens * 8192, block_size=8)
-        outputs = llm.generate(prompts, params)
-        return [(one.token_ids, one.logprobs) for one in outputs], llm.scheduler.num_preemptions
-
-    ample, none = said(1000)
-    tight, some = said(104)
-    assert none == 0 < some
-    assert tight == ample
+    # Enough pages for all requests: preemption is day 3.4.
+    assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0

@@ -56,6 +56,13 @@ def test_task_1_is_exact_up_to_rounding(factored, bits, group_size, half, shape)
     assert_exact_but_for_rounding(factored, problem(*shape, bits, group_size, half))
 
 
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_task_1_scales_of_the_other_dtype(factored, half):
+    other = HALVES[half == mx.bfloat16]
+    args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
+    assert_exact_but_for_rounding(factored, args)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_task_1_rows_are_batch_invariant(factored, bits):
     rows_alone_and_together(bits, 64)
@@ -67,6 +74,13 @@ def test_task_1_rows_are_batch_invariant(factored, bits):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_task_2_is_exact_up_to_rounding(vectors, bits, group_size, half, shape):
     assert_exact_but_for_rounding(vectors, problem(*shape, bits, group_size, half))
+
+
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_task_2_scales_of_the_other_dtype(vectors, half):
+    other = HALVES[half == mx.bfloat16]
+    args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
+    assert_exact_but_for_rounding(vectors, args)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

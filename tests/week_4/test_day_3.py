@@ -59,6 +59,13 @@ def test_task_2_is_exact_up_to_rounding(ordered, bits, group_size, half, shape):
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_task_2_scales_of_the_other_dtype(ordered, half):
+    other = HALVES[half == mx.bfloat16]
+    args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
+    assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
+
+
 def test_task_2_each_output_has_its_own_scales(ordered):
     """With all weights and activations 1, an output is (scale + bias) · inputs."""
     O, I = 64, 128

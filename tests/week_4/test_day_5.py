@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from tests.support import DTYPES, assert_close, assert_same_bits, random
+from tests.support import DTYPES, EPSILON, as_numpy, assert_close, assert_same_bits, random
 from tests.week_4.kernel_selection import SIMD_ISAS, use_fused_kernels
 from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
@@ -143,6 +144,18 @@ def test_task_4_large_numbers_do_not_overflow(vectors, dtype):
     gate = mx.array([-20000.0, -200, -90, -1, 0, 1, 90, 200, 20000]).astype(dtype)
     up = mx.full(gate.shape, 0.5, dtype)
     assert_close(kernels.swiglu(gate, up), silu(gate) * up, "silu(gate) · up", ulps=1)
+
+
+@pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_task_4_negative_gates_do_not_cancel(vectors, half):
+    gate = mx.arange(-9, 0, 0.01).astype(half)
+    actual, expected = as_numpy(kernels.swiglu(gate, mx.ones_like(gate))), as_numpy(silu(gate))
+    ulps = np.abs(actual / expected - 1) / EPSILON[half]
+    worst = ulps.argmax()
+    assert ulps[worst] <= 2, (
+        f"gate {gate[worst].item()}: expected {expected[worst]:.4g}, got {actual[worst]:.4g}; "
+        "1 - sigmoid(|x|) cancels for negative x"
+    )
 
 
 def test_task_4_unknown_variant_is_rejected(vectors, monkeypatch):

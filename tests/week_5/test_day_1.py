@@ -1,171 +1,565 @@
-"""Week 5, day 1, optional: router, grouped matmul and weighted sum."""
+"""Week 5, day 1, optional: server-sent events, streamed responses and cancellation."""
 
+import asyncio
+import json
+import queue
+import re
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-import mlx.core as mx
-import mlx.nn as nn
-import numpy as np
 import pytest
 
-from tests.models.support import MIXTURE, sequence_logits
-from tests.support import as_numpy, assert_close, assert_same_bits, random
-from tiny_llm.models.checkpoint.dummy import random_checkpoint
-from tiny_llm.models.families.decoder import Decoder
-from tiny_llm.models.families.expert_matmul import SeparateExperts, expert_segments, sort_by_expert
-from tiny_llm.models.families.experts import combine_experts, select_experts
+pytest.importorskip("fastapi", reason="the server's libraries are not installed")
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+from tiny_llm.engine.inputs.sampling_params import SamplingParams
+from tiny_llm.engine.scheduling.outputs import StreamOutput
+from tiny_llm.server.engine_client.client import EngineClient
+from tiny_llm.server.engine_client.lifecycle import Lifecycle, Phase
+from tiny_llm.server.engine_client.messages import (
+    AbortRequest,
+    EngineReady,
+    EngineStats,
+    StepReport,
+)
+from tiny_llm.server.engine_client.metrics import Metrics
+from tiny_llm.server.http.errors import INTERNAL_ERROR, ApiError
+from tiny_llm.server.protocol import streaming
+from tiny_llm.server.protocol.disconnect import CancelOnDisconnect, wait_for_disconnect
+from tiny_llm.server.protocol.streaming import (
+    TEXT_PLACEHOLDER,
+    EventSourceResponse,
+    EventTemplate,
+    sse_event,
+)
+from tiny_llm.server.settings import Settings
 
-QUANTIZED = {"bits": 4, "group_size": 64}
-# N.., X, k
-ROUTERS = [((1,), 4, 1), ((7,), 16, 4), ((2, 3), 128, 8), ((5,), 6, 6)]
-
-
-def stacked_experts(**changes: Any) -> Any:
-    """Stacked experts of a random layer: six, with 128 inputs and 64 features."""
-    return random_checkpoint({**MIXTURE, **changes}).layers[1].mlp.switch_mlp
-
-
-@pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
-def test_task_1_an_example(normalized):
-    logits = mx.log(mx.array([[0.1, 0.4, 0.2, 0.3]]))
-    experts, shares = select_experts(logits, 2, normalized)
-    assert experts.tolist() == [[1, 3]], f"expected the likeliest first, got {experts.tolist()}"
-    expected = [[4 / 7, 3 / 7]] if normalized else [[0.4, 0.3]]
-    assert_close(shares, mx.array(expected), "shares of 0.4 and 0.3", ulps=8)
-
-
-@pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
-@pytest.mark.parametrize("router", ROUTERS, ids=str)
-def test_task_1_weights_equal_numpy(dtype, router, normalized):
-    leading, num_experts, k = router
-    logits = random(*leading, num_experts, dtype=dtype) * 3
-    experts, shares = select_experts(logits, k, normalized)
-    x = as_numpy(logits).astype(np.float64)
-    p = np.exp(x - x.max(-1, keepdims=True))
-    p = -np.sort(-p / p.sum(-1, keepdims=True), axis=-1)[..., :k]
-    p = p / p.sum(-1, keepdims=True) if normalized else p
-    assert shares.dtype == mx.float32, f"expected shares in float32, got {shares.dtype}"
-    assert_close(shares, mx.array(p.astype(np.float32)), "shares", ulps=40)
-    chosen = mx.take_along_axis(logits, experts, axis=-1)
-    assert_close(chosen, mx.array(-np.sort(-x, axis=-1)[..., :k]), "their logits", ulps=0)
+LONG = 1000.0  # seconds; longer than any test
+TEXTS = ["Paris", "", 'She said "no" \\o/', "two\nlines", "\r\n\r\n", "\n\ndata: forged", "né 🦆 "]
 
 
-def test_task_1_large_logits():
-    _, shares = select_experts(mx.array([[1e5, -1e5, 1e5 - 1]]), 2, False)
-    assert_close(shares, mx.array([[0.731059, 0.268941]]), "shares of logits around 1e5", ulps=40)
+def run(work: Coroutine[Any, Any, Any]) -> None:
+    """Runs a test's coroutine; fails instead of waiting forever."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(10):
+            await work
+
+    try:
+        asyncio.run(limited())
+    except TimeoutError:
+        pytest.fail("expected an end, got none: something waits that nobody wakes")
 
 
-def test_task_2_an_example():
-    experts = mx.array([3, 0, 3, 1, 0, 3], mx.uint32)
-    order, places = sort_by_expert(experts)
-    assert order.tolist() == [1, 4, 3, 0, 2, 5], f"expected their own order, got {order.tolist()}"
-    assert places.tolist() == [3, 0, 4, 2, 1, 5], f"expected the way back, got {places.tolist()}"
+def parse_events(stream: bytes) -> list[tuple[str, str]]:
+    """(type, data) of each event, as the HTML standard parses them."""
+    events: list[tuple[str, str]] = []
+    name = ""
+    data: list[str] = []
+    for line in re.split("\r\n|\n|\r", stream.decode()):
+        field, _, value = line.partition(":")
+        if not line:
+            if data:
+                events.append((name or "message", "\n".join(data)))
+            name, data = "", []
+        elif field == "event":
+            name = value.removeprefix(" ")
+        elif field == "data":
+            data.append(value.removeprefix(" "))
+    return events
 
 
-@pytest.mark.parametrize("num_products", [1, 2, 17, 400])
-def test_task_2_sort_round_trip(num_products):
-    experts = mx.random.randint(0, 16, (num_products,)).astype(mx.uint32)
-    order, places = sort_by_expert(experts)
-    there = experts[order]
-    assert there.tolist() == sorted(experts.tolist())
-    assert there[places].tolist() == experts.tolist(), "expected the products in their own order"
+class ScriptedHandle:
+    """A request whose outputs are known in advance: batches of texts, or an error.
+
+    Attributes:
+        asked: number of batches that have been asked for.
+        num_closed: number of calls of `close`.
+        on_slow_reader: see `RequestHandle`.
+    """
+
+    def __init__(self, *script: list[str] | BaseException, waits: bool = False):
+        self.asked = self.num_closed = 0
+        self.on_slow_reader: Any = None
+        self._script, self._waits = script, waits
+
+    async def stream_outputs(self) -> AsyncIterator[list[StreamOutput]]:
+        """Yields the batches; then waits forever with `waits`."""
+        for item in self._script:
+            self.asked += 1
+            if isinstance(item, BaseException):
+                raise item
+            yield [StreamOutput("0", 0, text, (7,), None, None) for text in item]  # type: ignore[arg-type]
+        if self._waits:
+            await asyncio.Event().wait()
+
+    def close(self) -> None:
+        """Counts the calls."""
+        self.num_closed += 1
+
+
+class PlainSerializer:
+    """Serializes outputs as their texts, between `<` and `>`."""
+
+    def start_events(self) -> bytes:
+        return b"<"
+
+    def delta_events(self, output: StreamOutput) -> bytes:
+        return output.text.encode()
+
+    def end_events(self) -> bytes:
+        return b">"
+
+    def error_events(self, error: ApiError) -> bytes:
+        return f"({error.status}: {error.message})".encode()
+
+
+class Wire:
+    """ASGI's `send`: the messages that the server has received.
+
+    Args:
+        pause: what `send` waits for, like a client's full socket; None for nothing.
+    """
+
+    def __init__(self, pause: asyncio.Event | None = None):
+        self.messages: list[Any] = []
+        self._pause = pause
+
+    async def __call__(self, message: Any) -> None:
+        self.messages.append(message)
+        if self._pause is not None:
+            await self._pause.wait()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Body of each write."""
+        return [one["body"] for one in self.messages if one["type"] == "http.response.body"]
+
+    @property
+    def num_heads(self) -> int:
+        """How often the headers were sent."""
+        return sum(one["type"] == "http.response.start" for one in self.messages)
+
+
+def response_of(handle: ScriptedHandle) -> EventSourceResponse:
+    """A response without keep-alives."""
+    return EventSourceResponse(PlainSerializer(), handle, keep_alive=LONG)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def patient_headers(monkeypatch):
+    """Headers wait for the first output, however slow the machine is."""
+    monkeypatch.setattr(streaming, "HEADER_DELAY", LONG)
+
+
+# --- task 1: server-sent events ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("experts", "expected"),
+    ("data", "name", "expected"),
     [
-        ([0, 0, 3, 5, 5, 5], [(0, 0, 2), (3, 2, 3), (5, 3, 6)]),
-        ([7], [(7, 0, 1)]),
-        ([1, 2, 4], [(1, 0, 1), (2, 1, 2), (4, 2, 3)]),
-        ([2] * 9, [(2, 0, 9)]),
+        ({"text": "Paris"}, None, b'data: {"text":"Paris"}\n\n'),
+        ([1, None], "ping", b"event: ping\ndata: [1,null]\n\n"),
     ],
-    ids=["three runs", "one product", "one each", "all alike"],
+    ids=["default type", "named"],
 )
-def test_task_2_runs(experts, expected):
-    runs = [tuple(run) for run in expert_segments(mx.array(experts, mx.uint32))]
-    assert runs == expected, f"expected {expected}, got {runs}"
+def test_task_1_an_example(data, name, expected):
+    event = sse_event(data, name)
+    assert event == expected, f"expected {expected!r}, got {event!r}"
 
 
-def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:
-    """Reference: runs each token through its experts one by one."""
-    gate, up, down = (stacked[name].weight for name in ("gate_proj", "up_proj", "down_proj"))
-    outputs = [
-        (nn.silu(token @ gate[e].T) * (token @ up[e].T)) @ down[e].T
-        for token, chosen in zip(x, experts.tolist(), strict=True)
-        for e in chosen
-    ]
-    return mx.stack(outputs).reshape(*experts.shape, -1)
+@pytest.mark.parametrize("text", TEXTS, ids=repr)
+def test_task_1_a_client_reads_the_same_texts(text):
+    """Whatever the model writes, it does not end the event or begin another one."""
+    stream = sse_event({"text": text}) + sse_event({"text": "next"}, "named")
+    actual = [(name, json.loads(data)["text"]) for name, data in parse_events(stream)]
+    expected = [("message", text), ("named", "next")]
+    assert actual == expected, f"expected the client to read {expected}, got {actual}"
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 33])
-def test_task_3_equals_per_token_experts(tokens):
-    stacked = stacked_experts(torch_dtype="float32")
-    x, experts = random(tokens, 128), mx.random.randint(0, 6, (tokens, 2)).astype(mx.uint32)
-    actual = SeparateExperts(stacked, mx.float32)(x, experts)
-    assert_close(actual, plain_experts(stacked, x, experts), "outputs T×K×E", ulps=64)
+@pytest.mark.parametrize("text", TEXTS, ids=repr)
+def test_task_1_template_equals_the_event(text):
+    def event(content: str) -> bytes:
+        return sse_event({"id": 'a"b', "choices": [{"text": content, "index": 0}]})
+
+    template = EventTemplate(event(TEXT_PLACEHOLDER))
+    assert template(text) == event(text), f"expected {event(text)!r}, got {template(text)!r}"
+    again = template("again")
+    assert again == event("again"), f"expected to fill it in twice, got {again!r}"
 
 
-def test_task_3_only_selected_experts_run_once_each():
-    """Two tokens share expert 4, two share expert 2; experts 0 and 3 are idle."""
-    calls: dict[int, list[int]] = {}
+# --- task 2: a response in pieces ----------------------------------------------------------------
 
-    def expert(number: int) -> Any:
-        def multiply(rows: mx.array) -> mx.array:
-            calls.setdefault(number, []).append(rows.shape[0])
-            return rows * (10.0**number)
 
-        return multiply
+def test_task_2_each_batch_is_one_write():
+    async def main() -> None:
+        handle, wire = ScriptedHandle(["Par", "is"], ["", ""], ["."]), Wire()
+        end = await response_of(handle)._send_outputs(wire)
+        assert wire.bodies == [b"<Paris", b"."], (
+            f"expected the start events with the first batch, and no write for a batch without "
+            f"events; got {wire.bodies}"
+        )
+        assert end == b">", f"expected the end events to be returned, got {end!r}"
+        more = [one.get("more_body") for one in wire.messages[1:]]
+        assert more == [True, True], f"expected more_body while the stream goes on, got {more}"
 
-    mlps = SeparateExperts.__new__(SeparateExperts)
-    mlps.experts = [expert(number) for number in range(6)]  # type: ignore[misc]
-    x = mx.array([[1.0], [2.0], [3.0]])
-    outputs = mlps(x, mx.array([[4, 1], [5, 2], [4, 2]], mx.uint32))
-    assert calls == {4: [2], 1: [1], 5: [1], 2: [2]}, (
-        f"expected each chosen expert to be called once, with all its rows, got {calls}"
+    run(main())
+
+
+def test_task_2_headers_come_first_and_once():
+    async def main() -> None:
+        wire = Wire()
+        await response_of(ScriptedHandle(["a"], ["b"], ["c"]))._send_outputs(wire)
+        kinds = [one["type"].rpartition(".")[2] for one in wire.messages]
+        assert kinds == ["start", "body", "body", "body"], f"expected one start, got {kinds}"
+        head = wire.messages[0]
+        content_type = dict(head["headers"])[b"content-type"]
+        assert head["status"] == 200
+        assert content_type.startswith(b"text/event-stream"), (
+            f"expected an event stream in the headers, got {content_type!r}"
+        )
+
+    run(main())
+
+
+def test_task_2_headers_are_sent_once_beside_a_keep_alive():
+    """While `send` waits for the client, a timer may send a keep-alive."""
+
+    async def main() -> None:
+        open_socket = asyncio.Event()
+        response, wire = response_of(ScriptedHandle()), Wire(open_socket)
+        both = asyncio.gather(response._send(wire, b"token"), response._send(wire, b": ping"))
+        await asyncio.sleep(0)
+        open_socket.set()
+        await both
+        assert wire.num_heads == 1, f"expected the headers once, got them {wire.num_heads} times"
+
+    run(main())
+
+
+def test_task_2_start_events_wait_for_the_first_output():
+    """They may contain what is known only then, such as the number of cached tokens."""
+
+    async def main() -> None:
+        handle, made_at = ScriptedHandle(["a"], ["b"]), []
+
+        class Serializer(PlainSerializer):
+            def start_events(self) -> bytes:
+                made_at.append(handle.asked)
+                return b"<"
+
+        response = EventSourceResponse(Serializer(), handle, LONG)  # type: ignore[arg-type]
+        await response._send_outputs(Wire())
+        assert made_at == [1], f"expected them after batch 1, and once, got after {made_at}"
+
+    run(main())
+
+
+def test_task_2_the_next_batch_waits_for_the_client():
+    """Nobody asks for outputs that cannot be sent: that is where backpressure begins."""
+
+    async def main() -> None:
+        open_socket, handle = asyncio.Event(), ScriptedHandle(["a"], ["b"], ["c"])
+        task = asyncio.create_task(response_of(handle)._send_outputs(Wire(open_socket)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if task.done():
+            task.result()
+        assert handle.asked == 1, (
+            f"expected to wait for the first write before asking for batch 2, got {handle.asked}"
+            " batches"
+        )
+        open_socket.set()
+        await task
+
+    run(main())
+
+
+def test_task_2_the_last_piece_ends_the_body():
+    async def main() -> None:
+        wire = Wire()
+        response = response_of(ScriptedHandle())
+        await response._send(wire, b"a")
+        await response._send(wire, b"b", is_last=True)
+        more = [one["more_body"] for one in wire.messages[1:]]
+        assert more == [True, False], f"expected the body to end with its last piece, got {more}"
+
+    run(main())
+
+
+# --- task 3: an error after the headers ----------------------------------------------------------
+
+
+def send_all(*script: Any) -> tuple[Wire, list[bytes]]:
+    """Runs a whole stream; returns what was sent."""
+    wire = Wire()
+    run(response_of(ScriptedHandle(*script))._send_all(wire))
+    return wire, wire.bodies
+
+
+def test_task_3_a_stream_ends_with_its_end_events():
+    wire, bodies = send_all(["a"], ["b"])
+    assert bodies == [b"<a", b"b", b">"], f"expected the end events at the end, got {bodies}"
+    assert wire.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
+
+
+def test_task_3_an_api_error_becomes_the_last_event():
+    wire, bodies = send_all(["a"], ApiError(504, "Too slow."))
+    expected = [b"<a", b"(504: Too slow.)"]
+    assert bodies == expected, f"expected {expected}, got {bodies}"
+    assert wire.num_heads == 1, f"expected the headers once, got {wire.num_heads}"
+    assert wire.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
+
+
+def test_task_3_an_error_before_the_first_output():
+    _, bodies = send_all(ApiError(504, "Too slow."))
+    assert bodies == [b"<(504: Too slow.)"], f"expected start events and an error, got {bodies}"
+
+
+def test_task_3_a_bug_is_logged_but_not_sent(caplog):
+    _, bodies = send_all(["a"], RuntimeError("the password is duck"))
+    expected = [b"<a", f"(500: {INTERNAL_ERROR})".encode()]
+    assert bodies == expected, f"expected a general sentence for the client, got {bodies}"
+    assert "the password is duck" in caplog.text, "expected the traceback in the log, got none"
+
+
+def test_task_3_a_cancellation_sends_nothing():
+    """The client has gone, or the server shuts down: nobody is there to read an error."""
+
+    async def main() -> None:
+        wire = Wire()
+        task = asyncio.create_task(response_of(ScriptedHandle(["a"], waits=True))._send_all(wire))
+        while not wire.bodies:
+            if task.done():
+                task.result()
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled(), "expected the cancellation to be passed on, got a normal end"
+        assert wire.bodies == [b"<a"], f"expected nothing more to be sent, got {wire.bodies}"
+
+    run(main())
+
+
+def test_task_3_no_keep_alive_follows_the_end():
+    async def main() -> None:
+        response, was_cancelled = response_of(ScriptedHandle(["a"])), []
+
+        async def send(message: Any) -> None:
+            if message.get("more_body") is False:
+                assert response._timer is not None
+                was_cancelled.append(response._timer.cancelled())
+
+        await response._send_all(send)
+        assert was_cancelled == [True], (
+            f"expected the timer to be cancelled before the last write, got {was_cancelled}"
+        )
+
+    run(main())
+
+
+# --- task 4: cancellation ------------------------------------------------------------------------
+
+
+class Connection:
+    """ASGI's `receive`: messages that the test puts in."""
+
+    def __init__(self) -> None:
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, kind: str) -> None:
+        self._messages.put_nowait({"type": kind})
+
+    def __call__(self) -> Coroutine[Any, Any, Any]:
+        return self._messages.get()
+
+
+def watch(connection: Connection, handle: Any) -> CancelOnDisconnect:
+    """A context manager as `EventSourceResponse` uses it."""
+    return CancelOnDisconnect(connection, handle)
+
+
+async def turns() -> None:
+    """Lets all ready tasks run; nobody may cancel this one meanwhile."""
+    try:
+        for _ in range(20):
+            await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        pytest.fail("expected nobody to cancel the task outside the block, got a cancellation")
+
+
+def test_task_4_only_a_disconnect_ends_the_wait():
+    async def main() -> None:
+        connection = Connection()
+        task = asyncio.create_task(wait_for_disconnect(connection))
+        connection.put("http.request")
+        connection.put("http.request")
+        await turns()
+        if task.done():
+            task.result()
+        assert not task.done(), "expected to go on waiting after http.request, got an end"
+        connection.put("http.disconnect")
+        await task
+
+    run(main())
+
+
+def test_task_4_a_disconnect_cancels_the_block_and_closes_the_request():
+    async def main() -> None:
+        connection, handle, reached = Connection(), ScriptedHandle(), []
+        with watch(connection, handle):
+            connection.put("http.disconnect")
+            await asyncio.sleep(LONG)
+            reached.append("the end of the block")
+        assert reached == [], f"expected the block to be cancelled, got {reached}"
+        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0, "expected no cancellation to be left, got one"
+
+    run(main())
+
+
+def test_task_4_a_normal_end_closes_the_request_and_stops_watching():
+    async def main() -> None:
+        connection, handle = Connection(), ScriptedHandle()
+        with watch(connection, handle) as cancel_scope:
+            pass
+        await turns()
+        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+        assert handle.on_slow_reader is None, "expected no callback after the end, got one"
+        assert cancel_scope._disconnect_task.done(), (
+            "expected the task that waits for a disconnect to be cancelled, got it still waiting"
+        )
+
+    run(main())
+
+
+def test_task_4_a_late_disconnect_cancels_nothing():
+    """A connection lives on after a response: it may be the next request's."""
+
+    async def main() -> None:
+        connection, handle = Connection(), ScriptedHandle()
+        with watch(connection, handle) as cancel_scope:
+            pass
+        cancel_scope._cancel_task()
+        await turns()
+
+    run(main())
+
+
+def test_task_4_exceptions_leave_the_block():
+    async def main() -> None:
+        handle = ScriptedHandle()
+        with pytest.raises(KeyError, match="a bug"), watch(Connection(), handle):
+            raise KeyError("a bug")
+        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+
+    run(main())
+
+
+@pytest.mark.parametrize("client_leaves", [False, True], ids=["alone", "with a disconnect"])
+def test_task_4_a_foreign_cancellation_leaves_the_block(client_leaves):
+    """A shutdown cancels the task, too: then it must end, not go on after the block."""
+
+    async def main() -> None:
+        connection, handle, reached = Connection(), ScriptedHandle(), []
+
+        async def respond() -> None:
+            with watch(connection, handle) as cancel_scope:
+                if client_leaves:
+                    cancel_scope._cancel_task()
+                await asyncio.sleep(LONG)
+            reached.append("the code after the block")
+
+        task = asyncio.create_task(respond())
+        asyncio.get_running_loop().call_soon(task.cancel)  # once the task is in its block
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is not None:
+            task.result()
+        assert reached == [], f"expected the task to be cancelled, got to {reached[0]}"
+        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+
+    run(main())
+
+
+def test_task_4_a_closed_stream_closes_its_request():
+    """The whole response: a client that leaves after the first token."""
+
+    async def main() -> None:
+        connection, handle, wire = Connection(), ScriptedHandle(["a"], waits=True), Wire()
+        task = asyncio.create_task(response_of(handle)({}, connection, wire))
+        while not wire.bodies and not task.done():
+            await asyncio.sleep(0)
+        connection.put("http.disconnect")
+        await task
+        assert wire.bodies == [b"<a"], f"expected nothing after the disconnect, got {wire.bodies}"
+        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+
+    run(main())
+
+
+def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
+    """A client without an engine thread, whose commands stay queued; and its one request."""
+    client = EngineClient(
+        Settings(),
+        queue.SimpleQueue(),
+        Lifecycle(Phase.READY),
+        Metrics(["demo"]),
+        lambda wake: None,
     )
-    expected = mx.array([[1e4, 1e1], [2e5, 2e2], [3e4, 3e2]])[..., None]
-    assert_close(outputs, expected, "outputs T×K×E", ulps=0)
+    client.handle_message(EngineReady(100, 1000, 8, {}))
+    handle = client.submit([[1, 2, 3]] * num_prompts, SamplingParams(max_tokens=9), False)
+    commands(client)
+    return client, handle
 
 
-def test_task_3_tokens_are_batch_invariant():
-    experts_of_layer = SeparateExperts(stacked_experts(quantization=QUANTIZED), mx.bfloat16)
-    x = random(2, 9, 128, dtype=mx.bfloat16)
-    experts = mx.random.randint(0, 6, (2, 9, 3)).astype(mx.uint32)
-    together = experts_of_layer(x, experts)
-    assert together.shape == (2, 9, 3, 128)
-    for row, token in ((0, 0), (0, 7), (1, 8)):
-        alone = experts_of_layer(x[row, token], experts[row, token])
-        assert_same_bits(together[row, token], alone, f"token {token} of row {row}")
+def commands(client: EngineClient) -> list[Any]:
+    """All queued commands."""
+    queued = []
+    while not client.command_queue.empty():
+        queued.append(client.command_queue.get())
+    return queued
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 5), (3, 2, 64), (2, 5, 8, 67)], ids=str)
-def test_task_4_float32_sum_is_rounded_once(dtype, shape):
-    outputs, shares = random(*shape, dtype=dtype), mx.abs(random(*shape[:-1]))
-    expected = np.zeros((*shape[:-2], shape[-1]), np.float32)
-    for k in range(shape[-2]):
-        expected += as_numpy(shares)[..., k, None] * as_numpy(outputs)[..., k, :]
-    total = combine_experts(outputs, shares)
-    assert_same_bits(total, mx.array(expected).astype(dtype), "Σ_k shares[k] · outputs[k]")
+def test_task_4_every_unfinished_prompt_is_aborted():
+    async def main() -> None:
+        client, handle = client_with_requests(3)
+        first, second, third = handle.request_ids
+        del client._handles[second], client._unfinished[second]  # the engine has ended it
+        handle.close()
+        expected = [AbortRequest(first), AbortRequest(third)]
+        actual = commands(client)
+        assert actual == expected, f"expected {expected}, got {actual}"
+        assert client.in_flight == set(), "expected no request in flight, got the closed one"
+
+    run(main())
 
 
-def test_task_4_logits_equal_mlx_lm():
-    """A whole mixture-of-experts model against mlx-lm's implementation."""
-    from mlx_lm.models import qwen3_moe
+def test_task_4_an_aborted_request_is_load_until_the_engine_has_ended_it():
+    """It has its pages until then: the limit of running requests still counts it."""
 
-    mlx_model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(MIXTURE))
-    mx.random.seed(7)
-    mlx_model.apply(lambda weight: random(*weight.shape) * weight.shape[-1] ** -0.5)
-    nn.quantize(mlx_model, class_predicate=lambda path, m: hasattr(m, "to_quantized"), **QUANTIZED)
-    mlx_model.set_dtype(mx.bfloat16, lambda dtype: mx.issubdtype(dtype, mx.floating))
-    tokens = [17, 5, 99, 3, 180, 42, 7]
-    [expected] = mlx_model(mx.array([tokens]))
-    model = Decoder(mlx_model, page_size=16)
-    actual = sequence_logits(model, tokens)
-    assert_close(actual, expected, "logits", ulps=16)
+    async def main() -> None:
+        client, handle = client_with_requests(1)
+        [request_id] = handle.request_ids
+        handle.close()
+        assert client.num_unfinished == 1, f"expected 1 unfinished, got {client.num_unfinished}"
+        aborted = StreamOutput(request_id, 0, "", (), "abort", None)  # type: ignore[arg-type]
+        client.handle_message(StepReport((aborted,), EngineStats()))
+        assert client.num_unfinished == 0, (
+            f"expected 0 unfinished after the engine's last output, got {client.num_unfinished}"
+        )
+        await client.wait_until_idle(LONG)
+
+    run(main())
 
 
-def test_task_4_unnormalized_weights():
-    outputs = mx.ones((1, 2, 3))
-    total = combine_experts(outputs, mx.array([[0.25, 0.125]]))
-    assert_close(total, mx.full((1, 3), 0.375), "a quarter and an eighth of 1", ulps=0)
+def test_task_4_the_client_is_idle_after_the_last_close():
+    async def main() -> None:
+        client, handle = client_with_requests(1)
+        [request_id] = handle.request_ids
+        del client._handles[request_id], client._unfinished[request_id]
+        handle.close()
+        assert commands(client) == [], "expected nothing to abort, got a command"
+        assert client._idle.is_set(), "expected the client to be idle, got requests in flight"
+
+    run(main())

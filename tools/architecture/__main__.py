@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from .asserts import impure_asserts
 from .diagram import draw
 from .imports import read_package
 from .rules import PACKAGE, component_imports, problems
@@ -20,7 +21,7 @@ def diagram() -> str:
 
 def check(drawn: Path = DIAGRAM) -> list[str]:
     """Checks the rules, the tree and the diagram; returns one sentence per problem."""
-    errors = problems(read_package(PACKAGE)) + unordered(PACKAGE)
+    errors = problems(read_package(PACKAGE)) + unordered(PACKAGE) + impure_asserts(PACKAGE)
     if errors:
         return errors
     if PAGE.read_text(encoding="utf-8") != page(PAGE.read_text(encoding="utf-8")):

@@ -34,6 +34,7 @@ LAYERS: dict[str, dict[str, float]] = {
     "many requests": {"batch": 4.6, "engine": 6.6},
     "HTTP clients": {"server": 6.6},
     "commands": {"cli": 5.6},
+    "agents": {"agent": 6.6},
 }
 LAYER = {
     component: number
@@ -61,10 +62,12 @@ MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools",
 ARRAY_FREE = (
     "engine.inputs",
     "engine.scheduling",
+    "engine.tool_calls",
     "engine.stop_checker",
     "engine.output_processor",
     "engine.structured_output.json_schema",
     "engine.structured_output.grammar",
+    "engine.spec_decode.verification",
     "engine.spec_decode.proposer",
     "engine.spec_decode.grammar_proposer",
     "engine.spec_decode.ngram_proposer",

@@ -2,8 +2,8 @@
 
 import argparse
 import importlib.util
+import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -65,7 +65,25 @@ def prepare() -> None:
             "later: run `pdm install`."
         )
     expand_all()
-    shutil.copyfile(BOOK / "zensical.toml", CONFIG)
+    text = (BOOK / "zensical.toml").read_text(encoding="utf-8")
+    CONFIG.write_text(with_repository(text, os.environ.get("GITHUB_REPOSITORY")), encoding="utf-8")
+
+
+def with_repository(config: str, repository: str | None) -> str:
+    """Adds links to the repository that publishes the book, to each page's source and to feedback.
+
+    Args:
+        config: contents of zensical.toml.
+        repository: owner/name on GitHub, as its workflows set it; None for a local build.
+    """
+    if not repository:
+        return config
+    url = f"https://github.com/{repository}"
+    lines = f'repo_url = "{url}"\nrepo_name = "{repository}"\nedit_uri = "edit/main/book/pages/"\n'
+    feedback = f"<a href='{url}/issues/new?template=course.yml'>Unclear or wrong? Tell us.</a> "
+    config = config.replace("[project]\n", f"[project]\n{lines}", 1)
+    config = config.replace('copyright = "', f'copyright = "{feedback}', 1)
+    return config.replace("features = [\n", 'features = [\n  "content.action.edit",\n', 1)
 
 
 def _expand_after_changes() -> None:

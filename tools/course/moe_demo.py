@@ -1,4 +1,4 @@
-"""`pdm run mixture`: the demo model as a mixture of experts, for day 5.1.
+"""`pdm run mixture`: the demo model as a mixture of experts, for day 6.1.
 
 Every MLP becomes eight identical experts, with a random router that selects two per token. Some
 mixtures are initialized like this ("sparse upcycling"); training then differentiates the copies.

@@ -2,8 +2,8 @@
 
 Each question shows the failing tests and their messages, as they would appear for the learner's
 code, and a list of that day's mutations, one of which was applied. The diff follows the answer.
-Mutations in C++ are compiled: minutes for the first, seconds for the others. The score is stored in
-the tree's history. Without --day it lists the days with their best scores.
+Mutations in C++ come last. They are compiled: minutes for the first, seconds for the others. The
+score is stored in the tree's history. Without --day it lists the days with their best scores.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from tests.course.wrong.all_weeks import WRONG
 from tools.metal_emulator import has_clang
 
 from . import history
+from .build import LESS_OPTIMIZED, build_tree
 from .runner import Outcome, Runner
 from .solution_flag import selected_tree
 from .tasks import DAYS, Day, day_of, day_of_task
@@ -105,7 +106,8 @@ def mistakes_of(day: Day) -> list[Wrong]:
 def questions(mistakes: Sequence[Wrong], count: int, seed: int) -> list[tuple[Wrong, list[Wrong]]]:
     """Draws mistakes and their multiple-choice options; deterministic per seed.
 
-    The options prefer mistakes of the same task, which are the hardest to distinguish.
+    Compiled mistakes come last. The options prefer mistakes of the same task, which are the hardest
+    to distinguish.
     """
     order = random.Random(seed)
     found = []
@@ -116,7 +118,7 @@ def questions(mistakes: Sequence[Wrong], count: int, seed: int) -> list[tuple[Wr
         choices = [made, *others[: CHOICES - 1]]
         order.shuffle(choices)
         found.append((made, choices))
-    return found
+    return sorted(found, key=lambda question: suffix_of(question[0]) not in INTERPRETED)
 
 
 def play(
@@ -169,6 +171,7 @@ def test_failures(
             else:
                 with console.status("compiling, which takes minutes the first time"):
                     write_complete_tree(complete)
+                    build_tree(complete, *LESS_OPTIMIZED)
                     outcomes = run_compiled(runner, complete, made)
             yield question, outcomes
 

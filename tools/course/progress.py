@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     days = [day for day in days if (ROOT / day.test_file).exists()]
     if not days:
         parser.error(f"week {args.week} has no tests")
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if tree is not None and is_stale(tree):
         console.print(f"[yellow]{STALE}[/]")
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
@@ -81,9 +81,9 @@ def state(outcomes: list[Outcome]) -> tuple[str, str]:
     if not outcomes:
         return "[dim]no tests[/]", ""
     if not failed:
-        return (
-            (DONE, "") if is_done(outcomes) else ("[yellow]skipped[/]", "its tests do not run here")
-        )
+        if is_done(outcomes):
+            return DONE, ""
+        return "[yellow]skipped[/]", first_line(outcomes[0].message).replace("[", "\\[")
     waiting = next((outcome for outcome in failed if outcome.is_unwritten), None)
     if waiting is not None:
         return TO_WRITE, ""

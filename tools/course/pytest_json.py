@@ -1,4 +1,4 @@
-"""Pytest plugin: writes one JSON line per test for runner.py."""
+"""Pytest plugin: writes one JSON line per test, and the running test, for runner.py."""
 
 import json
 import os
@@ -8,12 +8,21 @@ from typing import Any
 REPORT = os.environ.get("TINY_LLM_REPORT")
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Records the running test: it is the one that a crash ends."""
+    if REPORT is not None:
+        Path(REPORT).with_suffix(".running").write_text(nodeid, encoding="utf-8")
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """Records each test once: in the phase that failed or was skipped, else in the call phase."""
     if REPORT is None or (report.passed and report.when != "call"):
         return
     message = ""
-    if report.failed:
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        message = str(reason).removeprefix("Skipped: ")
+    elif report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         message = str(report.longrepr) if crash is None else crash.message
     outcome = {

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     tree = selected_tree(parser, "mine")
     assert tree is not None
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if args.force and not args.apply:
         parser.error("--force requires --apply")
     try:

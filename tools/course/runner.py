@@ -28,7 +28,7 @@ class Outcome:
     Attributes:
         test: its pytest id.
         passed: True, False, or None if skipped.
-        message: error message, or "".
+        message: error message, reason of a skip, or "".
     """
 
     test: str
@@ -105,12 +105,15 @@ class Runner:
                 "output": str(output),
             }
             status = (self._forked if sys.platform == "linux" else _in_new_process)(job, timeout)
+            crash = crash_message(status, report)
             said = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
             lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
         outcomes = [Outcome(**json.loads(line)) for line in lines]
         if status not in (0, 1):
-            ended = f"no end after {timeout:.0f} s\n" if status is None else f"status {status}\n"
-            outcomes.append(Outcome("", False, ended + said[-4000:]))
+            ended = crash or f"status {status}"
+            if status is None:
+                ended = f"no end after {timeout:.0f} s"
+            outcomes.append(Outcome("", False, f"{ended}\n{said[-4000:]}"))
         return outcomes
 
     def _forked(self, job: dict[str, Any], timeout: float | None) -> int | None:
@@ -150,6 +153,27 @@ def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
             ).returncode
         except subprocess.TimeoutExpired:
             return None
+
+
+def crash_message(status: int | None, report: Path) -> str | None:
+    """Names the test that a signal ended, and the usual cause.
+
+    Args:
+        status: exit status of the session; negative for a signal.
+        report: the session's report, beside which pytest_json.py stores the running test.
+
+    Returns:
+        None if no signal ended the session.
+    """
+    running = report.with_suffix(".running")
+    if status is None or status >= 0 or not running.exists():
+        return None
+    test, name = running.read_text(encoding="utf-8"), signal.Signals(-status).name
+    return (
+        f"{test} crashed ({name}). The usual cause is C++ code that reads or writes beyond an "
+        "array, or a lambda that captures local variables by reference: it runs after its function "
+        "has returned, so capture pointers and numbers by value."
+    )
 
 
 def first_line(message: str) -> str:

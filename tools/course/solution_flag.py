@@ -1,9 +1,12 @@
 """`--solution mine|ref`: selects the learner's tree or the solution."""
 
 import argparse
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from .tree import default_folder, find_tree, shown
+from .tree import default_folder, environment, find_tree, shown
 
 SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is an alias of ref, as in `main`
 
@@ -31,3 +34,17 @@ def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path
             "`pdm run start-course` creates it"
         )
     return None if solution in ("ref", "tiny_llm") else tree
+
+
+def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None = None) -> None:
+    """Restarts a command if this process does not import the selected tree's `tiny_llm`.
+
+    Args:
+        tree: from `selected_tree`.
+        module: module of the command.
+        argv: its arguments; `sys.argv[1:]` if None.
+    """
+    wanted = environment(tree)
+    if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+        command = [sys.executable, "-m", module, *(sys.argv[1:] if argv is None else argv)]
+        os.execve(sys.executable, command, wanted)

@@ -123,9 +123,9 @@ def _innermost(
     for outer in statements:
         if not (outer.lineno < first and last <= (outer.end_lineno or 0)):
             continue
-        if isinstance(outer, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             name = f"{name}.{outer.name}".lstrip(".")
-            function = name if isinstance(outer, ast.FunctionDef) else function
+            function = function if isinstance(outer, ast.ClassDef) else name
         parts = [getattr(outer, field, []) for field in ("body", "orelse", "finalbody")]
         parts += [handler.body for handler in getattr(outer, "handlers", [])]
         for inner in parts:

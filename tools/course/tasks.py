@@ -7,7 +7,7 @@ task K are named `test_task_K_…`. A task id such as 1.3.2 is week, day and num
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-OPTIONAL_WEEKS = {5}  # its days are not needed for the course to be complete
+OPTIONAL_WEEKS = {5, 6, 7}  # its days are not needed for the course to be complete
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Task:
 
     @property
     def week(self) -> int:
-        """1 to 5."""
+        """1 to 7."""
         return int(self.id.split(".")[0])
 
     @property
@@ -58,7 +58,7 @@ class Day:
     tasks go on from the first's.
 
     Attributes:
-        week: 1 to 5.
+        week: 1 to 7.
         day: its number in the week.
         title: the chapter's heading, after its number.
         tasks: in the order of the chapter.
@@ -103,8 +103,13 @@ REQUIRED_DAYS = (
     Day(
         1,
         2,
-        "rotary positional encoding",
-        (Task("1.2.1", "traditional RoPE"), Task("1.2.2", "non-traditional RoPE")),
+        "RoPE, RMSNorm and the MLP",
+        (
+            Task("1.2.1", "traditional RoPE"),
+            Task("1.2.2", "non-traditional RoPE"),
+            Task("1.2.3", "RMSNorm"),
+            Task("1.2.4", "silu and Qwen3MLP"),
+        ),
     ),
     Day(
         1,
@@ -113,34 +118,27 @@ REQUIRED_DAYS = (
         (
             Task("1.3.1", "grouped attention"),
             Task("1.3.2", "the causal mask"),
-            # Qwen3 norms its heads, and the norm is the next chapter's.
-            Task("1.3.3", "Qwen3's attention", needs=("1.4.1",)),
+            Task("1.3.3", "Qwen3's attention"),
         ),
     ),
     Day(
         1,
         4,
-        "RMSNorm and the MLP",
-        (Task("1.4.1", "RMSNorm"), Task("1.4.2", "silu and Qwen3MLP")),
-    ),
-    Day(
-        1,
-        5,
         "the Qwen3 model",
         (
-            Task("1.5.1", "the transformer block"),
-            Task("1.5.2", "Embedding"),
-            Task("1.5.3", "Qwen3ModelWeek1"),
+            Task("1.4.1", "the transformer block"),
+            Task("1.4.2", "Embedding"),
+            Task("1.4.3", "Qwen3ModelWeek1"),
         ),
     ),
-    Day(1, 6, "generating text, prefill and decode", (Task("1.6.1", "simple_generate"),)),
+    Day(1, 5, "generating text, prefill and decode", (Task("1.5.1", "simple_generate"),)),
     Day(
         1,
-        7,
+        6,
         "sampling, and building the extension",
         (
-            Task("1.7.1", "temperature, top-k, top-p"),
-            Task("1.7.2", "the extension and axpby"),
+            Task("1.6.1", "temperature, top-k, top-p"),
+            Task("1.6.2", "the extension and axpby"),
         ),
     ),
     Day(
@@ -233,21 +231,30 @@ REQUIRED_DAYS = (
     Day(
         3,
         3,
-        "the scheduler, the prefix cache and preemption",
+        "ragged batches and the scheduler",
         (
             Task("3.3.1", "ragged batches"),
-            Task("3.3.2", "admission and the token budget"),
-            Task("3.3.3", "the prefix cache"),
-            Task("3.3.4", "preemption"),
+            Task("3.3.2", "pages and their owners"),
+            Task("3.3.3", "admission and the token budget"),
         ),
     ),
     Day(
         3,
         4,
+        "the prefix cache and preemption",
+        (
+            Task("3.4.1", "the tree of pages"),
+            Task("3.4.2", "references and eviction"),
+            Task("3.4.3", "preemption"),
+        ),
+    ),
+    Day(
+        3,
+        5,
         "speculative decoding",
         (
-            Task("3.4.1", "greedy, with rewind"),
-            Task("3.4.2", "rejection sampling", needs=("3.4.1",)),
+            Task("3.5.1", "greedy, with rewind"),
+            Task("3.5.2", "rejection sampling", needs=("3.5.1",)),
         ),
     ),
     Day(
@@ -329,23 +336,206 @@ OPTIONAL_DAYS = (
     Day(
         5,
         1,
-        "a mixture of experts",
+        "streaming and cancellation",
         (
-            Task("5.1.1", "the router's choice"),
-            Task("5.1.2", "products sorted by expert"),
-            Task("5.1.3", "each chosen expert once", needs=("5.1.2",)),
-            Task("5.1.4", "the weighted sum"),
+            Task("5.1.1", "server-sent events"),
+            Task("5.1.2", "a response in pieces"),
+            Task("5.1.3", "an error after the headers", needs=("5.1.2",)),
+            Task("5.1.4", "cancellation", needs=("5.1.2", "5.1.3")),
         ),
     ),
     Day(
         5,
         2,
+        "backpressure",
+        (
+            Task("5.2.1", "a queue that merges"),
+            Task("5.2.2", "the reader, and a reader that stalls", needs=("5.2.1",)),
+            Task("5.2.3", "the engine thread's loop"),
+            Task("5.2.4", "waking the event loop"),
+        ),
+    ),
+    Day(
+        5,
+        3,
+        "load",
+        (
+            Task("5.3.1", "Poisson arrivals"),
+            Task("5.3.2", "latencies from event times"),
+            Task("5.3.3", "the open loop", needs=("5.3.2",)),
+            Task("5.3.4", "percentiles and goodput", needs=("5.3.3",)),
+        ),
+    ),
+    Day(
+        5,
+        4,
+        "grammar masks",
+        (
+            Task("5.4.1", "the grammar of JSON"),
+            Task("5.4.2", "bits and logits"),
+            Task("5.4.3", "masks after draft tokens", needs=("5.4.2",)),
+            Task("5.4.4", "forced tokens", needs=("5.4.2", "5.4.3")),
+        ),
+    ),
+    Day(
+        5,
+        5,
+        "thoughts and tool calls in a stream",
+        (
+            Task("5.5.1", "text that may begin a tag"),
+            Task("5.5.2", "reasoning and content", needs=("5.5.1",)),
+            Task("5.5.3", "a tool call while it is being written", needs=("5.5.1",)),
+            Task("5.5.4", "the thinking budget"),
+        ),
+    ),
+    Day(
+        5,
+        6,
+        "n-gram drafts",
+        (
+            Task("5.6.1", "the longest agreeing prefix"),
+            Task("5.6.2", "which drafts pay"),
+            Task("5.6.3", "the n-gram index", needs=("5.6.2",)),
+            Task("5.6.4", "what followed", needs=("5.6.1", "5.6.3")),
+        ),
+    ),
+    Day(
+        5,
+        7,
+        "replicas and prefix-aware routing",
+        (
+            Task("5.7.1", "the routing key"),
+            Task("5.7.2", "an index of prefixes"),
+            Task("5.7.3", "the router's choice"),
+            Task("5.7.4", "requests in flight, and lost replicas", needs=("5.7.2", "5.7.3")),
+        ),
+    ),
+    Day(
+        6,
+        1,
+        "a mixture of experts",
+        (
+            Task("6.1.1", "the router's choice"),
+            Task("6.1.2", "products sorted by expert"),
+            Task("6.1.3", "each chosen expert once", needs=("6.1.2",)),
+            Task("6.1.4", "the weighted sum"),
+        ),
+    ),
+    Day(
+        6,
+        2,
         "one model on two processes",
         (
-            Task("5.2.1", "tokens and heads of a rank"),
-            Task("5.2.2", "rows and columns of a rank"),
-            Task("5.2.3", "sums over the ranks"),
-            Task("5.2.4", "the split vocabulary"),
+            Task("6.2.1", "tokens and heads of a rank"),
+            Task("6.2.2", "rows and columns of a rank"),
+            Task("6.2.3", "sums over the ranks"),
+            Task("6.2.4", "the split vocabulary"),
+        ),
+    ),
+    Day(
+        6,
+        3,
+        "keys and values in 8 bits",
+        (
+            Task("6.3.1", "the scale of a row"),
+            Task("6.3.2", "a row and back"),
+            Task("6.3.3", "rows into pages"),
+            Task("6.3.4", "the pages of a step"),
+        ),
+    ),
+    Day(
+        6,
+        4,
+        "a gated delta net",
+        (
+            Task("6.4.1", "a causal convolution with a state"),
+            Task("6.4.2", "unit keys, decay and correction"),
+            Task("6.4.3", "the delta rule"),
+            Task(
+                "6.4.4",
+                "the gated norm and the layer",
+                needs=("6.4.1", "6.4.2", "6.4.3"),
+            ),
+        ),
+    ),
+    Day(
+        6,
+        5,
+        "checkpoints of the state",
+        (
+            Task("6.5.1", "a hit needs a state"),
+            Task("6.5.2", "read here, write there"),
+            Task("6.5.3", "where the next turn continues"),
+            Task(
+                "6.5.4",
+                "which checkpoint to evict",
+                needs=("6.5.1", "6.5.2", "6.5.3"),
+            ),
+        ),
+    ),
+    Day(
+        6,
+        6,
+        "a prefix cache on disk",
+        (
+            Task("6.6.1", "keys in a chain"),
+            Task("6.6.2", "the page file"),
+            Task("6.6.3", "verification"),
+            Task("6.6.4", "publishing pages"),
+        ),
+    ),
+    Day(
+        7,
+        1,
+        "a model that acts",
+        (
+            Task("7.1.1", "validated arguments"),
+            Task("7.1.2", "one result for each call", needs=("7.1.1",)),
+            Task("7.1.3", "one step", needs=("7.1.1", "7.1.2")),
+            Task("7.1.4", "until the answer", needs=("7.1.1", "7.1.2", "7.1.3")),
+        ),
+    ),
+    Day(
+        7,
+        2,
+        "tools with limits",
+        (
+            Task("7.2.1", "inside one folder"),
+            Task("7.2.2", "an edit that cannot go wrong"),
+            Task("7.2.3", "the atomic write"),
+            Task("7.2.4", "bounded output", needs=("7.2.1",)),
+        ),
+    ),
+    Day(
+        7,
+        3,
+        "compaction",
+        (
+            Task("7.3.1", "what is old"),
+            Task("7.3.2", "whole turns"),
+            Task("7.3.3", "rare, large steps", needs=("7.3.1", "7.3.2")),
+        ),
+    ),
+    Day(
+        7,
+        4,
+        "fork and select",
+        (
+            Task("7.4.1", "branches of a run"),
+            Task("7.4.2", "selection by an observable check"),
+            Task("7.4.3", "a vote"),
+            Task("7.4.4", "shared pages"),
+        ),
+    ),
+    Day(
+        7,
+        5,
+        "evaluation",
+        (
+            Task("7.5.1", "the seed of a case"),
+            Task("7.5.2", "a case and its outcome", needs=("7.5.1",)),
+            Task("7.5.3", "a confidence interval"),
+            Task("7.5.4", "a report that repeats", needs=("7.5.3",)),
         ),
     ),
 )

@@ -4,6 +4,7 @@ A mistake is applied to a copy of its file. A Python or Metal file runs with the
 modules; a C++ file is compiled in an otherwise complete learner's tree.
 """
 
+import os
 import shutil
 import sysconfig
 from pathlib import Path
@@ -18,7 +19,7 @@ from .reveal import apply_tasks
 from .runner import Outcome, Runner
 from .start import write_tree
 from .tasks import TASKS, day_of_task
-from .tree import ROOT, import_files
+from .tree import EXTENSION, ROOT, import_files
 
 BLOCKS = all_blocks(ROOT / "src")
 SECONDS = 120  # for the tests of one task
@@ -80,15 +81,21 @@ def write_tree_of(folder: Path, path: Path, text: str) -> None:
         (folder / name).write_text(contents, encoding="utf-8")
     package = folder / "build" / "package" / "tiny_llm_ext"
     package.mkdir(parents=True)
-    shutil.copy(ROOT / "src/extensions/tiny_llm_ext/__init__.py", package)
+    for module in (ROOT / "src/extensions/tiny_llm_ext").glob("*.py"):
+        shutil.copy(module, package)
     for module in (Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"):
         (package / module.name).symlink_to(module)
 
 
 def write_complete_tree(tree: Path) -> None:
     """Writes a learner's tree with every task solved; identical files keep their mtime."""
+    files = [path for path in (tree / EXTENSION).rglob("*") if path.is_file()]
+    before = [(path, path.read_bytes(), path.stat().st_mtime_ns) for path in files]
     write_tree(tree)
     apply_tasks(tree, {block.task for _, block in BLOCKS.values() if block.task is not None})
+    for path, contents, mtime in before:
+        if path.read_bytes() == contents:
+            os.utime(path, ns=(mtime, mtime))
 
 
 def run_compiled(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:

@@ -1,9 +1,10 @@
 """`pdm run scoreboard`: the learner's engine, ours, llama.cpp and the roofline.
 
-Runs the tests of changed days, then the model of the last working week: a prompt of 128 tokens,
-decoding after 128, and four sequences at once. Beside it are the learner's earlier weeks (from the
-history), our engine, llama.cpp if installed, and the limits of this machine's memory and
-arithmetic. Takes about a minute, longer the first time, when all tests run. The learner's tree
+Tests which of the learner's models and kernels work, then runs the model of the last working week:
+a prompt of 128 tokens, decoding after 128, and four sequences at once. Other days are counted as
+`pdm run progress` last found them. Beside it are the learner's earlier weeks (from the history),
+our engine, llama.cpp if installed, and the limits of this machine's memory and arithmetic. After
+day 5.3 it measures goodput, too. Takes about a minute, longer if tests must run. The learner's tree
 keeps the history in history.jsonl and the report in scoreboard.html.
 """
 
@@ -28,6 +29,7 @@ from tools.course.tree import shown
 from .html_report import render_page
 from .measure import (
     LAST_MODEL,
+    OBJECTIVE,
     count_tasks,
     count_tests,
     course_engine,
@@ -36,8 +38,11 @@ from .measure import (
     kernels_of_week_4,
     llama_engine,
     measure_engines,
+    measure_goodput,
     roofline_row,
     run_tests,
+    serves_load,
+    untested_days,
     work_folder,
 )
 from .score import Row, Score
@@ -99,9 +104,14 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
     outcomes = run_tests(tree, console)
     week = furthest_week(outcomes) if tree is not None else LAST_MODEL
     remarks, engines = [], []
+    if untested := untested_days(tree, outcomes):
+        remarks.append(
+            f"Not tested since the last change: days {', '.join(untested)}; `pdm run progress` "
+            "tests all."
+        )
     if week == 0:
         remarks.append(
-            "Your model runs when task 1.5.3 is done; its speed is measured from then on."
+            "Your model runs when task 1.4.3 is done; its speed is measured from then on."
         )
     elif tree is not None:
         chosen = kernels_of_week_4(outcomes) if week > LAST_MODEL else (None, None)
@@ -122,6 +132,15 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
         remarks.append(f"llama.cpp: {python} has no llama_cpp.")
     rows = measure_engines(engines, console)
     yours = rows.pop(0) if tree is not None and week else Row("yours")
+    if tree is None or serves_load(outcomes):
+        with console.status("goodput"):
+            measure_goodput(rows[len(ours) - 1], folder, None)
+            if tree is not None:
+                measure_goodput(yours, folder, tree)
+        remarks.append(
+            f"Goodput is the engine's: the most requests per second within {OBJECTIVE} ms, of the "
+            "rates that day 5.3 tries."
+        )
     try:
         with console.status("this machine's limits"):
             rows.append(roofline_row(measure_best(ROOFLINE_ROUNDS), ModelCosts.from_folder(folder)))

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from .score import METRICS, Row, Score, all_rows, format_speed, format_week, log_share
+from .score import Row, Score, all_rows, columns, format_speed, format_week, log_share
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --paper: #fff; --bar: #9db3cf;
@@ -40,8 +40,8 @@ def render_page(score: Score, history: Sequence[Score]) -> str:
     """
     rows = all_rows(score, history)
     panels = "".join(
-        f"<section><h2>{html.escape(metric.label)}</h2>{_bars(rows, metric.name, score)}</section>"
-        for metric in METRICS
+        f"<section><h2>{html.escape(label)}</h2>{_bars(rows, metric, score)}</section>"
+        for metric, label in columns(rows).items()
     )
     notes = [f"{row.name}: {note}" for row in (score.yours, *score.others) for note in row.notes]
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in [*notes, *score.remarks])

@@ -1,6 +1,7 @@
 """Measurements of the scoreboard: tests, and engines in worker processes."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,16 +15,17 @@ from benchmark.gguf_file import write_gguf
 from benchmark.model_costs import ModelCosts
 from benchmark.roofline import Machine
 from benchmark.systems.client import WorkerError, WorkerProcess
+from tools.course.result_cache import ResultCache
 from tools.course.results import is_done, outcomes_by_task
 from tools.course.reveal import tasks_begun
 from tools.course.runner import Outcome
-from tools.course.tasks import DAYS, OPTIONAL_WEEKS, TASKS, Task
+from tools.course.tasks import DAYS, OPTIONAL_WEEKS, TASKS, Task, day_of, day_of_task
 from tools.course.tree import ROOT, environment
 
-from .score import METRICS, Row
+from .score import GOODPUT, METRICS, Row
 
 # Tasks required by each week's model.
-ENGINE_TASKS = {1: ("1.5.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
+ENGINE_TASKS = {1: ("1.4.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
 LAST_MODEL = max(ENGINE_TASKS)
 # Week 4's kernels run in Week 3's model. Task -> value of TINY_LLM_MATMUL, best first.
 # "pairs" is opt-in, as it beats "panels" on some machines only.
@@ -36,16 +38,46 @@ PRODUCT_KERNELS = {
 }
 # Likewise for attention: task -> value of TINY_LLM_ATTENTION.
 ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
+# Goodput needs the scheduler and the load generator; the best of these rates counts.
+GOODPUT_DAYS = (day_of(3, 3), day_of(3, 4), day_of(5, 3))
+LOAD = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
+OBJECTIVE = "ttft:200 tpot:50"
 SECONDS = 90  # timeout per measurement
 IN_CACHE = 64e6  # bytes of weights that may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
-    """Outcomes of all begun tasks; unchanged days come from the cache."""
+    """Runs the tests that select the learner's engine; adds all outcomes in the cache.
+
+    Begins with the last week's model and the best kernels: once one works, the others of its kind
+    need no tests.
+    """
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
-    days = [day for day in DAYS if any(task.id in begun for task in day.tasks)]
-    found = outcomes_by_task(tree, days, console)
-    return {task: outcomes for task, outcomes in found.items() if task in begun}
+    cache = ResultCache(tree)
+    cached = [day for day in DAYS if cache.of(day) is not None]
+    outcomes = outcomes_by_task(tree, cached, console)
+
+    def work(*tasks: str) -> bool:
+        if not begun >= set(tasks):
+            return False
+        days = {day_of_task(task).id: day_of_task(task) for task in tasks}
+        outcomes.update(outcomes_by_task(tree, list(days.values()), console))
+        return all(is_done(outcomes.get(task, [])) for task in tasks)
+
+    if tree is not None:
+        week = next((week for week in reversed(ENGINE_TASKS) if work(*ENGINE_TASKS[week])), 0)
+        if week == LAST_MODEL:
+            any(map(work, PRODUCT_KERNELS))
+            any(map(work, ATTENTION_KERNELS))
+    return {task: found for task, found in outcomes.items() if task in begun}
+
+
+def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """Ids of days with begun tasks that were not tested since they changed."""
+    begun = TASKS.keys() if tree is None else tasks_begun(tree)
+    return list(
+        dict.fromkeys(day_of_task(task).id for task in TASKS if task in begun - {*outcomes})
+    )
 
 
 def tasks_shown(begun: Iterable[str]) -> list[Task]:
@@ -234,6 +266,35 @@ def _workers(
     finally:
         for worker in started:
             worker.close()
+
+
+def serves_load(outcomes: Mapping[str, Sequence[Outcome]]) -> bool:
+    """Whether the days are done that goodput needs."""
+    tasks = (task.id for day in GOODPUT_DAYS for task in day.tasks)
+    return all(is_done(outcomes.get(task, [])) for task in tasks)
+
+
+def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
+    """Adds the goodput of `bench`, run with a tree's engine and load generator, to a row."""
+    solution = "ref" if tree is None else "mine"
+    flags = f"--solution {solution} {LOAD} --goodput {OBJECTIVE}"
+    command = [sys.executable, "-m", "tiny_llm", "bench", "--model", str(folder), *flags.split()]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(tree),
+            timeout=SECONDS,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        row.notes.append(f"goodput: takes more than {SECONDS} s")
+    except subprocess.CalledProcessError as error:
+        row.notes.append(f"goodput: {error.stderr.splitlines()[-1]}")
+    else:
+        loads = json.loads(done.stdout.splitlines()[-1])["loads"]
+        row.speeds[GOODPUT] = max(load["goodput"] for load in loads)
 
 
 def roofline_row(machine: Machine, costs: ModelCosts) -> Row:

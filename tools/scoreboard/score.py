@@ -14,6 +14,8 @@ METRICS = (
     Metric("batch", "decode, 4 at once", "decode", 128, 4),
 )
 
+GOODPUT = "goodput"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -21,7 +23,8 @@ class Row:
 
     Attributes:
         name: label, such as "yours, week 2".
-        speeds: tokens per second by metric; unmeasured ones are missing.
+        speeds: tokens per second by metric, and goodput in requests per second; unmeasured ones are
+            missing.
         notes: remarks on a measurement or its absence.
     """
 
@@ -96,6 +99,14 @@ def all_rows(score: Score, history: Sequence[Score]) -> list[Row]:
     """All rows: the learner's now and before, ours, others, the limit."""
     yours = [score.yours] if score.yours.speeds else []
     return [*yours, *earlier_rows(score, history), *score.others]
+
+
+def columns(rows: Sequence[Row]) -> dict[str, str]:
+    """Labels of the metrics; goodput only if an engine's was measured."""
+    labels = {metric.name: metric.label for metric in METRICS}
+    if any(GOODPUT in row.speeds for row in rows):
+        labels[GOODPUT] = "goodput, requests/s"
+    return labels
 
 
 def log_share(speed: float, speeds: Sequence[float]) -> float:

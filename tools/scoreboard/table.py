@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from .score import METRICS, Score, all_rows, format_speed, format_week, log_share
+from .score import Score, all_rows, columns, format_speed, format_week, log_share
 
 BAR = 10  # characters of the longest
 
@@ -25,20 +25,19 @@ def print_score(score: Score, history: Sequence[Score], console: Console) -> Non
     rows = all_rows(score, history)
     table = Table(title=f"{score.model} on {score.machine}")
     table.add_column("tokens per second", no_wrap=True)
-    bars = console.width >= 100
-    for metric in METRICS:
-        table.add_column(metric.label, justify="right")
+    labels = columns(rows)
+    bars = console.width >= 25 * (len(labels) + 1)
+    for label in labels.values():
+        table.add_column(label, justify="right")
         if bars:
             table.add_column("", no_wrap=True)
     for row in rows:
         cells = []
-        for metric in METRICS:
-            speed = row.speeds.get(metric.name)
+        for metric in labels:
+            speed = row.speeds.get(metric)
             cells.append("–" if speed is None else format_speed(speed))
             if bars:
-                speeds = [
-                    other.speeds[metric.name] for other in rows if metric.name in other.speeds
-                ]
+                speeds = [other.speeds[metric] for other in rows if metric in other.speeds]
                 share = 0.0 if speed is None else log_share(speed, speeds)
                 cells.append("█" * round(BAR * share))
         table.add_row(row.name, *cells, style="bold" if row is score.yours else None)

@@ -9,7 +9,7 @@ class Capturable {
    public:
     virtual ~Capturable() = default;
 
-    /// Whether the node writes its second input to its first, which becomes its output.
+    /// Whether the node writes to its first input, which becomes its first output.
     virtual bool writes_in_place() const { return false; }
 };
 

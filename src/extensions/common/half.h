@@ -10,8 +10,9 @@
 
 namespace tiny_llm_ext {
 
-/// Storage format of an array's elements.
-enum class Format { float32, float16, bfloat16 };
+/// Storage format of an array's elements. int8: rows of a quantized KV cache only
+/// (common/int8_rows.h).
+enum class Format { float32, float16, bfloat16, int8 };
 
 namespace {  // internal linkage, for the reason above
 
@@ -77,6 +78,8 @@ namespace {  // internal linkage, for the reason above
             return static_cast<const float*>(array)[i];
         case Format::float16:
             return float16_to_float(static_cast<const uint16_t*>(array)[i]);
+        case Format::int8:
+            return static_cast<const int8_t*>(array)[i];
         default:
             return bfloat16_to_float(static_cast<const uint16_t*>(array)[i]);
     }

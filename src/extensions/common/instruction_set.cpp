@@ -3,8 +3,10 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -56,6 +58,16 @@ std::vector<InstructionSet> find_sets() {
 }
 
 }  // namespace
+
+bool has_avx_vnni() {
+#if defined(__x86_64__)
+    unsigned eax, ebx, ecx, edx;
+    constexpr unsigned AVX_VNNI = 1u << 4;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & AVX_VNNI) != 0;
+#else
+    return false;
+#endif
+}
 
 std::string name_of(InstructionSet set) {
     switch (set) {

@@ -23,6 +23,10 @@ const std::vector<InstructionSet>& instruction_sets();
 /// Throws std::invalid_argument if the variable names an unknown or unsupported set.
 InstructionSet instruction_set();
 
+/// Whether an AVX2 processor also has AVX-VNNI: Alder Lake and later, Zen 5. Not a set, because
+/// some AVX-512 processors lack it; kernels with the same bits use it.
+bool has_avx_vnni();
+
 /// "portable", "neon", "avx2", "avx512" or "amx".
 std::string name_of(InstructionSet set);
 

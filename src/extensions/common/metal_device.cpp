@@ -70,6 +70,15 @@ void copy(const mx::array& x, const mx::array& out, const mx::Stream& stream) {
     encode(stream, launch, {x}, {out});
 }
 
+void update(const mx::array& x, mx::array& out, bool overwrite, const mx::Stream& stream) {
+    if ((overwrite || x.is_donatable()) && x.flags().row_contiguous) {
+        out.copy_shared_buffer(x);
+    } else {
+        allocate(out);
+        copy(x, out, stream);
+    }
+}
+
 mx::array row_contiguous(const mx::array& x, const mx::Stream& stream) {
     if (x.flags().row_contiguous || x.size() == 0) {
         return x;

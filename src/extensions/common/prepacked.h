@@ -1,7 +1,7 @@
-// Prepacked weight layout for kernels with 16-lane vectors.
+// Prepacked weight layout of the vector kernels.
 //
 // A pack interleaves R rows word by word: the first word of each row, then the second of each, and
-// so on. A 64-byte vector then holds one word of 16 outputs, as the kernels multiply it, without
+// so on. A vector then holds one word of an output per lane, as the kernels multiply it, without
 // transposing registers, and memory is read sequentially. Scales and biases are prepacked alike.
 //
 // R is the kernel's choice: as many rows as it multiplies at once, for one memory stream, or fewer,

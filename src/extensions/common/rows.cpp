@@ -36,7 +36,7 @@ int64_t row_stride(const mx::array& x) {
         if (x.shape(dim) == 1) {
             continue;
         }
-        if (stride >= 0 && x.strides(dim) != next) {
+        if (x.strides(dim) < 0 || (stride >= 0 && x.strides(dim) != next)) {
             return -1;
         }
         stride = stride < 0 ? x.strides(dim) : stride;
@@ -82,6 +82,21 @@ Rows rows_of(const mx::array& x, mx::Stream stream) {
         return {x.data<char>(), stride};
     }
     return {row_contiguous(x, stream).data<char>(), x.shape(-1)};
+}
+
+const std::vector<mx::array>& update_first(const std::vector<mx::array>& inputs,
+                                           std::vector<mx::array>& outputs, mx::Stream stream) {
+    const bool is_captured = TaskCapture::current() != nullptr;
+    const auto& kept = is_captured ? inputs : outputs[0].inputs();
+    for (size_t i = 1; i < outputs.size() && !is_captured; i++) {
+        outputs[i].inputs().clear();
+    }
+    const bool in_place = can_overwrite(kept[0]);
+    outputs[0].copy_shared_buffer(in_place ? kept[0] : copy_of(kept[0], stream));
+    for (size_t i = in_place ? 1 : 0; i < kept.size(); i++) {
+        add_temporary(stream, kept[i]);
+    }
+    return kept;
 }
 
 void* allocate(mx::array& out) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "common/threads.h"
 #include "mlx/mlx.h"
@@ -37,6 +38,13 @@ void* allocate_or_reuse(mlx::core::array& out, const mlx::core::array& x);
 
 /// Allocates `out`.
 void* allocate(mlx::core::array& out);
+
+/// Makes outputs[0] the memory of inputs[0], which a node with several outputs updates: in place if
+/// there are no other readers, otherwise in a copy. Call first, and use the returned inputs: MLX
+/// stores the inputs in each output, and all references but one are dropped here.
+const std::vector<mlx::core::array>& update_first(const std::vector<mlx::core::array>& inputs,
+                                                  std::vector<mlx::core::array>& outputs,
+                                                  mlx::core::Stream stream);
 
 /// Allocates `out`, B×H×L×D, in the layout B×L×H×D: transposing and flattening the heads then
 /// copies nothing.

@@ -37,6 +37,7 @@ constexpr int LANES = 4;
 typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 namespace {
 
@@ -140,6 +141,17 @@ inline Floats widen_bfloat16(Halves x) {
 #endif
 }
 
+inline Floats widen_int8(Bytes x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)x));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_cvtsi64_si128((int64_t)x);
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+    return __builtin_convertvector(x, Floats);
+#endif
+}
+
 inline Halves narrow_float16(Floats x) {
 #if defined(__AVX512F__)
     return (Halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -189,6 +201,8 @@ inline Floats load(const void* array, int64_t i, Format format) {
             return load_bits<Floats>(static_cast<const float*>(array) + i);
         case Format::float16:
             return widen_float16(load_bits<Halves>(static_cast<const uint16_t*>(array) + i));
+        case Format::int8:
+            return widen_int8(load_bits<Bytes>(static_cast<const int8_t*>(array) + i));
         default:
             return widen_bfloat16(load_bits<Halves>(static_cast<const uint16_t*>(array) + i));
     }
@@ -202,6 +216,8 @@ inline Floats load(const void* array, int64_t i, Format format, int count) {
         case Format::float16:
             return widen_float16(
                 load_bits<Halves>(static_cast<const uint16_t*>(array) + i, count, 2));
+        case Format::int8:
+            return widen_int8(load_bits<Bytes>(static_cast<const int8_t*>(array) + i, count, 1));
         default:
             return widen_bfloat16(
                 load_bits<Halves>(static_cast<const uint16_t*>(array) + i, count, 2));
@@ -216,6 +232,24 @@ inline void store(void* array, int64_t i, Format format, Floats x, int count = L
     }
     const Halves halves = format == Format::float16 ? narrow_float16(x) : narrow_bfloat16(x);
     memcpy(static_cast<uint16_t*>(array) + i, &halves, static_cast<size_t>(count) * 2);
+}
+
+/// Loads `count` ≤ LANES elements starting at element i of an array; the other lanes are zero.
+inline Floats load_up_to(const void* array, int64_t i, Format format, int count) {
+    return count == LANES ? load(array, i, format) : load(array, i, format, count);
+}
+
+/// Calls body(i, count) for the vectors that cover 0 … n − 1; only the last count may be below
+/// LANES.
+template <typename Body>
+inline void for_vectors(int64_t n, const Body& body) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        body(i, LANES);
+    }
+    if (i < n) {
+        body(i, static_cast<int>(n - i));
+    }
 }
 
 // --- across lanes -------------------------------------------------------------------------------
@@ -307,6 +341,29 @@ inline Floats exp_of_negative(Floats x) {
     // n is in the lowest bits of `shifted`; the shift discards the others.
     const Floats two_to_n = as_floats((as_ints(shifted) << 23) + (127 << 23));
     return x < lowest ? Floats{} : p * two_to_n;
+}
+
+/// 1 / (1 + e⁻ˣ), to about 3 units in the last place. Computed from e⁻|x|, which is at most 1:
+/// nothing overflows or cancels.
+inline Floats sigmoid(Floats x) {
+    const Ints sign = Ints{} + INT32_MIN;
+    const Floats power = exp_of_negative(as_floats(as_ints(x) | sign));
+    return (x < 0.0f ? power : splat(1.0f)) / (1.0f + power);
+}
+
+/// x · sigmoid(x).
+inline Floats silu(Floats x) { return x * sigmoid(x); }
+
+/// Sum of squares of n floats, in an order that depends only on n and LANES.
+///
+/// Four accumulators hide the addition latency of four cycles.
+inline float sum_of_squares(const float* x, int64_t n) {
+    Floats sums[4] = {};
+    for_vectors(n, [&](int64_t i, int count) {
+        const Floats v = load_up_to(x, i, Format::float32, count);
+        sums[i / LANES % 4] = fma(v, v, sums[i / LANES % 4]);
+    });
+    return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 }  // namespace

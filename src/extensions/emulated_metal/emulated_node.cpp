@@ -13,7 +13,12 @@ mx::Stream gpu_stream() {
     return stream;
 }
 
-void EmulatedNode::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+void EmulatedNode::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) {
+    // MLX stores the inputs in each output, which must not count as other readers.
+    for (size_t i = 1; i < outputs.size(); i++) {
+        outputs[i].inputs().clear();
+    }
+    const auto& inputs = outputs[0].inputs();
     static std::mutex mutex;  // there is one GPU
     std::lock_guard lock(mutex);
     mx::synchronize(stream());  // wait for the inputs

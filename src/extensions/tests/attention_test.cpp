@@ -1,9 +1,20 @@
-// Week 4's attention kernels against a double-precision reference.
+// Week 4's attention kernels against a double-precision reference; windowed paged attention against
+// the scalar reference.
 #include <cmath>
 #include <vector>
 
 #include "src/flash_attention/attention_week4.h"
+#include "src/paged_attention/paged_attention_kernels.h"
 #include "tests/kernel_tests.h"
+
+namespace tiny_llm_ext {
+
+TINY_LLM_DECLARE_SIMD(  //
+    int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows);
+    void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
+                         int64_t first_row, int rows, const PagedSequence* next, float* scratch);)
+
+}  // namespace tiny_llm_ext
 
 namespace tiny_llm_ext::tests {
 
@@ -122,7 +133,76 @@ void check_part(const Problem& problem, SplitKernel kernel) {
     }
 }
 
+// L queries with a window over S keys in reversed pages of 16; those before the window are missing.
+void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t window,
+                  Format format) {
+    constexpr int64_t H = 2, H_q = 6, PAGE = 16;
+    Random random(S * 1000 + D + window);
+    const int64_t pages = (S + PAGE - 1) / PAGE;
+    const std::vector<char> query = numbers(random, L * H_q * D, format);
+    const std::vector<char> keys = numbers(random, pages * H * PAGE * D, format);
+    const std::vector<char> values = numbers(random, pages * H * PAGE * D, format);
+    std::vector<char> out[2] = {query, query};
+    std::vector<int32_t> table(pages);
+    for (int64_t i = 0; i < pages; i++) {
+        const bool is_missing = (i + 1) * PAGE <= S - L + 1 - window;
+        table[i] = is_missing ? -1 : static_cast<int32_t>(pages - 1 - i);
+    }
+    for (int which = 0; which < 2; which++) {
+        const PagedAttentionJob job = {.H_q = H_q,
+                                       .H = H,
+                                       .D = D,
+                                       .page_size = PAGE,
+                                       .scale = 2 / std::sqrt(static_cast<float>(D)),
+                                       .causal = true,
+                                       .window = window,
+                                       .format = format,
+                                       .kv_format = format,
+                                       .query = query.data(),
+                                       .key_pages = keys.data(),
+                                       .value_pages = values.data(),
+                                       .out = out[which].data(),
+                                       .query_head_stride = D,
+                                       .query_token_stride = H_q * D,
+                                       .step = {}};
+        const PagedSequence sequence = {0, 0, L, S, table.data()};
+        const int rows = static_cast<int>(L * H_q / H);
+        const auto scratch_size = TINY_LLM_CHOOSE_SIMD(
+            set, paged_attention_scratch, [](const PagedAttentionJob&, int) { return int64_t{0}; });
+        const auto kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
+        std::vector<float> scratch(scratch_size(job, rows) + 64);
+        for (int64_t h = 0; h < H; h++) {
+            (which == 0 ? paged_attention_reference : kernel)(job, sequence, h, 0, rows, &sequence,
+                                                              scratch.data());
+        }
+    }
+    const float tolerance = format == Format::float32   ? 1e-5f
+                            : format == Format::float16 ? 2e-3f
+                                                        : 1.6e-2f;
+    for (int64_t i = 0; i < L * H_q * D; i++) {
+        const float expected = load_element(out[0].data(), i, format);
+        const float actual = load_element(out[1].data(), i, format);
+        expect(std::abs(actual - expected) <= tolerance, [&] {
+            return std::to_string(L) + " of " + std::to_string(S) + " keys, window " +
+                   std::to_string(window) + ": " + std::to_string(actual) + ", expected " +
+                   std::to_string(expected);
+        });
+    }
+}
+
 }  // namespace
+
+KERNEL_TEST(a_window_equals_the_reference) {
+    for (int64_t L : {1, 5, 20}) {
+        for (int64_t S : {20, 140}) {
+            for (int64_t window : {1, 17, 64, 500}) {
+                for (Format format : FORMATS) {
+                    check_window(set, L, S, 40, window, format);
+                }
+            }
+        }
+    }
+}
 
 KERNEL_TEST(the_course_s_attention_equals_double) {
     for (int64_t S : {1, 2, 63, 64, 65, 200}) {

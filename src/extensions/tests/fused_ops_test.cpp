@@ -88,11 +88,11 @@ KERNEL_TEST(qk_norm_rope_turns_heads) {
     Random random(2);
     constexpr int64_t L = 2, H = 3;
     for (const Format format : FORMATS) {
-        for (const int64_t half : SIZES) {
-            const int64_t D = 2 * half, count = L * H * D;
+        for (const int64_t W : SIZES) {
+            const int64_t D = 2 * W + (W % 2 ? 0 : 6), count = L * H * D;
             const auto x = numbers(random, count, format), weight = numbers(random, D, format);
-            const auto cos = numbers(random, L * half, Format::float32),
-                       sin = numbers(random, L * half, Format::float32);
+            const auto cos = numbers(random, L * W, Format::float32),
+                       sin = numbers(random, L * W, Format::float32);
             std::vector<float> outs[2];
             for (int which = 0; which < 2; which++) {
                 outs[which].resize(count);
@@ -101,6 +101,7 @@ KERNEL_TEST(qk_norm_rope_turns_heads) {
                     .L = L,
                     .H = H,
                     .D = D,
+                    .W = W,
                     .eps = 1e-6f,
                     .format = format,
                     .x = x.data(),

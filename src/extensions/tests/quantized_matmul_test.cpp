@@ -106,9 +106,8 @@ const QuantizedMatmulKernel& kernel_of(InstructionSet set) {
 }
 
 // Runs a kernel on some rows of a problem, in the chunks used by parallel_for.
-Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t first_row,
-                           int64_t rows) {
-    const QuantizedMatmulKernel& kernel = kernel_of(set);
+Guarded<uint16_t> multiply(const Problem& problem, const QuantizedMatmulKernel& kernel,
+                           int64_t first_row, int64_t rows) {
     Guarded<uint16_t> out(rows * problem.O);
     const QuantizedMatmulJob job = problem.job(out.data(), first_row, rows);
     // Exactly the requested size: a sanitizer detects accesses beyond it.
@@ -125,6 +124,11 @@ Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t f
     }
     free(scratch);
     return out;
+}
+
+Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t first_row,
+                           int64_t rows) {
+    return multiply(problem, kernel_of(set), first_row, rows);
 }
 
 // Tolerance: both results round to the format and sum I products in float32; the fixed-point kernel
@@ -280,6 +284,23 @@ KERNEL_TEST(quantized_matmul_of_interleaved_weights_has_the_same_bits) {
         }
     }
 }
+
+#if defined(__x86_64__)
+KERNEL_TEST(quantized_matmul_with_avx_vnni_has_the_same_bits) {
+    if (set != InstructionSet::avx2 || !has_avx_vnni()) {
+        return;
+    }
+    for (int64_t M : {1, 4, 17}) {
+        for (const Problem& problem : problems(M, 70, 256)) {
+            Guarded<uint16_t> expected = multiply(problem, set, 0, M);
+            Guarded<uint16_t> actual = multiply(problem, avxvnni::quantized_matmul_avx2_neon, 0, M);
+            const size_t bytes = M * problem.O * sizeof(uint16_t);
+            expect(actual.intact() && std::memcmp(actual.data(), expected.data(), bytes) == 0,
+                   [&] { return problem.name() + ": AVX-VNNI"; });
+        }
+    }
+}
+#endif
 
 KERNEL_TEST(quantized_matmul_row_does_not_depend_on_its_company) {
     for (int64_t M : {2, 3, 6, 7, 33}) {

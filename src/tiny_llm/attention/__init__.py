@@ -2,7 +2,7 @@
 
 Pure functions of arrays; `kv_cache` manages the arrays and pages.
 
-Reading order: dense, paged.
+Reading order: dense, paged, gated_delta.
 """
 
 from .dense import (
@@ -14,6 +14,11 @@ from .dense import (
     scaled_dot_product_attention_grouped,
     scaled_dot_product_attention_simple,
 )
+from .gated_delta import (
+    causal_conv1d_reference,
+    gated_delta_rule_reference,
+    gated_rms_norm_reference,
+)
 from .paged import (
     as_int32,
     gather_pages,
@@ -21,14 +26,18 @@ from .paged import (
     paged_attention_reference,
     paged_attention_varlen,
     paged_attention_varlen_reference,
+    sliding_window_mask,
 )
 
 __all__ = [
     "Mask",
     "SimpleMultiHeadAttention",
     "as_int32",
+    "causal_conv1d_reference",
     "causal_mask",
     "flash_attention",
+    "gated_delta_rule_reference",
+    "gated_rms_norm_reference",
     "gather_pages",
     "is_none_or_causal",
     "paged_attention",
@@ -37,4 +46,5 @@ __all__ = [
     "paged_attention_varlen_reference",
     "scaled_dot_product_attention_grouped",
     "scaled_dot_product_attention_simple",
+    "sliding_window_mask",
 ]

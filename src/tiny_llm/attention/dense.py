@@ -1,7 +1,7 @@
 """Dense attention: each query's weighted mean of the values.
 
-In course order: single-head, multi-head, the causal mask, grouped-query, and flash attention,
-which gives the same result from the extension without materializing the scores.
+In course order: single-head attention, multi-head attention, the causal mask, grouped-query
+attention, and flash attention (the extension's kernel, which does not materialize the scores).
 
 Shape letters: B batch, L queries, S keys, E hidden size, H_q query heads, H key/value heads,
 D head size, N.. any leading dimensions.
@@ -19,7 +19,7 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def is_none_or_causal(mask: Any) -> bool:
-    """Whether `mask` is None or "causal", the masks that a cache can build itself."""
+    """Whether `mask` is None or "causal", the masks that a cache can build."""
     return mask is None or (isinstance(mask, str) and mask == "causal")
 
 
@@ -174,7 +174,7 @@ def scaled_dot_product_attention_grouped(
         value: N..×H×S×D.
         scale: factor for the scores; 1/√D if None.
         mask: None, "causal", or an array broadcastable to N..×H_q×L×S, floating (added to the
-            scores) or bool (True is visible).
+            scores) or bool (True means visible).
 
     Returns:
         N..×H_q×L×D.
@@ -240,15 +240,15 @@ def flash_attention(
         value: N..×H×S×D of the same dtype.
         scale: factor for the scores; 1/√D if None.
         mask: None; "causal" (query i attends to keys j ≤ i + S − L); or an array broadcastable to
-            N..×H_q×L×S, floating (added to the scores) or bool (True is visible).
-        context_lens: the number of valid keys of each sequence for a query B×H_q×L×D: B numbers
-            from 0 to S, or None if all S are valid. Keys beyond it are not read, and the causal
-            condition becomes j ≤ i + context_lens[b] − L, so requests of different lengths can
-            share a call. Array values are clamped to the range, Python numbers are checked.
+            N..×H_q×L×S, floating (added to the scores) or bool (True means visible).
+        context_lens: number of valid keys per sequence, for a query B×H_q×L×D: B integers from 0
+            to S, or None if all S are valid. Later keys are not read, and the causal condition
+            becomes j ≤ i + context_lens[b] − L, so requests of different lengths can share a
+            call. Array values are clamped to this range; Python integers are checked.
 
     Returns:
-        N..×H_q×L×D in the dtype of `query`. A row with no visible key is zero, where a softmax
-        would divide zero by zero. The memory layout is N..×L×H_q×D, so swapping the two axes back
+        N..×H_q×L×D in the dtype of `query`. A row with no visible key is zero (a softmax
+        would be NaN). The memory layout is N..×L×H_q×D, so swapping the two axes back
         and flattening the heads needs no copy.
 
     Raises:
@@ -272,7 +272,7 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Rejects Python numbers outside 0 to S; an array's values are unknown until evaluated."""
+    """Rejects Python integers outside 0 to S; an array's values are unknown until evaluated."""
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

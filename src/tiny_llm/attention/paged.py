@@ -5,11 +5,11 @@ two implementations: a reference in plain MLX that gathers a sequence's pages in
 kernel that walks the block table without gathering. The reference is the kernel's test oracle and
 the fallback where the extension is not built.
 
-Additional shape letters: P physical pages, T tokens of all sequences together.
+Additional shape letters: P physical pages, T tokens across all sequences.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -29,11 +29,12 @@ def paged_attention(
     page_size: int,
     scale: float | None = None,
     mask: Literal["causal"] | None = "causal",
+    window: int = 0,
 ) -> mx.array:
-    """Grouped-query attention of L queries for each of B sequences with paged keys and values.
+    """Grouped-query attention with paged keys and values: L queries in each of B sequences.
 
     With the extension, the result has the same bits as `flash_attention` on contiguous keys,
-    regardless of the page size and of page placement.
+    regardless of page size and placement.
 
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention" (2023).
@@ -44,30 +45,39 @@ def paged_attention(
         value_pages: P×H×page_size×D of the same dtype.
         block_table: B×max_pages int32: each sequence's pages in order, padded with −1. The padding
             is not read.
-        context_lens: B int32: the number of keys of each sequence, including the new ones.
+        context_lens: B int32: number of keys per sequence, including the new tokens'.
         page_size: tokens per page.
         scale: factor for the scores; 1/√D if None.
         mask: "causal" (query i of sequence b attends to keys j ≤ i + context_lens[b] − L), or None
             (all keys).
+        window: sliding window size: number of most recent keys that a query attends to, including
+            its own; 0 for all. Requires a causal mask. Pages before a sequence's first window are
+            not read; their block table entries may be arbitrary.
 
     Returns:
         B×H_q×L×D in the dtype of `query`. A row with no visible key is zero.
 
     Raises:
-        ValueError: an unsupported shape, dtype, page size or mask; a length or page id, given as a
-            Python number, out of range. Array values are not checked: lengths are clamped, and a
-            page id out of range gives NaN.
+        ValueError: an unsupported shape, dtype, page size, mask or window; a Python length
+            or page id is out of range. Array values are known only at evaluation: with the
+            extension, a length beyond the block table or an out-of-range page id gives NaN in
+            all of the sequence's rows.
     """
     if not is_none_or_causal(mask):
         raise ValueError(f'[paged_attention] expected mask None or "causal", got {mask!r}.')
-    _check_pages("paged_attention", key_pages, page_size, block_table, context_lens)
+    name = "paged_attention"
+    _check_window(name, window, mask)
+    queries = query.shape[-2]
+    _check_pages(name, key_pages, page_size, block_table, context_lens, window, queries)
     table, lengths = as_int32(block_table), as_int32(context_lens)
     if not kernels.is_built():
+        numbers = _to_list(table), _to_list(lengths)
+        _check_pages(name, key_pages, page_size, *numbers, window, queries)
         return paged_attention_reference(
-            query, key_pages, value_pages, table, lengths, page_size, scale, mask
+            query, key_pages, value_pages, table, lengths, page_size, scale, mask, window
         )
     return kernels.paged_attention(
-        query, key_pages, value_pages, table, lengths, scale, mask == "causal"
+        query, key_pages, value_pages, table, lengths, scale, mask == "causal", window
     )
 
 
@@ -80,8 +90,16 @@ def paged_attention_reference(
     page_size: int,
     scale: float | None = None,
     mask: Literal["causal"] | None = "causal",
+    window: int = 0,
 ) -> mx.array:
     """Reference for `paged_attention`: plain MLX in float32, one sequence at a time."""
+    if window:
+        B, _, L, _ = query.shape
+        tokens = query.swapaxes(1, 2).reshape(B * L, -1, query.shape[-1])  # T×H_q×D
+        ends = mx.arange(0, B * L + 1, L, dtype=mx.int32) if L else mx.zeros(B + 1, mx.int32)
+        pages = key_pages, value_pages, ends, context_lens, block_table
+        out = paged_attention_varlen_reference(tokens, *pages, page_size, scale, window)
+        return out.reshape(B, L, -1, query.shape[-1]).swapaxes(1, 2)
     # [task 3.2.2 reference]
     rows = [
         _attend_sequence(
@@ -102,6 +120,7 @@ def paged_attention_varlen(
     block_table: BlockTable,
     page_size: int,
     scale: float | None = None,
+    window: int = 0,
 ) -> mx.array:
     """Causal `paged_attention` over a ragged batch: a different number of queries per sequence.
 
@@ -114,18 +133,19 @@ def paged_attention_varlen(
 
     Args:
         query: T×H_q×D, the queries of all sequences, concatenated.
-        key_pages, value_pages, context_lens, block_table, page_size, scale: as `paged_attention`.
+        key_pages, value_pages, context_lens, block_table, page_size, scale, window: see
+            `paged_attention`.
         cu_seqlens_q: B+1 int32, ascending from 0 to T.
 
     Returns:
         T×H_q×D in the dtype of `query`.
 
     Raises:
-        ValueError: as `paged_attention`; `cu_seqlens_q`, given as Python numbers, does not ascend
-            from 0 to T.
+        ValueError: see `paged_attention`; or `cu_seqlens_q`, if given as Python integers, does not
+            ascend from 0 to T.
     """
     name = "paged_attention_varlen"
-    _check_pages(name, key_pages, page_size, block_table, context_lens)
+    _check_window(name, window, "causal")
     if not isinstance(cu_seqlens_q, mx.array):
         ends = list(cu_seqlens_q)
         if ends != sorted(ends) or ends[:1] != [0] or ends[-1] != query.shape[0]:
@@ -138,12 +158,15 @@ def paged_attention_varlen(
         as_int32(context_lens),
         as_int32(block_table),
     )
+    _check_pages(name, key_pages, page_size, block_table, context_lens, window, ends_array)
     if not kernels.is_built():
+        numbers = _to_list(table), _to_list(lengths)
+        _check_pages(name, key_pages, page_size, *numbers, window, ends_array)
         return paged_attention_varlen_reference(
-            query, key_pages, value_pages, ends_array, lengths, table, page_size, scale
+            query, key_pages, value_pages, ends_array, lengths, table, page_size, scale, window
         )
     return kernels.paged_attention_varlen(
-        query, key_pages, value_pages, ends_array, lengths, table, scale
+        query, key_pages, value_pages, ends_array, lengths, table, scale, window
     )
 
 
@@ -156,8 +179,12 @@ def paged_attention_varlen_reference(
     block_table: mx.array,
     page_size: int,
     scale: float | None = None,
+    window: int = 0,
 ) -> mx.array:
     """Reference for `paged_attention_varlen`: plain MLX in float32, one sequence at a time."""
+    if window:
+        pages = key_pages, value_pages, cu_seqlens_q, context_lens, block_table
+        return _attend_in_windows(query, *pages, page_size, scale, window)
     # [task 3.3.1 reference]
     ends = _to_list(cu_seqlens_q)
     rows = []
@@ -172,7 +199,7 @@ def paged_attention_varlen_reference(
 
 
 def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
-    """Copies a sequence's first `length` tokens to one array: P×H×page_size×D -> H×length×D."""
+    """Copies a sequence's first `length` tokens into one array: P×H×page_size×D -> H×length×D."""
     # [task 3.1.3 pages]
     _, H, _, D = pages.shape
     gathered = pages[page_ids[: -(-length // pages.shape[2])]]  # n×H×page_size×D
@@ -212,27 +239,94 @@ def _attend_sequence(
     # [/task 3.2.2 one]
 
 
+def sliding_window_mask(L: int, S: int, window: int, dtype: mx.Dtype) -> mx.array:
+    """Causal mask with a sliding window, L×S: each query attends to its last `window` keys.
+
+    0 where i + S − L − window < j ≤ i + S − L, −inf elsewhere.
+    """
+    newest = mx.arange(S - L, S)[:, None]  # L×1
+    keys = mx.arange(S)
+    visible = (keys <= newest) & (keys > newest - window)
+    return mx.where(visible, 0.0, -mx.inf).astype(dtype)
+
+
+def _attend_in_windows(
+    query: mx.array,
+    key_pages: mx.array,
+    value_pages: mx.array,
+    cu_seqlens_q: mx.array,
+    context_lens: mx.array,
+    block_table: mx.array,
+    page_size: int,
+    scale: float | None,
+    window: int,
+) -> mx.array:
+    """`paged_attention_varlen_reference` with a window; gathers only the pages it needs."""
+    rows, ends = [query[:0]], _to_list(cu_seqlens_q)
+    for s, context_len in enumerate(_to_list(context_lens)):
+        chunk = query[ends[s] : ends[s + 1]]  # L×H_q×D
+        seen = chunk[max(0, len(chunk) - context_len) :]  # earlier queries precede all keys
+        rows.append(mx.zeros_like(chunk[len(seen) :]))
+        if len(seen) == 0:
+            continue
+        first_page = _first_key(context_len, len(seen), window) // page_size
+        S = context_len - first_page * page_size
+        key, value = (
+            gather_pages(pages, block_table[s][first_page:], S).astype(mx.float32)
+            for pages in (key_pages, value_pages)
+        )
+        attended = scaled_dot_product_attention_grouped(
+            seen.swapaxes(0, 1).astype(mx.float32),
+            key,
+            value,
+            scale,
+            sliding_window_mask(len(seen), S, window, mx.float32),
+        )
+        rows.append(attended.swapaxes(0, 1).astype(query.dtype))
+    return mx.concatenate(rows)
+
+
+def _first_key(context_len: int, num_queries: int, window: int) -> int:
+    """First key in the window of a sequence's first query; 0 without a window."""
+    return max(0, context_len - num_queries + 1 - window) if window else 0
+
+
+def _check_window(name: str, window: int, mask: Literal["causal"] | None) -> None:
+    if window < 0:
+        raise ValueError(f"[{name}] expected a window of at least 1, or 0 for none, got {window}.")
+    if window and mask is None:
+        raise ValueError(f"[{name}] expected a causal mask with a window of {window}.")
+
+
 def _check_pages(
     name: str,
     key_pages: mx.array,
     page_size: int,
     block_table: BlockTable,
     context_lens: Integers,
+    window: int = 0,
+    queries: Any = 0,
 ) -> None:
-    """Rejects bad arguments that the kernel cannot check, or not in time to raise."""
+    """Rejects invalid arguments that the kernel cannot check, or cannot check in time to raise.
+
+    `queries` is the number of queries per sequence, or the array `cu_seqlens_q`.
+    """
     if key_pages.ndim == 4 and key_pages.shape[2] != page_size:
         raise ValueError(
             f"[{name}] expected page_size={page_size} tokens per page, got shape {key_pages.shape}."
         )
     if isinstance(context_lens, mx.array) or isinstance(block_table, mx.array):
         return
-    for row, length in zip(block_table, context_lens, strict=False):
+    is_ragged = isinstance(queries, mx.array)
+    counts = _to_list(queries[1:] - queries[:-1]) if is_ragged else [queries] * len(context_lens)
+    for row, length, count in zip(block_table, context_lens, counts, strict=False):
         if not 0 <= length <= len(row) * page_size:
             raise ValueError(
                 f"[{name}] expected context_lens from 0 to {len(row) * page_size}, the capacity of "
                 f"a row of the block table, got {length}."
             )
-        for page in row[: -(-length // page_size)]:
+        first_page = _first_key(length, count, window) // page_size
+        for page in row[first_page : -(-length // page_size)]:
             if not 0 <= page < key_pages.shape[0]:
                 raise ValueError(
                     f"[{name}] expected page ids from 0 to {key_pages.shape[0] - 1}, got {page}."
@@ -240,9 +334,10 @@ def _check_pages(
 
 
 def as_int32(numbers: Integers | BlockTable) -> mx.array:
-    """Converts numbers, or rows of numbers, to an int32 array; returns an array unchanged."""
+    """Converts integers, or rows of integers, to an int32 array; returns arrays unchanged."""
     return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
 
 
-def _to_list(array: mx.array) -> list[int]:
-    return array.tolist()  # type: ignore[return-value]
+def _to_list(array: mx.array) -> Any:
+    """Converts an array to a list of integers, or of rows of integers."""
+    return array.tolist()

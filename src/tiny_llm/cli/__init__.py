@@ -1,5 +1,5 @@
 """Command-line interface: one thin module per command.
 
-Reading order: main, chat, batch, serve, bench, check_installation, entrypoint, parsing, backends,
-batching.
+Reading order: main, chat, batch, serve, served_models, bench, check_installation, memory_table,
+entrypoint, parsing, backends, batching.
 """

@@ -20,12 +20,13 @@ from .parsing.arguments import (
     add_batch_arguments,
     add_model_arguments,
     add_sampling_arguments,
+    byte_count,
     check_batch_arguments,
     sampler_from_args,
 )
 from .parsing.command import CommandParser, console, run_command
 
-REDRAW_SECONDS = 0.1  # drawing takes a few milliseconds from decoding
+REDRAW_SECONDS = 0.1  # drawing costs a few milliseconds of decoding time
 DEFAULT_MAX_TOKENS = 512
 
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "batch") -> int:
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Parser of the command's flags."""
+    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.batch")
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -50,9 +51,10 @@ def make_parser(prog: str) -> CommandParser:
     )
     parser.add_argument(
         "--kv-cache-bytes",
-        type=int,
+        type=byte_count,
         metavar="N",
-        help="memory for the KV cache (engine); by default, enough for the batch",
+        help="memory for the KV cache, recurrent states included (engine); by default, enough for "
+        "the batch",
     )
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
     return parser

@@ -1,7 +1,7 @@
 """Throughput and latency on random token ids; the last line is JSON.
 
-All sequences arrive at once and run through continuous batching. EOS tokens are ignored, so each
-output has exactly the length drawn for it.
+All sequences arrive at once and run through continuous batching; with --request-rate, they arrive
+at random times. EOS tokens are ignored, so each output has exactly the length drawn for it.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -21,6 +22,8 @@ from .. import kernels
 from ..errors import UserError
 from ..sampler import make_sampler
 from .backends.checkpoint import Checkpoint, open_checkpoint
+from .backends.engine import open_llm
+from .batching.open_loop import SLO, goodput, percentile, poisson_arrivals, run_open_loop
 from .batching.runs import BatchRun, open_batch_run
 from .batching.workload import (
     LengthRange,
@@ -30,6 +33,7 @@ from .batching.workload import (
     synthetic_workload,
 )
 from .parsing.arguments import (
+    ENGINE,
     add_batch_arguments,
     add_model_arguments,
     check_batch_arguments,
@@ -37,7 +41,7 @@ from .parsing.arguments import (
 )
 from .parsing.command import CommandParser, console, run_command
 
-WARMUP_TOKENS = 8  # enough to run every decoding kernel
+WARMUP_TOKENS = 8  # enough to run every decode kernel
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "bench") -> int:
@@ -46,7 +50,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bench") -> int:
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Parser of the command's flags."""
+    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.bench")
     add_model_arguments(parser)
     add_batch_arguments(parser)
@@ -57,10 +61,35 @@ def make_parser(prog: str) -> CommandParser:
         ("--min-output-len", 1, 32, "minimum output length in tokens"),
         ("--max-output-len", 1, 128, "maximum output length in tokens"),
         ("--warmup", 0, 1, "sequences to run before the measurement"),
-        ("--seed", 0, 0, "seed of the lengths and token ids"),
+        ("--seed", 0, 0, "seed of the lengths, token ids and arrivals"),
     ):
         parser.add_argument(flag, type=in_range(low), default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--request-rate",
+        type=in_range(0.01, convert=float),
+        nargs="+",
+        metavar="R",
+        help="mean requests per second; the sequences arrive at random times, once for each rate "
+        "given (engine)",
+    )
+    parser.add_argument(
+        "--goodput",
+        type=_bound,
+        nargs="+",
+        metavar="NAME:MS",
+        help="bounds on a request's latencies in milliseconds, for --request-rate: ttft:200 "
+        "tpot:50",
+    )
     return parser
+
+
+def _bound(text: str) -> tuple[str, float]:
+    """Argument type: a latency bound in milliseconds, "ttft:200" → ("ttft", 0.2) seconds."""
+    name, _, milliseconds = text.partition(":")
+    if name not in ("ttft", "tpot"):
+        raise argparse.ArgumentTypeError(f"must be ttft:MS or tpot:MS, got {text}")
+    seconds: float = in_range(0, convert=float)(milliseconds) / 1e3
+    return name, seconds
 
 
 def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload) -> dict[str, Any]:
@@ -72,7 +101,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
         workload: prompts and output lengths.
 
     Returns:
-        Counts, seconds, tokens per second, latencies in milliseconds, gigabytes (10⁹ bytes).
+        Counts, seconds, tokens/s, latencies in milliseconds, memory in gigabytes (10⁹ bytes).
     """
     clock = TimestampTokenizer()
     run = _open(args, checkpoint, workload, clock)
@@ -96,6 +125,46 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
     }
 
 
+def measure_load(
+    args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, rate: float, slo: SLO
+) -> dict[str, Any]:
+    """Runs a workload once on a new engine, with random arrivals.
+
+    Args:
+        args, checkpoint, workload: see `measure`.
+        rate: mean requests per second.
+        slo: latency bounds for goodput.
+
+    Returns:
+        Requests and tokens per second, goodput in requests per second, latencies in milliseconds.
+    """
+    lengths = zip(workload.prompts, workload.output_lens, strict=True)
+    llm = open_llm(
+        args,
+        Checkpoint(checkpoint.name, checkpoint.mlx_model, TimestampTokenizer()),
+        max_num_seqs=args.batch_size,
+        kv_tokens=max(len(prompt) + output_len for prompt, output_len in lengths),
+        prefill_step=args.prefill_step,
+    )
+    llm.reserve()
+    arrivals = poisson_arrivals(len(workload.prompts), rate, args.seed)
+    requests = run_open_loop(llm, workload, arrivals)
+    llm.close()
+    seconds = max(one.last_token for one in requests) - requests[0].arrival
+    result: dict[str, float | None] = {
+        "request_rate": rate,
+        "requests_per_s": round(len(requests) / seconds, 2),
+        "output_tokens_per_s": round(workload.output_tokens / seconds, 2),
+        "goodput": round(goodput(requests, slo), 2),
+    }
+    tpot = [one.tpot for one in requests if one.tpot is not None]
+    for name, values in (("ttft_ms", [one.ttft for one in requests]), ("tpot_ms", tpot)):
+        for key, percent in (("median", 50), ("p95", 95)):
+            ms = round(percentile(values, percent) * 1e3, 3) if values else None
+            result[f"{name}_{key}"] = ms
+    return result
+
+
 def _open(
     args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, clock: TimestampTokenizer
 ) -> BatchRun:
@@ -110,7 +179,7 @@ def _open(
 
 
 def _serve(run: BatchRun, num_seqs: int) -> None:
-    """Runs a batch to the end. Redraws the progress bar only after a finished sequence."""
+    """Runs a batch to the end. Redraws the progress bar only when a sequence finishes."""
     hidden = not console.is_terminal
     with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
         task = progress.add_task("sequences", total=num_seqs)
@@ -124,6 +193,12 @@ def _serve(run: BatchRun, num_seqs: int) -> None:
 
 def _bench(args: argparse.Namespace) -> int:
     check_batch_arguments(args)
+    if args.request_rate is not None and args.loader != ENGINE:
+        raise UserError(
+            "--request-rate: only the engine adds requests as they arrive; leave it out."
+        )
+    if args.goodput is not None and args.request_rate is None:
+        raise UserError("--goodput has no effect without --request-rate; give both.")
     inputs = LengthRange("input", args.min_input_len, args.max_input_len)
     outputs = LengthRange("output", args.min_output_len, args.max_output_len)
     checkpoint = open_checkpoint(args)
@@ -134,7 +209,7 @@ def _bench(args: argparse.Namespace) -> int:
             f"context of '{checkpoint.name}', {config.max_position_embeddings} tokens."
         )
     if args.warmup:
-        # Another seed: the measured prompts must not hit the prefix cache.
+        # A different seed, so that the measured prompts do not hit the prefix cache.
         short = LengthRange("output", 1, min(outputs.high, WARMUP_TOKENS))
         warmup = synthetic_workload(args.warmup, inputs, short, config.vocab_size, args.seed + 1)
         _serve(_open(args, checkpoint, warmup, TimestampTokenizer()), args.warmup)
@@ -150,11 +225,19 @@ def _bench(args: argparse.Namespace) -> int:
         "prefill_step": args.prefill_step,
         "warmup": args.warmup,
         "seed": args.seed,
-        **measure(args, checkpoint, workload),
         "tiny_llm": version("tiny-llm"),
         "mlx": version("mlx"),
     }
-    _print_table(result)
+    if args.request_rate is None:
+        result |= measure(args, checkpoint, workload)
+        _print_table(result)
+    else:
+        slo = SLO(**dict(args.goodput or ()))
+        result["loads"] = []
+        for rate in args.request_rate:
+            with console.status(f"{rate:g} requests per second"):
+                result["loads"].append(measure_load(args, checkpoint, workload, rate, slo))
+        _print_loads(result["loads"], args.num_seqs)
     print(json.dumps(result))
     return 0
 
@@ -172,6 +255,18 @@ def _print_table(result: dict[str, Any]) -> None:
     screen.print(table)
     screen.print(latency)
     screen.print(f"{result['seconds']:.2f} s, peak memory {result['peak_memory_gb']:.3f} GB")
+
+
+def _print_loads(loads: Sequence[dict[str, Any]], num_seqs: int) -> None:
+    table = Table(title=f"{num_seqs} requests per rate; latencies in ms", box=SIMPLE)
+    latencies = ("ttft_ms_median", "ttft_ms_p95", "tpot_ms_median", "tpot_ms_p95")
+    labels = ("rate", "served", "TTFT", "p95", "TPOT", "p95", "tokens/s", "goodput")
+    names = ("request_rate", "requests_per_s", *latencies, "output_tokens_per_s", "goodput")
+    for label in labels:
+        table.add_column(label, justify="right")
+    for load in loads:
+        table.add_row(*("–" if load[name] is None else f"{load[name]:.1f}" for name in names))
+    Console(highlight=False).print(table)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Parser of the command's flags."""
+    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.chat")
     parser.add_argument("--system-prompt", metavar="TEXT", help="system message of the chat")
     add_remote_arguments(parser)

@@ -1,4 +1,4 @@
-"""Checks the installation and suggests fixes."""
+"""Installation check with suggested fixes, or a model's memory table."""
 
 import argparse
 import importlib.util
@@ -16,11 +16,18 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import kernels
+from ..engine.factory import resolve_task
+from ..engine.llm import DEFAULT_MAX_NUM_SEQS
 from ..errors import UserError
 from ..models import BUNDLED_MODELS, SHORT_NAMES, find_in_cache
 from ..models.checkpoint.layout import check_checkpoint, weight_bytes
 from ..models.checkpoint.safe_io import ModelError
-from .parsing.command import CommandParser, run_command
+from ..models.heads.pooling import TASKS
+from ..models.hub import find_config
+from .backends.checkpoint import set_device
+from .memory_table import fits_of_flags, measure_bandwidth, print_fits
+from .parsing.arguments import byte_count, flag_of, in_range, rank_count
+from .parsing.command import CommandParser, console, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
 
@@ -31,10 +38,9 @@ class CheckResult:
 
     Attributes:
         name: checked component.
-        ok: True if it works, False if it is required and missing, None if it is optional and
-            missing.
+        ok: True if it works; False if required but missing; None if optional and missing.
         found: detected version or state.
-        fix: suggested fix if it is not ok.
+        fix: suggested fix if `ok` is not True.
     """
 
     name: str
@@ -44,13 +50,34 @@ class CheckResult:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "check-installation") -> int:
-    """Prints the table. Exit status: 0, or 1 if a required component is missing."""
+    """Prints a table. Exit status: 0, or 1 if a component is missing or the model does not fit."""
     return run_command(prog, lambda: _report(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Parser of the command's flags."""
-    return CommandParser(prog, __doc__)
+    """Builds the command's argument parser."""
+    parser = CommandParser(prog, __doc__)
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="print what fits: weights, KV cache, longest prompt and expected speed of this model; "
+        "only its config is downloaded. The other flags are those of `serve`",
+    )
+    parser.add_argument("--draft-model", metavar="NAME", help="draft model")
+    parser.add_argument("--kv-cache-bytes", type=byte_count, metavar="N", help="bytes of KV memory")
+    parser.add_argument(
+        "--max-num-seqs", type=in_range(1), metavar="N", help="maximum running sequences (32)"
+    )
+    parser.add_argument(
+        "--max-model-len", type=in_range(2), metavar="N", help="maximum tokens of a sequence"
+    )
+    parser.add_argument("--block-size", type=in_range(1), metavar="N", help="tokens per page (32)")
+    parser.add_argument("--task", choices=["auto", *TASKS], help="auto by default")
+    parser.add_argument(
+        "--tensor-parallel-size", "--tp", type=rank_count, metavar="N", help="number of ranks (1)"
+    )
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="gpu by default, if available")
+    return parser
 
 
 def run_checks() -> Iterator[CheckResult]:
@@ -83,7 +110,11 @@ def run_checks() -> Iterator[CheckResult]:
 
 
 def _report(args: argparse.Namespace) -> int:
-    del args  # no flags
+    if args.model is not None:
+        return _report_model(args)
+    given = [flag_of(name) for name, value in vars(args).items() if value is not None]
+    if given:
+        raise UserError(f"{given[0]} has no effect without --model; give both.")
     table = Table("component", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")
     is_complete = True
     for result in run_checks():
@@ -91,6 +122,20 @@ def _report(args: argparse.Namespace) -> int:
         is_complete &= result.ok is not False
     Console(highlight=False).print(table)
     return 0 if is_complete else 1
+
+
+def _report_model(args: argparse.Namespace) -> int:
+    """Prints the model's memory table."""
+    set_device(args.device)
+    args.max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    args.tensor_parallel_size = args.tensor_parallel_size or 1
+    folder = find_config(args.model, console)
+    draft = None if args.draft_model is None else find_config(args.draft_model, console)
+    task = resolve_task(args.task or "auto", str(folder))
+    fits = fits_of_flags(args, folder, draft)
+    bandwidth = measure_bandwidth(fits["auto"].sizes[0].step_bytes)
+    print_fits(Console(highlight=False), args.model, fits, task, bandwidth)
+    return 0 if fits["auto"].is_loadable else 1
 
 
 def _python() -> CheckResult:
@@ -101,7 +146,7 @@ def _python() -> CheckResult:
 
 
 def _package(name: str) -> CheckResult:
-    """A dependency, whose version must match pyproject.toml's pin for this platform."""
+    """Checks a dependency's version against pyproject.toml's pin for this platform."""
     pins = [
         requirement.specifier
         for requirement in map(Requirement, requires("tiny-llm") or [])
@@ -146,7 +191,7 @@ def _extension() -> CheckResult:
 
 
 def _metal_kernels() -> Iterator[CheckResult]:
-    """One row per file of Metal kernels, compiled if the machine has a GPU."""
+    """Yields one row per Metal kernel file; compiles the files if the machine has a GPU."""
     has_gpu = not kernels.computes_on_cpu() and kernels.runs_on_default_device()
     if not has_gpu:
         yield CheckResult("Metal kernels", None, f"not on {platform.system()}", "no action needed")

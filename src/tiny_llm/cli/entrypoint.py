@@ -1,6 +1,6 @@
 """`tiny-llm COMMAND`: entry point of the installed package.
 
-Imports a command's module only when it runs, which keeps the start of the others fast.
+Imports a command's module only when that command runs, to keep startup fast.
 """
 
 import argparse

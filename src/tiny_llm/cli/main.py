@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:
 
 
 def make_parser(prog: str) -> CommandParser:
-    """Parser of the command's flags."""
+    """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.main")
     parser.add_argument(
         "--prompt", default=INTRODUCTION_PROMPT, metavar="TEXT", help="prompt; - reads stdin"

@@ -3,6 +3,6 @@
 `llm` is the public interface; a step is `core`: schedule, run the model, process the outputs. Must
 not know about HTTP.
 
-Reading order: llm, core, inputs, scheduling, execution, spec_decode, structured_output,
-model_runner, stop_checker, output_processor, factory.
+Reading order: llm, core, inputs, scheduling, execution, spec_decode, tool_calls,
+structured_output, model_runner, stop_checker, output_processor, factory.
 """

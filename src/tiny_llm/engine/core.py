@@ -7,13 +7,15 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ..errors import UserError, check_token_ids
+from ..errors import UserError, check_token_ids, short_repr, summarize
+from ..models import memory
 from ..models.tokenizer.detokenizer import detokenizer_keeping_space
+from .execution.disk_cache import DiskCache
 from .execution.logits_processors import TokenCounts
 from .execution.sampler import completion_seed
 from .inputs.prompts import ChatOptions, Prompt, encode_prompt, is_token_ids
@@ -21,18 +23,28 @@ from .inputs.sampling_params import SamplingParams
 from .inputs.validation import array_to_list, validate_number
 from .model_runner import ModelRunner
 from .output_processor import OutputProcessor
-from .scheduling.batch import ChunkOutput, SchedulerOutput
-from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
+from .scheduling.outputs import (
+    ChunkOutput,
+    CompletionOutput,
+    RequestMetrics,
+    RequestOutput,
+    SchedulerOutput,
+    StreamOutput,
+)
 from .scheduling.request import EngineRequest, FinishReason
 from .scheduling.scheduler import Scheduler
 from .spec_decode.grammar_proposer import GrammarProposer
 from .spec_decode.proposer import DraftProposer
+from .stop_checker import ReasoningTokens
 from .structured_output.compiler import GrammarCompiler, StructuredOutputGrammar
 from .structured_output.grammar import ThinkingState, initial_thinking_state
 from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
+from .tool_calls.registry import AUTO
 
 log = logging.getLogger("tiny_llm.engine")
 
+MEMORY_CHECK_INTERVAL = 1.0  # seconds
+MIN_RELEASED_SHARE = 8  # compaction copies the used pages: at least 1/8 must be unused
 PRECOMPUTE_REQUEST_ID = "(ahead)"  # internal request, not sent by a client
 
 
@@ -40,17 +52,21 @@ class EngineCore:
     """Drives requests through scheduler, model runner and output processors.
 
     Args:
-        tokenizer: as `mlx_lm.load` returns it.
+        tokenizer: as returned by `mlx_lm.load`.
         scheduler: plans the steps.
-        runner: computes the steps.
+        runner: executes the steps.
         seed: base seed for requests without their own.
         proposers: model-free draft token proposers; the first with any draft tokens wins.
+        tool_call_parser: name of the tool-call format, see `find_format`.
+        adapters: LoRA adapter indices by name; None is the key for requests that name no adapter.
+        disk_cache: on-disk tier of the prefix cache, or None.
 
     Attributes:
-        tokenizer, scheduler, runner, seed: as given.
+        tokenizer, scheduler, runner, seed, disk_cache: as given.
         vocab_size: V of the target model.
         grammars: grammar compiler; thread-safe, so a server may compile ahead of `add`.
         step_seconds: time spent in steps; all but `runner.seconds` is overhead.
+        num_memory_evictions: cached pages evicted because the system was short of memory.
     """
 
     def __init__(
@@ -60,19 +76,26 @@ class EngineCore:
         runner: ModelRunner,
         seed: int,
         proposers: Sequence[DraftProposer] = (GrammarProposer(),),
+        tool_call_parser: str = AUTO,
+        adapters: Mapping[str | None, int] | None = None,
+        disk_cache: DiskCache | None = None,
     ):
         self.tokenizer = tokenizer
         self.scheduler = scheduler
         self.runner = runner
         self.seed = seed
+        self.disk_cache = disk_cache
         self.vocab_size = runner.target.vocab_size
-        self.grammars = GrammarCompiler(tokenizer, self.vocab_size)
+        self.grammars = GrammarCompiler(tokenizer, self.vocab_size, tool_call_parser)
         self.step_seconds = 0.0
+        self.adapters = adapters or {None: -1}
         self._proposers = proposers
-        self._processors: dict[str, OutputProcessor] = {}  # by the id of an EngineRequest
+        self._processors: dict[str, OutputProcessor] = {}  # by `EngineRequest.request_id`
         # By the caller's request id: the processors of its `n` completions.
         self._processors_by_request: dict[str, list[OutputProcessor]] = {}
         self._num_added = 0
+        self._next_memory_check = 0.0
+        self.num_memory_evictions = 0
 
     def add(
         self,
@@ -82,17 +105,19 @@ class EngineCore:
         chat: ChatOptions,
         sink: deque[StreamOutput],
         timeout: float | None = None,
+        lora: str | None = None,
     ) -> RequestOutput:
-        """Queues the `n` requests of a prompt, all or none.
+        """Queues a prompt's `n` requests, all or none.
 
         Args:
-            prompt, params, request_id, timeout: see `LLM.add_request`, also for errors.
+            prompt, params, request_id, timeout, lora: see `LLM.add_request` (errors, too).
             chat: chat template options.
             sink: queue for the request's stream outputs.
         """
         self.scheduler.check_queue_limit(params.n)
         if timeout is not None:
             validate_number("timeout", timeout, 0, math.inf, "a number of seconds > 0", above=True)
+        adapter = self._adapter_index(lora)
         prompt = array_to_list(prompt)
         ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         check_token_ids("the prompt", ids, self.vocab_size)
@@ -120,6 +145,7 @@ class EngineCore:
         for output, grammar in zip(request_output.outputs, grammars, strict=True):
             index = output.index
             request = self._make_request(completion_ids[index], ids, params, seed, index, grammar)
+            request.adapter = adapter
             processor = OutputProcessor(
                 request,
                 request_output,
@@ -128,12 +154,25 @@ class EngineCore:
                 self.tokenizer.eos_token_ids,
                 sink,
                 deadline,
+                self._reasoning_tokens(ids) if chat.thinking_enabled else None,
             )
             self.scheduler.add(request)  # raises for the first completion or not at all
             self._processors[request.request_id] = processor
             processors.append(processor)
         self._processors_by_request[name] = processors
         return request_output
+
+    def _adapter_index(self, lora: str | None) -> int:
+        """Returns the index of the named adapter.
+
+        Raises:
+            UserError: the engine has no adapter of that name.
+        """
+        if not isinstance(lora, str | None) or lora not in self.adapters:
+            names = [name for name in self.adapters if name is not None]
+            known = f"one of {summarize(names)}" if names else "None; the engine has no adapters"
+            raise UserError(f"lora must be {known}, got {short_repr(lora)}.")
+        return self.adapters[lora]
 
     def _make_request(
         self,
@@ -176,16 +215,25 @@ class EngineCore:
         max_tokens = params.thinking_token_budget
         if max_tokens is None or self._thinking_tokens is None:
             return None
-        thinking = initial_thinking_state(self._prompt_tail(ids), enable_thinking=False)
-        in_thinking = thinking is ThinkingState.OPEN
-        return ThinkingBudget(len(ids), max_tokens, *self._thinking_tokens, in_thinking)
+        return ThinkingBudget(len(ids), max_tokens, *self._thinking_tokens, self._in_thinking(ids))
+
+    def _in_thinking(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt ends inside a reasoning block."""
+        tail = self._prompt_tail(ids)
+        return initial_thinking_state(tail, enable_thinking=False) is ThinkingState.OPEN
+
+    def _reasoning_tokens(self, ids: Sequence[int]) -> ReasoningTokens | None:
+        """Returns the reasoning delimiters; None if the model has no thinking mode."""
+        if self._thinking_tokens is None:
+            return None
+        return ReasoningTokens(*self._thinking_tokens, self._in_thinking(ids))
 
     @cached_property
     def _thinking_tokens(self) -> tuple[int, int] | None:
         return thinking_tokens(self.tokenizer)
 
     def _prompt_tail(self, ids: Sequence[int]) -> str:
-        """Decodes the end of the prompt, enough to contain a template's `<think>`."""
+        """Decodes the prompt's last tokens, enough to include a chat template's `<think>`."""
         text: str = self.tokenizer.decode(list(ids[-8:]))
         return text
 
@@ -203,17 +251,21 @@ class EngineCore:
             self._finish(processor, [], "abort")
         return bool(processors)
 
-    def precompute(self, token_ids: Sequence[int]) -> bool:
+    def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> bool:
         """Prefills one page into the prefix cache; see `LLM.precompute`."""
-        scheduler = self.scheduler
+        scheduler, adapter = self.scheduler, self._adapter_index(lora)
         size = scheduler.config.page_size
-        num_cached = scheduler.pages.num_cached(token_ids)
+        num_cached = scheduler.pages.num_cached(token_ids, adapter)
         end = (num_cached + 1) * size
         if scheduler.has_requests or end > len(token_ids):
             return False
         totals = scheduler.num_prompt_tokens, scheduler.num_cached_tokens
         request = EngineRequest(
-            PRECOMPUTE_REQUEST_ID, token_ids[:end], SamplingParams(temperature=0), 1
+            PRECOMPUTE_REQUEST_ID,
+            token_ids[:end],
+            SamplingParams(temperature=0),
+            1,
+            adapter=adapter,
         )
         try:
             scheduler.add(request)
@@ -225,17 +277,63 @@ class EngineCore:
         except Exception:  # best effort: no caller depends on it
             log.exception("precomputing a page failed")
         scheduler.finish(request, "abort")
+        if self.disk_cache is not None:
+            self.disk_cache.store_new()
         # Not part of the prefix cache hit rate: no client sent this request.
         scheduler.num_prompt_tokens, scheduler.num_cached_tokens = totals
-        return scheduler.pages.num_cached(token_ids) > num_cached and end + size <= len(token_ids)
+        has_grown = scheduler.pages.num_cached(token_ids, adapter) > num_cached
+        return has_grown and end + size <= len(token_ids)
+
+    def check_memory(self) -> bool:
+        """Releases cached prefixes if memory is short; checks at most once per second.
+
+        Returns:
+            Whether the statistics have changed: memory was short, or the disk cache wrote pages.
+        """
+        now = time.monotonic()
+        if now < self._next_memory_check:
+            return False
+        self._next_memory_check = now + MEMORY_CHECK_INTERVAL
+        is_short = memory.is_memory_short()
+        if is_short:
+            self.release_cached_memory()
+        has_written = self.disk_cache is not None and self.disk_cache.store_rest()
+        return is_short or has_written
+
+    def release_cached_memory(self) -> None:
+        """Evicts half of the cached prefixes, and returns unused memory to the system.
+
+        Requests keep their pages, which are copied to the front of smaller arrays.
+        """
+        pages, target, before = self.scheduler.pages, self.runner.target, self.runner.nbytes
+        num_evicted = pages.evict_half()
+        self.num_memory_evictions += num_evicted
+        num_unused = target.num_allocated_pages - pages.allocator.num_used
+        if num_unused > target.num_allocated_pages // MIN_RELEASED_SHARE:
+            kept = pages.compact(self.scheduler.running)
+            if kept is not None:
+                self.runner.keep(*kept)
+        memory.release_free_memory()
+        if num_evicted or self.runner.nbytes < before:
+            log.warning(
+                "memory is short: %d cached pages were evicted, %.1f MB of KV memory released",
+                num_evicted,
+                (before - self.runner.nbytes) / 1e6,
+            )
 
     def step(self) -> None:
         """Expires overdue requests, computes one step and emits its outputs."""
         self._expire_requests()
+        self.check_memory()
         if not self.scheduler.has_requests:
             return
         started = time.perf_counter()
+        if self.disk_cache is not None:
+            self.disk_cache.poll()
         step = self.scheduler.schedule()
+        if self.disk_cache is not None and not step.chunks:
+            self.disk_cache.wait()
+            return
         for chunk in step.chunks:
             metrics = self._processors[chunk.request.request_id].request_output.metrics
             if metrics.first_scheduled_time is None:
@@ -244,7 +342,17 @@ class EngineCore:
             self._process_outputs(step, self.runner.run(step))
         except Exception as error:  # fails the requests of this step only
             self._fail_step(step, error)
-        self.step_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.step_seconds += seconds
+        self.scheduler.record_step_time(step, seconds)
+        if self.disk_cache is not None:
+            self.disk_cache.store_new()
+
+    def close(self) -> None:
+        """Writes pending pages to the disk cache and detaches it."""
+        if self.disk_cache is not None:
+            self.disk_cache.close()
+            self.disk_cache = None
 
     def _expire_requests(self) -> None:
         """Ends the running and queued requests whose deadline has passed."""
@@ -271,7 +379,7 @@ class EngineCore:
             if error is not None:
                 self._finish(processor, [], "error", error)
                 continue
-            if len(token_ids) < len(result.token_ids):  # ended before the last token
+            if len(token_ids) < len(result.token_ids):  # the completion ended early
                 results[request_id] = replace(result, token_ids=token_ids)
             updates.append((processor, token_ids, reason))
         self.scheduler.update_from_output(step, results)
@@ -292,7 +400,7 @@ class EngineCore:
         return next(filter(len, proposals), ())
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
-        """Ends the requests of a step whose computation raised an exception."""
+        """Fails the requests in a step that raised an exception."""
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         for chunk in step.chunks:
             processor = self._processors.get(chunk.request.request_id)
@@ -308,6 +416,8 @@ class EngineCore:
     ) -> None:
         """Ends a request in the scheduler and emits its last output."""
         request, request_id = processor.request, processor.request_output.request_id
+        if self.disk_cache is not None:
+            self.disk_cache.on_finish(request)
         self.scheduler.finish(request, reason, error)
         processor.request_output.error = processor.request_output.error or error
         processor.emit(token_ids, reason)

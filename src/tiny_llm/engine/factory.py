@@ -1,26 +1,48 @@
-"""Builds the engine's parts from the arguments of `LLM`."""
+"""Factories for the engine's components, given the arguments of `LLM`."""
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import UserError, check_int, short_repr
 from ..generate import check_same_vocabulary
+from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ..models import (
     ATTENTION_BACKENDS,
     LOAD_FORMATS,
     ServingModel,
     load_weights,
+    mtp_model,
     serving_model,
 )
+from ..models.families.decoder import Decoder
+from ..models.heads.mtp import MtpDecoder
+from ..models.heads.pooling import (
+    TASKS,
+    Task,
+    detect_task,
+    pool_embeddings,
+    pool_scores,
+    score_tokens,
+)
+from ..models.hub import find_config
+from ..models.lora import attach_adapters
 from ..models.parallel.decoder import TensorParallelDecoder
 from ..models.tokenizer.detokenizer import with_detokenizer
 from .execution.paged_model import PagedModel
 from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded, make_decoder
-from .model_runner import ModelRunner
+from .inputs.validation import validate_number
+from .model_runner import ModelRunner, MtpRunner, PoolingRunner
+from .scheduling.config import SchedulerConfig
+from .scheduling.events import Listener
+from .scheduling.fair_scheduler import FairScheduler
+from .scheduling.scheduler import Scheduler
 from .spec_decode.draft_model import DraftModel
 from .spec_decode.grammar_proposer import GrammarProposer
+from .spec_decode.mtp_drafter import HiddenStatesModel, MtpDrafter
 from .spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS, NgramProposer
 from .spec_decode.proposer import DraftProposer
 
@@ -29,13 +51,13 @@ Model = str | os.PathLike[str] | tuple[Any, Any]
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """The models of an engine, without pages.
+    """Target and draft model, before their pages are allocated.
 
     Attributes:
         target: the target model.
-        draft: the draft model, or None.
-        tokenizer: tokenizer of both.
-        tp_checkpoint: the target's shards with tensor parallelism; None in a single process.
+        draft: the draft model, or the target's MTP layer, or None.
+        tokenizer: shared by both models.
+        tp_checkpoint: the target's sharded checkpoint; None without tensor parallelism.
     """
 
     target: ServingModel
@@ -45,7 +67,7 @@ class LoadedModels:
 
     @property
     def all(self) -> list[ServingModel]:
-        """The target model, then the draft model if there is one."""
+        """The target model, then the draft model or MTP layer, if there is one."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
@@ -56,39 +78,150 @@ def load_models(
     page_size: int,
     load_format: str,
     attention_backend: str,
+    kv_cache_dtype: KvCacheDtype,
+    task: Task,
+    mtp: bool,
 ) -> LoadedModels:
-    """Loads target and draft model; see `LLM` for the arguments.
+    """Loads the target and draft models; see `LLM` for the arguments.
+
+    Args:
+        mtp: whether to load the target's MTP layer as the draft model.
 
     Raises:
         UserError: a model cannot be loaded, or the vocabularies differ.
     """
     check_int("tensor_parallel_size", tensor_parallel_size, 1)
+    if task != "generate" and (tensor_parallel_size > 1 or draft_model is not None or mtp):
+        raise UserError(
+            f"task='{task}' supports neither draft_model nor speculative='mtp' nor "
+            "tensor_parallel_size above 1; leave them out."
+        )
+    if mtp and (tensor_parallel_size > 1 or _shards(model) is not None):
+        raise UserError(
+            "speculative='mtp' does not support tensor_parallel_size above 1; leave one of them "
+            "out."
+        )
     if tensor_parallel_size > 1:
         model = load_sharded(_checkpoint_name(model), tensor_parallel_size, load_format)
-    options = (page_size, load_format, attention_backend)
-    target, tokenizer = _load_model(model, *options)
-    loaded = model[0] if isinstance(model, tuple) else None
-    tp_checkpoint = loaded if isinstance(loaded, ShardedCheckpoint) else None
-    draft = None
+    options = (page_size, load_format, attention_backend, kv_cache_dtype, task)
+    target, tokenizer, mtp_layer = _load_model(model, *options, mtp)
+    tp_checkpoint = _shards(model)
+    draft: ServingModel | None = mtp_layer
     if draft_model is not None:
-        draft, draft_tokenizer = _load_model(draft_model, *options)
+        draft, draft_tokenizer, _ = _load_model(draft_model, *options)
         check_same_vocabulary(draft_tokenizer, tokenizer)
     return LoadedModels(target, draft, tokenizer, tp_checkpoint)
 
 
-def make_model_runner(models: LoadedModels, num_pages: int) -> ModelRunner:
-    """Builds the model runner; target and draft get `num_pages` pages each."""
+def adapter_folders(
+    adapter_path: Any, lora_modules: Any, tensor_parallel_size: int
+) -> Mapping[str | None, Any]:
+    """Returns the adapter folders by name; see `LLM` for the arguments.
+
+    The key None is for the adapter of `adapter_path`, which all requests use.
+
+    Raises:
+        UserError: an argument is invalid, or the arguments conflict.
+    """
+    if adapter_path is None and lora_modules is None:
+        return {}
+    if adapter_path is not None and lora_modules is not None:
+        raise UserError(
+            "adapter_path and lora_modules cannot be combined; give all adapters in lora_modules."
+        )
+    if tensor_parallel_size > 1:
+        raise UserError(
+            "LoRA adapters are not supported with tensor_parallel_size above 1; leave one of the "
+            "two out, or fuse the adapter into the model with `mlx_lm.fuse`."
+        )
+    if lora_modules is None:
+        lora_modules = {None: adapter_path}
+    elif not isinstance(lora_modules, Mapping):
+        raise UserError(f"lora_modules must map names to folders, got {short_repr(lora_modules)}.")
+    for name, path in lora_modules.items():
+        is_name = name is None if adapter_path is not None else isinstance(name, str) and name
+        if not is_name or not isinstance(path, str | os.PathLike):
+            raise UserError(
+                f"an adapter must have a name and a folder, got {short_repr(name)} and "
+                f"{short_repr(path)}."
+            )
+    folders: Mapping[str | None, Any] = lora_modules
+    return folders
+
+
+def attach_to_target(
+    models: LoadedModels, folders: Mapping[str | None, Any]
+) -> dict[str | None, int]:
+    """Attaches adapters to the target model.
+
+    Returns:
+        Adapter indices by name. The key None is for requests that name no adapter; −1 for none.
+
+    Raises:
+        UserError: an adapter cannot be used with the model.
+    """
+    if folders:
+        assert isinstance(models.target, Decoder)
+        attach_adapters(models.target, list(folders.values()))
+    return {None: -1} | {name: index for index, name in enumerate(folders)}
+
+
+def resolve_task(task: Any, model: Model) -> Task:
+    """Resolves the model's task; "auto" detects it from the checkpoint.
+
+    Raises:
+        UserError: an unknown task, or an unsupported pooling layer.
+    """
+    if task in TASKS:
+        return task
+    if task != "auto":
+        raise UserError(
+            f"task must be 'auto', 'generate', 'embed' or 'score', got {short_repr(task)}."
+        )
+    if not isinstance(model, str | os.PathLike):
+        return "generate"
+    try:
+        return detect_task(find_config(os.fspath(model), None))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"the model cannot be loaded: {error}.") from error
+
+
+def make_model_runner(
+    models: LoadedModels, num_pages: int, num_state_slots: int, task: Task
+) -> ModelRunner:
+    """Builds the model runner; the target and the draft model each have `num_pages` pages."""
+    memory = num_pages, num_state_slots
+    if isinstance(models.draft, MtpDecoder):
+        drafter = MtpDrafter(HiddenStatesModel(models.draft, num_pages))
+        mtp_runner = MtpRunner(HiddenStatesModel(models.target, *memory), drafter)
+        mtp_runner.async_scheduling.enabled = False  # a discarded step would have updated states
+        return mtp_runner
     if models.tp_checkpoint is not None:
         assert isinstance(models.target, TensorParallelDecoder)
-        target: PagedModel = TensorParallelModel(models.tp_checkpoint, models.target, num_pages)
+        target: PagedModel = TensorParallelModel(models.tp_checkpoint, models.target, *memory)
     else:
-        target = PagedModel(models.target, num_pages)
+        target = PagedModel(models.target, *memory)
     draft = None
     if models.draft is not None:
-        draft = DraftModel(PagedModel(models.draft, num_pages), target.vocab_size)
-    runner = ModelRunner(target, draft)
+        draft = DraftModel(PagedModel(models.draft, *memory), target.vocab_size)
+    if task == "generate":
+        runner = ModelRunner(target, draft)
+    else:
+        pool: Callable[..., Any] = pool_embeddings
+        if task == "score":
+            try:
+                no_token, yes_token = score_tokens(models.tokenizer)
+            except ValueError as error:
+                raise UserError(f"the model cannot score documents: {error}.") from error
+            pool = partial(pool_scores, no_token=no_token, yes_token=yes_token)
+        runner = PoolingRunner(target, pool=pool)
+        runner.async_scheduling.enabled = False  # there is no next step
     if models.tp_checkpoint is not None:
         runner.async_scheduling.enabled = False  # the other ranks need the token ids
+    if num_state_slots:
+        runner.async_scheduling.enabled = False  # a discarded step would have updated the states
     return runner
 
 
@@ -104,25 +237,56 @@ def make_proposers(
         check_int("num_drafts", num_drafts, 1)
         if draft_model is None and speculative is None:
             raise UserError(
-                f"num_drafts={num_drafts} requires draft_model or speculative='ngram'; give one of "
-                "them, or leave num_drafts out."
+                f"num_drafts={num_drafts} requires draft_model or speculative='ngram' or 'mtp'; "
+                "give one of them, or leave num_drafts out."
             )
-    if speculative is None:
-        return [GrammarProposer()]
-    if speculative != "ngram":
-        raise UserError(f"speculative must be 'ngram' or None, got {short_repr(speculative)}.")
-    if draft_model is not None:
+    if speculative not in (None, "ngram", "mtp"):
         raise UserError(
-            "speculative='ngram' and draft_model cannot be combined; leave one of them out."
+            f"speculative must be 'ngram', 'mtp' or None, got {short_repr(speculative)}."
         )
+    if speculative is not None and draft_model is not None:
+        raise UserError(
+            f"speculative='{speculative}' and draft_model cannot be combined; leave one of them "
+            "out."
+        )
+    if speculative != "ngram":
+        return [GrammarProposer()]
     return [GrammarProposer(), NgramProposer(num_drafts or MAX_NGRAM_DRAFT_TOKENS)]
 
 
-def check_options(load_format: Any, attention_backend: Any, listener: Any) -> None:
+def make_scheduler(
+    config: SchedulerConfig,
+    listener: Listener | None,
+    scheduling_policy: Any,
+    step_time_target: float | None,
+) -> Scheduler:
+    """Builds the scheduler for a policy; see `LLM` for the arguments.
+
+    Raises:
+        UserError: an argument is invalid.
+    """
+    if step_time_target is not None:
+        validate_number(
+            "step_time_target", step_time_target, 0, math.inf, "seconds > 0", above=True
+        )
+    if scheduling_policy == "fair":
+        return FairScheduler(config, listener, step_time_target)
+    if scheduling_policy != "fcfs":
+        raise UserError(
+            f"scheduling_policy must be 'fair' or 'fcfs', got {short_repr(scheduling_policy)}."
+        )
+    if step_time_target is not None:
+        raise UserError("step_time_target requires scheduling_policy='fair'; leave it out.")
+    return Scheduler(config, listener)
+
+
+def check_options(
+    load_format: Any, attention_backend: Any, kv_cache_dtype: Any, listener: Any
+) -> None:
     """Validates the enumerated options and the listener.
 
     Raises:
-        UserError: a value is not allowed.
+        UserError: a value is invalid.
     """
     if load_format not in LOAD_FORMATS:
         raise UserError(f"load_format must be 'auto' or 'dummy', got {short_repr(load_format)}.")
@@ -131,34 +295,35 @@ def check_options(load_format: Any, attention_backend: Any, listener: Any) -> No
             "attention_backend must be 'paged', 'flash' or 'reference', got "
             f"{short_repr(attention_backend)}."
         )
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise UserError(
+            f"kv_cache_dtype must be 'auto' or 'int8', got {short_repr(kv_cache_dtype)}."
+        )
+    if kv_cache_dtype == "int8" and attention_backend == "flash":
+        raise UserError(
+            "attention_backend='flash' does not support kv_cache_dtype='int8'; use 'paged' or "
+            "'reference'."
+        )
     if not (listener is None or callable(listener)):
         raise UserError(
             f"listener must be a function of one event, or None, got {short_repr(listener)}."
         )
 
 
-def num_kv_pages(kv_cache_bytes: float, page_size: int, models: Sequence[ServingModel]) -> int:
-    """Returns the number of pages that `kv_cache_bytes` holds."""
-    if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
-        kv_cache_bytes = int(kv_cache_bytes)
-    check_int("kv_cache_bytes", kv_cache_bytes, 1)
-    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if kv_cache_bytes > total_bytes:
-        raise UserError(
-            f"kv_cache_bytes must not exceed the memory, got {short_repr(kv_cache_bytes)}; this "
-            f"machine has {total_bytes} bytes."
-        )
-    page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
-    if kv_cache_bytes < page_bytes:
-        raise UserError(
-            f"kv_cache_bytes must be at least {page_bytes}, a page of {page_size} tokens, got "
-            f"{kv_cache_bytes}."
-        )
-    return int(kv_cache_bytes // page_bytes)
+def common_window(models: Sequence[ServingModel]) -> int:
+    """Returns the largest sliding window in any layer; 0 if any layer has full attention."""
+    windows = [model.max_window for model in models]
+    return max(windows) if all(windows) else 0
+
+
+def _shards(model: Model) -> ShardedCheckpoint | None:
+    """Returns the sharded checkpoint of a tensor-parallel model, or None."""
+    loaded = model[0] if isinstance(model, tuple) else None
+    return loaded if isinstance(loaded, ShardedCheckpoint) else None
 
 
 def _checkpoint_name(model: Model) -> str:
-    """Returns the name or folder of a model to shard.
+    """Returns the name or folder of the model to shard.
 
     Raises:
         UserError: the model is already loaded.
@@ -172,13 +337,19 @@ def _checkpoint_name(model: Model) -> str:
 
 
 def _load_model(
-    model: Model, page_size: int, load_format: str, attention_backend: str
-) -> tuple[ServingModel, Any]:
-    """Returns the serving model and its tokenizer."""
+    model: Model,
+    page_size: int,
+    load_format: str,
+    attention_backend: str,
+    kv_cache_dtype: KvCacheDtype,
+    task: Task,
+    mtp: bool = False,
+) -> tuple[ServingModel, Any, MtpDecoder | None]:
+    """Returns the serving model, its tokenizer and, if requested, its MTP layer."""
     name = "the model"
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
-        model = load_weights(name, load_format=load_format)
+        model = load_weights(name, load_format=load_format, mtp=mtp)
     is_pair = isinstance(model, Sequence) and len(model) == 2
     if not (is_pair and hasattr(model[0], "args") and model[1] is not None):
         raise UserError(
@@ -187,7 +358,8 @@ def _load_model(
         )
     mlx_model, tokenizer = model
     if isinstance(mlx_model, ShardedCheckpoint):
-        decoder = make_decoder(mlx_model, page_size, attention_backend)
-        return decoder, with_detokenizer(tokenizer)
-    target = serving_model(name, mlx_model, page_size, attention_backend)
-    return target, with_detokenizer(tokenizer)
+        decoder = make_decoder(mlx_model, page_size, attention_backend, kv_cache_dtype)
+        return decoder, with_detokenizer(tokenizer), None
+    options = (name, mlx_model, page_size, attention_backend, kv_cache_dtype)
+    layer = mtp_model(*options) if mtp else None
+    return serving_model(*options, task), with_detokenizer(tokenizer), layer

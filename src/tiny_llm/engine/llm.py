@@ -7,6 +7,7 @@
 Not thread-safe, except `compile_grammar`.
 """
 
+import logging
 import os
 import time
 from collections import deque
@@ -16,15 +17,30 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from ..errors import UserError, check_int, short_repr
+from ..kv_cache.int8_rows import KvCacheDtype
+from ..models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..models.hub import is_terminal
+from ..models.memory import available_memory
+from ..models.tokenizer.chat_template_files import set_chat_template
 from .core import EngineCore
+from .execution.disk_cache import check_disk_cache_options, make_disk_cache
+from .execution.kv_memory import (
+    check_kv_cache_bytes,
+    choose_kv_cache_bytes,
+    choose_max_seq_len,
+    split_kv_memory,
+)
 from .factory import (
     Model,
+    adapter_folders,
+    attach_to_target,
     check_options,
+    common_window,
     load_models,
     make_model_runner,
     make_proposers,
-    num_kv_pages,
+    make_scheduler,
+    resolve_task,
 )
 from .inputs.prompts import ChatOptions, Prompt, Prompts, normalize_prompts
 from .inputs.sampling_params import SamplingParams
@@ -32,104 +48,190 @@ from .inputs.validation import validate_bool, validate_seed
 from .scheduling.config import SchedulerConfig
 from .scheduling.events import Listener
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .scheduling.scheduler import Scheduler
+from .tool_calls.registry import AUTO
 
 Params = (
     SamplingParams | Sequence[SamplingParams] | None
 )  # shared by all prompts, or one per prompt
 
-DEFAULT_KV_CACHE_BYTES = 2**29
+log = logging.getLogger("tiny_llm.engine")
+
+DEFAULT_MAX_NUM_SEQS = 32
 DEFAULT_NUM_DRAFTS = 4  # with a draft model
+DEFAULT_NUM_MTP_DRAFTS = 1
+DEFAULT_PREFIX_CACHE_DISK_BYTES = 10**10
+
+POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 class LLM:
     """Serves many requests concurrently within a fixed KV memory.
 
-    A request's output depends only on its prompt, its parameters and the model. Neither other
-    requests nor the other engine arguments affect it, except `seed`, the default seed. Argument
-    names
-    and semantics follow vLLM where it has an equivalent.
+    A request's output depends only on its prompt, its parameters (`seed` is their default seed) and
+    the model. Other requests, batching, chunked prefill, cached prefixes, preemption and draft
+    tokens do not affect it. Outputs are bit-identical for a given version, instruction set (which
+    selects the kernels) and `tensor_parallel_size`. "paged" and "flash" attention are bit-identical
+    to each other; "reference" rounds differently. Argument names and semantics follow vLLM where it
+    has an equivalent.
 
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
-        kv_cache_bytes: upper bound on KV memory, the draft model's included. Allocated in
-            increments on demand and kept; `reserve` allocates all of it. Floats such as 2e9 are
-            accepted.
+        kv_cache_bytes: upper bound on KV memory, the draft model's and recurrent states included.
+            None uses three quarters of the memory left by the weights, capped at what
+            `max_num_seqs` requests of `max_model_len` tokens need, and logs the result. Allocated
+            in increments on demand and kept until memory is short; `reserve` allocates all of it.
+            Floats like 2e9 are accepted. For a model with recurrent state, up to half is for state
+            slots: one per running request, the others for checkpoints, from which later requests
+            with a common prefix continue.
         block_size: tokens per page. Requests share full pages, so smaller pages share more, at the
-            price of longer block tables.
+            cost of longer block tables.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
             increase prefill throughput and inter-token latency.
         max_num_seqs: upper bound on concurrently running requests.
+        max_model_len: upper bound on prompt plus output tokens; None for the context length.
         enable_prefix_caching: whether requests with a common prefix share pages, and pages are kept
             for later requests until evicted.
-        draft_model: smaller model for speculative decoding, given like `model`, with the same
-            vocabulary. Saves steps; does not change the output.
+        prefix_cache_dir: directory where prefix cache pages outlive eviction from memory and this
+            process; several processes may share it. Pages are written in the background and
+            verified when read; an unreadable page is recomputed. None disables it.
+        prefix_cache_disk_bytes: upper bound on the directory's total page size, over all models;
+            the least recently used pages are evicted. 1e10 by default.
+        draft_model: smaller model with the same vocabulary, for speculative decoding, in any form
+            accepted for `model`. Saves steps; does not change the output.
         num_drafts: upper bound on draft tokens per request and step; 4 by default with a draft
-            model, 7 with "ngram".
+            model, 7 with "ngram", 1 with "mtp".
         speculative: "ngram" drafts the continuation of an earlier occurrence of the last tokens in
-            prompt or output. Requires no draft model; does not change the output.
+            prompt or output. "mtp" drafts with the multi-token prediction layer in Qwen3.5 and
+            Qwen3-Next checkpoints. Excludes `draft_model`; does not change the output.
         attention_backend: "paged" reads pages in place. "flash" (the Week 2 kernel, bitwise
             identical) and "reference" (plain MLX) gather them first; both are slower and meant for
             comparison.
+        kv_cache_dtype: "auto" stores keys and values in the activations' dtype. "int8" stores
+            8-bit integers with a scale per token and head: about twice as many tokens in the same
+            memory, with a small error. The recurrent state of hybrid models is not affected.
+        chat_template: Jinja source that replaces the model's chat template, or None.
         load_format: "auto" loads weights of models given by name; "dummy" draws random weights of
             the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes on this machine, each with a shard of the weights
-            and KV cache. The model must be given by name. If one of them dies, this process exits
-            with a message.
+            and KV cache. The model must be given by name. Partial sums are rounded before they are
+            added, so this number can affect the output. If a process dies, this one exits with a
+            message.
+        task: "generate"; "embed" for `embed`, or "score" for `score`. "auto" is "embed" for a
+            checkpoint with a sentence-transformers pooling layer, otherwise "generate".
+        scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of
+            `serve`, lets short prompts overtake long ones: a request is overtaken by at most about
+            as many prompt tokens as it has itself.
+        step_time_target: with "fair", the target duration of steps with decoding requests, in
+            seconds, which limits their prompt tokens; None for no limit. If too few fit, occasional
+            steps take ten times as long (`scheduling/fair_scheduler.py`).
+        adapter_path: folder of a LoRA adapter, as written by `mlx_lm.lora`, for all requests.
+            Like `lora_modules`, not supported with `tensor_parallel_size` above 1.
+        lora_modules: LoRA adapter folders by name; a request selects one with `lora`.
         max_queue: queued requests allowed beyond `max_num_seqs`; further ones raise
             `QueueFullError`. None for no limit.
+        tool_call_parser: tool-call format: "hermes", "qwen3_coder", "llama3_json" or "mistral";
+            "auto" detects it from the chat template.
         seed: base seed for requests without their own; None for a random one.
         listener: callback for every event (`events.py`), for example a `Recorder`.
 
     Attributes:
         core: the `EngineCore`.
-        tokenizer, scheduler, runner, seed, vocab_size: those of the core.
+        task: "generate", "embed" or "score".
+        tokenizer, scheduler, runner, seed, vocab_size: see `EngineCore`.
 
     Raises:
-        UserError: the model cannot be loaded, the arguments conflict, or the KV memory is smaller
-            than a page.
+        UserError: the model cannot be loaded, the arguments conflict, or the KV memory is too small
+            for one page, plus two state slots if the model has recurrent state.
     """
 
     def __init__(
         self,
         model: Model,
         *,
-        kv_cache_bytes: float = DEFAULT_KV_CACHE_BYTES,
+        kv_cache_bytes: float | None = None,
         block_size: int = 32,
         max_num_batched_tokens: int = 256,
-        max_num_seqs: int = 32,
+        max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+        max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
+        prefix_cache_dir: str | os.PathLike[str] | None = None,
+        prefix_cache_disk_bytes: float | None = None,
         draft_model: Model | None = None,
         num_drafts: int | None = None,
-        speculative: Literal["ngram"] | None = None,
+        speculative: Literal["ngram", "mtp"] | None = None,
         attention_backend: str = "paged",
+        kv_cache_dtype: KvCacheDtype = "auto",
+        chat_template: str | None = None,
         load_format: str = "auto",
         tensor_parallel_size: int = 1,
+        task: Literal["auto", "generate", "embed", "score"] = "auto",
+        scheduling_policy: Literal["fcfs", "fair"] = "fcfs",
+        step_time_target: float | None = None,
+        adapter_path: str | os.PathLike[str] | None = None,
+        lora_modules: Mapping[str, str | os.PathLike[str]] | None = None,
         max_queue: int | None = None,
+        tool_call_parser: str = AUTO,
         seed: int | None = 0,
         listener: Listener | None = None,
     ):
         check_int("block_size", block_size, 1)
         validate_bool("enable_prefix_caching", enable_prefix_caching)
         proposers = make_proposers(speculative, draft_model, num_drafts)
-        check_options(load_format, attention_backend, listener)
+        check_options(load_format, attention_backend, kv_cache_dtype, listener)
+        disk_options = prefix_cache_dir, prefix_cache_disk_bytes
+        check_disk_cache_options(*disk_options, enable_prefix_caching, tensor_parallel_size)
         self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
-        options = (block_size, load_format, attention_backend)
-        models = load_models(model, draft_model, tensor_parallel_size, *options)
+        self.task = resolve_task(task, model)
+        folders = adapter_folders(adapter_path, lora_modules, tensor_parallel_size)
+        options = (block_size, load_format, attention_backend, kv_cache_dtype, self.task)
+        mtp = speculative == "mtp"
+        models = load_models(model, draft_model, tensor_parallel_size, *options, mtp)
+        adapters = attach_to_target(models, folders)
+        max_seq_len = choose_max_seq_len(max_model_len, models.all)
+        if kv_cache_bytes is None:
+            kv_memory, reason = choose_kv_cache_bytes(
+                block_size, max_num_seqs, max_seq_len, models.all, available_memory()
+            )
+            log.info("KV memory: up to %.2f GB, %s", kv_memory / 1e9, reason)
+        else:
+            kv_memory = check_kv_cache_bytes(kv_cache_bytes)
+        num_pages, num_state_slots = split_kv_memory(
+            kv_memory, block_size, max_num_seqs, models.all
+        )
+        default_drafts = DEFAULT_NUM_MTP_DRAFTS if mtp else DEFAULT_NUM_DRAFTS
         config = SchedulerConfig(
-            num_pages=num_kv_pages(kv_cache_bytes, block_size, models.all),
+            num_pages=num_pages,
             page_size=block_size,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            max_seq_len=min(loaded.max_seq_len for loaded in models.all),
-            num_drafts=0 if draft_model is None else num_drafts or DEFAULT_NUM_DRAFTS,
+            max_seq_len=max_seq_len,
+            num_drafts=0 if models.draft is None else num_drafts or default_drafts,
             enable_prefix_caching=enable_prefix_caching,
             max_queue=max_queue,
+            num_state_slots=num_state_slots,
+            window=common_window(models.all),
         )
         self.tokenizer = models.tokenizer
-        self.runner = make_model_runner(models, config.num_pages)
-        self.scheduler = Scheduler(config, listener)
-        self.core = EngineCore(self.tokenizer, self.scheduler, self.runner, self.seed, proposers)
+        if chat_template is not None:
+            set_chat_template(self.tokenizer, chat_template)
+        self.runner = make_model_runner(models, num_pages, num_state_slots, self.task)
+        self.scheduler = make_scheduler(config, listener, scheduling_policy, step_time_target)
+        disk_cache = None
+        if prefix_cache_dir is not None:
+            max_bytes = prefix_cache_disk_bytes or DEFAULT_PREFIX_CACHE_DISK_BYTES
+            disk_cache = make_disk_cache(
+                prefix_cache_dir, max_bytes, self.scheduler, self.runner.models
+            )
+        self.core = EngineCore(
+            self.tokenizer,
+            self.scheduler,
+            self.runner,
+            self.seed,
+            proposers,
+            tool_call_parser,
+            adapters,
+            disk_cache,
+        )
         self.vocab_size = self.core.vocab_size
         self._outputs: deque[StreamOutput] = deque()
 
@@ -143,20 +245,24 @@ class LLM:
         enable_thinking: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: str | Sequence[str | None] | None = None,
         show_progress: bool = True,
     ) -> list[RequestOutput]:
-        """Generates completions for prompts and waits for all of them.
+        """Generates completions for one or several prompts; blocks until all are finished.
 
         Args:
-            prompts: one or several. Each is a string (encoded verbatim), token ids (a list or an
-                array), or chat messages (`{"role": …, "content": …}`). Message content is a string
-                or text parts; assistant messages may have `tool_calls` and `reasoning_content`.
+            prompts: one prompt or several, each a string (encoded verbatim), token ids (a list or
+                an array), or chat messages (`{"role": …, "content": …}`). Message content is a
+                string or text parts; assistant messages may have `tool_calls` and
+                `reasoning_content`.
             sampling_params: shared by all prompts, or one per prompt; `SamplingParams()` if None.
             enable_thinking: passed to the chat template. Also allows reasoning before
                 `structured_outputs`, for prompts of any form.
             tools: function tools for the chat template, each as `{"type": "function", "function":
                 {"name": …, "description": …, "parameters": a JSON schema}}`.
             chat_template_kwargs: additional chat template variables.
+            lora: name of an adapter in `lora_modules`, shared by all prompts, or one per prompt;
+                None for no adapter.
             show_progress: whether to show a progress bar if standard error is a terminal.
 
         Returns:
@@ -164,11 +270,12 @@ class LLM:
             and a message in `error`; the other prompts are not affected.
 
         Raises:
-            UserError: an argument is not a prompt, or the numbers of prompts and `sampling_params`
-                differ.
+            UserError: a prompt has an invalid type, or `sampling_params` or `lora` has the wrong
+                length.
         """
+        self._check_generates()
         outputs: list[RequestOutput] = []
-        prompts_and_params = _with_params(prompts, sampling_params)
+        prompts_and_params = _with_params(prompts, sampling_params, lora)
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
         with _progress_bar(len(prompts_and_params), show_progress) as advance:
             for output in self._run(prompts_and_params, chat, outputs):
@@ -183,20 +290,27 @@ class LLM:
         enable_thinking: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: str | Sequence[str | None] | None = None,
     ) -> Iterator[StreamOutput]:
         """Like `generate`, but yields tokens as they are computed.
 
         Outputs of different prompts interleave; `request_output` is the same object for all outputs
-        of a prompt. Requests are queued when the iteration starts and aborted if it ends early.
+        of a prompt. Requests are queued when the iteration starts and aborted if it stops early.
         """
+        self._check_generates()
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
-        return self._run(_with_params(prompts, sampling_params), chat, [])
+        return self._run(_with_params(prompts, sampling_params, lora), chat, [])
 
     def _add_or_reject(
-        self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, sink: deque[StreamOutput]
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        lora: str | None,
+        chat: ChatOptions,
+        sink: deque[StreamOutput],
     ) -> RequestOutput:
         try:
-            return self.core.add(prompt, params, None, chat, sink)
+            return self.core.add(prompt, params, None, chat, sink, lora=lora)
         except UserError as error:
             output = CompletionOutput(0, finish_reason="error")
             now = time.perf_counter()
@@ -210,18 +324,18 @@ class LLM:
 
     def _run(
         self,
-        prompts_and_params: Sequence[tuple[Prompt, SamplingParams]],
+        prompts_and_params: Sequence[tuple[Prompt, SamplingParams, str | None]],
         chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
         """Queues requests, appends their outputs to `outputs`, and steps until all are finished.
 
-        Aborts unfinished requests if an exception is raised or the iteration ends early.
+        Aborts unfinished requests if an exception is raised or the iteration stops early.
         """
         sink: deque[StreamOutput] = deque()
         try:
-            for prompt, params in prompts_and_params:
-                outputs.append(self._add_or_reject(prompt, params, chat, sink))
+            for prompt, params, lora in prompts_and_params:
+                outputs.append(self._add_or_reject(prompt, params, lora, chat, sink))
             while sink or not all(output.finished for output in outputs):
                 if not sink:
                     self.core.step()
@@ -233,6 +347,55 @@ class LLM:
             for output in outputs:
                 if not output.finished:
                     self.abort(output.request_id)
+
+    def _check_generates(self) -> None:
+        if self.task != "generate":
+            raise UserError(f"the model is for task='{self.task}', not for text generation.")
+
+    # ---------------------------------------------------------------- pooling models
+
+    def embed(self, prompts: Prompts) -> list[list[float]]:
+        """Computes a unit-length embedding of each prompt, with an embedding model.
+
+        Args:
+            prompts: see `generate`. Texts are encoded with the tokenizer's special tokens, such as
+                Qwen3-Embedding's EOS token; instructions are part of the text.
+
+        Raises:
+            UserError: not an embedding model, or a prompt is rejected.
+        """
+        return self._pool("embed", prompts)
+
+    def score(
+        self, query: str, documents: Sequence[str], instruction: str = SCORE_INSTRUCTION
+    ) -> list[float]:
+        """Computes the relevance of each document to a query, 0 to 1, with a reranking model.
+
+        Args:
+            query, documents: texts.
+            instruction: task description in the model's prompt.
+
+        Raises:
+            UserError: not a reranking model, or a prompt is rejected.
+        """
+        prompts = [
+            SCORE_TEMPLATE.format(instruction=instruction, query=query, document=document)
+            for document in documents
+        ]
+        return [vector[0] for vector in self._pool("score", prompts)]
+
+    def _pool(self, task: str, prompts: Prompts) -> list[list[float]]:
+        if self.task != task:
+            raise UserError(
+                f"{task} requires a model for task='{task}'; this one is for '{self.task}'."
+            )
+        outputs: list[RequestOutput] = []
+        for _ in self._run(_with_params(prompts, POOLING_PARAMS), ChatOptions(), outputs):
+            pass
+        for index, output in enumerate(outputs):
+            if output.error is not None:
+                raise UserError(f"prompt {index}: {output.error}")
+        return [output.outputs[0].pooled or [] for output in outputs]
 
     # ---------------------------------------------------------------- step interface
 
@@ -246,6 +409,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        lora: str | None = None,
     ) -> str:
         """Queues a request, to be served by `step`.
 
@@ -255,18 +419,21 @@ class LLM:
             request_id: unique among unfinished requests; generated if None.
             timeout: seconds until the request ends with finish_reason "timeout" and partial output,
                 time in the queue included; None for no timeout.
+            lora: name of an adapter in `lora_modules`; None for no adapter.
 
         Returns:
             The request id.
 
         Raises:
-            UserError: an empty prompt, an unknown token id, more tokens than fit in the model's
-                context or the KV memory, or a duplicate id.
+            UserError: an empty prompt, an unknown token id or adapter, more tokens than fit in the
+                model's context or the KV memory, or a duplicate id.
             QueueFullError: the queue is full.
         """
         params = _check_params(sampling_params or SamplingParams())
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
-        request_output = self.core.add(prompt, params, request_id, chat, self._outputs, timeout)
+        request_output = self.core.add(
+            prompt, params, request_id, chat, self._outputs, timeout, lora
+        )
         return request_output.request_id
 
     def compile_grammar(
@@ -296,9 +463,9 @@ class LLM:
         return self.core.abort(request_id)
 
     def step(self) -> list[StreamOutput]:
-        """Computes one step and returns its outputs for requests of `add_request`.
+        """Computes one step and returns its outputs for requests from `add_request`.
 
-        If the model raises an exception, the requests of the step end with its message in `error`;
+        If the model raises an exception, the requests in the step end with its message in `error`;
         the others continue.
         """
         if not self._outputs:
@@ -307,18 +474,19 @@ class LLM:
         self._outputs.clear()
         return outputs
 
-    def precompute(self, token_ids: Sequence[int]) -> bool:
+    def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> bool:
         """Prefills one page of an expected prompt into the prefix cache, in one step.
 
-        For idle time: a no-op while requests are unfinished. Does not affect any output.
+        For idle periods: a no-op while requests are unfinished. Does not affect any output.
 
         Args:
             token_ids: prefix of the expected prompt; only its full pages are computed.
+            lora: see `add_request`.
 
         Returns:
             Whether pages remain to be computed by further calls.
         """
-        return self.core.precompute(token_ids)
+        return self.core.precompute(token_ids, lora)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -332,16 +500,32 @@ class LLM:
 
     def reserve(self) -> None:
         """Allocates all of `kv_cache_bytes` now, so that later steps cannot stall or fail."""
-        self.runner.target.reserve()
-        if self.runner.draft is not None:
-            self.runner.draft.model.reserve()
+        for model in self.runner.models:
+            model.reserve()
 
     def release_scratch(self) -> None:
-        """Frees scratch memory on all ranks; the next step reallocates it. For idle time.
+        """Frees scratch memory on all ranks; the next step reallocates it.
 
-        A no-op in a single process.
+        For idle periods. A no-op in a single process.
         """
         self.runner.target.release_scratch()
+
+    def close(self) -> None:
+        """Writes pending pages to the disk cache and closes it; a no-op without one.
+
+        Pages already queued are also written when the object is deleted or the process exits.
+        """
+        self.core.close()
+
+    def check_memory(self) -> bool:
+        """Releases cached prefixes if the system is short of memory, as every step does.
+
+        For idle periods; checks at most once per second.
+
+        Returns:
+            Whether the statistics have changed: memory was short, or the disk cache wrote pages.
+        """
+        return self.core.check_memory()
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """Registers a callback for a lost rank, called with a message before this process exits.
@@ -357,11 +541,11 @@ class LLM:
 
 @contextmanager
 def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function that advances the bar; a no-op without a terminal."""
+    """Yields a function that advances the bar, a no-op without a terminal."""
     if not (enabled and is_terminal()):
         yield lambda number: None
         return
-    # A local import: rich takes time and memory.
+    # Imported lazily: rich costs time and memory.
     from rich.console import Console
     from rich.progress import Progress
 
@@ -370,14 +554,20 @@ def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
         yield lambda number: progress.advance(task, number)
 
 
-def _with_params(prompts: Prompts, params: Params) -> list[tuple[Prompt, SamplingParams]]:
-    """Pairs each prompt with its sampling parameters."""
+def _with_params(
+    prompts: Prompts, params: Params, lora: str | Sequence[str | None] | None = None
+) -> list[tuple[Prompt, SamplingParams, str | None]]:
+    """Pairs each prompt with its sampling parameters and adapter."""
     prompt_list = normalize_prompts(prompts)
     if params is None or not isinstance(params, Sequence):
         params = [params or SamplingParams()] * len(prompt_list)
     if len(params) != len(prompt_list):
         raise UserError(f"{len(params)} sampling_params were given for {len(prompt_list)} prompts.")
-    return list(zip(prompt_list, map(_check_params, params), strict=True))
+    if isinstance(lora, str) or not isinstance(lora, Sequence):
+        lora = [lora] * len(prompt_list)
+    if len(lora) != len(prompt_list):
+        raise UserError(f"{len(lora)} adapters were given in lora for {len(prompt_list)} prompts.")
+    return list(zip(prompt_list, map(_check_params, params), lora, strict=True))
 
 
 def _check_params(params: Any) -> SamplingParams:

@@ -1,28 +1,33 @@
-"""ModelRunner: runs target and draft model on a step, samples and verifies.
+"""ModelRunner: forward passes, sampling and draft token verification.
 
 Must not know about queues or text.
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from ..attention import as_int32
 from .execution.async_scheduling import AsyncScheduling
 from .execution.logits_processors import SamplingRow
 from .execution.paged_model import PagedModel, Span
 from .execution.prompt_logprobs import add_prompt_logprobs, prompt_logprob_rows
 from .execution.sampler import SamplerOutput
-from .scheduling.batch import Chunk, ChunkOutput, SchedulerOutput
-from .spec_decode.draft_model import DraftModel, count_accepted, num_draft_uncomputed
+from .scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
+from .spec_decode.draft_model import DraftModel
+from .spec_decode.mtp_drafter import HiddenStatesModel, MtpDrafter
+from .spec_decode.verification import accepted_tokens
 
 NAN_LOGITS = "the model computed NaN logits, from which no token can be sampled."
+NAN_RESULT = "the model computed NaN."
 
 
 @dataclass
 class ModelRunnerStatistics:
-    """Totals of sampling time, steps and draft tokens.
+    """Running totals: sampling time, steps and draft tokens.
 
     Attributes:
         sampling_seconds: time spent sampling the target's tokens.
@@ -41,15 +46,15 @@ class ModelRunnerStatistics:
 
 @dataclass
 class ModelRunner:
-    """Computes the scheduler's steps.
+    """Executes the steps planned by the scheduler.
 
     Args:
         target: the target model.
         draft: the draft model, or None.
 
     Attributes:
-        statistics: totals.
-        async_scheduling: speculative launch of the next decoding step, on a GPU.
+        statistics: running totals.
+        async_scheduling: speculative launch of the next decoding step, GPU only.
     """
 
     target: PagedModel
@@ -64,7 +69,7 @@ class ModelRunner:
         """Computes a step with at least one chunk.
 
         Returns:
-            By request id, the results of chunks that sample or score prompt tokens.
+            Results by request id, for the chunks that sample or score prompt tokens.
         """
         chunks = step.chunks
         draft_tokens = [list(chunk.request.draft_token_ids[: chunk.num_drafts]) for chunk in chunks]
@@ -74,13 +79,28 @@ class ModelRunner:
         scored, rows_to_score = prompt_logprob_rows(chunks, draft_tokens)
         logits = self.async_scheduling.take_logits(chunks)
         if logits is None:
-            logits = self.target.logits(spans, rows + rows_to_score)
+            logits = self._target_logits(spans, rows + rows_to_score)
         started = time.perf_counter()
         results = self._sample(chunks, draft_tokens, logits[: len(rows)] if scored else logits)
         add_prompt_logprobs(results, scored, logits[len(rows) :])
         self.statistics.sampling_seconds += time.perf_counter() - started
         self.statistics.steps += 1
         return results
+
+    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Renumbers the pages and state slots of both models; see `PagedStorage.keep`."""
+        for model in self.models:
+            model.keep(pages, slots)
+
+    @property
+    def models(self) -> list[PagedModel]:
+        """The target model, then the draft model or MTP layer, if there is one."""
+        return [self.target] if self.draft is None else [self.target, self.draft.model]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV and state memory allocated by both models on this rank."""
+        return sum(model.nbytes for model in self.models)
 
     @property
     def seconds(self) -> float:
@@ -90,10 +110,13 @@ class ModelRunner:
             total += self.draft.model.seconds + self.draft.sampling_seconds
         return total
 
+    def _target_logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
+        return self.target.logits(spans, rows)
+
     def _sample(
         self, chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]], logits: mx.array
     ) -> dict[str, ChunkOutput]:
-        """Samples and verifies: accepted draft tokens plus one token per sampling chunk."""
+        """Samples one token per sampling chunk, after its accepted draft tokens."""
         sampled = [(c, d) for c, d in zip(chunks, draft_tokens, strict=True) if c.samples]
         rows = [
             SamplingRow(chunk.request, chunk.request.num_output_tokens + i, tuple(drafts[:i]))
@@ -109,35 +132,92 @@ class ModelRunner:
         token_ids, nan_rows, logprobs = output.read()
         results, first = {}, 0
         for chunk, drafts in sampled:
-            num_accepted = count_accepted(drafts, token_ids[first:])
-            end = first + num_accepted + 1
+            last = first + len(drafts) + 1
+            end = first + len(accepted_tokens(drafts, token_ids[first:last]))
             if nan_rows:
                 end = min([end, *(row for row in nan_rows if row >= first)])
-                num_accepted = end - first - 1
+            num_accepted = end - first - 1
+            uncomputed = 0
+            if self.draft is not None:
+                uncomputed = self.draft.num_uncomputed(len(drafts), num_accepted)
             has_logprobs = chunk.request.params.logprobs is not None
             results[chunk.request.request_id] = ChunkOutput(
                 token_ids[first:end],
-                num_draft_uncomputed(len(drafts), num_accepted),
+                uncomputed,
                 [logprobs[row] for row in range(first, end)] if has_logprobs else None,
                 error=None if end > first else NAN_LOGITS,
             )
             self.statistics.num_decodes += chunk.request.num_output_tokens > 0
             self.statistics.num_draft_tokens += len(drafts)
             self.statistics.num_accepted_tokens += max(0, num_accepted)
-            first += len(drafts) + 1
+            first = last
         return results
+
+
+@dataclass
+class MtpRunner(ModelRunner):
+    """ModelRunner with draft tokens from the target's MTP layer.
+
+    Args:
+        target: the target model; its hidden states are inputs of the MTP layer.
+        draft: drafter with the MTP layer.
+    """
+
+    target: HiddenStatesModel
+    draft: MtpDrafter
+    _hidden: mx.array = field(init=False)  # T×E, of the current step
+
+    def run(self, step: SchedulerOutput) -> dict[str, ChunkOutput]:
+        """Executes a step like `ModelRunner`, then runs the MTP layer on its tokens."""
+        results = super().run(step)
+        self.draft.update(step.chunks, self._hidden, results)
+        return results
+
+    def _target_logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
+        num_tokens = sum(len(span.token_ids) for span in spans)
+        self._hidden = self.target.features(spans, range(num_tokens))
+        return self.target.lm_head(self._hidden[as_int32(rows)])
+
+
+@dataclass
+class PoolingRunner(ModelRunner):
+    """ModelRunner for pooling models: one vector per prompt, no decoding.
+
+    Args:
+        target: the pooling model.
+        pool: maps the model's outputs at the last tokens of n prompts to n vectors.
+    """
+
+    pool: Callable[[mx.array], mx.array] = lambda x: x
+
+    def _sample(
+        self, chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]], logits: mx.array
+    ) -> dict[str, ChunkOutput]:
+        """Pools the prompts that end in this step; each result counts as one output token."""
+        ended = [chunk.request.request_id for chunk in chunks if chunk.samples]
+        if not ended:
+            return {}
+        vectors: list[list[float]] = self.pool(logits).tolist()  # type: ignore[assignment]
+        return {
+            request_id: ChunkOutput([0], pooled=vector)
+            if all(map(math.isfinite, vector))
+            else ChunkOutput((), error=NAN_RESULT)
+            for request_id, vector in zip(ended, vectors, strict=True)
+        }
 
 
 def target_spans(
     chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]]
 ) -> tuple[list[Span], list[int]]:
-    """Returns the target's spans, draft tokens included, and the rows to sample from."""
+    """Returns the target's spans, draft tokens included, and the logits rows to sample from."""
     spans: list[Span] = []
     rows: list[int] = []
     num_tokens = 0
     for chunk, drafts in zip(chunks, draft_tokens, strict=True):
         tokens = [*chunk.request.token_ids[chunk.start : chunk.end], *drafts]
-        spans.append(Span(tokens, chunk.start, chunk.request.page_ids))
+        states = chunk.state_read_slot, chunk.state_writes
+        request = chunk.request
+        spans.append(Span(tokens, chunk.start, request.page_ids, *states, request.adapter))
         num_tokens += len(tokens)
         if chunk.samples:
             rows.extend(range(num_tokens - len(drafts) - 1, num_tokens))

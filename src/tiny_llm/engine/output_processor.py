@@ -1,27 +1,27 @@
-"""Output processor of one completion: stop conditions, text, stream outputs."""
+"""OutputProcessor: stop conditions, text and stream outputs of a completion."""
 
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from .scheduling.batch import ChunkOutput
-from .scheduling.outputs import CompletionOutput, Logprobs, RequestOutput, StreamOutput
+from .scheduling.outputs import ChunkOutput, CompletionOutput, Logprobs, RequestOutput, StreamOutput
 from .scheduling.request import EngineRequest, FinishReason
-from .stop_checker import StopChecker
+from .stop_checker import ReasoningTokens, StopChecker
 
 
 class OutputProcessor:
-    """Converts the tokens of a scheduled request to the caller's output.
+    """Converts a request's tokens to the caller's output.
 
     Args:
         request: the scheduler's request.
         request_output: the prompt with all its completions.
         output: this completion, one of `request_output.outputs`.
         detokenizer: a fresh detokenizer.
-        eos_token_ids: the tokenizer's end tokens.
+        eos_token_ids: the tokenizer's EOS tokens.
         sink: receives the stream outputs.
-        deadline: end of the request on the clock of `time.perf_counter`; None for no timeout.
+        deadline: `time.perf_counter` value at which the request times out, or None.
+        reasoning: see `StopChecker`.
 
     Attributes:
         request, request_output, output, deadline: as given.
@@ -36,6 +36,7 @@ class OutputProcessor:
         eos_token_ids: Collection[int],
         sink: deque[StreamOutput],
         deadline: float | None = None,
+        reasoning: ReasoningTokens | None = None,
     ):
         self.request = request
         self.request_output = request_output
@@ -48,13 +49,14 @@ class OutputProcessor:
             params.stop_strings,
             params.min_tokens,
             params.include_stop_str_in_output,
+            reasoning,
         )
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
         self._sink = sink
-        self._step_logprobs: list[Logprobs] | None = None  # of the last `process`
+        self._step_logprobs: list[Logprobs] | None = None  # from the last `process` call
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
-        """Appends tokens to the output, up to and including the completion's last one.
+        """Appends tokens to the output, up to and including the one that ends the completion.
 
         Returns:
             (appended tokens, finish reason or None).
@@ -71,6 +73,8 @@ class OutputProcessor:
             if reason is not None:
                 break
         self.output.token_ids += token_ids
+        if result.pooled is not None:
+            self.output.pooled = list(result.pooled)
         if result.logprobs is not None:
             self._step_logprobs = list(result.logprobs[: len(token_ids)])
             self.output.logprobs = self.output.logprobs or []
@@ -118,5 +122,6 @@ class OutputProcessor:
                 request_output.prompt_logprobs if is_first and output.index == 0 else None,
                 is_first,
                 metrics if request_output.finished else None,
+                output.pooled,
             )
         )

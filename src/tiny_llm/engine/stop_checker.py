@@ -6,9 +6,24 @@ models, no MLX.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .scheduling.outputs import CompletionOutput
+
+
+@dataclass(frozen=True)
+class ReasoningTokens:
+    """Delimiters of a reasoning block.
+
+    Attributes:
+        start, end: token ids of `<think>` and `</think>`.
+        is_open: whether the output starts inside a reasoning block.
+    """
+
+    start: int
+    end: int
+    is_open: bool
 
 
 class StopChecker:
@@ -16,11 +31,13 @@ class StopChecker:
 
     Args:
         output: receives `text` and, on a match, `stop_reason`.
-        detokenizer: a new streaming detokenizer of `mlx_lm`: `add_token`, `finalize`,
+        detokenizer: a new `mlx_lm` streaming detokenizer: `add_token`, `finalize`,
             `last_segment`.
         stop_strings: strings that end the text; the earliest match wins.
-        min_tokens: stop strings that start within the text of these first tokens are ignored.
+        min_tokens: stop strings that start within the first `min_tokens` tokens are ignored.
         include_stop_str: whether the matched stop string is kept in the text.
+        reasoning: delimiters of reasoning, inside which stop strings are ignored; None if the model
+            does not reason.
     """
 
     def __init__(
@@ -30,6 +47,7 @@ class StopChecker:
         stop_strings: Sequence[str],
         min_tokens: int = 0,
         include_stop_str: bool = False,
+        reasoning: ReasoningTokens | None = None,
     ):
         self._output = output
         self._detokenizer = detokenizer
@@ -38,39 +56,59 @@ class StopChecker:
         self._longest = max(map(len, stop_strings), default=0)
         self._buffer = ""  # text after `output.text`
         self._num_unchecked = 0  # leading characters of `_buffer` exempt from stop strings
-        self._num_min_tokens_left = min_tokens  # next tokens whose text is exempt
+        self._num_min_tokens_left = min_tokens  # upcoming tokens exempt from stop strings
+        self._reasoning = reasoning
+        self._in_reasoning = reasoning is not None and reasoning.is_open
         self._finished = False
 
     def add_token(self, token: int) -> bool:
         """Appends a token; returns whether it completes a stop string."""
+        is_exempt = self._is_reasoning(token) or self._num_min_tokens_left > 0
         self._detokenizer.add_token(token)
-        stop_string = self._append(self._detokenizer.last_segment)
-        if self._num_min_tokens_left > 0:
-            self._num_min_tokens_left -= 1
+        stop_string = self._append(self._detokenizer.last_segment, is_exempt)
+        self._num_min_tokens_left = max(0, self._num_min_tokens_left - 1)
+        if is_exempt:
             self._num_unchecked = len(self._buffer)
         if stop_string is not None:
             self._output.stop_reason = stop_string
         return stop_string is not None
 
     def finish(self) -> None:
-        """Ends the text; held-back text becomes part of it."""
+        """Ends the completion; held-back text is emitted as is."""
         if not self._finished:
             self._detokenizer.finalize()
-            self._append(self._detokenizer.last_segment)
+            self._append(self._detokenizer.last_segment, self._in_reasoning)
             self._finished = True
 
     def take_text(self) -> str:
-        """Appends the final part of the buffer to the output and returns it."""
+        """Moves the buffer's emittable prefix to the output and returns it."""
         end = len(self._buffer) if self._finished else self._num_emittable()
         new, self._buffer = self._buffer[:end], self._buffer[end:]
         self._num_unchecked = max(0, self._num_unchecked - end)
         self._output.text += new
         return new
 
-    def _append(self, text: str) -> str | None:
-        """Appends text up to a stop string; returns the stop string, or None."""
+    def _is_reasoning(self, token: int) -> bool:
+        """Whether the next token is part of the reasoning, including delimiters."""
+        if self._reasoning is None:
+            return False
+        if self._in_reasoning:
+            self._in_reasoning = token != self._reasoning.end
+            return True
+        # `<think>` is a delimiter only at the very start.
+        if token == self._reasoning.start and not (self._output.text + self._buffer).strip():
+            self._in_reasoning = True
+        return self._in_reasoning
+
+    def _append(self, text: str, is_exempt: bool) -> str | None:
+        """Appends text up to a stop string; returns the stop string, or None.
+
+        Args:
+            text: new text.
+            is_exempt: whether stop strings are ignored in it.
+        """
         self._buffer += text
-        if self._num_min_tokens_left > 0:
+        if is_exempt:
             return None
         candidates = [
             (self._buffer.find(stop, self._num_unchecked), stop) for stop in self._stop_strings

@@ -1,11 +1,12 @@
 """Generation for a single prompt: decoding loops and text streaming.
 
 Decoding loops depend on the model and the sampler, `stream` on the tokenizer. Weeks 2 and 3 add
-faster loops; `stream` stays the same.
+faster loops without changing `stream`.
 
-Reading order: loops, speculative, stream.
+Reading order: loops, speculative, draft_tokenizer, stream.
 """
 
+from .draft_tokenizer import check_same_vocabulary
 from .loops import (
     decode_by_recomputing,
     decode_with_cache,
@@ -14,7 +15,7 @@ from .loops import (
     simple_generate_with_kv_cache,
     speculative_generate,
 )
-from .speculative import SpeculationStatistics, SpeculativeDecoding, check_same_vocabulary
+from .speculative import SpeculationStatistics, SpeculativeDecoding
 from .stream import (
     DecodingLoop,
     GenerationResponse,

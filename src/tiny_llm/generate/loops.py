@@ -1,7 +1,7 @@
 """Decoding loops of Weeks 1 and 2, and generation functions based on them.
 
 A decoding loop is an endless iterator of token ids; it depends on the model and the sampler.
-`stream` detokenizes its tokens and stops it.
+`stream` detokenizes its tokens and stops the loop.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..sampler import Sampler, sample
-from .speculative import SpeculativeDecoding, check_same_vocabulary
+from .draft_tokenizer import check_same_tokenizer
+from .speculative import SpeculativeDecoding
 from .stream import stream_generate
 
 Logits = Callable[[mx.array], mx.array]
@@ -36,7 +37,7 @@ def simple_generate(
             context.
 
     Returns:
-        The generated text, without the prompt and the end token.
+        The generated text, without prompt and end token.
 
     Raises:
         UserError: the prompt is empty or longer than the model's context, a token id is out of
@@ -53,22 +54,22 @@ def simple_generate(
 def decode_by_recomputing(
     model: Logits, prompt_ids: Sequence[int], sampler: Sampler
 ) -> Iterator[int]:
-    """Decoding loop without a cache; the slowest, and the oracle for all others.
+    """Decoding loop without a cache: the slowest loop, and the oracle for all others.
 
     The first step computes the prompt (prefill). Every later step recomputes the prompt and all new
-    tokens, so N tokens cost O(N²) layer evaluations.
+    tokens, so generating N tokens costs O(N²) token evaluations per layer.
 
     Yields:
         Token ids, without end.
     """
-    # [task 1.6.1 decode]
+    # [task 1.5.1 decode]
     ids = list(prompt_ids)
     while True:
         logits = model(mx.array([ids]))[:, -1, :]  # 1×V, for the last token
         token = int(sample(sampler, logits)[0])
         yield token
         ids.append(token)
-    # [/task 1.6.1 decode]
+    # [/task 1.5.1 decode]
 
 
 def simple_generate_with_kv_cache(
@@ -78,7 +79,7 @@ def simple_generate_with_kv_cache(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """Generates text with a KV cache. Other arguments and errors as `simple_generate`.
+    """Generates text with a KV cache. For other arguments and errors, see `simple_generate`.
 
     Args:
         model: model of Week 2 or later: (ids B×L, offset, cache) -> logits B×L×V, with
@@ -97,10 +98,10 @@ def decode_with_cache(
 ) -> Iterator[mx.array]:
     """Decoding loop with a KV cache: computes the prompt once, then one token per step.
 
-    N tokens cost O(N) layer evaluations.
+    Generating N tokens costs O(N) token evaluations per layer.
 
     Yields:
-        Token ids, without end, as lazy arrays of one element. A caller may request the next token
+        Token ids, without end, as lazy one-element arrays. A caller may request the next token
         before evaluating this one; its step is then part of the same graph.
     """
     # [task 2.1.4]
@@ -129,7 +130,7 @@ def next_token_logits(
 ) -> mx.array:
     """Returns the logits of the last new token: ids B×L -> B×V.
 
-    Uses the model's `next_token_logits`, if defined, which skips the other tokens' logits.
+    Uses the model's `next_token_logits` if defined, which skips the other tokens' logits.
     """
     if hasattr(model, "next_token_logits"):
         return model.next_token_logits(inputs, offset, cache)
@@ -154,13 +155,14 @@ def speculative_generate(
     Args:
         draft_model: smaller model of Week 2 or later with the same vocabulary.
         model, tokenizer, prompt, sampler, max_tokens: see `simple_generate_with_kv_cache`.
-        draft_tokenizer: draft model's tokenizer, for the vocabulary check.
+        draft_tokenizer: draft model's tokenizer, compared with the target's.
         num_drafts: draft tokens per target step.
 
     Raises:
-        UserError: see `simple_generate`; `num_drafts` is below 1; the vocabularies differ.
+        UserError: see `simple_generate`; `num_drafts` is below 1; the tokenizers differ in their
+            vocabulary, encoding or end tokens.
     """
-    check_same_vocabulary(draft_tokenizer, tokenizer)
+    check_same_tokenizer(draft_tokenizer, tokenizer, prompt)
     decode = SpeculativeDecoding(draft_model, num_drafts)
     return "".join(
         response.text

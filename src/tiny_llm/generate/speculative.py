@@ -1,6 +1,6 @@
 """Speculative decoding: a draft model proposes tokens that the target verifies.
 
-A decode step reads all weights of a model to compute one token; it could compute a few tokens in
+A decode step reads all of a model's weights to compute one token; it could compute a few tokens in
 the same time. The draft model proposes n tokens one by one, which is cheap, and the target computes
 all n + 1 positions in one call. The longest accepted prefix of draft tokens is kept, followed by a
 token from the target. `cache.rewind` drops the rejected tokens.
@@ -9,9 +9,9 @@ token from the target. `cache.rewind` drops the rejected tokens.
     draft tokens                  of France .
     target tokens                 of France is    3 tokens for one target call
 
-A round is one graph: the draft steps, and the target step with the draft tokens as a lazy array. It
-is read once, at its end. Unlike in the other loops, the next round cannot be dispatched early on a
-GPU: the number of accepted tokens determines both caches' offsets and the draft's next input.
+A round is one graph: the draft steps, then the target step with the draft tokens as a lazy array.
+Its result is read once, at the end. Unlike other loops, the next round cannot be dispatched early
+on a GPU: the number of accepted tokens determines both caches' offsets and the next draft input.
 
 The draft affects speed, not the output distribution. Sources: Leviathan et al. 2023
 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
@@ -23,7 +23,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import UserError, check_int
+from ..errors import check_int
 from ..sampler import DistributionSampler, Sampler, greedy_sample, log_softmax, sample
 
 
@@ -32,7 +32,7 @@ class SpeculationStatistics:
     """Acceptance statistics of one generation.
 
     Attributes:
-        target_steps: target calls, including the prompt's.
+        target_steps: target model calls, including prefill.
         num_draft_tokens: draft tokens proposed.
         num_accepted_tokens: draft tokens accepted.
     """
@@ -57,8 +57,8 @@ class SpeculativeDecoding:
     """A decoding loop like those in `loops.py`: (target, prompt ids, sampler) -> token ids.
 
     With a greedy sampler or a plain function, the tokens are identical to decoding without a draft.
-    With a `make_sampler` sampler at a temperature, their distribution is. Both hold up to rounding:
-    the target's logits may differ in the last bits between calls with one and several positions.
+    With a `make_sampler` sampler at nonzero temperature, their distribution is identical. Both hold
+    up to rounding: the last bits of the target's logits may depend on the number of positions.
 
     Args:
         draft_model: model of Week 2 or later with the target's vocabulary; its logits may have a
@@ -80,11 +80,11 @@ class SpeculativeDecoding:
 
     def __call__(self, model: Any, prompt_ids: Sequence[int], sampler: Sampler) -> Iterator[int]:
         """Yields token ids, without end."""
-        # [task 3.4.1 loop]
+        # [task 3.5.1 loop]
         self.statistics = statistics = SpeculationStatistics()
         rejection_sampler = sampler if isinstance(sampler, DistributionSampler) else None
         if rejection_sampler is not None and rejection_sampler.is_greedy:
-            rejection_sampler = None  # greedy tokens only need to match
+            rejection_sampler = None  # greedy: draft tokens only need to match
         target, draft = _CachedModel(model), _CachedModel(self.draft_model)
         ids = list(prompt_ids)
         try:
@@ -93,7 +93,7 @@ class SpeculativeDecoding:
                 count = self._num_drafts_now(target, draft, len(ids)) if target.offset else 0
                 drafts, draft_probs = _propose(draft, ids, count, rejection_sampler, target.width)
                 new_ids = mx.concatenate([mx.array(ids[target.offset :]), drafts])
-                logits = target(new_ids)[-(count + 1) :]  # after the sequence and each draft
+                logits = target(new_ids)[-(count + 1) :]  # after the sequence and each draft token
                 mx.eval(logits, drafts)
                 if rejection_sampler is None:
                     accepted, token = verify_by_matching(logits, drafts, sampler)
@@ -115,7 +115,7 @@ class SpeculativeDecoding:
         finally:
             target.release()
             draft.release()
-        # [/task 3.4.1 loop]
+        # [/task 3.5.1 loop]
 
     def _num_drafts_now(
         self, target: "_CachedModel", draft: "_CachedModel", num_tokens: int
@@ -129,18 +129,18 @@ class SpeculativeDecoding:
 
 
 def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> tuple[int, int]:
-    """Accepts draft tokens while they match the sampler's choice from the target's distribution.
+    """Accepts draft tokens while they match the sampler's choices from the target's logits.
 
     Args:
         logits: (n + 1)×V, the target's logits after the sequence and after each draft token.
         drafts: n draft token ids.
-        sampler: any sampler. It is called once per output token, in order, so a stateful random
+        sampler: any sampler. Called once per output token, in order, so a stateful random
             sampler draws the same numbers as without drafts.
 
     Returns:
         (number of accepted draft tokens, the token that follows them).
     """
-    # [task 3.4.1 matching]
+    # [task 3.5.1 matching]
     choices: Iterator[Any]
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # stateless: one call
         choices = iter(sample(sampler, logits).tolist())  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
         if draft_token != choice:
             return accepted, choice
     return len(draft_tokens), next(choices)
-    # [/task 3.4.1 matching]
+    # [/task 3.5.1 matching]
 
 
 def verify_by_rejection(
@@ -159,9 +159,9 @@ def verify_by_rejection(
 ) -> tuple[int, int]:
     """Accepts each draft token with probability min(1, p/q), so the output is distributed as p.
 
-    Tokens that q overproposes are rejected in proportion. The replacement is drawn from the
-    residual max(p − q, 0), normalized: the tokens that q underproposes. After the last draft, q is
-    zero and the same formula draws from p.
+    Where q exceeds p, draft tokens are rejected in proportion. The replacement is drawn from the
+    normalized residual max(p − q, 0), where p exceeds q. After the last draft token, q is zero, so
+    the same formula draws from p.
 
     Args:
         target_probs: (n + 1)×V, distribution p after the sequence and after each draft token.
@@ -172,7 +172,7 @@ def verify_by_rejection(
     Returns:
         (number of accepted draft tokens, the token that follows them).
     """
-    # [task 3.4.2]
+    # [task 3.5.2]
     n, width = draft_probs.shape
     q = mx.pad(draft_probs, [(0, 1), (0, target_probs.shape[1] - width)])  # (n + 1)×V
     accepted = 0
@@ -185,29 +185,7 @@ def verify_by_rejection(
     # If p and q differ only by rounding, the residual can be zero: draw from p.
     surplus = mx.where(surplus.sum() > 0, surplus, target_probs[accepted])
     return accepted, int(sampler.draw(mx.log(surplus)[None])[0])
-    # [/task 3.4.2]
-
-
-def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
-    """Checks that draft and target share one vocabulary.
-
-    Args:
-        draft_tokenizer, tokenizer: tokenizers from `mlx_lm.load`; skipped without `get_vocab`.
-
-    Raises:
-        UserError: the vocabularies differ.
-    """
-    if not (hasattr(draft_tokenizer, "get_vocab") and hasattr(tokenizer, "get_vocab")):
-        return
-    drafts, targets = draft_tokenizer.get_vocab(), tokenizer.get_vocab()
-    if drafts == targets:
-        return
-    token, token_id = min(drafts.items() ^ targets.items(), key=lambda item: item[1])
-    raise UserError(
-        "the draft model's tokenizer differs from the target's: they have "
-        f"{len(drafts)} and {len(targets)} tokens, which differ at token {token_id} ({token!r}); "
-        "draft and target must share one vocabulary."
-    )
+    # [/task 3.5.2]
 
 
 class _CachedModel:
@@ -215,7 +193,7 @@ class _CachedModel:
 
     Attributes:
         offset: number of cached tokens.
-        vocab_size, max_seq_len: the model's limits, if defined.
+        vocab_size, max_seq_len: the model's attributes; None and infinity if undefined.
         width: width V of the logits; None before the first call.
     """
 
@@ -236,13 +214,13 @@ class _CachedModel:
 
     def truncate(self, num_tokens: int) -> None:
         """Drops all but the first `num_tokens` cached tokens."""
-        # [task 3.4.1 keep]
+        # [task 3.5.1 keep]
         surplus = self.offset - num_tokens
         if surplus > 0:
             for layer in self._cache:
                 layer.rewind(surplus)
             self.offset = num_tokens
-        # [/task 3.4.1 keep]
+        # [/task 3.5.1 keep]
 
     def release(self) -> None:
         """Releases the cache."""
@@ -259,22 +237,22 @@ def _propose(
 ) -> tuple[mx.array, mx.array]:
     """Proposes draft tokens after `ids`: (n ids, their distributions n×V').
 
-    Both are lazy and evaluated together with the target's logits, without a round trip per token.
+    Both are lazy and evaluated in one graph with the target's logits, without a sync per token.
 
     Args:
         draft: draft model; its cache may lag behind the sequence.
         ids: the sequence.
         count: n.
-        sampler: sampler of the draft tokens. If None, they are greedy and the distributions empty.
+        sampler: draft sampler. If None, draft tokens are greedy and the distributions empty.
         width: width of the target's logits; token ids beyond it are not proposed.
     """
-    # [task 3.4.1 propose]
+    # [task 3.5.1 propose]
     draft_tokens, distributions = [mx.zeros((0,), mx.int32)], [mx.zeros((0, 0))]
     if count:
         new_ids = mx.array(ids[draft.offset :])
         if draft.vocab_size is not None:
             # The target's vocabulary may be padded further than the draft's. A clamped token only
-            # degrades the draft tokens.
+            # lowers the acceptance rate.
             new_ids = mx.minimum(new_ids, draft.vocab_size - 1)
     for _ in range(count):
         logits = draft(new_ids)[-1:, :width]  # 1×V'
@@ -286,4 +264,4 @@ def _propose(
             distributions.append(mx.softmax(shaped, axis=-1))
         draft_tokens.append(new_ids.astype(mx.int32))
     return mx.concatenate(draft_tokens), mx.concatenate(distributions[-count:])
-    # [/task 3.4.1 propose]
+    # [/task 3.5.1 propose]

@@ -1,7 +1,7 @@
-"""Streaming generation: encodes the prompt, detokenizes, stops.
+"""Streaming generation: prompt encoding, detokenization, stop conditions.
 
 A *decoding loop* is an endless iterator of token ids that depends on the model and the sampler.
-This module adds the tokenizer and the stop conditions.
+This module adds the tokenizer and stop conditions.
 """
 
 import itertools
@@ -17,22 +17,22 @@ from ..errors import UserError, check_int, check_token_ids
 from ..models.tokenizer.detokenizer import with_detokenizer
 from ..sampler import Sampler, make_sampler
 
-# (model, prompt ids, sampler) -> endless token ids: ints or arrays of one element
+# (model, prompt ids, sampler) -> endless token ids: ints or one-element arrays
 DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int | mx.array]]
 
 
 @dataclass(frozen=True)
 class GenerationResponse:
-    """One generated token with the text it completes and statistics so far.
+    """One generated token, the text that it completes, and statistics so far.
 
     Attributes:
-        text: text added by this token; often empty within a multi-byte character.
+        text: text added by this token; empty inside a multi-byte character.
         token: token id.
         finish_reason: None until the last token, then "stop" (an end token) or "length".
         prompt_tokens: length of the prompt.
-        prompt_tps: prompt tokens per second, up to the first new token.
+        prompt_tps: prompt tokens/s until the first new token.
         generation_tokens: new tokens so far, including the end token.
-        generation_tps: new tokens per second since the first one.
+        generation_tps: new tokens/s since the first new token.
         peak_memory: MLX's peak memory in gigabytes (10⁹ bytes).
     """
 
@@ -54,10 +54,10 @@ def stream_generate(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> Iterator[GenerationResponse]:
-    """Generates with any decoding loop and yields each token as it is produced.
+    """Generates text with any decoding loop and yields each token as it is produced.
 
     Args:
-        decode: decoding loop: `decode_by_recomputing`, `decode_with_cache`, ….
+        decode: decoding loop, e.g. `decode_by_recomputing` or `decode_with_cache`.
         model, tokenizer, prompt, sampler, max_tokens: see `simple_generate`, also for errors.
     """
     tokenizer = with_detokenizer(tokenizer)
@@ -70,12 +70,12 @@ def stream_generate(
 def read_tokens(tokens: Iterator[int | mx.array], budget: int | None = None) -> Iterator[int]:
     """Reads a decoding loop's tokens as ints.
 
-    On a GPU, the next step is dispatched before a token is read, so that the GPU does not wait for
-    Python; one step after the last token is wasted. On a CPU, overlapping steps would compete for
+    On a GPU, the next step is dispatched before a token is read, so that the GPU does not stall on
+    Python, at the cost of one wasted step at the end. On a CPU, overlapping steps would compete for
     cores, so they run one at a time.
 
     Args:
-        tokens: ints, or lazy arrays of one element.
+        tokens: ints or lazy one-element arrays.
         budget: maximum number of tokens to request; None for no limit.
     """
     pending: mx.array | None = None
@@ -126,7 +126,7 @@ def resolve_max_tokens(
         max_seq_len: the model's context length, or None if unbounded.
 
     Raises:
-        UserError: the prompt fills the context; `max_tokens` is not an integer of at least 1.
+        UserError: the prompt fills the context, or `max_tokens` is not a positive integer.
     """
     if max_tokens is not None:
         check_int("max_tokens", max_tokens, 1)
@@ -153,7 +153,7 @@ def stream_text(
         prompt_tokens: length of the prompt, for the statistics.
         budget: maximum number of tokens, or None.
     """
-    # [task 1.6.1 stream]
+    # [task 1.5.1 stream]
     detokenizer = tokenizer.detokenizer
     started = time.perf_counter()
     for count, token in enumerate(tokens, start=1):
@@ -181,4 +181,4 @@ def stream_text(
         )
         if finish_reason is not None:
             return
-    # [/task 1.6.1 stream]
+    # [/task 1.5.1 stream]

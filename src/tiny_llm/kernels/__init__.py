@@ -1,10 +1,10 @@
 """Python bindings of the C++ extension's operations, loaded lazily.
 
 No other module imports the extension. Week 1 does not need it. Each operation's contract (shapes,
-dtypes, errors) is in its C++ header and shown by, e.g., `help(tiny_llm_ext.rms_norm)`. Operations
-raise ValueError for a contract violation, and UserError if the extension is not built.
+dtypes, errors) is in its C++ header and shown by e.g. `help(tiny_llm_ext.rms_norm)`. Operations
+raise ValueError if the contract is violated and UserError if the extension is not built.
 
-Reading order: prepack, mxfp4, graph_capture, roofline.
+Reading order: prepack, mxfp4, graph_capture, roofline, heap.
 """
 
 import functools
@@ -59,7 +59,7 @@ def check_num_threads() -> None:
 
 
 def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
-    """Whether the kernels support affine weights of this format and dtype of the scales."""
+    """Whether the kernels support affine weights with this format and scale dtype."""
     halves = (mx.float16, mx.bfloat16)
     return bits in (4, 8) and group_size in (32, 64, 128) and dtype in halves
 
@@ -68,7 +68,7 @@ def prepack_rows() -> int:
     """Number of weight rows that the CPU kernels read interleaved (see `prepack.py`).
 
     Returns:
-        The number; 0 where weights are read row-major: older CPUs, GPUs, no extension.
+        The number; 0 where weights are read row-major: old CPUs, GPUs, no extension.
     """
     return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 
@@ -94,12 +94,12 @@ def _default_stream() -> StreamOrDevice:
 
 
 def report_emulator_faults() -> bool:
-    """Prints unreported faults of the emulated GPU to stderr; returns whether there were any."""
+    """Prints the emulated GPU's unreported faults to stderr; returns whether there were any."""
     return _emulation_requested() and bool(extension().emulated_gpu.report_faults())
 
 
-# Default stream of the operations. Without Metal, the CPU, regardless of where the rest of the
-# graph runs; memory is shared, so nothing is copied.
+# Default stream of the operations. Without Metal, this is the CPU, wherever the rest of the graph
+# runs; memory is shared, so nothing is copied.
 _stream = _default_stream()
 
 
@@ -108,12 +108,12 @@ def _stream_or_default(stream: StreamOrDevice) -> StreamOrDevice:
 
 
 def computes_on_cpu() -> bool:
-    """Whether MLX's operations and the extension's run on the CPU by default."""
+    """Whether both MLX and the extension run on the CPU by default."""
     return mx.default_device() == mx.cpu and (_stream is None or _stream == mx.cpu)
 
 
 def runs_on_default_device() -> bool:
-    """Whether the extension's operations run on MLX's default device (not on a CUDA GPU)."""
+    """Whether the extension's operations run on MLX's default device (False for CUDA GPUs)."""
     return is_built() and (_stream is None or mx.default_device() == mx.cpu)
 
 
@@ -225,6 +225,20 @@ def add_bias(x: mx.array, bias: mx.array, stream: StreamOrDevice = None) -> mx.a
     return extension().add_bias(x, bias, stream=_stream_or_default(stream))
 
 
+def add_lora(
+    y: mx.array,
+    x: mx.array,
+    lora_a: mx.array,
+    lora_b: mx.array,
+    rank_offsets: mx.array,
+    adapter_ids: mx.array,
+    stream: StreamOrDevice = None,
+) -> mx.array:
+    """Adds the low-rank update of each row's adapter: `help(tiny_llm_ext.add_lora)`."""
+    arrays = (y, x, lora_a, lora_b, rank_offsets, adapter_ids)
+    return extension().add_lora(*arrays, stream=_stream_or_default(stream))
+
+
 def topk_softmax(
     logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
@@ -232,9 +246,11 @@ def topk_softmax(
     return extension().topk_softmax(logits, k, normalize, stream=_stream_or_default(stream))
 
 
-def weighted_sum(x: mx.array, weights: mx.array, stream: StreamOrDevice = None) -> mx.array:
+def weighted_sum(
+    x: mx.array, weights: mx.array, base: mx.array | None = None, stream: StreamOrDevice = None
+) -> mx.array:
     """Weighted sum of each token's expert outputs: `help(tiny_llm_ext.weighted_sum)`."""
-    return extension().weighted_sum(x, weights, stream=_stream_or_default(stream))
+    return extension().weighted_sum(x, weights, base, stream=_stream_or_default(stream))
 
 
 def qk_norm_rope(
@@ -245,9 +261,9 @@ def qk_norm_rope(
     sin: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """RMSNorm of each head, then RoPE, in attention's memory layout: no transpose needed.
+    """RMSNorm per head, then RoPE, into attention's memory layout, without a transpose.
 
-    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.cos_sin`. A weight of None
+    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.cos_sin`. If weight is None,
     skips the norm.
     """
     return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=_stream_or_default(stream))
@@ -277,6 +293,7 @@ def paged_attention(
     context_lens: mx.array,
     scale: float | None = None,
     causal: bool = True,
+    window: int = 0,
     stream: StreamOrDevice = None,
 ) -> mx.array:
     """Paged attention: `help(tiny_llm_ext.paged_attention)`."""
@@ -288,6 +305,7 @@ def paged_attention(
         context_lens,
         scale,
         causal,
+        window,
         stream=_stream_or_default(stream),
     )
 
@@ -300,12 +318,13 @@ def paged_attention_varlen(
     context_lens: mx.array,
     block_table: mx.array,
     scale: float | None = None,
+    window: int = 0,
     stream: StreamOrDevice = None,
 ) -> mx.array:
     """Paged attention over a ragged batch: `help(tiny_llm_ext.paged_attention_varlen)`."""
     pages = (key_pages, value_pages, cu_seqlens_q, context_lens, block_table)
     return extension().paged_attention_varlen(
-        query, *pages, scale, stream=_stream_or_default(stream)
+        query, *pages, scale, window, stream=_stream_or_default(stream)
     )
 
 
@@ -318,7 +337,7 @@ def cache_write(
 ) -> mx.array:
     """Writes new keys or values to a cache's buffer: `help(tiny_llm_ext.cache_write)`.
 
-    Writes in place if there is no other reference to the buffer:
+    Writes in place if nothing else references the buffer:
     `buffer = cache_write(buffer, …)`.
     """
     return extension().cache_write(
@@ -337,3 +356,53 @@ def paged_cache_write(
     return extension().paged_cache_write(
         pages, tokens, slots, overwrite, stream=_stream_or_default(stream)
     )
+
+
+def causal_conv1d(
+    x: mx.array,
+    weight: mx.array,
+    conv_states: mx.array,
+    cu_seqlens: mx.array,
+    read_slots: mx.array,
+    write_slots: mx.array,
+    overwrite: bool = False,
+    stream: StreamOrDevice = None,
+) -> tuple[mx.array, mx.array]:
+    """Causal depthwise convolution with state: `help(tiny_llm_ext.causal_conv1d)`."""
+    slots = (cu_seqlens, read_slots, write_slots)
+    return extension().causal_conv1d(
+        x, weight, conv_states, *slots, overwrite, stream=_stream_or_default(stream)
+    )
+
+
+def gated_delta_rule(
+    qkv: mx.array,
+    a: mx.array,
+    b: mx.array,
+    A_log: mx.array,
+    dt_bias: mx.array,
+    states: mx.array,
+    cu_seqlens: mx.array,
+    read_slots: mx.array,
+    write_slots: mx.array,
+    num_k_heads: int,
+    overwrite: bool = False,
+    stream: StreamOrDevice = None,
+) -> tuple[mx.array, mx.array]:
+    """Recurrence of Gated DeltaNet: `help(tiny_llm_ext.gated_delta_rule)`."""
+    gates, slots = (a, b, A_log, dt_bias), (cu_seqlens, read_slots, write_slots)
+    return extension().gated_delta_rule(
+        qkv, *gates, states, *slots, num_k_heads, overwrite, stream=_stream_or_default(stream)
+    )
+
+
+def gated_rms_norm(
+    o: mx.array, z: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
+) -> mx.array:
+    """RMSNorm per head, times silu(z): `help(tiny_llm_ext.gated_rms_norm)`."""
+    return extension().gated_rms_norm(o, z, weight, eps, stream=_stream_or_default(stream))
+
+
+def sigmoid_gate(x: mx.array, gate: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """Computes x · sigmoid(gate): `help(tiny_llm_ext.sigmoid_gate)`."""
+    return extension().sigmoid_gate(x, gate, stream=_stream_or_default(stream))

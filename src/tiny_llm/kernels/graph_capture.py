@@ -14,36 +14,36 @@ import mlx.core as mx
 from .. import kernels
 from ..errors import TaskNotImplemented, UserError
 
-# With more tokens, computation outweighs scheduling. Each shape needs a separate capture, and
-# prompts have arbitrary lengths, decode steps only a few shapes.
+# With more tokens, compute time dominates scheduling. Each shape needs a separate capture, and
+# prompts have arbitrary lengths, whereas decode steps have only a few shapes.
 MAX_CAPTURE_TOKENS = 32
 
-# "off" disables capture. "on" makes an unwritten capture task, in a learner's tree, an error; when
-# unset, the function is called directly instead.
+# "off" disables capture. "on" makes an unwritten capture task in a learner's tree an error; if
+# unset, the function is called directly in that case.
 CAPTURE_VARIABLE = "TINY_LLM_GRAPH_CAPTURE"
 
 
 def is_decode_step(x: mx.array) -> bool:
-    """Whether x B×L×E has few enough tokens to be a decode step and not a prompt."""
+    """Whether x B×L×E has few enough tokens to be a decode step rather than a prompt."""
     B, L, _ = x.shape
     return 0 < B * L <= MAX_CAPTURE_TOKENS
 
 
 class CapturedFunction:
-    """A function of arrays, the first B×L×E, that runs as one captured node where beneficial.
+    """A function of arrays that runs as one captured node where beneficial.
 
-    The function is called directly on a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, if it
-    contains an operation that cannot be captured (one of MLX's), and if TINY_LLM_GRAPH_CAPTURE is
-    off. Results have the same bits either way.
+    The first argument is B×L×E. The function is called directly on a GPU, for more than
+    `MAX_CAPTURE_TOKENS` tokens, if it contains an operation that cannot be captured (one of MLX's),
+    or if TINY_LLM_GRAPH_CAPTURE is off. Results have the same bits either way.
 
     Arrays that the function updates and returns, such as KV cache buffers, are written in place if
     the caller holds no reference to them, and copied otherwise.
 
     Args:
-        function: function that returns arrays. They may depend only on its arguments and on
-            constant arrays, because a replay does not call it. It must not read values.
-        on_first_call: capture a shape on its first call instead of its second. A capture takes
-            longer than a call, and a short prompt's shape may never recur.
+        function: function that returns arrays, which may depend only on its arguments and on
+            constant arrays, because a replay does not call it. Must not read array values.
+        on_first_call: capture a shape on its first call, not its second. Capturing takes longer
+            than a call, and a short prompt's shape may never recur.
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, ...]], on_first_call: bool = True):
@@ -72,7 +72,7 @@ class CapturedFunction:
         return self._function(*inputs) if outputs is None else outputs
 
     def _replay(self, inputs: Sequence[mx.array]) -> Any:
-        """Replays the captured graph, capturing it first if due; None if there is no capture."""
+        """Replays the captured graph, capturing it first if due; None if not captured."""
         # [task 4.7.3 replayed]
         outputs = self._graph_cache.replay(inputs)
         if outputs is None and self._should_capture_now(inputs) and self._capture(inputs):
@@ -86,7 +86,7 @@ class CapturedFunction:
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:
-        """Whether to capture inputs of these shapes now."""
+        """Whether to capture the function for these shapes now, not on their next call."""
         signature = tuple((x.dtype, *x.shape) for x in inputs)
         if self._on_first_call or signature in self._seen_once:
             self._seen_once.discard(signature)  # start over if the capture is evicted
@@ -97,8 +97,8 @@ class CapturedFunction:
     def _capture(self, inputs: Sequence[mx.array]) -> bool:
         """Captures the function for inputs of these shapes.
 
-        Calls it once with placeholder arrays without data. A ValueError from the graph cache means
-        that the function cannot be captured for any shape.
+        Calls the function once with placeholder arrays that have no data. A ValueError from the
+        graph cache means that the function cannot be captured for any shape.
 
         Returns:
             Whether the capture succeeded.
@@ -115,7 +115,7 @@ class CapturedFunction:
 
 
 def capture_required() -> bool:
-    """Whether an unwritten capture (the learner's task) is an error: see `CAPTURE_VARIABLE`."""
+    """Whether an unwritten capture task is an error: see `CAPTURE_VARIABLE`."""
     return _capture_mode() == "on"
 
 

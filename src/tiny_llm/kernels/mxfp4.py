@@ -1,19 +1,19 @@
 """MXFP4: 4-bit floating-point weights (E2M1) with 8-bit scales.
 
-`QuantizedWeights` without biases. A value has a sign, two exponent bits and one mantissa bit: 0,
-0.5, 1, 1.5, 2, 3, 4 or 6. Each group of 32 has a scale. MLX's checkpoints store scales in MXFP4's
-E8M0 format: an 8-bit e for 2^(e − 127). The kernels read scales as bfloat16, whose exponent has the
-same 8 bits.
+Stored as `QuantizedWeights` without biases. A value has a sign bit, two exponent bits and one
+mantissa bit: ±0, 0.5, 1, 1.5, 2, 3, 4 or 6. Each group of 32 shares a scale. MLX checkpoints store
+scales in MXFP4's E8M0 format: an 8-bit e for 2^(e − 127). The kernels read scales as bfloat16,
+whose exponent has the same 8 bits.
 
 Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0 (2023).
 """
 
 import mlx.core as mx
 
-E2M1 = "e2m1"  # mode of a layer with bfloat16 scales; MLX's mode with E8M0 scales is "mxfp4"
+E2M1 = "e2m1"  # mode for bfloat16 scales; MLX's mode for E8M0 scales is "mxfp4"
 
 # bfloat16 has seven mantissa bits below its exponent. Exponent 0 is subnormal, 2⁻¹²⁶ · 0.mantissa,
-# so 2⁻¹²⁷ needs a mantissa. Exponent 255 with a mantissa is NaN, as is 255 in E8M0.
+# so 2⁻¹²⁷ needs a nonzero mantissa. Exponent 255 with a nonzero mantissa is NaN, like E8M0's 255.
 MANTISSA_BITS = 7
 TWO_TO_MINUS_127 = 0x0040
 BFLOAT16_NAN = 0x7FC0

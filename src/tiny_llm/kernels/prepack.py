@@ -1,13 +1,13 @@
 """Weight prepacking: interleaves quantized rows for the CPU kernels.
 
-The AVX-512 and AMX kernels multiply one word of sixteen (or a multiple of sixteen) outputs at once.
-In MLX's row-major layout, those words are a row apart. *Interleaved* rows are stored word by word,
-so words that are multiplied together are adjacent. Results have the same bits, and the size is the
-same. The layout follows from the shape: row-major O×W, interleaved (O/R)×W×R, where R is the number
-of rows that the kernels read together. The matrices of X experts have a leading axis X.
+The CPU's vector kernels multiply one word from each of many rows at once (16 on AVX2, 64 on
+AVX-512). In MLX's row-major layout, those words are a row apart. *Interleaved* rows are stored word
+by word, so words that are multiplied together are adjacent. Results have the same bits; the size is
+unchanged. The shape implies the layout: row-major O×W, interleaved (O/R)×W×R, where R is the number
+of rows that the kernels read together. Matrices of X experts have a leading axis X.
 
-`load_weights` prepacks while reading. Other models are prepacked by `prepack_model` when a Week 2
-or Week 3 model is built from them, for the same speed.
+`load_weights` prepacks while reading. For the same speed, `prepack_model` prepacks other models
+when a Week 2 or Week 3 model is built from them.
 """
 
 import copy
@@ -27,14 +27,14 @@ CACHE_LINE_BYTES = 64
 QUANTIZED_ARRAYS = ("weight", "scales", "biases")
 
 T = TypeVar("T")
-# Keyed by `id(array)`; the weak reference detects ids that were reused by another array.
+# Keyed by `id(array)`; the weak reference detects ids reused by another array.
 WeakIdMap: TypeAlias = dict[int, tuple[weakref.ref[mx.array], T]]
 
 
 def prepack_weight(matrix: mx.array, rows: int) -> mx.array:
     """Interleaves a matrix of packed words, scales or biases: O×W -> (O/R)×W×R.
 
-    Reference in MLX for what the extension does when it loads a model.
+    MLX reference for the extension's prepacking at load time.
 
     Args:
         matrix: O×W.
@@ -66,7 +66,7 @@ def is_row_major(mlx_layer: Any) -> bool:
 
 
 def row_major_layer(mlx_layer: Any) -> Any:
-    """Returns a layer in MLX's layout, row-major with E8M0 scales: the same one, or a copy."""
+    """Returns the layer, or a copy, in MLX's layout: row-major, with E8M0 scales if MXFP4."""
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer
     is_floating = getattr(mlx_layer, "mode", "affine") == E2M1
@@ -82,18 +82,18 @@ def row_major_layer(mlx_layer: Any) -> Any:
 
 
 def is_kernel_supported(mlx_layer: Any) -> bool:
-    """Whether the kernels support a quantized layer's format and dtype of the scales."""
+    """Whether the kernels support a quantized layer's format and scale dtype."""
     return getattr(mlx_layer, "mode", "affine") in ("affine", E2M1) and supports_quantization(
         mlx_layer.bits, mlx_layer.group_size, mlx_layer.scales.dtype
     )
 
 
 def prepack_model(mlx_model: Any) -> Any:
-    """Returns a copy of a model with weights in the layout of this machine's kernels.
+    """Returns a copy of a model with weights in this machine's kernel layout.
 
-    The given model stays usable and row-major. Its arrays are replaced, layer by layer, by lazy
-    arrays that are computed from the prepacked weights on first use. Weights are therefore in
-    memory once, and twice only if both models are used.
+    The given model stays usable and row-major: its arrays are replaced, layer by layer, with lazy
+    arrays computed from the prepacked weights on first use. Weights are therefore in memory once,
+    or twice if both models are used.
 
     Args:
         mlx_model: model from `mlx_lm.load` or `load_weights`.
@@ -115,7 +115,7 @@ def prepack_model(mlx_model: Any) -> Any:
 
 
 def _lookup(mapping: WeakIdMap[T], array: mx.array) -> T | None:
-    """Returns the value of a live array; None if there is no entry."""
+    """Returns the value mapped to a live array; None if there is no entry."""
     reference, value = mapping.get(id(array), (None, None))
     return value if reference is not None and reference() is array else None
 
@@ -134,12 +134,12 @@ class WeightLocations:
             array: lazy array.
             file: file path.
             begin: byte offset in the file.
-            exclusive: whether this process reads none of the bytes after it.
+            exclusive: whether this process does not read the bytes after the array.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, exclusive)
 
     def add_reader(self, array: mx.array, read: Callable[[], mx.array]) -> None:
-        """Registers a function that reads a lazy array more cheaply than evaluating it."""
+        """Registers a function that reads a lazy array more cheaply than evaluation."""
         self._readers[id(array)] = weakref.ref(array), read
 
     def read(self, array: mx.array) -> mx.array:
@@ -162,8 +162,8 @@ class WeightLocations:
 class PrepackedWeights:
     """Memory in large pages for a model's prepacked layers.
 
-    Prepacked layers can be used only by the extension. Layers that the kernels do not support are
-    unchanged, and so are all layers where the kernels read row-major weights.
+    Only the extension can use prepacked layers. Layers that the kernels do not support are left
+    unchanged, as are all layers if the kernels read row-major weights.
 
     Args:
         model: an `mlx.nn` module; weights may be lazy.
@@ -175,12 +175,12 @@ class PrepackedWeights:
         self._locations = weight_locations or WeightLocations()
         nbytes = sum(map(_aligned_nbytes, _prepackable_arrays(model)))
         self._memory = extension().large_pages(nbytes) if nbytes else None
-        self._used = 0  # bytes
+        self._used = 0  # bytes used
 
     def prepack_layers(self, part: Any) -> None:
-        """Prepacks the layers of a part of the model; call once per part.
+        """Prepacks the layers in a part of the model; call once per part.
 
-        Arrays are moved one at a time; an array that is not in a file is briefly in memory twice.
+        Moves arrays one at a time; an array without a file location is briefly in memory twice.
 
         Args:
             part: a layer of the model, or the whole model.

@@ -1,6 +1,6 @@
 """Roofline analysis: kernel timing, comparison and hardware limits.
 
-Independent of any kernel: a benchmark is a function without arguments that returns arrays.
+Independent of any kernel: a benchmark is a function that takes no arguments and returns arrays.
 """
 
 import statistics
@@ -16,7 +16,7 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timings:
-    """Statistics of repeated runs, in seconds.
+    """Timings of repeated runs, in seconds.
 
     Attributes:
         median: typical time.
@@ -28,7 +28,7 @@ class Timings:
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Timings":
-        """Summarizes one or more times in seconds."""
+        """Summarizes one or more measured times in seconds."""
         return cls(statistics.median(seconds), min(seconds))
 
 
@@ -47,10 +47,10 @@ class HardwareLimits:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Minimum work of an operation, for any implementation.
+    """Minimum work of an operation in any implementation.
 
     Attributes:
-        num_bytes: memory traffic with each number read or written once.
+        num_bytes: memory traffic if each element is read or written once.
         flops: multiplications and additions.
     """
 
@@ -107,10 +107,10 @@ def compare(
 
 
 def matmul_cost(M: int, O: int, I: int, bits: int, group_size: int) -> KernelCost:
-    """Computes the cost of a · wᵀ with quantized w: traffic of w, a (M×I) and the result (M×O).
+    """Computes the cost of a · wᵀ with quantized w: traffic for w, a (M×I) and the result (M×O).
 
-    Scales, biases, activations and results have 16 bits. Each output takes a multiplication and an
-    addition per weight; work per group is neglected.
+    Scales, biases, activations and results are 16-bit. Each output takes one multiplication and one
+    addition per weight; per-group work is ignored.
     """
     # [task 4.1.3 product]
     weights = O * I * bits / 8 + O * (I / group_size) * 2 * 2
@@ -119,10 +119,10 @@ def matmul_cost(M: int, O: int, I: int, bits: int, group_size: int) -> KernelCos
 
 
 def attention_cost(H_q: int, H: int, D: int, S: int) -> KernelCost:
-    """Computes the cost of attention with one query token over 16-bit K and V, H×S×D each.
+    """Computes the cost of attention for one query token over 16-bit K and V, H×S×D each.
 
-    Queries and results are neglected. Each query head takes a multiplication and an addition per
-    element of its key head and of its value head.
+    Ignores the traffic of queries and results. Each query head takes one multiplication and one
+    addition per element of its key head and of its value head.
     """
     # [task 4.1.3 attention]
     return KernelCost(2 * H * S * D * 2, 2 * 2 * H_q * S * D)
@@ -130,14 +130,14 @@ def attention_cost(H_q: int, H: int, D: int, S: int) -> KernelCost:
 
 
 def roofline_seconds(cost: KernelCost, limits: HardwareLimits) -> float:
-    """Returns the minimum time: memory traffic and arithmetic overlap."""
+    """Returns the minimum time in seconds, given that memory traffic and arithmetic overlap."""
     # [task 4.1.3 least-seconds]
     return max(cost.num_bytes / limits.read_bytes_per_s, cost.flops / limits.flops_per_s)
     # [/task 4.1.3 least-seconds]
 
 
 def roofline_fraction(times: Timings, cost: KernelCost, limits: HardwareLimits) -> float:
-    """Returns the fraction of the roofline that a kernel's best run reaches; at most 1."""
+    """Returns the fraction of the roofline that a kernel's fastest run reaches; 1 is ideal."""
     # [task 4.1.4 share]
     return roofline_seconds(cost, limits) / times.minimum
     # [/task 4.1.4 share]
@@ -173,13 +173,13 @@ def bytes_in_flight(latency: float, bytes_per_s: float) -> float:
 
 
 def best_prefetch_distance(measured: Mapping[int, Timings], tolerance: float = 0.02) -> int:
-    """Returns the shortest prefetch distance with the best time, within a tolerance.
+    """Returns the shortest prefetch distance whose time is within a tolerance of the best.
 
     A longer distance gains nothing and fetches more unused bytes past the end of the weights.
 
     Args:
         measured: timings by distance in bytes; minima are compared.
-        tolerance: relative tolerance of the best time.
+        tolerance: relative tolerance.
     """
     # [task 4.3.3 nearest]
     best = min(times.minimum for times in measured.values())
@@ -192,7 +192,7 @@ def best_prefetch_distance(measured: Mapping[int, Timings], tolerance: float = 0
 def seconds_per_node(measured: Mapping[int, Timings]) -> float:
     """Estimates the cost of a graph node in seconds.
 
-    Returns the slope of a least-squares line through the measurements, because evaluating a graph
+    Returns the slope of a least-squares line through the measurements, since evaluating a graph
     also has a fixed cost.
 
     Args:
@@ -210,10 +210,10 @@ def captured_time_fraction(nodes: int, captured_nodes: int, node: float, seconds
     """Predicts a captured step's time as a fraction of the uncaptured step's.
 
     Args:
-        nodes: nodes of the step's graph.
-        captured_nodes: nodes of the graph with capture.
+        nodes: number of nodes in the step's graph without capture.
+        captured_nodes: number of nodes with capture.
         node: seconds per node, from `seconds_per_node`.
-        seconds: time of the step without capture.
+        seconds: the step's time without capture.
 
     Returns:
         The fraction, at least 0; 1 if capture gains nothing.

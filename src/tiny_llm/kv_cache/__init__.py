@@ -2,7 +2,8 @@
 
 Caches manage arrays and token positions; they do not depend on models, prompts or text.
 
-Reading order: full, batching, page_pool, paged, paged_storage, step_plan, planning.
+Reading order: full, batching, page_pool, paged, state_storage, paged_storage, int8_rows, step_plan,
+planning, rows, disk.
 """
 
 from ..errors import OutOfPagesError
@@ -11,6 +12,7 @@ from .full import TinyKvCache, TinyKvFullCache
 from .page_pool import TinyKvPagedPool
 from .paged import PagedKvMetadata, TinyKvPagedCache
 from .paged_storage import PagedStorage, RaggedBatch
+from .state_storage import StateShape, StateStorage
 
 __all__ = [
     "BatchingKvCache",
@@ -18,6 +20,8 @@ __all__ = [
     "PagedKvMetadata",
     "PagedStorage",
     "RaggedBatch",
+    "StateShape",
+    "StateStorage",
     "TinyKvCache",
     "TinyKvFullCache",
     "TinyKvPagedCache",

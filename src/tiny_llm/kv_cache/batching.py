@@ -23,7 +23,7 @@ __all__ = ["BatchingKvCache", "TinyKvCache", "TinyKvFullCache"]
 
 @dataclass
 class _DenseSlot:
-    """A dense request, stored in the batch's buffer.
+    """Slot of a dense request, whose tokens are in the batch's buffer.
 
     Attributes:
         offset: number of cached tokens.
@@ -43,8 +43,8 @@ class BatchingKvCache(TinyKvCache):
         slot 2   . . . . . .     idle
 
     Flash attention reads the buffer in place, given each request's length (`append`). Attention in
-    plain MLX needs rows of equal length and a mask for the padding: for every token,
-    `update_and_fetch` copies the whole batch, right-aligned.
+    plain MLX needs rows of equal length and a mask for the padding, so `update_and_fetch` copies
+    the whole batch, right-aligned, at every step.
 
     Paged requests (Week 3) are not copied: a slot takes ownership of the request's cache, and
     `update_and_fetch_paged` passes all slots' block tables to paged attention. No slot has unused
@@ -59,24 +59,24 @@ class BatchingKvCache(TinyKvCache):
         self.max_active_requests = max_active_requests
         self.max_seq_len = max_seq_len
         self._slots: list[_DenseSlot | TinyKvPagedCache | None] = [None] * max_active_requests
-        self._keys: mx.array | None = None  # B×H×capacity×D, dense requests
+        self._keys: mx.array | None = None  # B×H×capacity×D, for dense requests
         self._values: mx.array | None = None
 
     @property
     def lengths(self) -> list[int | None]:
-        """Number of cached tokens of each slot; None for an idle slot."""
+        """Number of cached tokens in each slot; None for an idle slot."""
         return [None if slot is None else slot.offset for slot in self._slots]
 
     def add_request(self, cache: TinyKvCache, slot: int) -> None:
         """Moves a request, usually after its prefill, to an idle slot.
 
-        A `TinyKvFullCache` is copied. A `TinyKvPagedCache` becomes owned by the slot, which
-        releases its pages when the request is removed.
+        A `TinyKvFullCache` is copied. The slot takes ownership of a `TinyKvPagedCache`
+        and releases its pages when the request is removed.
 
         Raises:
             ValueError: the slot does not exist or is in use; the cache exceeds `max_seq_len`, has
-                more than one sequence or other heads than the batch; it is dense in a paged batch,
-                paged in a dense one, or in another pool.
+                more than one sequence, or its heads do not match the batch's; it is dense in a
+                paged batch, paged in a dense one, or uses a different pool.
         """
         self._check_slot(slot)
         if self._slots[slot] is not None:
@@ -98,20 +98,25 @@ class BatchingKvCache(TinyKvCache):
             return
             # [/task 3.2.4 add]
         # [task 2.6.2 add]
-        if cache.key_values is not None:
-            key, value = cache.key_values
-            if key.shape[0] != 1:
-                raise ValueError(
-                    f"BatchingKvCache: a request must have 1 sequence, got {key.shape[0]}."
-                )
-            offsets = [-1] * self.max_active_requests
-            offsets[slot] = 0
-            rows = (self.max_active_requests, *key.shape[1:])
-            keys, values = mx.broadcast_to(key, rows), mx.broadcast_to(value, rows)
-            # Safe with steps in flight on a GPU: they do not read this idle slot's row.
-            self._write(keys, values, offsets, overwrite=True)
+        offsets = [-1] * self.max_active_requests
+        offsets[slot] = 0
+        self._copy_request(cache, offsets)
         self._slots[slot] = _DenseSlot(cache.offset)
         # [/task 2.6.2 add]
+
+    def _copy_request(self, cache: TinyKvFullCache, offsets: list[int]) -> None:
+        """Copies a request's tokens to the slots whose offset is not −1; a no-op if empty."""
+        if cache.key_values is None:
+            return
+        key, value = cache.key_values
+        if key.shape[0] != 1:
+            raise ValueError(
+                f"BatchingKvCache: a request must have 1 sequence, got {key.shape[0]}."
+            )
+        rows = (self.max_active_requests, *key.shape[1:])
+        keys, values = mx.broadcast_to(key, rows), mx.broadcast_to(value, rows)  # views, not copies
+        # Safe with steps in flight on a GPU: they do not read this idle slot's row.
+        self._write(keys, values, offsets, overwrite=True)
 
     def remove_request(self, slot: int) -> None:
         """Frees a slot. A dense slot's memory is kept for reuse; pages return to the pool.
@@ -127,9 +132,7 @@ class BatchingKvCache(TinyKvCache):
             # [task 3.2.4 remove]
             request.release()
             # [/task 3.2.4 remove]
-        # [task 2.6.2 remove]
         self._slots[slot] = None
-        # [/task 2.6.2 remove]
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
         """See `TinyKvCache`: appends L tokens to every active slot.
@@ -177,7 +180,7 @@ class BatchingKvCache(TinyKvCache):
             and on idle slots.
 
         Raises:
-            ValueError: an array mask, or all slots are idle; else as `append`.
+            ValueError: an array mask, or all slots are idle; otherwise same as `append`.
         """
         if not is_none_or_causal(mask):
             raise ValueError(
@@ -185,22 +188,22 @@ class BatchingKvCache(TinyKvCache):
             )
         if all(length is None for length in self.lengths):
             raise ValueError("BatchingKvCache: all slots are idle; call add_request first.")
-        # [task 2.6.2 fetch]
-        _, H, L, D = keys.shape
-        queries = L if mask_length is None else mask_length
+        queries = keys.shape[2] if mask_length is None else mask_length
         buffer_keys, buffer_values, lengths = self.append(keys, values)
-        S_max = max(lengths)
-        all_keys, all_values, masks = [], [], []
-        for slot, S in enumerate(lengths):
-            padding = mx.zeros((1, H, S_max - S, D), dtype=keys.dtype)
-            hidden = mx.full((1, 1, queries, S_max - S), -mx.inf, dtype=keys.dtype)
-            row = slice(slot, slot + 1)
-            all_keys.append(mx.concatenate([padding, buffer_keys[row, :, :S]], axis=2))
-            all_values.append(mx.concatenate([padding, buffer_values[row, :, :S]], axis=2))
+        # [task 2.6.2 fetch]
+        masks = []
+        for S in lengths:
+            hidden = mx.full((1, 1, queries, max(lengths) - S), -mx.inf, dtype=keys.dtype)
             visible = causal_mask(queries, S, keys.dtype)[None, None]
             masks.append(mx.concatenate([hidden, visible], axis=3))
-        return mx.concatenate(all_keys), mx.concatenate(all_values), None, mx.concatenate(masks)
+        batch_mask = mx.concatenate(masks)
         # [/task 2.6.2 fetch]
+        return (
+            _aligned_right(buffer_keys, lengths),
+            _aligned_right(buffer_values, lengths),
+            None,
+            batch_mask,
+        )
 
     def update_and_fetch_paged(
         self,
@@ -222,7 +225,7 @@ class BatchingKvCache(TinyKvCache):
             of −1.
 
         Raises:
-            ValueError: an array mask, dense requests, or all slots are idle; else as `append`.
+            ValueError: an array mask, dense requests, or all slots are idle; see also `append`.
             OutOfPagesError: too few free pages for the batch; nothing was appended.
         """
         check_paged_mask(mask)
@@ -251,9 +254,9 @@ class BatchingKvCache(TinyKvCache):
         # [/task 3.2.1 batch]
 
     def next_offsets(self, L: int) -> list[int] | None:
-        """Returns the offset for each slot's next L tokens, −1 for an idle slot.
+        """Returns the offset of each slot's next L tokens, −1 for an idle slot.
 
-        None if the buffer must grow, or if requests are paged.
+        Returns None if the buffer must grow or requests are paged.
         """
         if self._keys is None or self._paged():
             return None
@@ -284,13 +287,11 @@ class BatchingKvCache(TinyKvCache):
                 raise ValueError(
                     f"BatchingKvCache: cannot rewind {n} of slot {slot}'s {length} tokens."
                 )
-        # [task 2.6.2 rewind]
         for request in self._slots:
             if isinstance(request, TinyKvPagedCache):
                 request.rewind(n)
             elif request is not None:
                 request.offset -= n
-        # [/task 2.6.2 rewind]
 
     def release(self) -> None:
         """Frees every slot and releases the memory."""
@@ -303,7 +304,7 @@ class BatchingKvCache(TinyKvCache):
     def paged_requests(self, L: int) -> list[TinyKvPagedCache | None]:
         """Returns each slot's paged cache, None for an idle slot.
 
-        Empty if a request is dense or has no room for L more tokens.
+        Returns an empty list if a request is dense or has no room for L more tokens.
         """
         requests: list[TinyKvPagedCache | None] = []
         for slot in self._slots:
@@ -324,20 +325,18 @@ class BatchingKvCache(TinyKvCache):
             key: B×H×L×D, one row per slot.
             value: B×H×L×D.
             offsets: position of each slot's first new token; −1 skips the slot.
-            overwrite: as in `cache_write`: writes in place even if GPU commands in flight still
-                read the buffers. Set by `add_request` to avoid copying all slots for one.
+            overwrite: see `cache_write`: writes in place even if in-flight GPU commands still read
+                the buffers. Set by `add_request`, which would otherwise copy all slots.
 
         Returns:
             The stored key and value buffers.
         """
-        # [task 2.6.2 write]
         tokens = max(offsets) + key.shape[2]
         self._keys = grow_buffer(self._keys, key, tokens, self.max_seq_len)
         self._values = grow_buffer(self._values, value, tokens, self.max_seq_len)
         self._keys = kernels.cache_write(self._keys, key, offsets, overwrite)
         self._values = kernels.cache_write(self._values, value, offsets, overwrite)
         return self._keys, self._values
-        # [/task 2.6.2 write]
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.max_active_requests:
@@ -347,7 +346,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a batch of dense and paged requests, or of requests from different pools."""
+        """Rejects a mix of dense and paged requests, different pools, and duplicate caches."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:
@@ -376,3 +375,12 @@ class BatchingKvCache(TinyKvCache):
                     f"BatchingKvCache: slot {slot} has {length} tokens; {L} more exceed "
                     f"max_seq_len {self.max_seq_len}."
                 )
+
+
+def _aligned_right(buffer: mx.array, lengths: list[int]) -> mx.array:
+    """Right-aligns each row's cached tokens, padding with zeros: B×H×capacity×D -> B×H×S_max×D."""
+    S_max = max(lengths)
+    rows = [buffer[b : b + 1, :, :S] for b, S in enumerate(lengths)]
+    return mx.concatenate(
+        [mx.pad(x, [(0, 0)] * 2 + [(S_max - x.shape[2], 0), (0, 0)]) for x in rows]
+    )

@@ -2,7 +2,7 @@
 
 A cache stores the keys and values of one layer of one request, so that a step computes only new
 tokens. A model with 28 layers has 28 caches per request, and a token takes 2 · layers · H · D
-numbers: 115 KB in bfloat16 for Qwen3-0.6B.
+elements: 115 KB in bfloat16 for Qwen3-0.6B.
 """
 
 from abc import ABC, abstractmethod
@@ -12,8 +12,8 @@ import mlx.core as mx
 from .. import kernels
 from ..attention import Mask
 
-# Buffers grow by half of their capacity and at least GROWTH_TOKENS, so that appending one token at
-# a time copies each token a bounded number of times at any length. The initial capacity is smaller:
+# Buffers grow by half of their capacity and at least GROWTH_TOKENS, so appending one token at a
+# time copies each token O(1) times on average. The initial capacity is smaller:
 # 256 tokens of Qwen3-0.6B take 29 MB, and many outputs are short.
 INITIAL_TOKENS = 64
 GROWTH_TOKENS = 256
@@ -81,10 +81,10 @@ class TinyKvCache(ABC):
 
 
 class TinyKvFullCache(TinyKvCache):
-    """A contiguous cache with a buffer that grows in steps.
+    """Contiguous cache with a buffer that grows in steps.
 
     Attributes:
-        offset: number of cached tokens, which is the next token's position.
+        offset: number of cached tokens, also the next token's position.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class TinyKvFullCache(TinyKvCache):
         # [/task 2.1.1 fetch]
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
-        """See `TinyKvCache`. Errors as `update_and_fetch`."""
+        """See `TinyKvCache`; raises the same errors as `update_and_fetch`."""
         if key.shape != value.shape:
             raise ValueError(
                 "TinyKvFullCache: key and value must have the same shape, got "
@@ -135,7 +135,7 @@ class TinyKvFullCache(TinyKvCache):
         # [/task 2.1.1 append]
 
     def next_offsets(self, L: int) -> list[int] | None:
-        """Returns the offset for each sequence's next L tokens; None if the buffer must grow."""
+        """Returns the offset of each sequence's next L tokens; None if the buffer must grow."""
         if self._keys is None or self.offset + L > self._keys.shape[2]:
             return None
         return [self.offset] * self._keys.shape[0]
@@ -170,13 +170,13 @@ class TinyKvFullCache(TinyKvCache):
 def grow_buffer(
     buffer: mx.array | None, new: mx.array, tokens: int, max_capacity: int | None = None
 ) -> mx.array:
-    """Returns a buffer B×H×capacity×D with room for `tokens`: the same one, or a larger copy.
+    """Returns a buffer B×H×capacity×D with room for `tokens`: `buffer` itself or a larger copy.
 
     Args:
         buffer: current buffer, or None.
         new: B×H×L×D, the new tokens.
         tokens: required tokens per sequence.
-        max_capacity: upper bound of the capacity; None if unbounded.
+        max_capacity: upper bound on the capacity; None if unbounded.
     """
     B, H, _, D = new.shape
     capacity = 0 if buffer is None else buffer.shape[2]

@@ -4,22 +4,25 @@ A page is owned by the cache that allocated it until that cache frees it. The po
 owners, but rejects a double free. It does not depend on requests, layers or positions.
 """
 
+import bisect
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from .. import kernels
 from ..errors import OutOfPagesError
 
 # An unbounded pool grows by half of its size and by at least this many pages, so that each page is
-# copied a bounded number of times.
+# copied O(1) times on average.
 GROWTH_PAGES = 16
 
 
 class TinyKvPagedPool:
-    """The pages of all layers and requests of a model.
+    """Pages for all layers and requests of a model.
 
-    Pages are written in place. MLX arrays are immutable values: a write replaces `key_pages` by a
-    new array that takes over the old one's memory, provided that nothing else references the old
-    array. So keep references to the pool, not to `pool.key_pages`.
+    Pages are written in place. MLX arrays are immutable values: a write replaces `key_pages`
+    with a new array that reuses the old one's memory if nothing else references the old array. So
+    keep references to the pool, not to `pool.key_pages`.
 
     Args:
         page_size: tokens per page.
@@ -44,7 +47,7 @@ class TinyKvPagedPool:
         self.key_pages: mx.array | None = None
         self.value_pages: mx.array | None = None
         self._is_used = [False] * (capacity or 0)
-        self._free = list(reversed(range(capacity or 0)))  # a stack: the last is allocated next
+        self._free = list(reversed(range(capacity or 0)))  # a stack: allocates the last page next
 
     @property
     def num_pages(self) -> int:
@@ -96,7 +99,7 @@ class TinyKvPagedPool:
     def read_page(self, page_id: int) -> tuple[mx.array, mx.array]:
         """Returns a page's keys and values, both 1×H×page_size×D.
 
-        Release them before the next write; otherwise it copies the pool.
+        Release the arrays before the next write; otherwise the write copies the pool.
 
         Raises:
             ValueError: the page does not exist or is free, or the pool was never written.
@@ -141,8 +144,8 @@ class TinyKvPagedPool:
         """
         # [task 3.1.1 write]
         # MLX donates an array's memory only if no pending operation reads the array. The previous
-        # layer's attention, in the same graph, may be pending. The new tokens depend on it, so
-        # evaluating them completes it; otherwise every layer would copy the pool. On a GPU,
+        # layer's attention, in the same graph, may still be pending. Evaluating the new tokens,
+        # which depend on it, completes it; otherwise every layer would copy the pool. On a GPU,
         # dispatching is enough, because commands execute in order.
         evaluate = mx.eval if kernels.computes_on_cpu() else mx.async_eval
         evaluate(key, value)
@@ -175,7 +178,7 @@ class TinyKvPagedPool:
             )
 
     def ensure_capacity(self, key: mx.array | None = None) -> None:
-        """Allocates memory for every page; the first time, with the heads and dtype of `key`."""
+        """Allocates memory for all pages; the first call takes heads and dtype from `key`."""
         # [task 3.1.1 room]
         pages = self.key_pages
         existing = 0 if pages is None else pages.shape[0]
@@ -204,7 +207,15 @@ class TinyKvPagedPool:
             raise ValueError(f"TinyKvPagedPool: cannot {action} page {page_id}; it is free.")
 
 
+def keep_pages(pages: mx.array, numbers: Sequence[int]) -> mx.array:
+    """Copies the pages with these ascending ids; skips ids that have no memory."""
+    kept = numbers[: bisect.bisect_left(numbers, len(pages))]
+    if not kept:  # not `pages[:0]`, which would share the memory
+        return mx.zeros((0, *pages.shape[1:]), pages.dtype)
+    return mx.take(pages, mx.array(list(kept), mx.int32), axis=0)
+
+
 def grow_pages(pages: mx.array | None, room: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Appends zeroed pages of shape `room`."""
+    """Appends zeroed pages, an array of shape `room`."""
     zeros = mx.zeros(room, dtype=dtype)
     return mx.concatenate([pages, zeros]) if pages is not None and pages.size else zeros

@@ -1,6 +1,6 @@
 """Paged KV cache of one request, and paged attention metadata.
 
-A contiguous cache needs one piece of memory for a request's maximum length. A paged cache takes
+A contiguous cache needs one block of memory for a request's maximum length. A paged cache takes
 fixed-size pages from a shared pool (`page_pool.py`): a request wastes less than one page, and a
 freed page fits any other request. A request stores its page ids in token order.
 
@@ -47,7 +47,7 @@ class PagedKvMetadata:
 
 
 class TinyKvPagedCache(TinyKvCache):
-    """The keys and values of one layer of one request, in pages of a pool.
+    """Keys and values of one request in one layer, stored in a pool's pages.
 
     Args:
         pool: page pool, shared with other caches.
@@ -55,7 +55,7 @@ class TinyKvPagedCache(TinyKvCache):
     Attributes:
         pool: page pool.
         page_ids: the cache's pages in token order; all but the last are full.
-        offset: number of cached tokens, which is the next token's position.
+        offset: number of cached tokens, also the next token's position.
     """
 
     def __init__(self, pool: TinyKvPagedPool):
@@ -81,7 +81,7 @@ class TinyKvPagedCache(TinyKvCache):
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> PagedKvMetadata:
-        """Appends new keys and values and returns metadata for paged attention, without gathering.
+        """Appends new keys and values and returns metadata for paged attention; copies no pages.
 
         Args:
             key: 1×H×L×D, keys of the new tokens.
@@ -116,7 +116,7 @@ class TinyKvPagedCache(TinyKvCache):
         return *gathered, [self.offset]
 
     def gather_dense(self) -> tuple[mx.array, mx.array] | None:
-        """Copies keys and values to one array each, 1×H×offset×D; None if empty."""
+        """Copies keys and values into one array each, 1×H×offset×D; None if empty."""
         # [task 3.1.3 gather]
         pool = self.pool
         if pool.key_pages is None or pool.value_pages is None or self.offset == 0:
@@ -151,7 +151,7 @@ class TinyKvPagedCache(TinyKvCache):
         """Extends the cache by L tokens, allocating pages; the caller must write the tokens next.
 
         Returns:
-            The tokens' slots, as `TinyKvPagedPool.write` takes them.
+            The tokens' slots, for `TinyKvPagedPool.write`.
 
         Raises:
             ValueError: L is below 1.
@@ -191,7 +191,7 @@ class TinyKvPagedCache(TinyKvCache):
 def paged_metadata(
     pool: TinyKvPagedPool, caches: list[TinyKvPagedCache | None], mask: Mask
 ) -> PagedKvMetadata:
-    """Builds the metadata of several caches of one pool; None is an idle row."""
+    """Builds the metadata for several caches in one pool; None is an idle row."""
     assert pool.key_pages is not None
     assert pool.value_pages is not None
     # [task 3.2.1 metadata]

@@ -12,8 +12,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..attention import as_int32
+from ..kernels.heap import trim_heap
 from .full import GROWTH_TOKENS, INITIAL_TOKENS
-from .page_pool import grow_pages
+from .page_pool import grow_pages, keep_pages
+from .state_storage import StateStorage
 from .step_plan import AttentionMetadata, StepPlan
 
 Integers = Sequence[int] | mx.array
@@ -27,12 +29,19 @@ class RaggedBatch:
         slot_mapping: T, each token's slot: page_id · page_size + position % page_size.
         cu_seqlens_q: B+1: sequence s has tokens cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1.
         context_lens: B, each sequence's length including this step's tokens.
-        block_table: B×max_pages, each sequence's pages in order, padded with −1. As lists, rows may
+        block_table: B×max_pages, each sequence's pages in order, padded with −1. List rows may
             differ in length.
+        state_read_slots: B, slot with the recurrent state before each sequence's first token; −1
+            for a new sequence. None for models without recurrent state.
+        state_write_slots: T, slot for the state after each token; −1 to not store it.
+            Precondition: no two tokens write the same slot, and none writes a slot that another
+            sequence reads.
+        adapter_ids: T, index of each token's LoRA adapter; −1 for none. None if no token uses one.
 
     Attributes:
-        positions, slot_mapping, cu_seqlens_q, context_lens, block_table: as int32 arrays.
-        max_slot: maximum of `slot_mapping`; −1 if empty.
+        positions, slot_mapping, cu_seqlens_q, context_lens, block_table, state_read_slots,
+            state_write_slots, adapter_ids: as int32 arrays.
+        max_slot, max_state_slot: maximum slot and maximum state slot, read or written; −1 if none.
 
     Raises:
         ValueError: the arguments' lengths are inconsistent.
@@ -45,6 +54,9 @@ class RaggedBatch:
         cu_seqlens_q: Integers,
         context_lens: Integers,
         block_table: Sequence[Sequence[int]] | mx.array,
+        state_read_slots: Sequence[int] | None = None,
+        state_write_slots: Sequence[int] | None = None,
+        adapter_ids: Sequence[int] | None = None,
     ):
         if not isinstance(block_table, mx.array):
             width = max([1, *map(len, block_table)])
@@ -57,12 +69,28 @@ class RaggedBatch:
         self.cu_seqlens_q = as_int32(cu_seqlens_q)
         self.context_lens = as_int32(context_lens)
         self.block_table = block_table
+        self.max_state_slot = max(
+            [*(state_read_slots or ()), *(state_write_slots or ())], default=-1
+        )
+        self.state_read_slots = None if state_read_slots is None else as_int32(state_read_slots)
+        self.state_write_slots = None if state_write_slots is None else as_int32(state_write_slots)
+        self.adapter_ids = None if adapter_ids is None else as_int32(adapter_ids)
         T, B = self.num_tokens, self.num_seqs
         if (self.slot_mapping.size, self.cu_seqlens_q.size, block_table.shape[0]) != (T, B + 1, B):
             raise ValueError(
                 f"RaggedBatch: {T} tokens of {B} sequences require {T} slots, {B + 1} cu_seqlens_q "
                 f"and {B} rows of the block table, got {self.slot_mapping.size}, "
                 f"{self.cu_seqlens_q.size} and {block_table.shape[0]}."
+            )
+        states = [x.size for x in (self.state_read_slots, self.state_write_slots) if x is not None]
+        if states and states != [B, T]:
+            raise ValueError(
+                f"RaggedBatch: {T} tokens of {B} sequences require {B} state_read_slots and {T} "
+                f"state_write_slots, got {states}."
+            )
+        if self.adapter_ids is not None and self.adapter_ids.size != T:
+            raise ValueError(
+                f"RaggedBatch: {T} tokens require {T} adapter_ids, got {self.adapter_ids.size}."
             )
 
     @property
@@ -80,21 +108,23 @@ class PagedStorage:
     """Key and value pages of each layer, allocated on demand up to a limit.
 
     Writing to a page allocates it and all pages with lower ids. Memory grows in steps, as in
-    `TinyKvFullCache`, and never shrinks, so a page allocator should prefer low ids.
+    `TinyKvFullCache`; only `keep` releases memory, so a page allocator should prefer low ids.
 
     Args:
-        num_layers: number of layers.
+        num_layers: number of layers with pages.
         num_pages: maximum pages per layer.
         num_kv_heads: H.
         page_size: tokens per page.
-        head_dim: D.
+        head_dim: D; D + 4 for 8-bit rows.
         dtype: dtype of keys and values.
+        states: state slots for the model's other layers; None if all layers have pages.
 
     Attributes:
         num_pages: maximum pages per layer.
         page_size: tokens per page.
-        key_pages, value_pages: a P×H×page_size×D array per layer, with the P allocated pages.
-            Written in place; do not keep references to the arrays.
+        key_pages, value_pages: one P×H×page_size×D array per layer with pages; P is the number of
+            allocated pages. Written in place; do not keep references to the arrays.
+        states: as given.
 
     Raises:
         ValueError: `num_pages` or `page_size` is below 1.
@@ -108,6 +138,7 @@ class PagedStorage:
         page_size: int,
         head_dim: int,
         dtype: mx.Dtype,
+        states: StateStorage | None = None,
     ):
         if num_pages < 1 or page_size < 1:
             raise ValueError(
@@ -119,11 +150,50 @@ class PagedStorage:
         empty = mx.zeros((0, num_kv_heads, page_size, head_dim), dtype=dtype)
         self.key_pages = [empty] * num_layers
         self.value_pages = [empty] * num_layers
+        self.states = states
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Arrays to evaluate to materialize all writes."""
+        states = self.states
+        return self.page_arrays if states is None else [*self.page_arrays, *states.arrays]
+
+    @property
+    def page_arrays(self) -> list[mx.array]:
+        """Key and value pages, one row per page."""
+        return [*self.key_pages, *self.value_pages]
 
     @property
     def nbytes(self) -> int:
-        """Allocated bytes of all layers' pages."""
-        return sum(pages.nbytes for pages in (*self.key_pages, *self.value_pages))
+        """Allocated bytes of all pages and state slots."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def reserve(self) -> None:
+        """Allocates memory for all pages and state slots."""
+        self.ensure_capacity(self.num_pages)
+        if self.states is not None:
+            self.states.ensure_capacity(self.states.num_slots)
+
+    @property
+    def num_allocated(self) -> int:
+        """Number of pages with memory, per layer."""
+        return len(self.value_pages[-1])
+
+    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Renumbers pages and state slots to 0, 1, 2, …, and releases all others.
+
+        Copies one array at a time, so only one is ever in memory twice.
+
+        Args:
+            pages, slots: ids to keep, in ascending order.
+        """
+        for arrays in (self.key_pages, self.value_pages):
+            for layer in range(len(arrays)):
+                arrays[layer] = keep_pages(arrays[layer], pages)
+                mx.eval(arrays[layer])
+                trim_heap()
+        if self.states is not None:
+            self.states.keep(slots)
 
     def ensure_capacity(self, num_pages: int) -> None:
         """Allocates memory for the first `num_pages` pages, up to the limit."""
@@ -138,16 +208,36 @@ class PagedStorage:
                 room = (capacity - len(pages[layer]), *shape)
                 pages[layer] = grow_pages(pages[layer], room, pages[layer].dtype)
                 mx.eval(pages[layer])  # frees the old array before the next one is copied
+                trim_heap()  # the old array leaves a hole too small for the next copy
 
     def plan(self, batch: RaggedBatch) -> StepPlan:
-        """Plans a step over a ragged batch; slots are the same in every layer."""
+        """Plans a step over a ragged batch; page and state slots are the same in every layer."""
         self.ensure_capacity(batch.max_slot // self.page_size + 1)
         attention_metadata = AttentionMetadata(
-            batch.slot_mapping, batch.context_lens, batch.block_table, batch.cu_seqlens_q
+            batch.slot_mapping,
+            batch.context_lens,
+            batch.block_table,
+            batch.cu_seqlens_q,
+            batch.state_read_slots,
+            batch.state_write_slots,
+            batch.adapter_ids,
         )
-        pairs = zip(self.key_pages, self.value_pages, strict=True)
+        pairs = list(zip(self.key_pages, self.value_pages, strict=True))
+        states = self.states
+        if states is not None:
+            assert batch.state_read_slots is not None
+            assert batch.max_state_slot < states.num_slots
+            states.ensure_capacity(max(batch.max_state_slot + 1, 1))
+            for layer, conv, state in zip(
+                states.layers, states.conv_states, states.states, strict=True
+            ):
+                pairs.insert(layer, (conv, state))
 
         def commit(buffers: list[mx.array]) -> None:
-            self.key_pages[:], self.value_pages[:] = buffers[::2], buffers[1::2]
+            pairs = list(zip(buffers[::2], buffers[1::2], strict=True))
+            if states is not None:
+                for i, layer in reversed(list(enumerate(states.layers))):
+                    states.conv_states[i], states.states[i] = pairs.pop(layer)
+            self.key_pages, self.value_pages = map(list, zip(*pairs, strict=True))
 
-        return StepPlan(attention_metadata, [pages for pair in pairs for pages in pair], commit)
+        return StepPlan(attention_metadata, [array for pair in pairs for array in pair], commit)

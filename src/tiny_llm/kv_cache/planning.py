@@ -1,7 +1,7 @@
 """Step plans for dense and paged per-request caches.
 
 A step can be planned if every layer's cache has room and all layers have the same lengths.
-Otherwise each layer updates its cache itself, which grows buffers and reports errors.
+Otherwise each layer updates its own cache, which grows buffers and reports errors.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def plan_dense(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
 
 def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
-    """Plans L more tokens for each of B sequences in the pages of one pool.
+    """Plans L more tokens for each of B sequences in one pool's pages.
 
     Args:
         caches: one cache per layer.
@@ -58,8 +58,8 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
         L: new tokens per sequence.
 
     Returns:
-        The plan; None if a cache is not paged, layers differ in length, or the pool was never
-        written.
+        The plan; None if a cache is not paged, layers differ in length, or the pool has not been
+        written to.
 
     Raises:
         OutOfPagesError: too few free pages; nothing was changed.
@@ -109,7 +109,7 @@ def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -
     width = max(len(pages) for layer in page_ids for pages in layer)
     block_tables = [[pages + [-1] * (width - len(pages)) for pages in layer] for layer in page_ids]
     context_lens = [0 if row is None else row.offset for row in layers[0]]
-    # layers×B×L, B and layers×B×width: one array each, because every array is a node input.
+    # layers×B×L, B and layers×B×width: not one array per layer, as every array is a node input.
     attention_metadata = AttentionMetadata(
         *(mx.array(x, mx.int32) for x in (slots, context_lens, block_tables))
     )

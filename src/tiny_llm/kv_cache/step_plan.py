@@ -1,8 +1,8 @@
-"""Step plans: KV cache writes of all layers, planned before the first runs.
+"""Step plans: KV cache writes of all layers, planned before the first layer runs.
 
 A plan separates the step's metadata from the buffers:
 
-    attention_metadata   slots of the new tokens and length of each sequence: new in every step
+    attention_metadata   the new tokens' slots and each sequence's length; differs in every step
     buffers              keys and values, which the step overwrites in place
 
 During the step, each layer gets a `LayerCacheView` instead of its cache. Afterwards,
@@ -41,17 +41,30 @@ class AttentionMetadata:
             slot as in `TinyKvPagedPool.write`; ragged batch: T. −1 skips the write.
         context_lens: B, each sequence's length including the new tokens.
         block_table: B×max_pages, as in `PagedKvMetadata`; None for dense caches.
-        cu_seqlens_q: B+1, as in `PagedKvMetadata`; None unless a ragged batch.
+        cu_seqlens_q: B+1, as in `PagedKvMetadata`; None unless the batch is ragged.
+        state_read_slots, state_write_slots: B and T, as in `RaggedBatch`; None for models without
+            recurrent state.
+        adapter_ids: T, as in `RaggedBatch`; None if no request has an adapter.
     """
 
     slot_mapping: mx.array
     context_lens: mx.array
     block_table: mx.array | None = None
     cu_seqlens_q: mx.array | None = None
+    state_read_slots: mx.array | None = None
+    state_write_slots: mx.array | None = None
+    adapter_ids: mx.array | None = None
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[mx.array]) -> "AttentionMetadata":
+        """Inverse of `arrays`."""
+        if len(arrays) == NUM_RAGGED_ARRAYS + 1:  # adapters without recurrent state
+            return replace(cls(*arrays[:-1]), adapter_ids=arrays[-1])
+        return cls(*arrays)
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Fields other than None, in order; `AttentionMetadata(*arrays)` is the inverse."""
+        """Fields other than None, in order."""
         values = (getattr(self, field.name) for field in fields(self))
         return [value for value in values if value is not None]
 
@@ -69,18 +82,19 @@ class AttentionMetadata:
         )
 
 
-NUM_RAGGED_ARRAYS = len(fields(AttentionMetadata))  # only a ragged batch sets all fields
+NUM_RAGGED_ARRAYS = 4  # fields up to `cu_seqlens_q`; only a ragged batch sets as many or more
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The cache updates of one step.
+    """Cache updates of one step.
 
     Attributes:
         attention_metadata: slots and lengths.
-        buffers: keys and values of each layer in turn, or one pair shared by all layers.
+        buffers: one pair of arrays per layer (keys and values, or convolution and recurrent state),
+            or one pair shared by all layers.
         commit: stores the updated buffers in the caches.
-        rollback: restores the caches' state before the plan, if the step fails.
+        rollback: restores the caches to their state before the plan if the step fails.
     """
 
     attention_metadata: AttentionMetadata
@@ -110,7 +124,7 @@ class LayerCacheView:
 
     @property
     def buffers(self) -> list[mx.array]:
-        """The layer's keys and values; can be set to updated arrays."""
+        """The layer's keys and values; assignable."""
         return [self._buffers[self._keys], self._buffers[self._values]]
 
     @buffers.setter
@@ -136,7 +150,7 @@ class LayerCacheView:
 
         Args:
             key: B×H×L×D; 1×H×T×D for a ragged batch.
-            value: as `key`.
+            value: same as `key`.
             mask_length: unused.
             mask: None or "causal", returned in the metadata; "causal" for a ragged batch.
 
@@ -193,12 +207,12 @@ class PlannedLayers:
         return x, update
 
     def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
-        """Returns the layers as a capturable function of arrays, for one kind of plan."""
+        """Returns the layers as a capturable function of arrays, for one kind of metadata."""
         if num_metadata_arrays not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call.
             # All other plans are decode steps. With shared pages, they must be captured on the
-            # first call: as separate nodes, each layer would copy the pages, which the previous
-            # layer's attention has yet to read.
+            # first call: as separate nodes, each layer would copy the pages, because the
+            # previous layer's attention has yet to read them.
             self._functions[num_metadata_arrays] = CapturedFunction(
                 partial(self._run, num_metadata_arrays),
                 on_first_call=num_metadata_arrays < NUM_RAGGED_ARRAYS,
@@ -208,7 +222,7 @@ class PlannedLayers:
     def _run(
         self, num_metadata_arrays: int, x: mx.array, cos: mx.array, sin: mx.array, *rest: mx.array
     ) -> tuple[mx.array, ...]:
-        attention_metadata = AttentionMetadata(*rest[:num_metadata_arrays])
+        attention_metadata = AttentionMetadata.from_arrays(rest[:num_metadata_arrays])
         buffers = list(rest[num_metadata_arrays:])
         views = layer_cache_views(attention_metadata, buffers, self._num_layers)
         return *self._layers(x, (cos, sin), views), *buffers

@@ -1,12 +1,13 @@
-"""Models: loading by name, and building a week's or the engine's model.
+"""Models: loading by name; construction for the weeks and the engine.
 
 Must not generate text: `generate`, `batch` and `engine` run the models built here.
 
-Reading order: protocol, hub, loading, dispatch, memory, checkpoint, tokenizer, families, parallel.
+Reading order: protocol, hub, loading, dispatch, heads, memory, model_size, checkpoint,
+tokenizer, families, lora, parallel.
 """
 
 from .checkpoint.safe_io import ModelError
-from .dispatch import WEEK_MODELS, dispatch_model, serving_model
+from .dispatch import WEEK_MODELS, dispatch_model, mtp_model, serving_model
 from .families.attention_backends import ATTENTION_BACKENDS
 from .hub import (
     BUNDLED_MODELS,
@@ -33,6 +34,7 @@ __all__ = [
     "find_model",
     "load",
     "load_weights",
+    "mtp_model",
     "serving_model",
     "shortcut_name_to_full_name",
 ]

@@ -1,16 +1,20 @@
-"""Model selection: a week's model, or the decoder of all families."""
+"""Model selection: a week's model, or the decoder for all families."""
 
 from typing import Any
 
 from ..kernels.prepack import prepack_model
+from ..kv_cache.int8_rows import KvCacheDtype
 from ..qwen3_week1 import Qwen3ModelWeek1
 from ..qwen3_week2 import Qwen3ModelWeek2
 from ..qwen3_week3 import Qwen3ModelWeek3
 from .checkpoint.repack import repacked
 from .checkpoint.safe_io import ModelError
+from .checkpoint.weights import CheckpointModel
 from .families.config import DecoderConfig
 from .families.decoder import Decoder
 from .families.registry import config_of
+from .heads.mtp import MtpDecoder
+from .heads.pooling import EmbeddingDecoder, Task
 from .protocol import ServingModel
 
 COURSE_MODEL_TYPE = "qwen3"  # the family of the weeks' models
@@ -20,15 +24,15 @@ WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     """Builds a week's model from loaded weights.
 
-    Weeks 2 and 3 prepack quantized weights for this machine's kernels, so all loaders reach the
-    same speed; see `kernels.prepack.prepack_model`.
+    Weeks 2 and 3 prepack quantized weights for this machine's kernels, so the models are equally
+    fast with all loaders; see `kernels.prepack.prepack_model`.
 
     Args:
         name: the model's name, for error messages.
-        mlx_model: from `load`, `load_weights` or `mlx_lm.load`. Remains usable, also for another
-            week's model. Prepacking an `mlx_lm` model releases its row-major weights; using the
-            model afterwards recreates them, which doubles the memory.
-        week: number of the week.
+        mlx_model: from `load`, `load_weights` or `mlx_lm.load`. Remains usable, including for
+            another week's model. Prepacking an `mlx_lm` model releases its row-major weights;
+            calling it afterwards recreates them, which doubles the memory.
+        week: week number.
         options: passed to the week's model.
 
     Raises:
@@ -48,22 +52,70 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
 
 
 def serving_model(
-    name: str, mlx_model: Any, page_size: int, attention_backend: str = "paged"
+    name: str,
+    mlx_model: Any,
+    page_size: int,
+    attention_backend: str = "paged",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    task: Task = "generate",
 ) -> ServingModel:
-    """Builds the engine's model, of any family.
+    """Builds the engine's model, for any family.
 
     Args:
         name, mlx_model: see `dispatch_model`.
         page_size: tokens per page.
-        attention_backend: one of `ATTENTION_BACKENDS`.
+        attention_backend, kv_cache_dtype: see `Decoder`.
+        task: "embed" for an `EmbeddingDecoder`.
 
     Raises:
-        ModelError: an unknown family or config field, or invalid sizes.
+        ModelError: the family or a config field is unknown, sizes are invalid, or a hybrid model
+            was not loaded by `load_weights`.
     """
-    _config(name, mlx_model)
-    options = {"page_size": page_size, "attention_backend": attention_backend}
-    model: ServingModel = _build(name, Decoder, repacked(prepack_model(mlx_model)), options)
+    config = _config(name, mlx_model)
+    if config.delta_net is not None and not isinstance(mlx_model, CheckpointModel):
+        raise ModelError(
+            f"'{name}' is of the type '{config.model_type}', whose layout differs in mlx_lm; load "
+            "it with `load_weights`."
+        )
+    options = {
+        "page_size": page_size,
+        "attention_backend": attention_backend,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    decoder = EmbeddingDecoder if task == "embed" else Decoder
+    model: ServingModel = _build(name, decoder, repacked(prepack_model(mlx_model)), options)
     return model
+
+
+def mtp_model(
+    name: str,
+    mlx_model: Any,
+    page_size: int,
+    attention_backend: str = "paged",
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> MtpDecoder:
+    """Builds a model's multi-token prediction (MTP) layer.
+
+    Args:
+        name: the model's name, for error messages.
+        mlx_model: from `load_weights(…, mtp=True)`.
+        page_size, attention_backend, kv_cache_dtype: see `serving_model`.
+
+    Raises:
+        ModelError: the layer was not loaded; see also `serving_model`.
+    """
+    if not _config(name, mlx_model).has_mtp:
+        raise ModelError(
+            f"'{name}' was loaded without its layer for multi-token prediction; give its name or "
+            "folder, or load it with `load_weights(…, mtp=True)`."
+        )
+    options = {
+        "page_size": page_size,
+        "attention_backend": attention_backend,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, options)
+    return layer
 
 
 def _build(name: str, model: Any, mlx_model: Any, options: dict[str, Any]) -> Any:
@@ -81,9 +133,11 @@ def _config(name: str, mlx_model: Any) -> DecoderConfig:
 
 
 def _unsupported_by_course(config: DecoderConfig) -> str | None:
-    """Feature unsupported by the course's models, as a predicate; None if all are supported."""
+    """A config feature that the course's models lack, as a predicate phrase; None if none."""
     if config.model_type != COURSE_MODEL_TYPE:
         return f"is a model of type '{config.model_type}'"
     if config.rope_scaling is not None:
         return f"scales RoPE with '{config.rope_scaling.rope_type}'"
+    if config.sliding_window is not None:
+        return f"has a sliding window of {config.sliding_window.size} tokens"
     return "has biases in its attention" if config.qkv_bias else None

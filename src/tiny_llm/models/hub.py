@@ -10,7 +10,7 @@ from .checkpoint.layout import check_checkpoint
 from .checkpoint.safe_io import ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console  # takes megabytes, rarely needed
+    from rich.console import Console  # takes megabytes; rarely needed
 
 SHORT_NAMES = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
@@ -21,7 +21,7 @@ SHORT_NAMES = {
 BUNDLED_MODELS = {"demo": demo.TARGET_PATH, "demo-draft": demo.DRAFT_PATH}
 PREFERRED_MODEL = "qwen3-0.6b"
 
-# Files that loading needs; other formats in a hub repository can double the download.
+# Files required for loading; other formats in a hub repository can double the download.
 CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
 DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
 
@@ -39,7 +39,7 @@ def shortcut_name_to_full_name(name: str) -> str:
 
 
 def default_model() -> tuple[str, str]:
-    """Default model and the reason: (name, reason)."""
+    """Default model, as (name, reason for the choice)."""
     if find_in_cache(SHORT_NAMES[PREFERRED_MODEL]) is not None:
         return PREFERRED_MODEL, "it is in the local hub cache"
     return "demo", f"it ships with tiny-llm, and {PREFERRED_MODEL} is not in the local hub cache"
@@ -47,7 +47,7 @@ def default_model() -> tuple[str, str]:
 
 def find_in_cache(hub_id: str) -> Path | None:
     """Folder of a fully cached hub model; None otherwise."""
-    from huggingface_hub import constants  # quick; the names of the package itself take longer
+    from huggingface_hub import constants  # quick, unlike importing the package's other names
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
         return None
@@ -71,7 +71,7 @@ def find_model(name: str, console: "Console | None") -> Path:
 
     Args:
         name: a short name, a hub id or a local folder.
-        console: output of the download size; standard error if None.
+        console: console for the download size; standard error if None.
 
     Raises:
         ModelError: the model does not exist, cannot be downloaded, or its folder is invalid.
@@ -81,7 +81,7 @@ def find_model(name: str, console: "Console | None") -> Path:
         full_name = shortcut_name_to_full_name(name)
         cached = find_in_cache(full_name)
         if cached is not None:
-            return cached  # checked where it was found
+            return cached  # already checked by `find_in_cache`
         folder = download(full_name, console)
     check_checkpoint(folder)
     return folder
@@ -145,8 +145,8 @@ def download(
 
     Args:
         hub_id: owner/name.
-        console: output of the download size; standard error if None.
-        patterns: glob patterns of the files to download.
+        console: console for the download size; standard error if None.
+        patterns: glob patterns for the files to download.
 
     Raises:
         ModelError: the hub does not have the model or cannot be reached.
@@ -155,7 +155,7 @@ def download(
     from huggingface_hub import errors
 
     try:
-        # Queried first for its specific errors, which a dry run lacks.
+        # Queried first because a dry run does not raise its specific errors.
         huggingface_hub.HfApi().model_info(hub_id)
         files = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, dry_run=True)
         size = sum(file.file_size for file in files if file.will_download)

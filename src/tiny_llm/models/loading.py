@@ -1,4 +1,4 @@
-"""Loading of weights and tokenizer by model name."""
+"""Weight and tokenizer loading, by model name."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,18 +9,25 @@ import mlx.core as mx
 
 from .. import demo, kernels
 from ..errors import UserError
+from ..kernels.heap import trim_heap
 from ..kernels.prepack import PrepackedWeights
-from .checkpoint.dummy import random_checkpoint
-from .checkpoint.layout import has_tokenizer, read_model_config, read_tensor_headers
+from .checkpoint.dummy import random_bytes, random_checkpoint
+from .checkpoint.layout import (
+    has_tokenizer,
+    read_model_config,
+    read_tensor_headers,
+    weight_bytes,
+)
 from .checkpoint.nan_check import FiniteCheck
 from .checkpoint.safe_io import ModelError, read_json
 from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
 from .checkpoint.weights import CheckpointModel, is_supported_format, read_checkpoint
-from .families.registry import read_config
+from .families.registry import family_of, read_config
+from .families.tensor_layout import is_skipped
 from .hub import find_config, find_model, is_terminal, stderr_console
-from .memory import trim_heap
-from .tokenizer.hf_fallback import sandbox_tokenizer
+from .memory import total_memory
+from .tokenizer.hf_fallback import check_tokenizer_files, sandbox_tokenizer
 from .tokenizer.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
@@ -38,13 +45,13 @@ def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
 
     Args:
         name: a short name, a hub id or a local folder.
-        console: output of messages and progress bars; standard error if None.
+        console: console for messages and progress bars; standard error if None.
 
     Returns:
-        (mlx_model, tokenizer) of `mlx_lm.load`.
+        (mlx_model, tokenizer) from `mlx_lm.load`.
 
     Raises:
-        ModelError: see `find_model`; or the weights do not match the config.
+        ModelError: the weights do not match the config; see also `find_model`.
     """
     return _load(find_model(name, console), console, _read_with_mlx_lm)
 
@@ -56,27 +63,29 @@ def load_weights(
     rank: int = 0,
     num_ranks: int = 1,
     with_tokenizer: bool = True,
+    mtp: bool = False,
 ) -> tuple[Any, Any]:
-    """Loads weights and tokenizer for tiny-llm's models, without `mlx_lm`, in a second.
+    """Loads weights and tokenizer for tiny-llm's models in about a second, without `mlx_lm`.
 
     Quantized weights are prepacked for this machine's kernels (`kernels/prepack.py`); the models of
     all weeks accept that layout.
 
     Args:
-        name, console: see `load`, also for errors.
+        name, console: see `load`, including for errors.
         load_format: "auto" reads the weights; "dummy" generates random weights in the shapes and
             formats of `config.json`, the only required file. If the folder has no tokenizer, the
             demo model's is used, with a warning.
         rank, num_ranks: shard to load (`sharding.py`).
-        with_tokenizer: False skips the tokenizer, to save memory on workers; None is returned.
+        with_tokenizer: False returns None as the tokenizer, to save memory on workers.
+        mtp: whether to load the MTP layer; unsupported with several ranks.
 
     Raises:
-        UserError: unknown `load_format`; `ModelError` if the model cannot be split.
+        UserError: `load_format` is unknown; `ModelError` if the model cannot be split.
 
     Returns:
-        (weights, tokenizer). The weights replace an `mlx_model` as the argument of a week's model:
-        same `args` and layers, but not callable. The tokenizer is equivalent to `mlx_lm`'s. A
-        checkpoint in an unsupported format is loaded by `load`.
+        (weights, tokenizer). A week's model accepts the weights in place of an `mlx_model`: they
+        have the same `args` and layers, but are not callable. The tokenizer is equivalent to
+        `mlx_lm`'s. A checkpoint in an unsupported format is loaded by `load`.
     """
     if load_format not in LOAD_FORMATS:
         raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
@@ -84,20 +93,23 @@ def load_weights(
     def read(folder: Path) -> tuple[Any, Any]:
         part = _rank_shard(folder, rank, num_ranks)
         if load_format == "dummy":
-            return _read_dummy(folder, console, part, with_tokenizer)
-        return _read_checkpoint(folder, part, with_tokenizer)
+            return _read_dummy(folder, console, part, with_tokenizer, mtp)
+        return _read_checkpoint(folder, console, part, with_tokenizer, mtp)
 
     find = find_config if load_format == "dummy" else find_model
-    return _load(find(name, console), console, read)
+    return _load(find(name, console), console, read, mtp)
 
 
 def _load(
-    folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
+    folder: Path,
+    console: "Console | None",
+    read: Callable[[Path], tuple[Any, Any]],
+    mtp: bool = False,
 ) -> tuple[Any, Any]:
-    """Reads a checkpoint lazily, then its weights."""
-    kernels.check_num_threads()  # an invalid argument, not an invalid model
+    """Opens a checkpoint lazily, then evaluates its weights."""
+    kernels.check_num_threads()  # a bad setting, not a bad model
     try:
-        read_config(read_model_config(folder))  # before any slow work
+        read_config(read_model_config(folder), mtp)  # before any slow work
         model, tokenizer = read(folder)
         evaluate(model, console)
     except ModelError:
@@ -110,12 +122,14 @@ def _load(
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
-    # Imported here because it takes seconds, and a wrong name should be reported immediately.
+    # Imported here because it takes seconds, and an invalid name should fail immediately.
     import mlx_lm
 
     check_dtypes(read_tensor_headers(folder))
+    _check_memory(folder, weight_bytes(folder))
+    encoder = check_tokenizer_files(folder)
     mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
-    sandbox_tokenizer(tokenizer, folder)
+    sandbox_tokenizer(tokenizer, encoder)
     return mlx_model, tokenizer
 
 
@@ -126,22 +140,42 @@ def _rank_shard(folder: Path, rank: int, num_ranks: int) -> RankShard | None:
     return RankShard(read_config(read_model_config(folder)), rank, num_ranks)
 
 
-def _read_checkpoint(folder: Path, part: RankShard | None, with_tokenizer: bool) -> tuple[Any, Any]:
-    config = read_json(folder, "config.json")
+def _read_checkpoint(
+    folder: Path, console: "Console | None", part: RankShard | None, with_tokenizer: bool, mtp: bool
+) -> tuple[Any, Any]:
+    config = read_model_config(folder)
+    _check_memory(folder, weight_bytes(folder), part)
     if is_supported_format(folder, config):
+        if family_of(config).is_hybrid and (part is None or part.rank == 0):
+            _report_skipped(folder, console, mtp)
         tokenizer = open_tokenizer(folder, config) if with_tokenizer else None
-        return read_checkpoint(folder, config, part), tokenizer
+        return read_checkpoint(folder, config, part, mtp), tokenizer
     if part is not None:
         raise ValueError(f"its format is left to mlx_lm, which reads no part for {part.size} ranks")
+    if family_of(config).is_hybrid:
+        raise ValueError(
+            f"its quantization is not MLX's, which {config['model_type']} requires; convert the "
+            "unquantized model with `mlx_lm.convert -q`"
+        )
     return _read_with_mlx_lm(folder)
 
 
+def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:
+    """Prints the number of skipped tensors, if any."""
+    skipped = sum(is_skipped(name, mtp) for name in read_tensor_headers(folder))
+    if skipped:
+        owners = "the vision tower" + ("" if mtp else " or of multi-token prediction")
+        said = f"{folder}: {skipped} tensors of {owners} are skipped; the model reads text only."
+        (console or stderr_console()).print(said, soft_wrap=True)
+
+
 def _read_dummy(
-    folder: Path, console: "Console | None", part: RankShard | None, with_tokenizer: bool
+    folder: Path, console: "Console | None", part: RankShard | None, with_tokenizer: bool, mtp: bool
 ) -> tuple[Any, Any]:
     """Creates random weights for a config, and optionally a tokenizer."""
-    config = read_json(folder, "config.json")
-    model = random_checkpoint(config, part=part)
+    config = read_model_config(folder)
+    _check_memory(folder, random_bytes(config, mtp), part)
+    model = random_checkpoint(config, part=part, mtp=mtp)
     if not with_tokenizer:
         return model, None
     if has_tokenizer(folder):
@@ -155,14 +189,24 @@ def _read_dummy(
     return model, tokenizer
 
 
+def _check_memory(folder: Path, num_bytes: int, part: RankShard | None = None) -> None:
+    """Rejects a model, or a rank's shard, whose weights exceed this machine's memory."""
+    num_bytes, total = num_bytes // (part.size if part else 1), total_memory()
+    if num_bytes > total:
+        raise ModelError(
+            f"the model in {folder} takes {num_bytes:,} bytes of memory, and this machine has "
+            f"{total:,}; choose a smaller model, or one with fewer bits per weight."
+        )
+
+
 def evaluate(model: Any, console: "Console | None") -> None:
     """Evaluates lazy weights layer by layer, with a progress bar.
 
-    The largest layers, embedding and LM head, come first: a layer being prepacked may be in memory
-    twice. `mlx_lm`'s own model stays row-major, because it must remain callable.
+    The largest layers, embedding and LM head, come first, because a layer may be in memory twice
+    while it is prepacked. `mlx_lm`'s own model stays row-major, because it must remain callable.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
-    parts = [part for part in (table, head, *model.layers) if part is not None]
+    parts = [part for part in (table, head, *model.layers, model.get("mtp")) if part is not None]
     path_of = {id(module): path for path, module in model.named_modules()}
     memory = None
     if isinstance(model, CheckpointModel):
@@ -175,9 +219,9 @@ def evaluate(model: Any, console: "Console | None") -> None:
         mx.eval(part.parameters())
         check.add(path_of[id(part)], part)
     mx.eval(model.parameters())
-    check.add("model.norm", model.model.norm)  # the only other part
+    check.add("model.norm", model.model.norm)  # the only part not in `parts`
     check.finish()
-    mx.clear_cache()  # prepacking leaves cached buffers of sizes that are not used again
+    mx.clear_cache()  # prepacking caches buffers of sizes that are not used again
 
 
 def _with_progress(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
@@ -188,7 +232,7 @@ def _with_progress(parts: Sequence[Any], console: "Console | None") -> Iterator[
     started = time.monotonic()
     for index, part in enumerate(parts):
         if time.monotonic() - started > PROGRESS_DELAY_SECONDS:
-            # Imported here: it takes 2 MB, and a small model loads faster than this import.
+            # Imported here: it takes 2 MB, and longer than loading a small model.
             from rich.progress import Progress
 
             with Progress(console=console or stderr_console(), transient=True) as progress:

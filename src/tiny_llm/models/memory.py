@@ -1,22 +1,139 @@
-"""Returning freed memory to the system.
+"""System memory: total and available bytes, and release of free memory.
 
-MLX caches a step's buffers for the next step. In addition, requests of many lengths fragment the
-heap, and glibc keeps whole free pages between live blocks: up to a quarter of the process's memory
-with the demo model after some thousand requests. `malloc_trim` returns them.
+MLX caches a step's buffers for reuse. In addition, requests of varying lengths fragment the heap:
+with the demo model, up to a quarter of the process's memory after a few thousand requests.
 """
 
 import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import mlx.core as mx
 
+from .. import kernels
+from ..kernels.heap import trim_heap as trim_heap  # re-exported
+
 TRIM_INTERVAL = 256  # requests between trims
 
+# Memory is short if less than min(1/16 of the total, 2 GiB) is available, or if less than 1/4 is
+# available and some task has been stalled on memory at least 10% of the time (PSI). Stalls alone
+# may be caused by other control groups.
+SHORT_DIVISOR, MAX_SHORT_BYTES = 16, 2**31
+STALL_DIVISOR, STALL_PERCENT = 4, 10.0
+PRESSURE_WARNING = 2  # macOS: 1 is normal, 4 critical
 
-def trim_heap() -> None:
-    """Returns free heap pages to the system: about 2 ms with the demo; a no-op without glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Bytes this process may use: the machine's memory, or a lower control-group limit.
+
+    Args:
+        root: root of the file system; overridden in tests.
+    """
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in _memory_cgroups(root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # "max" means no limit
+                limits.append(int((folder / name).read_text()))
+    return min(limits)
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes this process can still allocate without swapping, as estimated by the system.
+
+    On Linux, the minimum of `MemAvailable` and the control groups' headroom, counting file caches
+    as free; on macOS, the system-wide free percentage, as shown by `memory_pressure`. With a GPU,
+    at most the unused part of its recommended working set.
+
+    Args:
+        root: root of the file system; overridden in tests.
+    """
+    rooms = [total_memory(root)]
+    if sys.platform == "darwin":
+        rooms.append(rooms[0] * _sysctl("kern.memorystatus_level", 100) // 100)
+    rooms += [1024 * kilobytes for kilobytes in _numbers(root / "proc/meminfo", "MemAvailable:")]
+    rooms += _cgroup_rooms(root, rooms[0])
+    if not kernels.computes_on_cpu():
+        resident = mx.device_info().get("max_recommended_working_set_size")
+        if isinstance(resident, int):
+            rooms.append(resident - mx.get_active_memory())
+    return max(0, min(rooms))
+
+
+def is_memory_short(root: Path = Path("/")) -> bool:
+    """Whether the system is about to run out of memory; takes a fraction of a millisecond.
+
+    Args:
+        root: root of the file system; overridden in tests.
+    """
+    if sys.platform == "darwin":
+        return _sysctl("kern.memorystatus_vm_pressure_level", 1) >= PRESSURE_WARNING
+    total, available = total_memory(root), available_memory(root)
+    if available < min(total // SHORT_DIVISOR, MAX_SHORT_BYTES):
+        return True
+    return available < total // STALL_DIVISOR and _stall_percent(root) >= STALL_PERCENT
+
+
+def _cgroup_rooms(root: Path, total: int) -> Iterator[int]:
+    """Yields the headroom, including file caches, of each group with a limit up to `total`."""
+    for folder in _memory_cgroups(root):
+        for limit_file, usage_file, prefix in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        ):
+            with suppress(OSError, ValueError):  # "max" means no limit
+                limit = int((folder / limit_file).read_text())
+                if limit <= total:  # otherwise the usage is irrelevant, and slow to read
+                    names = f"{prefix}inactive_file", f"{prefix}active_file"
+                    cached = sum(_numbers(folder / "memory.stat", *names))
+                    yield limit - int((folder / usage_file).read_text()) + cached
+
+
+def _stall_percent(root: Path) -> float:
+    """Percentage of the last 10 seconds with some task stalled on memory; 0 if unknown."""
+    percents = [0.0]
+    groups = [folder / "memory.pressure" for folder in _memory_cgroups(root)]
+    for file in (root / "proc/pressure/memory", *groups):
+        with suppress(OSError, ValueError, IndexError):  # some avg10=0.00 avg60=0.00 …
+            percents.append(float(file.read_text().split()[1].removeprefix("avg10=")))
+    return max(percents)
+
+
+def _memory_cgroups(root: Path) -> Iterator[Path]:
+    """Yields the folders of this process's memory control group and its ancestors."""
+    try:  # not on macOS
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):  # cgroup v2 and v1
+            mount = root / "sys/fs/cgroup" / controllers
+            group = mount / path.lstrip("/")
+            for folder in (group, *group.parents):
+                yield folder
+                if folder == mount:
+                    break
+
+
+def _numbers(file: Path, *names: str) -> list[int]:
+    """Integers from a file's lines "name value …", in file order; empty if it is missing."""
+    with suppress(OSError, ValueError):
+        fields = map(str.split, file.read_text().splitlines())
+        return [int(words[1]) for words in fields if words and words[0] in names]
+    return []
+
+
+def _sysctl(name: str, default: int) -> int:
+    """Value of an int32 macOS `sysctl`, or the default if it does not exist."""
+    value, size = ctypes.c_int32(), ctypes.c_size_t(4)
+    sysctl = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    failed = sysctl is None or sysctl(
+        name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return default if failed else value.value
 
 
 def release_free_memory() -> None:

@@ -1,4 +1,4 @@
-"""Protocol of the engine's models."""
+"""Protocol implemented by the engine's models."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,10 +9,9 @@ from ..kv_cache.paged_storage import PagedStorage, RaggedBatch
 
 
 class ServingModel(Protocol):
-    """A model over paged KV storage, for ragged batches.
+    """Model that computes ragged batches over paged KV storage.
 
-    `families.decoder.Decoder` implements it for every family, and `Qwen3ModelWeek3` for the
-    course's engine.
+    `families.decoder.Decoder` implements it for every family.
 
     Attributes:
         vocab_size: number of logits per token.
@@ -26,14 +25,24 @@ class ServingModel(Protocol):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values per token, in all layers."""
+        """KV cache bytes per token, over all layers."""
         ...
 
-    def create_paged_storage(self, num_pages: int) -> PagedStorage:
-        """Creates KV pages for all layers under one block table.
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per recurrent-state slot, over all layers; 0 for models without one."""
+        ...
 
-        Memory is allocated when pages are first written: at most
-        num_pages · page_size · `kv_bytes_per_token` bytes.
+    @property
+    def max_window(self) -> int:
+        """Number of most recent tokens any layer attends to; 0 if some layer attends to all."""
+        ...
+
+    def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
+        """Creates KV pages and state slots, whose ids are the same in all layers.
+
+        Memory is allocated when pages and slots are first written, up to
+        num_pages · page_size · `kv_bytes_per_token` + num_state_slots · `state_bytes` bytes.
         """
         ...
 
@@ -44,10 +53,10 @@ class ServingModel(Protocol):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Computes a step: new tokens of many sequences, each at its own position.
+        """Computes one step: the new tokens of many sequences, each at its own position.
 
         A token's logits are bit-identical in any batch. Precondition: all positions are within the
-        context.
+        context length.
 
         Args:
             ids: T token ids in the order of `batch`.

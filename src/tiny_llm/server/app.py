@@ -1,5 +1,6 @@
 """ASGI application: middleware, routers, error handlers."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -12,17 +13,25 @@ from starlette.types import ASGIApp
 
 from .anthropic import messages
 from .context import AppState
+from .http.access_log import AccessLogMiddleware
 from .http.errors import ApiError, internal_error
-from .http.middleware import ApiKeyMiddleware, BodyLimitMiddleware, HostMiddleware
+from .http.middleware import ApiKeyMiddleware, BodyMiddleware, HostMiddleware
 from .http.validation import validation_error
-from .openai import chat, completions, responses
+from .loading import LeaseMiddleware
+from .openai import chat, completions, embeddings, responses
+from .openai.response_store import ResponseStore
 from .ops import engine_view, health, tokenize, web_ui
 
 
-def build_app(server: AppState) -> ASGIApp:
-    """Builds the ASGI application: FastAPI behind the middleware of `http/middleware.py`."""
-    settings = server.settings
-    app: ASGIApp = BodyLimitMiddleware(_build_fastapi(server), settings.max_body_bytes)
+def build_app(models: Sequence[AppState]) -> ASGIApp:
+    """Builds the ASGI application: FastAPI wrapped in middleware."""
+    settings = models[0].settings
+    fastapi = _build_fastapi(models)
+    app: ASGIApp = BodyMiddleware(
+        LeaseMiddleware(fastapi),
+        lambda: max(model.max_body_bytes for model in models),
+        settings.body_timeout,
+    )
     if settings.api_key is not None:
         app = ApiKeyMiddleware(app, settings.api_key)
     else:
@@ -34,10 +43,16 @@ def build_app(server: AppState) -> ASGIApp:
             allow_methods=["*"],
             allow_headers=["*"],
         )
-    return app
+    return AccessLogMiddleware(
+        app,
+        models[0].engine_client.metrics.count_http_request,
+        fastapi.openapi()["paths"],
+        settings.log_requests or settings.log_contents,
+        settings.log_contents,
+    )
 
 
-def _build_fastapi(server: AppState) -> FastAPI:
+def _build_fastapi(models: Sequence[AppState]) -> FastAPI:
     """Builds the FastAPI application with all routers and error handlers."""
     app = FastAPI(
         title="tiny-llm",
@@ -46,8 +61,10 @@ def _build_fastapi(server: AppState) -> FastAPI:
         docs_url=None,  # FastAPI's pages load scripts from a CDN; `web_ui` serves /docs
         redoc_url=None,
     )
-    app.state.server = server
-    for module in (health, tokenize, chat, completions, responses, messages, engine_view, web_ui):
+    app.state.models = models
+    app.state.response_store = ResponseStore(models[0].settings.response_store)
+    openai = (chat, completions, responses, embeddings)
+    for module in (health, tokenize, *openai, messages, engine_view, web_ui):
         app.include_router(module.router)
     app.router.routes.append(web_ui.static_files)
     app.add_exception_handler(ApiError, _handle_api_error)
@@ -71,7 +88,7 @@ async def _handle_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """Handles invalid bodies: 415 for a content type other than JSON, else 400."""
+    """Handles invalid bodies: 415 if the content type is not JSON, else 400."""
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
@@ -86,11 +103,24 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     path = request.url.path
     sentences = {
         400: "The body is not valid JSON.",
-        404: "Path not found; /docs lists the available paths.",
+        404: _not_found_message(request),
         405: f"{request.method} is not allowed for this path; /docs lists the allowed methods.",
     }
     message = sentences.get(error.status_code, str(error.detail))
     return ApiError(error.status_code, message, headers=error.headers).response(path)
+
+
+def _not_found_message(request: Request) -> str:
+    """Names the intended path if the client's base URL has one /v1 too many or too few."""
+    path = request.url.path
+    known = request.app.openapi()["paths"]
+    for intended, advice in (
+        (path.removeprefix("/v1"), "end the client's base URL without /v1"),
+        ("/v1" + path, "end the client's base URL with /v1"),
+    ):
+        if intended != path and intended in known:
+            return f"Path not found; the path is {intended}: {advice}."
+    return "Path not found; /docs lists the available paths."
 
 
 async def _handle_unexpected_error(request: Request, error: Exception) -> Response:

@@ -1,5 +1,7 @@
-"""State shared by the endpoints: engine client, prompt renderer, defaults."""
+"""State of each served model, shared by the endpoints."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,35 +10,63 @@ from typing import Any
 from fastapi import Request
 
 from ..engine.inputs.sampling_params import SamplingParams
+from ..engine.structured_output.validator import OutputValidator
+from ..models.heads.pooling import Task
 from .engine_client.client import EngineClient, RequestHandle
-from .http.errors import ApiError
+from .engine_client.lifecycle import Phase
+from .engine_client.models import ModelEngine, ModelRegistry
+from .http.access_log import current_record
+from .http.errors import ApiError, bad_request
+from .loading import lease_of
+from .protocol.output import ParsedOutput
 from .protocol.prefix_warmup import PrefixWarmup
 from .protocol.prompts import PromptRenderer
-from .settings import Settings
+from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES, Settings
+
+log = logging.getLogger("tiny_llm.server")
 
 
 @dataclass
 class AppState:
-    """The server's state, as `app.state.server`.
+    """State of a served model, stored in `app.state.models`.
 
     Attributes:
-        settings: server settings.
-        engine_client: client of the engine thread.
+        settings: server settings, with the model's names.
+        engine: the model's engine.
+        registry: loads and unloads the models.
         defaults: default sampling parameters.
-        created: Unix time of the server's start.
-        loaded_renderer: None until the tokenizer has loaded.
+        created: Unix time at server startup.
         prefix_warmup: precomputes likely next turns.
+        validator: validates outputs whose schemas a grammar cannot fully enforce.
     """
 
     settings: Settings
-    engine_client: EngineClient
+    engine: ModelEngine
+    registry: ModelRegistry
     defaults: Mapping[str, Any]
     created: int = field(default_factory=lambda: int(time.time()))
-    loaded_renderer: PromptRenderer | None = None
     prefix_warmup: PrefixWarmup = field(init=False)
+    validator: OutputValidator = field(default_factory=OutputValidator)
 
     def __post_init__(self) -> None:
         self.prefix_warmup = PrefixWarmup(self.settings, self.engine_client)
+
+    @property
+    def engine_client(self) -> EngineClient:
+        """Client of the engine thread."""
+        return self.engine.client
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the server's readiness depends on this model."""
+        phase = self.engine_client.lifecycle.phase
+        return self.engine.spec.is_pinned or phase in (Phase.DRAINING, Phase.BROKEN)
+
+    @property
+    def use(self) -> str:
+        """Verb phrase for the model's function, used in error messages."""
+        uses = {"generate": "generates text", "embed": "computes embeddings"}
+        return uses.get(self.engine.spec.task, "scores documents")
 
     @property
     def prompts(self) -> PromptRenderer:
@@ -46,27 +76,54 @@ class AppState:
             ApiError: 503, the server is not ready.
         """
         self.engine_client.check_ready()
-        assert self.loaded_renderer is not None
-        return self.loaded_renderer
+        renderer: PromptRenderer | None = self.engine.renderer
+        assert renderer is not None
+        return renderer
 
     @property
     def max_model_len(self) -> int:
-        """Maximum number of tokens of a prompt and its completion."""
-        assert self.engine_client.engine_info is not None
-        return self.engine_client.engine_info.max_seq_len
+        """Maximum number of tokens in a prompt plus its completion."""
+        return self.engine_client.max_seq_len
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Maximum size of a request body; see `Settings`."""
+        if self.settings.max_body_bytes is not None:
+            return self.settings.max_body_bytes
+        info = self.engine_client.engine_info  # None while the model loads
+        context = 0 if info is None else info.max_seq_len
+        return min(max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * context), MAX_BODY_BYTES)
+
+    async def wait_until_loaded(self, request: Request, is_stream: bool = False) -> None:
+        """Loads the model if necessary, and keeps it loaded until the response has ended.
+
+        Args:
+            request: the request.
+            is_stream: whether the response is an event stream, which gets keep-alive comments.
+
+        Raises:
+            ApiError: 503, the model cannot be loaded; see also `ModelLease.wait`.
+        """
+        if not self.registry.is_on_demand:
+            self.engine_client.check_ready()
+        await lease_of(request).wait(
+            self.engine, self.registry.request_load, request.receive, is_stream
+        )
 
     async def submit(
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         thinking_enabled: bool = False,
+        lora: str | None = None,
     ) -> RequestHandle:
-        """Submits prompts and waits until the engine has queued them.
+        """Submits prompts and waits until the engine has queued them; see `AddRequest`.
 
         Raises:
-            ApiError: a prompt was rejected, in which case none is computed.
+            ApiError: a prompt was rejected; the others are then aborted.
         """
-        handle = self.engine_client.submit(prompts, params, thinking_enabled)
+        handle = self.engine_client.submit(prompts, params, thinking_enabled, lora)
+        current_record().tokens = handle
         try:
             await handle.accepted()
         except BaseException:
@@ -74,23 +131,64 @@ class AppState:
             raise
         return handle
 
-    def check_model(self, name: str | None) -> None:
-        """Checks that a model is served; None selects the served model.
+    def schedule_validation(self, handle: RequestHandle, output: ParsedOutput) -> None:
+        """Validates a complete output in the background and logs violations."""
+        form = handle.constraint
+        if form is None or output.finish_reason == "length":
+            return
+        names = [call.name for call in output.calls]
+        calls = list(zip(names, output.arguments, strict=True))
+        work = asyncio.get_running_loop().run_in_executor(
+            None, self.validator.find_violations, form, output.text, calls
+        )
+        work.add_done_callback(_log_violations)
 
-        Raises:
-            ApiError: 404, it is not.
-        """
-        if name is not None and name != self.settings.model_name:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model and its adapters."""
+        return (*self.settings.model_names, *self.settings.adapter_names)
+
+    def adapter_of(self, name: str | None) -> str | None:
+        """Returns `name` if it names a LoRA adapter; None for the model itself."""
+        return name if name in self.settings.adapter_names else None
+
+
+def _log_violations(work: asyncio.Future[list[str]]) -> None:
+    if not work.cancelled():
+        for sentence in work.result():
+            log.warning("%s", sentence)
+
+
+def get_app_states(request: Request) -> Sequence[AppState]:
+    """Returns the states of all served models."""
+    states: Sequence[AppState] = request.app.state.models
+    return states
+
+
+def get_app_state(request: Request, model: str | None = None, task: Task | None = None) -> AppState:
+    """Returns the state of a served model.
+
+    Args:
+        request: the request.
+        model: the model's name; None selects the first model.
+        task: required task; None for any.
+
+    Raises:
+        ApiError: 404, the model is not served; 400, the model is for a different task.
+    """
+    models = get_app_states(request)
+    state = models[0]
+    if model is not None:
+        named = {name: state for state in models for name in state.names}
+        if model not in named:
+            served = "', '".join(named)
             raise ApiError(
                 404,
-                f"The model '{name[:100]}' does not exist; this server serves "
-                f"'{self.settings.model_name}'.",
+                f"The model '{model[:100]}' does not exist; this server serves '{served}'.",
                 "model",
                 "model_not_found",
             )
-
-
-def get_app_state(request: Request) -> AppState:
-    """Returns the state of the request's server."""
-    state: AppState = request.app.state.server
+        state = named[model]
+    if task not in (None, state.engine.spec.task):
+        raise bad_request(f"The model '{state.settings.model_name}' {state.use} only.", "model")
     return state

@@ -1,7 +1,7 @@
-"""Server process: socket, event loop, engine thread, shutdown.
+"""Server process: socket, event loop, engine threads, shutdown.
 
 On SIGTERM or Ctrl-C, new requests get 503, running requests finish, and the process exits with 0. A
-second signal exits at once. If the engine thread dies or a step hangs, requests end with an error,
+second signal exits at once. If an engine thread dies or a step hangs, requests end with an error,
 all stacks are logged, and the process exits with 1.
 """
 
@@ -11,36 +11,33 @@ import faulthandler
 import gc
 import logging
 import os
-import queue
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import uvicorn
 
 from .. import kernels
-from ..engine.llm import LLM
 from ..models.checkpoint.safe_io import read_json
 from ..models.parallel.default_group import shutdown_default_group
+from ..models.tokenizer.chat_template_files import set_chat_template
 from ..models.tokenizer.tokenizer import open_tokenizer
 from .app import build_app
 from .context import AppState
 from .engine_client import messages
-from .engine_client.client import EngineClient
-from .engine_client.coalescer import Coalescer, coalescing_delay
-from .engine_client.engine_thread import CommandQueue, EngineThread
-from .engine_client.lifecycle import Lifecycle, Phase
+from .engine_client.lifecycle import PHASE_MESSAGES, Phase
 from .engine_client.metrics import Metrics
+from .engine_client.models import ModelEngine, ModelRegistry
 from .http.errors import ApiError
-from .http.uvicorn_protocol import HttpProtocol
+from .http.uvicorn_protocol import HttpProtocol, on_loop_error
 from .ops.event_log import EventLogWriter
 from .protocol.prompts import PromptRenderer
 from .protocol.sampling import default_sampling_params
-from .settings import Settings
+from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -53,45 +50,40 @@ class ServerProcess:
 
     Args:
         settings: server settings.
-        folder: model folder, for the tokenizer and sampling defaults.
-        load: creates the engine; called in the engine thread.
+        specs: the models; requests without a model use the first.
         sock: a bound socket; None for a replica, whose owner calls `start` instead of `run`.
 
     Attributes:
-        server: state shared with the endpoints.
+        models: state of each model, shared with the endpoints.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        folder: Path,
-        load: Callable[[], LLM],
-        sock: socket.socket | None,
-    ):
+    def __init__(self, settings: Settings, specs: Sequence[ModelSpec], sock: socket.socket | None):
         self._settings = settings
-        self._folder = folder
         self._socket = sock
-        self._lifecycle = Lifecycle()
-        self._command_queue: CommandQueue = queue.SimpleQueue()
-        self._coalescer = Coalescer(
-            self._on_engine_message, lambda: coalescing_delay(len(self._engine_client.in_flight))
+        self._metrics = Metrics(spec.names[0] for spec in specs)
+        self._engines = [self._make_engine(spec) for spec in specs]
+        self._registry = ModelRegistry(
+            self._engines, settings.max_memory, settings.idle_unload, self._on_load_failed
         )
-        self._engine_client = EngineClient(
-            settings,
-            self._command_queue,
-            self._lifecycle,
-            Metrics(settings.model_name),
-            self._coalescer.schedule_wake,
-        )
-        self._engine = EngineThread(load, self._command_queue, self._coalescer.post)
         self._uvicorn: uvicorn.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_signals = 0
-        self._resumed_at = 0.0  # time of the last SIGCONT, on the clock of `time.monotonic`
+        self._resumed_at = 0.0  # `time.monotonic()` at the last SIGCONT
         self._status = 0
         self._event_log = None if settings.record is None else EventLogWriter(settings.record)
-        defaults = default_sampling_params(folder, settings.generation_config)
-        self.server = AppState(settings, self._engine_client, defaults)
+        self.models = [
+            AppState(
+                engine.client.settings,
+                engine,
+                self._registry,
+                default_sampling_params(engine.spec.folder, settings.generation_config),
+            )
+            for engine in self._engines
+        ]
+
+    def _make_engine(self, spec: ModelSpec) -> ModelEngine:
+        settings = replace(self._settings, model_names=spec.names)
+        return ModelEngine(spec, settings, self._metrics, self._open_renderer, self._on_dead)
 
     def run(self) -> NoReturn:
         """Serves until shutdown, then exits the process."""
@@ -99,27 +91,30 @@ class ServerProcess:
         raise AssertionError("the process has not exited")
 
     def start(self) -> None:
-        """Starts the engine thread and the background tasks on the running event loop."""
-        self._coalescer.start()
-        tokenizer = asyncio.get_running_loop().run_in_executor(None, self._open_tokenizer)
-        self._engine.start()
-        self._ready = self._spawn(self._wait_until_ready(tokenizer))
+        """Starts the engine threads and the background tasks on the running event loop."""
+        for engine in self._engines:
+            engine.start()
+        if self._event_log is not None:
+            self._spawn(self._record(self._event_log))
+        self._spawn(self._registry.run())
         self._spawn(self._run_watchdog())
 
     async def ready(self) -> None:
-        """Waits until the server is ready, after `start`.
+        """Waits until the first model is ready, after `start`.
 
         Raises:
             ApiError: 503, the engine failed.
         """
-        await self._ready
-        self._engine_client.check_ready()
+        engine = self._engines[0]
+        entered = engine.enter(self._registry.request_load)
+        await entered
+        engine.leave(entered)
 
     async def _run(self) -> None:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         config = uvicorn.Config(
-            build_app(self.server),
+            build_app(self.models),
             http=HttpProtocol,
             proxy_headers=False,  # client addresses are not used
             ws="none",
@@ -133,6 +128,7 @@ class ServerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGTSTP, self._on_sigtstp)
+        loop.set_exception_handler(on_loop_error)
         self.start()
         host, port = self._socket.getsockname()[:2]
         log.info("listening: http://%s:%d", host, port)
@@ -142,10 +138,15 @@ class ServerProcess:
         faulthandler.cancel_dump_traceback_later()
         if self._event_log is not None:
             self._event_log.close()
-        self._command_queue.put(messages.Shutdown())
-        if not self._status:  # after a failure the thread may never return
-            await asyncio.to_thread(self._engine.join, 10)
+        for engine in self._engines:
+            engine.client.command_queue.put(messages.Shutdown())
+        if not self._status:  # after a failure, a thread may never return
+            await asyncio.to_thread(self._join_threads, time.monotonic() + 10)
         self._exit()
+
+    def _join_threads(self, deadline: float) -> None:
+        for engine in self._engines:
+            engine.thread.join(max(0, deadline - time.monotonic()))
 
     def _exit(self) -> NoReturn:
         """Exits without finalizing the interpreter.
@@ -153,7 +154,7 @@ class ServerProcess:
         Before Python 3.13, a joined thread may still be destroying MLX's thread-local data, which
         needs the interpreter and aborts the process during finalization.
         """
-        gc.collect()  # runs finalizers of temporary files
+        gc.collect()  # runs the finalizers of temporary files
         if not self._status:
             shutdown_default_group()
         if kernels.report_emulator_faults():
@@ -165,37 +166,46 @@ class ServerProcess:
 
     # ---------------------------------------------------------------- startup
 
-    def _on_engine_message(self, message: messages.EngineMessage) -> None:
-        self._engine_client.handle_message(message)
-        if isinstance(message, messages.EngineDead):
-            self._spawn(self._fail_process())
+    def _open_renderer(self, engine: ModelEngine) -> PromptRenderer:
+        folder = engine.spec.folder
+        tokenizer = open_tokenizer(folder, read_json(folder, "config.json"))
+        if self._settings.chat_template is not None:
+            set_chat_template(tokenizer, self._settings.chat_template)
+        client = engine.client
+        return PromptRenderer(
+            tokenizer, lambda: client.max_seq_len, self._settings.tool_call_parser
+        )
 
-    def _open_tokenizer(self) -> Any:
-        return open_tokenizer(self._folder, read_json(self._folder, "config.json"))
+    async def _record(self, event_log: EventLogWriter) -> None:
+        with contextlib.suppress(ApiError):  # the engine failed
+            await self.ready()
+            client = self._engines[0].client
+            assert client.engine_info is not None
+            event_log.begin(client.engine_info.config)
+            client.subscribe(event_log.take)
 
-    async def _wait_until_ready(self, tokenizer: asyncio.Future[Any]) -> None:
-        self.server.loaded_renderer = PromptRenderer(await tokenizer)
-        await self._engine_client.wait_until_loaded()
-        if self._engine_client.engine_info is None:  # the engine failed
-            return
-        self._lifecycle.transition(Phase.READY)
-        if self._event_log is not None:
-            self._event_log.begin(self._engine_client.engine_info.config)
-            self._engine_client.subscribe(self._event_log.take)
-        log.info("ready: the model is %s", self._settings.model_name)
+    def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
+        """Fails the process, because a pinned model could not be loaded."""
+        engine.client.on_engine_dead(reason)
+        self._on_dead()
+
+    def _on_dead(self) -> None:
+        self._spawn(self._fail_process())
 
     # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
-        """Fails the process after an overlong step; a timer kills it if the loop hangs."""
+        """Fails the process if a step takes too long; a timer kills it if the loop hangs."""
         limit, armed = self._settings.watchdog, 0.0
         while True:
             if time.monotonic() >= armed + 1:  # each call starts a new thread
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(limit + 30, exit=True)
-            started = self._engine.step_started_at
-            if started is not None and time.monotonic() - max(started, self._resumed_at) > limit:
-                self._engine_client.on_engine_dead(
+            for engine in self._engines:
+                started = engine.thread.step_started_at
+                if started is None or time.monotonic() - max(started, self._resumed_at) <= limit:
+                    continue
+                engine.client.on_engine_dead(
                     f"The engine has not finished a step within {limit:g} s."
                 )
                 await self._fail_process()
@@ -204,14 +214,19 @@ class ServerProcess:
 
     async def _fail_process(self) -> None:
         """Exits with 1, after a grace period in which clients receive the error."""
-        log.error("exiting after a failure: %s", self._lifecycle.reason)
+        lifecycles = [engine.client.lifecycle for engine in self._engines]
+        reason = next(one.reason for one in lifecycles if one.phase is Phase.BROKEN)
+        for engine in self._engines:
+            engine.client.on_engine_dead(reason)
+            engine.settle_waiters(ApiError(503, reason))
+        log.error("exiting after a failure: %s", reason)
         faulthandler.dump_traceback(all_threads=True)
         self._status = 1
         await asyncio.sleep(messages.SHUTDOWN_GRACE_SECONDS)
         self._request_exit()
 
     def _on_sigtstp(self) -> None:
-        """Ctrl-Z: suspends the process; the watchdog ignores the time until SIGCONT."""
+        """Suspends the process on Ctrl-Z; the watchdog ignores the time until SIGCONT."""
         faulthandler.cancel_dump_traceback_later()
         os.kill(os.getpid(), signal.SIGSTOP)  # returns on SIGCONT
         self._resumed_at = time.monotonic()
@@ -223,24 +238,32 @@ class ServerProcess:
         if self._num_signals > 1:
             log.warning("second signal: exiting at once")
             os._exit(130)
-        log.info("draining: %d requests in flight", len(self._engine_client.in_flight))
-        self._lifecycle.transition(Phase.DRAINING)
+        clients = [engine.client for engine in self._engines]
+        log.info("draining: %d requests in flight", sum(len(one.in_flight) for one in clients))
+        for engine in self._engines:
+            engine.client.lifecycle.transition(Phase.DRAINING)
+            engine.settle_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))
         self._spawn(self._drain())
 
     async def _drain(self) -> None:
-        await self._engine_client.wait_until_idle(self._settings.drain_timeout)
-        self._engine_client.fail_all(ApiError(503, DRAIN_TIMED_OUT))
-        await self._engine_client.wait_until_idle(messages.SHUTDOWN_GRACE_SECONDS)
+        await self._wait_until_idle(self._settings.drain_timeout)
+        for engine in self._engines:
+            engine.client.fail_all(ApiError(503, DRAIN_TIMED_OUT))
+        await self._wait_until_idle(messages.SHUTDOWN_GRACE_SECONDS)
         self._request_exit()
 
+    async def _wait_until_idle(self, seconds: float) -> None:
+        await asyncio.gather(*(engine.client.wait_until_idle(seconds) for engine in self._engines))
+
     def _request_exit(self) -> None:
-        self._engine_client.shutting_down.set()
+        for engine in self._engines:
+            engine.client.shutting_down.set()
         if self._uvicorn is None:  # a replica: its owner detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a background task and keeps a reference to it, which asyncio does not."""
+        """Starts a background task and keeps a reference to it, because asyncio does not."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -248,7 +271,7 @@ class ServerProcess:
 
 
 class _UvicornServer(uvicorn.Server):
-    """uvicorn server without signal handlers; `ServerProcess` has its own."""
+    """uvicorn server without signal handlers; `ServerProcess` installs them instead."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

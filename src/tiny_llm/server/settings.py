@@ -1,8 +1,39 @@
-"""Server settings, from the flags of `serve`."""
+"""Server settings, from the `serve` command's flags."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from ..engine.llm import LLM
+from ..models.heads.pooling import Task
+
+# Default body size limit, from the model's context length. A text token takes about 4 bytes of
+# UTF-8, or up to 12 if JSON escapes its characters; the rest is for tools and schemas.
+MIN_BODY_BYTES = 2**22
+MAX_BODY_BYTES = 2**24
+BODY_BYTES_PER_TOKEN = 32
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model that the server may load.
+
+    Attributes:
+        names: names in the API; responses use the first.
+        folder: model folder, for the tokenizer and sampling defaults.
+        load: creates the engine; called in the engine thread.
+        task: the model's task.
+        memory_bytes: declared memory: weights and KV cache.
+        is_pinned: whether the model is loaded at start and never unloaded.
+    """
+
+    names: tuple[str, ...]
+    folder: Path
+    load: Callable[[], LLM]
+    task: Task = "generate"
+    memory_bytes: int = 0
+    is_pinned: bool = True
 
 
 @dataclass(frozen=True)
@@ -10,39 +41,64 @@ class Settings:
     """Server settings; the engine has its own arguments.
 
     Attributes:
-        model_name: the model's name in the API.
+        model_names: the model's names in the API; responses use the first. `ServerProcess` gives
+            each model its own copy of the settings.
+        max_memory: upper bound on the total declared memory of loaded models; None for no limit.
+        idle_unload: seconds without requests after which a model is unloaded; None for never.
+        adapter_names: names of the model's LoRA adapters, selected by a request's `model`.
         api_key: required API key; None for no authentication.
-        allowed_hosts: host names allowed without a key, besides addresses and names without a dot;
-            "*" for any.
+        allowed_hosts: host names allowed without a key, besides IP addresses and names without a
+            dot; "*" for any.
         cors_origins: allowed CORS origins.
-        max_queue: maximum number of waiting completions; beyond it, requests get 429. The server's
-            own limit: it leaves `LLM(max_queue=…)` unset.
-        max_body_bytes: maximum size of a request body.
+        max_queue: maximum number of waiting completions; beyond it, requests get 429. The server
+            enforces this limit itself and leaves `LLM(max_queue=…)` unset.
+        max_body_bytes: maximum size of a request body; None for `BODY_BYTES_PER_TOKEN` times the
+            model's context, at least `MIN_BODY_BYTES` and at most `MAX_BODY_BYTES`.
+        body_timeout: seconds without data after which an incomplete body is rejected.
         request_timeout: maximum seconds from arrival to completion, enforced by the engine between
             steps; None for no limit.
         drain_timeout: seconds for running requests to finish after SIGTERM.
-        watchdog: maximum seconds of a step; beyond it, the process exits.
+        watchdog: maximum seconds per step; beyond it, the process exits.
         generation_config: "auto" reads sampling defaults from the model's
             `generation_config.json`, "vllm" uses vLLM's.
+        chat_template: Jinja source that replaces the model's chat template, or None.
+        log_requests: whether to log each request with its status, token counts and timing.
+        log_contents: whether to log request and response bodies.
+        response_store: number of responses kept for `previous_response_id`; 0 for none.
+        tool_call_parser: name of the tool-call format; "auto" detects it in the chat template.
         record: event log file; None for no log.
         prefix_warmup: whether to precompute the known prefix of a conversation's next turn.
-        keep_alive: seconds of silence after which a stream sends a comment.
+        keep_alive: seconds of silence after which a stream sends a keep-alive.
         max_queued_outputs: maximum number of queued outputs per completion.
-        slow_reader_timeout: seconds for which that queue may be full before the client is dropped.
+        slow_reader_timeout: seconds for which a client may leave its output queue full.
     """
 
-    model_name: str = "demo"
+    model_names: tuple[str, ...] = ("demo",)
+    max_memory: int | None = None
+    idle_unload: float | None = None
+    adapter_names: tuple[str, ...] = ()
     api_key: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_queue: int = 256
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int | None = None
+    body_timeout: float = 30.0
     request_timeout: float | None = None
     drain_timeout: float = 30.0
     watchdog: float = 120.0
     generation_config: Literal["auto", "vllm"] = "auto"
+    chat_template: str | None = None
+    log_requests: bool = False
+    log_contents: bool = False
+    response_store: int = 0
+    tool_call_parser: str = "auto"
     record: Path | None = None
     prefix_warmup: bool = True
     keep_alive: float = 15.0
     max_queued_outputs: int = 256
     slow_reader_timeout: float = 30.0
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in responses."""
+        return self.model_names[0]

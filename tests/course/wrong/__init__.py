@@ -1,6 +1,6 @@
-"""Wrong solutions that learners write: small changes of the solution that tests must catch.
+"""Wrong solutions: small changes of the solution, typical of learners, that tests must catch.
 
-`pdm run mutants` hides them, and shows `what` as an answer to choose.
+`pdm run mutants` applies one at random and offers each `what` as an answer.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ class Wrong:
     """One mistake.
 
     Attributes:
-        block: where it is made: the label of a task's block, such as "1.1.1 softmax".
-        what: the mistake, in a few words.
-        find: a piece of the solution's block, which occurs there once.
-        replace: what stands there instead.
-        noticed_by: the task whose tests must fail, if it is a later one: "3.3.4".
+        block: label of the task's block with the mistake, such as "1.1.1 softmax".
+        what: short description.
+        find: text that occurs once in the solution's block.
+        replace: its replacement.
+        noticed_by: task whose tests must fail, if it is a later one: "3.4.3".
     """
 
     block: str
@@ -26,12 +26,12 @@ class Wrong:
 
     @property
     def task(self) -> str:
-        """The task in which it is made."""
+        """Task of the block."""
         return self.block.split(" ")[0]
 
     @property
     def tested_by(self) -> str:
-        """The task whose tests must fail."""
+        """Task whose tests must fail."""
         return self.noticed_by or self.task
 
     def __str__(self) -> str:

@@ -151,6 +151,12 @@ WRONG = [
         "job.scales, o * groups + g",
         "job.scales, o * groups",
     ),
+    Wrong(
+        "2.2.2 dot",
+        "scales in the dtype of the activations",
+        "job.scales, o * groups + g, job.scale_format",
+        "job.scales, o * groups + g, job.format",
+    ),
     Wrong("2.2.2 outputs", "the output is transposed", "m * job.O + o", "o * job.M + m"),
     Wrong(
         "2.3.4 weight",
@@ -222,26 +228,20 @@ WRONG = [
     Wrong(
         "2.6.2 fetch",
         "aligned on the left",
-        "mx.concatenate([padding, buffer_keys[row, :, :S]], axis=2)",
-        "mx.concatenate([buffer_keys[row, :, :S], padding], axis=2)",
+        "mx.concatenate([hidden, visible], axis=3)",
+        "mx.concatenate([visible, hidden], axis=3)",
     ),
     Wrong(
         "2.6.2 fetch",
         "padding is not hidden",
-        "mx.full((1, 1, queries, S_max - S), -mx.inf",
-        "mx.full((1, 1, queries, S_max - S), 0",
+        "max(lengths) - S), -mx.inf",
+        "max(lengths) - S), 0",
     ),
     Wrong(
         "2.6.2 fetch",
         "the mask of another length",
         "causal_mask(queries, S, keys.dtype)",
         "causal_mask(queries, S + 1, keys.dtype)[:, :S]",
-    ),
-    Wrong(
-        "2.6.2 remove",
-        "the slot is not cleared",
-        "self._slots[slot] = None",
-        "self._slots[slot] = _DenseSlot(0)",
     ),
     Wrong(
         "2.6.2 append",

@@ -141,6 +141,27 @@ def test_narrower_vocabulary_gets_the_same_noise():
     assert narrow == to_ints(sample_tokens(padded, [one]))
 
 
+@pytest.mark.parametrize("vocab_size", [50, 512, 513, 32_000, 151_936])
+def test_error_of_logprobs_does_not_grow_with_the_vocabulary(either_device, vocab_size):
+    logits = mx.random.normal((2, vocab_size)) * 4
+    exact = as_numpy(logits).astype(np.float64)
+    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
+    actual = as_numpy(log_softmax(logits))
+    # One rounding at each of two levels, one of the maximum's subtraction and one of the result.
+    bound = 4 * 2.0**-24 * np.abs(exact).max()
+    assert np.abs(actual - exact).max() <= bound
+    [one, _] = top_logprobs(logits, [3, 0], [0, 0])
+    assert all(abs(logprob - exact[0, token]) <= bound for token, logprob in one.items())
+    assert np.exp(actual.astype(np.float64)).sum(axis=-1) == pytest.approx(1, abs=bound)
+
+
+def test_logprobs_of_masked_tokens_are_minus_infinity():
+    logits = mx.where(mx.arange(2000) < 1400, -mx.inf, 0.0)[None]  # whole blocks of −inf
+    logprobs = as_numpy(log_softmax(logits))[0]
+    assert (logprobs[:1400] == -np.inf).all()
+    assert logprobs[1400:] == pytest.approx(-np.log(600), abs=1e-6)
+
+
 def test_logprobs_are_unprocessed():
     logits = mx.random.normal((3, V)) * 2
     expected = as_numpy(log_softmax(logits))

@@ -27,10 +27,16 @@ def test_tool_call_arguments_are_decoded():
         assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
-@pytest.mark.parametrize("arguments", ["{", '{"a": 1', "[" * 100_000])
+@pytest.mark.parametrize("arguments", ["{", '{"a": 1', "[" * 90])
 def test_invalid_json_arguments_stay_a_string(arguments):
     [message] = normalize_messages([call(arguments)])
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize("arguments", ["[" * 1000 + "]" * 1000, "[" + "0," * 200_000 + "0]"])
+def test_large_arguments_are_rejected(arguments):
+    with pytest.raises(UserError, match="^the JSON of the tool calls' arguments "):
+        normalize_messages([call(arguments)])
 
 
 def test_input_is_not_modified():

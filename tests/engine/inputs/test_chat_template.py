@@ -72,7 +72,7 @@ def test_template_without_tool_calls_gets_calls_and_results_as_text(tools):
         ({"template": None}, "the model has no chat template; "),
         (
             {"tools": [{**TOOL, "description": "\ud800"}]},
-            "the rendered chat contains '\\ud800', an unpaired surrogate; ",
+            "the chat template failed: its text has an unpaired surrogate, which is no character.",
         ),
     ],
 )
@@ -85,3 +85,9 @@ def test_errors_are_one_sentence(options, error):
         render_chat(tokenizer, [USER], options.get("tools"), variables)
     assert error in str(raised.value)
     assert str(raised.value).endswith(".")
+
+
+def test_empty_conversation_is_rejected():
+    _, tokenizer = load_weights("demo")
+    with pytest.raises(UserError, match="^the conversation is empty; give at least one message"):
+        render_chat(tokenizer, [])

@@ -108,3 +108,24 @@ def test_conversation_turns_reuse_the_common_prefix():
     tree.cache.release(tree.compute("<user>Hi!<bot><think>hm</think>Hello."))
     shared = len("<user>Hi!<bot>")
     assert tree.num_cached("<user>Hi!<bot>Hello.<user>Bye!<bot>") == shared // SIZE * SIZE
+
+
+def test_adapters_have_separate_trees():
+    tree = Tree()
+    tree.compute("abcdefgh")
+    cache, adapted = tree.cache, tree.cache.root_of(1)
+    assert adapted is cache.root_of(1)
+    assert cache.root_of(-1) is cache.root
+    assert cache.match(list("abcdefghi"), adapted) == []
+    [page] = tree.allocator.allocate()
+    node = cache.insert(adapted, tuple("abcd"), page)
+    assert cache.match(list("abcdefghi"), adapted) == [node]
+    assert len(cache.match(list("abcdefghi"))) == 2
+    assert cache.num_pages == 3
+    assert {each.page for each in cache.nodes()} == set(range(3))
+    cache.release(node)
+    tree.check()
+    assert cache.evict(1) == 1
+    assert cache.match(list("abcdefghi"), adapted) == []
+    assert len(cache.match(list("abcdefghi"))) == 2
+    tree.check()

@@ -4,8 +4,8 @@ import pytest
 
 from tests.engine.scheduler_harness import GREEDY, add, scheduler, step
 from tiny_llm import UserError
-from tiny_llm.engine.scheduling.batch import ChunkOutput
 from tiny_llm.engine.scheduling.events import Recorder
+from tiny_llm.engine.scheduling.outputs import ChunkOutput
 from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from tests.engine.simulator import (
     Workload,
     answer_alone,
     random_workload,
+    with_window,
 )
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
@@ -55,6 +57,18 @@ def test_thousands_of_workloads():
     assert seen["cached"] > 6_000
 
 
+@pytest.mark.parametrize("num_state_slots", [0, 7])
+def test_memory_shortages_do_not_change_outputs(num_state_slots):
+    rng, seen = random.Random(5), Counter()
+    for _ in range(400):
+        workload = random_workload(rng, num_state_slots=num_state_slots)
+        outcome = run_and_compare(replace(workload, shortages=0.3))
+        seen.update(
+            evictions=outcome.evictions, moved=outcome.moved_pages, cached=outcome.cached_tokens
+        )
+    assert min(seen["evictions"], seen["moved"], seen["cached"]) > 100, seen
+
+
 def test_large_workloads():
     rng = random.Random(7)
     config = SchedulerConfig(
@@ -77,6 +91,27 @@ def test_large_workloads():
         assert outcome.preemptions > 0
 
 
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_sliding_windows(is_fair):
+    """Requests outgrow the memory: pages before the window are freed; hits need only its pages."""
+    rng, seen = random.Random(20_261_125), Counter()
+    for number in range(1_500):
+        workload = replace(with_window(rng, random_workload(rng)), is_fair=is_fair)
+        outcome = run_and_compare(workload, check_every=1 if number % 8 == 0 else 1000)
+        seen.update(outcome.reasons.values())
+        seen["preemptions"] += outcome.preemptions
+        seen["cached"] += outcome.cached_tokens
+        seen["freed"] += outcome.freed_pages
+        config, arrivals = workload.config, workload.arrivals
+        longest = max((len(one.prompt) + one.max_tokens for one in arrivals), default=0)
+        seen["larger"] += longest > config.num_pages * config.page_size
+    assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 50
+    assert seen["preemptions"] > 20
+    assert seen["cached"] > 500
+    assert seen["freed"] > 5_000
+    assert seen["larger"] > 50
+
+
 # Each fault breaks one invariant; the simulator must detect it.
 
 
@@ -96,8 +131,12 @@ def ignores_reference_counts(self, page):
     self._free.append(page)
 
 
-def matches_whole_prompts(self, token_ids):
-    node, path, size = self.root, [], self.page_size
+def ignores_adapters(self, adapter):
+    return self.root
+
+
+def matches_whole_prompts(self, token_ids, root):
+    node, path, size = root, [], self.page_size
     for start in range(0, len(token_ids), size):
         node = node.children.get(tuple(token_ids[start : start + size]))
         if node is None:
@@ -132,6 +171,7 @@ original_share = PageManager.share_full_pages
         (PageManager, "release", leaks_pages),
         (PageAllocator, "free", ignores_reference_counts),
         (PrefixCache, "match", matches_whole_prompts),
+        (PrefixCache, "root_of", ignores_adapters),
         (PageManager, "share_full_pages", shares_unwritten_pages),
         (Scheduler, "_schedule_decoding", reverses_the_order),
         (Scheduler, "_preempt", drops_at_preemption),

@@ -6,12 +6,13 @@ import pytest
 
 from tests.engine.support import assert_distributed_as, chat
 from tests.support import tiny_model
-from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams
+from tiny_llm import LLM, SamplingParams
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 from tiny_llm.engine.execution.logits_processors import SamplingRow, TokenCounts, process_logits
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
 from tiny_llm.engine.scheduling.request import EngineRequest
-from tiny_llm.engine.spec_decode.draft_model import count_accepted, num_draft_uncomputed
+from tiny_llm.engine.spec_decode.draft_model import DraftModel
+from tiny_llm.models.dispatch import serving_model
 
 V = 8
 
@@ -57,7 +58,7 @@ def exact_distribution(model, prompt: list[int], length: int, params: SamplingPa
     for _ in range(length):
         longer = {}
         for output, probability in outputs.items():
-            paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
+            paged = PagedModel(serving_model("random", model, page_size=8), 2)
             request = EngineRequest("", prompt, params, token_counts=TokenCounts(prompt, V))
             request.token_ids += output
             request.page_ids.extend([0, 1])
@@ -110,14 +111,5 @@ def test_draft_with_target_weights_is_always_accepted(demo):
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 100
 
 
-def test_count_accepted():
-    assert [count_accepted([1, 2, 3], chosen) for chosen in ([9], [1, 9], [1, 2, 3, 4])] == [
-        0,
-        1,
-        3,
-    ]
-    assert [num_draft_uncomputed(3, 3), num_draft_uncomputed(3, 2), num_draft_uncomputed(0, 0)] == [
-        1,
-        0,
-        0,
-    ]
+def test_uncomputed_draft_tokens():
+    assert [DraftModel.num_uncomputed(*case) for case in ((3, 3), (3, 2), (0, 0))] == [1, 0, 0]

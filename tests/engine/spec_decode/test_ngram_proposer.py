@@ -86,7 +86,7 @@ def test_fewer_drafts_under_load():
 def test_conflicting_arguments(demo):
     with pytest.raises(UserError, match="speculative='ngram' and draft_model cannot be combined"):
         LLM(demo, speculative="ngram", draft_model="demo-draft")
-    with pytest.raises(UserError, match="speculative must be 'ngram' or None, got 'suffix'"):
+    with pytest.raises(UserError, match="speculative must be 'ngram', 'mtp' or None, got 'suffix'"):
         LLM(demo, speculative="suffix")
     with pytest.raises(UserError, match="num_drafts=3 requires draft_model or speculative='ngram'"):
         LLM(demo, num_drafts=3)

@@ -101,6 +101,21 @@ def calls(operation: str, ext: Any) -> Iterator[Call]:
         mx.eval(kept)
         yield lambda s: e.paged_cache_write(mx.ones((2, 2, 8, 8)), tokens, slots, stream=s)
         yield lambda s: e.paged_cache_write(kept, tokens, slots, stream=s)
+    if operation == "sigmoid_gate":
+        both = random(4, 600)
+        yield lambda s: e.sigmoid_gate(both[:, :300], both[:, 300:], stream=s)
+    if operation == "gated_rms_norm":
+        o, both, weight = random(4, 300), random(4, 600), random(300)
+        yield lambda s: e.gated_rms_norm(o, both[:, :300], weight, 1e-6, stream=s)
+    slots = [mx.array(values) for values in ([0, 3, 4], [1, -1], [2, -1, 1, 0])]
+    if operation == "causal_conv1d":
+        states, rows, taps = random(3, 3, 16), random(4, 16), random(16, 4)
+        yield lambda s: e.causal_conv1d(rows, taps, states, *slots, stream=s)
+    if operation == "gated_delta_rule":
+        states, qkv, gates = random(3, 2, 6, 8), random(4, 28), random(4, 4)
+        mx.eval(states)
+        parameters = (gates[:, :2], gates[:, 2:], random(2), random(2))
+        yield lambda s: e.gated_delta_rule(qkv, *parameters, states, *slots, 1, stream=s)
 
 
 def problem(operation: str, ext: Any, gpu: Any) -> str:

@@ -144,7 +144,7 @@ FAULTS = [
     fault(
         "one angle for all sequences",
         "qk_norm_rope",
-        "cos.shape(0) == 1 ? 0 : static_cast<long>(L) * (D / 2)",
+        "cos.shape(0) == 1 ? 0 : static_cast<long>(L) * W",
         "0L",
     ),
     fault("half a row of the table", "quantized_embedding", "out.shape(-1)", "out.shape(-1) / 2"),
@@ -286,25 +286,47 @@ FAULTS = [
         "",
         "neither an input nor an output nor a temporary",
     ),
-    fault(
+    shared(
         "a cache is overwritten while it is read",
         "cache_write",
-        "(overwrite_ || buffer.is_donatable()) && buffer.flags().row_contiguous",
-        "buffer.flags().row_contiguous",
+        "(overwrite || x.is_donatable()) && x.flags().row_contiguous",
+        "x.flags().row_contiguous",
         "overwrites input 0",
     ),
-    fault(
-        "pages are overwritten while they are read",
-        "paged_cache_write",
-        "(overwrite_ || pages.is_donatable()) && pages.flags().row_contiguous",
-        "pages.flags().row_contiguous",
+    shared(
+        "states are overwritten while they are read",
+        "gated_delta_rule",
+        "(overwrite || x.is_donatable()) && x.flags().row_contiguous",
+        "x.flags().row_contiguous",
         "overwrites input 0",
     ),
+    shared("a cache with gaps is taken as it is", "cache_write", "copy(x, out, stream);", ""),
     fault(
-        "a cache with gaps is taken as it is",
-        "cache_write",
-        "metal::copy(buffer, out, stream());",
-        "",
+        "a and b are swapped",
+        "gated_delta_rule",
+        "metal::encode(stream(), factors_launch, {qkv, a, b, small[0], small[1]}, {factors});",
+        "metal::encode(stream(), factors_launch, {qkv, b, a, small[0], small[1]}, {factors});",
+    ),
+    fault(
+        "read and write slots are swapped",
+        "gated_delta_rule",
+        "metal::encode(stream(), recurrence_launch, {qkv, factors, small[2], small[3], small[4]},\n"
+        "                  {states, o});",
+        "metal::encode(stream(), recurrence_launch, {qkv, factors, small[2], small[4], small[3]},"
+        " {states, o});",
+    ),
+    fault("a channel too many", "causal_conv1d", ".C = x.shape(1)", ".C = x.shape(1) + 1", BEYOND),
+    fault(
+        "the gate has the stride of the norm's input",
+        "gated_rms_norm",
+        ".z_stride = static_cast<long>(z_stride)",
+        ".z_stride = static_cast<long>(o_stride)",
+    ),
+    fault(
+        "the gate is gated",
+        "sigmoid_gate",
+        "metal::encode(stream(), launch, {x, gate}, {out});",
+        "metal::encode(stream(), launch, {gate, x}, {out});",
     ),
     fault(
         "an input's memory becomes the output's though it is needed",

@@ -1,10 +1,10 @@
-// What Metal leaves open in arithmetic, a kernel each. Seeded faults: their results depend on it.
+// Kernels whose results depend on arithmetic that Metal leaves unspecified: seeded faults.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 
 using namespace metal;
 
-/// The sum of 32 numbers by the hardware, in an order that it does not tell.
+/// Sum of 32 numbers in the hardware's unspecified order.
 kernel void sum(device const float* x [[buffer(0)]], device float* out [[buffer(1)]],
                 uint lane [[thread_index_in_simdgroup]]) {
     out[lane] = simd_sum(x[lane]);
@@ -20,7 +20,7 @@ kernel void product(device const float* x [[buffer(0)]], device float* out [[buf
     simdgroup_store(c, out, 8);
 }
 
-/// x² − y, which is 0 where y is the rounded square: unless the compiler fuses the two.
+/// x² − y: 0 where y is the rounded square, unless the compiler fuses the operations.
 kernel void difference(device const float* x [[buffer(0)]], device const float* y [[buffer(1)]],
                        device float* out [[buffer(2)]], uint i [[thread_position_in_grid]]) {
     out[i] = x[i] * x[i] - y[i];

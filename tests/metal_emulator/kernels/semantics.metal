@@ -1,8 +1,8 @@
-// What the tests of the emulator's semantics launch: each kernel shows one thing.
+// Kernels for the tests of the emulator's semantics, one feature each.
 #include <metal_stdlib>
 using namespace metal;
 
-// ---- Simd operations: row i of out is what operation i gives each lane ----
+// ---- Simd operations: row i of out has the results of operation i by lane ----
 
 kernel void simd_operations(device const int* x [[buffer(0)]], device int* out [[buffer(1)]],
                             uint lane [[thread_index_in_simdgroup]]) {
@@ -38,7 +38,7 @@ kernel void simd_operations(device const int* x [[buffer(0)]], device int* out [
     }
 }
 
-// Lanes from `first` on have returned: the sum is that of the others.
+// Lanes from `first` on have returned and are not part of the sum.
 kernel void simd_sum_of_active_lanes(device int* out [[buffer(0)]],
                                      constant uint& first [[buffer(1)]],
                                      uint lane [[thread_index_in_simdgroup]]) {
@@ -50,7 +50,7 @@ kernel void simd_sum_of_active_lanes(device int* out [[buffer(0)]],
 
 // ---- simdgroup_matrix ----
 
-// The two elements that each lane holds of a matrix with elements 8·row + column.
+// Each lane's two elements of a matrix with elements 8·row + column.
 kernel void matrix_layout(device const float* a [[buffer(0)]], device float2* held [[buffer(1)]],
                           uint lane [[thread_index_in_simdgroup]]) {
     simdgroup_float8x8 matrix;
@@ -119,7 +119,7 @@ kernel void function_constants(device float* out [[buffer(0)]],
              (is_function_constant_defined(added) ? added : 0);
 }
 
-// ---- Grids: what each thread is told about itself ----
+// ---- Grids: thread and threadgroup attributes ----
 
 struct Told {
     uint in_grid, in_group, group, group_size, groups, grid, index, simdgroup, lane, simdgroups;
@@ -164,15 +164,15 @@ kernel void atomics(device atomic_int* results [[buffer(0)]],
     }
 }
 
-// ---- What is counted ----
+// ---- Counters ----
 
-// y = a·x + y: 3 arrays' worth of traffic, one multiply-add an element.
+// y = a·x + y: traffic of 3 arrays, one multiply-add per element.
 kernel void counted_axpy(device const float4* x [[buffer(0)]], device float4* y [[buffer(1)]],
                          constant float& a [[buffer(2)]], uint i [[thread_position_in_grid]]) {
     y[i] = a * x[i] + y[i];
 }
 
-// All threads read all of x: a dot product each, 64 fused multiply-adds.
+// A dot product per thread: every thread reads all of x, 64 fused multiply-adds.
 kernel void counted_rereads(device const half* x [[buffer(0)]], device float* y [[buffer(1)]],
                             threadgroup float* shared [[threadgroup(0)]],
                             uint i [[thread_position_in_grid]]) {

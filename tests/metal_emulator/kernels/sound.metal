@@ -1,9 +1,9 @@
-// Small kernels without faults: tests take one thing out of them and expect to be told.
+// Small correct kernels: each test removes one statement and expects a report.
 // A comment in capitals marks the line at which a fault must be reported.
 #include <metal_stdlib>
 using namespace metal;
 
-// out[row] = sum of x[row, 0..n): a row is a threadgroup's, partial sums meet in threadgroup
+// out[row] = sum of x[row, 0..n): one threadgroup per row, partial sums in threadgroup
 // memory.
 kernel void row_sum(device const float* x [[buffer(0)]], device float* out [[buffer(1)]],
                     constant int& n [[buffer(2)]], uint row [[threadgroup_position_in_grid]],
@@ -33,7 +33,7 @@ kernel void row_sum(device const float* x [[buffer(0)]], device float* out [[buf
 
 constant constexpr int TILE = 8;
 
-// c = a · b, square matrices of n: tiles of a and b in threadgroup memory, one thread an output.
+// c = a · b, n×n matrices: tiles of a and b in threadgroup memory, one thread per output.
 kernel void tiled_matmul(device const float* a [[buffer(0)]], device const float* b [[buffer(1)]],
                          device float* c [[buffer(2)]], constant int& n [[buffer(3)]],
                          uint2 group [[threadgroup_position_in_grid]],
@@ -57,8 +57,8 @@ kernel void tiled_matmul(device const float* a [[buffer(0)]], device const float
     }
 }
 
-// Attention of one head of size 32: a simdgroup has a query, a lane an element of it; keys and
-// values come in tiles of 8, softmax is online.
+// Attention of one head of size 32: a query per simdgroup, an element per lane; keys and values
+// in tiles of 8, online softmax.
 kernel void small_attention(device const float* query [[buffer(0)]],  // L×32
                             device const float* key [[buffer(1)]],    // S×32
                             device const float* value [[buffer(2)]],  // S×32
@@ -95,7 +95,7 @@ kernel void small_attention(device const float* query [[buffer(0)]],  // L×32
     }
 }
 
-// y = x reversed within each threadgroup, by way of device memory.
+// y = x reversed within each threadgroup, through device memory.
 kernel void reverse_on_device(device const int* x [[buffer(0)]], device int* scratch [[buffer(1)]],
                               device int* y [[buffer(2)]],
                               uint thread_index [[thread_position_in_grid]],
@@ -107,7 +107,7 @@ kernel void reverse_on_device(device const int* x [[buffer(0)]], device int* scr
     y[thread_index] = scratch[group * size + size - 1 - at];  // READ SCRATCH
 }
 
-// y = x rotated by one within each simdgroup, by way of its part of threadgroup memory.
+// y = x rotated by one within each simdgroup, through threadgroup memory.
 kernel void rotate_in_simdgroup(device const int* x [[buffer(0)]], device int* y [[buffer(1)]],
                                 threadgroup int* shared [[threadgroup(0)]],
                                 uint thread_index [[thread_position_in_grid]],
@@ -119,7 +119,7 @@ kernel void rotate_in_simdgroup(device const int* x [[buffer(0)]], device int* y
     y[thread_index] = shared[simdgroup * 32 + (lane + 1) % 32];  // READ SHARED
 }
 
-// bins[v] = how often v is in x.
+// bins[v] = number of occurrences of v in x.
 kernel void histogram(device const uint* x [[buffer(0)]], device atomic_uint* bins [[buffer(1)]],
                       uint i [[thread_position_in_grid]]) {
     atomic_fetch_add_explicit(&bins[x[i]], 1u, memory_order_relaxed);  // ADD

@@ -11,12 +11,18 @@ from tiny_llm.models import ATTENTION_BACKENDS, serving_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.families import attention_backends
 
+WINDOW = {**FAMILIES["mistral"], "sliding_window": 9}
+
+
+def name_of(config):
+    return config["model_type"]
+
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_gathered_and_paged_attention_are_bitwise_equal(family, run):
-    checkpoint = random_checkpoint({**FAMILIES[family], "quantization": {"mode": "mxfp4"}})
+@pytest.mark.parametrize("config", [*map(FAMILIES.get, ("qwen3", "llama")), WINDOW], ids=name_of)
+def test_gathered_and_paged_attention_are_bitwise_equal(config, run):
+    checkpoint = random_checkpoint({**config, "quantization": {"mode": "mxfp4"}})
     of = {name: run(serving_model("it", checkpoint, 16, name)) for name in ATTENTION_BACKENDS}
     assert_same_bits(of["flash"], of["paged"], "flash beside paged")
     assert_close(of["reference"], of["paged"], "reference beside paged", ulps=16)

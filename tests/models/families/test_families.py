@@ -7,6 +7,8 @@ import pytest
 
 from tests.models.support import (
     FAMILIES,
+    HYBRID,
+    HYBRID_MIXTURE,
     MIXTURE,
     SIZES,
     run_changing_batch,
@@ -29,14 +31,16 @@ from tiny_llm import (
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import dispatch_model, serving_model
-from tiny_llm.models.families.config import MoEConfig
+from tiny_llm.models.families.config import MoEConfig, SlidingWindow
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.expert_matmul import GatheredExperts, GroupedExperts, SeparateExperts
-from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.families.registry import LAYER_TYPES, read_config
 from tiny_llm.models.loading import load
 
 QUANTIZED = {"bits": 4, "group_size": 64}
 LLAMA, QWEN2, MISTRAL = FAMILIES["llama"], FAMILIES["qwen2"], {**SIZES, "model_type": "mistral"}
+SWITCHED_ON = {"use_sliding_window": True, "sliding_window": 64}
+BOTH, LAST = (SlidingWindow(64, frozenset(layers)) for layers in ((0, 1), (1,)))
 
 
 def name_of(config):
@@ -64,22 +68,37 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}},
             {"max_position_embeddings": 512},
         ),
-        # The context length is capped at the window, so no token is masked.
-        (MISTRAL, {"max_position_embeddings": 256}),
-        ({**MISTRAL, "max_position_embeddings": 8192}, {"max_position_embeddings": 4096}),
+        (MISTRAL, {"sliding_window": None, "max_window": 0}),  # 4096 of 256 tokens hide nothing
+        ({**MISTRAL, "sliding_window": 256}, {"sliding_window": None}),
+        (
+            {**MISTRAL, "sliding_window": 64},
+            {"sliding_window": BOTH, "max_position_embeddings": 256, "max_window": 64},
+        ),
+        (
+            {**MISTRAL, "max_position_embeddings": 8192},
+            {"sliding_window": SlidingWindow(4096, frozenset({0, 1}))},
+        ),
         (
             {**MISTRAL, "max_position_embeddings": 8192, "sliding_window": None},
-            {"max_position_embeddings": 8192},
+            {"sliding_window": None},
         ),
-        ({**MISTRAL, "sliding_window": 64}, {"max_position_embeddings": 64}),
-        ({**QWEN2, "sliding_window": 64}, {"max_position_embeddings": 256}),
+        ({**QWEN2, "sliding_window": 64}, {"sliding_window": None}),
+        ({**QWEN2, **SWITCHED_ON}, {"sliding_window": None}),  # max_window_layers is 28
         (
-            {**QWEN2, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1},
-            {"max_position_embeddings": 64},
+            {**QWEN2, **SWITCHED_ON, "max_window_layers": 1},
+            {"sliding_window": LAST, "max_position_embeddings": 256, "max_window": 0},
         ),
+        ({**QWEN2, **SWITCHED_ON, "max_window_layers": 2}, {"sliding_window": None}),
+        ({**QWEN2, **SWITCHED_ON, "max_window_layers": 0}, {"sliding_window": BOTH}),
         (
-            {**QWEN2, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
-            {"max_position_embeddings": 256},
+            {**QWEN2, **SWITCHED_ON, "layer_types": ["full_attention", "sliding_attention"]},
+            {"sliding_window": LAST},
+        ),
+        ({**MIXTURE, **SWITCHED_ON, "max_window_layers": 28}, {"sliding_window": BOTH}),
+        ({**LLAMA, "sliding_window": 64}, {"sliding_window": None}),  # as in transformers
+        (
+            {**MISTRAL, "sliding_window": 64, "layer_types": ["full_attention"] * 2},
+            {"sliding_window": BOTH},
         ),
         (
             {**MIXTURE, "decoder_sparse_step": 2},
@@ -102,6 +121,11 @@ def test_config_parsing(changes, expected):
     ("config", "message"),
     [
         ({**LLAMA, "model_type": "gemma2"}, "type 'gemma2'; tiny-llm serves the types qwen3, "),
+        (
+            {"model_type": "gpt_oss"},
+            "type 'gpt_oss', which tiny-llm does not serve: its softmax has",
+        ),
+        ({"model_type": "gemma3_text"}, "'gemma3_text', which tiny-llm does not serve: its local"),
         ({**LLAMA, "model_type": ["llama"]}, r"type '\['llama'\]'"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu', expected 'silu'"),
         ({**LLAMA, "attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0, which tiny-llm"),
@@ -128,11 +152,28 @@ def test_config_parsing(changes, expected):
             "low_freq_factor 4 ≥ high_freq_factor 4",
         ),
         ({**QWEN2, "layer_types": ["chunked_attention"]}, "tiny-llm knows full_attention, sliding"),
+        (
+            {**QWEN2, "layer_types": ["full_attention"]},
+            "layer_types of 1 layers, expected num_hidd",
+        ),
+        ({**QWEN2, "max_window_layers": -1}, "max_window_layers -1, expected a whole number"),
+        (
+            {**QWEN2, "layer_types": ["full_attention", "sliding_attention"]},
+            "1 of sliding_attention, but its window applies to 0 of 2 layers",
+        ),
+        (
+            {**MISTRAL, "sliding_window": 9, "layer_types": ["full_attention", LAYER_TYPES[1]]},
+            "1 of sliding_attention, but its window applies to 2 of 2 layers",
+        ),
         ({**MISTRAL, "sliding_window": -1}, "sliding_window -1, expected a positive whole number"),
         ({**MIXTURE, "num_experts_per_tok": 7}, "num_experts_per_tok 7 > num_experts 6"),
-        ({**MIXTURE, "mlp_only_layers": 1}, "mlp_only_layers 1, expected a list of layers"),
+        ({**MIXTURE, "mlp_only_layers": 1}, "mlp_only_layers 1, expected a list of whole numbers"),
         ({**MIXTURE, "num_experts": 0}, "num_experts 0, expected a positive whole number"),
         ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is no multiple of .* 3"),
+        ({**LLAMA, "head_dim": 32, "num_attention_heads": 5}, "num_attention_heads 5.*_heads, 2"),
+        ({**LLAMA, "head_dim": 512}, "head_dim of 512, expected an even number of at most 256"),
+        ({**LLAMA, "head_dim": 33}, "head_dim of 33, expected an even number of at most 256"),
+        ({**LLAMA, "hidden_size": 4 * 33}, "head_dim of 33"),
     ],
 )
 def test_unsupported_config_is_rejected_by_name(config, message):
@@ -166,7 +207,9 @@ def test_decoder_matches_week_3_bitwise(demo):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
-@pytest.mark.parametrize("config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE], ids=name_of)
+@pytest.mark.parametrize(
+    "config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE, HYBRID, HYBRID_MIXTURE], ids=name_of
+)
 def test_captured_steps_are_bitwise_equal_to_eager_ones(config, run, monkeypatch):
     config = {**config, "quantization": {"bits": 3, "group_size": 64}}
     model = serving_model("it", random_checkpoint(config), page_size=16)
@@ -178,7 +221,16 @@ def test_captured_steps_are_bitwise_equal_to_eager_ones(config, run, monkeypatch
 
 
 @pytest.mark.parametrize("either_device", ["gpu"], indirect=True)
-@pytest.mark.parametrize("config", [*FAMILIES.values(), MIXTURE], ids=name_of)
+@pytest.mark.parametrize(
+    "config",
+    [
+        *FAMILIES.values(),
+        MIXTURE,
+        {**HYBRID_MIXTURE, "num_experts_per_tok": 6},  # all: rounding cannot select others
+        pytest.param(HYBRID, marks=pytest.mark.slow),
+    ],
+    ids=name_of,
+)
 def test_gpu_matches_cpu(either_device, config):
     def logits():
         checkpoint = random_checkpoint({**config, "quantization": QUANTIZED})
@@ -190,7 +242,9 @@ def test_gpu_matches_cpu(either_device, config):
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("config", [*FAMILIES.values(), MIXTURE], ids=name_of)
+@pytest.mark.parametrize(
+    "config", [*FAMILIES.values(), MIXTURE, HYBRID, HYBRID_MIXTURE], ids=name_of
+)
 def test_decoder_layers_are_one_graph_node(config):
     config = {**config, "quantization": {"mode": "mxfp4"}}
     model = serving_model("it", random_checkpoint(config), page_size=16)
@@ -300,12 +354,14 @@ def test_hugging_face_experts_are_stacked(tmp_path):
         read_checkpoint(folder, MIXTURE)
 
 
-def test_request_beyond_the_window_is_rejected(demo):
+def test_window_does_not_limit_a_request(demo):
     pair = random_checkpoint({**MISTRAL, "sliding_window": 48}), demo[1]
     llm = LLM(pair, block_size=16)
-    assert llm.runner.target.model.max_seq_len == 48
-    with pytest.raises(UserError, match="48"):
-        llm.add_request([3] * 49)
+    assert llm.runner.target.model.max_seq_len == 256
+    params = SamplingParams(max_tokens=1)
+    llm.add_request([3] * 255, params)
+    with pytest.raises(UserError, match="256"):
+        llm.add_request([3] * 256, params)
 
 
 @pytest.mark.parametrize("week", [1, 2, 3])
@@ -315,6 +371,10 @@ def test_request_beyond_the_window_is_rejected(demo):
         (LLAMA, "is a model of type 'llama'"),
         ({**FAMILIES["qwen3"], "attention_bias": True}, "has biases in its attention"),
         ({**FAMILIES["qwen3"], "rope_scaling": YARN}, "scales RoPE with 'yarn'"),
+        (
+            {**FAMILIES["qwen3"], **SWITCHED_ON, "max_window_layers": 0},
+            "has a sliding window of 64 tokens",
+        ),
     ],
 )
 def test_weeks_support_only_qwen3(config, reason, week):

@@ -17,6 +17,10 @@ FILE = demo.TARGET_PATH / "tokenizer.json"
 TEXT = "RoPE is <|im_end|> naïve 数学 <think>"
 
 
+def load(file):
+    return load_tokenizer_json(file, json.loads(file.read_bytes()))
+
+
 @pytest.fixture
 def write_tokenizer(tmp_path):
     """Writes the demo's tokenizer.json, modified by a function; returns its path."""
@@ -81,7 +85,7 @@ def test_tokenizer_equals_the_librarys(write_tokenizer, change, request):
     file = write_tokenizer(change)
     expected = tokenizers.Tokenizer.from_file(str(file))
     request.getfixturevalue("library_reads_parts_only")
-    actual = load_tokenizer_json(file)
+    actual = load(file)
     assert actual.to_str() == expected.to_str()
     assert actual.get_vocab(with_added_tokens=True) == expected.get_vocab(with_added_tokens=True)
     assert actual.get_vocab_size() == expected.get_vocab_size()
@@ -94,7 +98,7 @@ def test_other_model_types_fall_back_to_the_library(write_tokenizer):
         content["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
 
     file = write_tokenizer(words)
-    assert load_tokenizer_json(file).to_str() == tokenizers.Tokenizer.from_file(str(file)).to_str()
+    assert load(file).to_str() == tokenizers.Tokenizer.from_file(str(file)).to_str()
 
 
 def a_merge_of_no_tokens(content):
@@ -117,11 +121,12 @@ def test_malformed_file_raises_the_librarys_error(write_tokenizer, change):
     with pytest.raises(Exception) as expected:  # noqa: PT011  (the library raises a plain Exception)
         tokenizers.Tokenizer.from_file(str(file))
     with pytest.raises(Exception) as actual:  # noqa: PT011
-        load_tokenizer_json(file)
+        load(file)
     assert str(actual.value) == str(expected.value)
 
 
 MEASURE = """
+import json
 import sys
 from pathlib import Path
 
@@ -134,9 +139,12 @@ def kilobytes():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
+def load(file):
+    return load_tokenizer_json(file, json.loads(file.read_bytes()))
+
 file, way = sys.argv[1:]
 before = kilobytes()
-kept = load_tokenizer_json(Path(file)) if way == "ours" else tokenizers.Tokenizer.from_file(file)
+kept = load(Path(file)) if way == "ours" else tokenizers.Tokenizer.from_file(file)
 trim_heap()
 print(kilobytes() - before)
 """

@@ -10,8 +10,8 @@ from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.inputs.length_check import check_length
 from tiny_llm.errors import UserError
 from tiny_llm.models.tokenizer.hf_fallback import load_mlx_lm_tokenizer
-from tiny_llm.models.tokenizer.sandboxed_encode import find_unknown_regex
 from tiny_llm.models.tokenizer.tokenizer import open_tokenizer
+from tiny_llm.models.tokenizer.tokenizer_json import read_tokenizer_json, unsafe_component
 
 CONFIG = {"eos_token_id": 1}
 TEXT = "Größe \U0001f600 <|im_start|> don't 123\n\n  x"
@@ -31,25 +31,48 @@ def folder_with(folder: Path, change) -> Path:
 def test_unknown_expression_gives_the_same_tokens(tmp_path):
     reference = open_tokenizer(TARGET_PATH, CONFIG)
     other = open_tokenizer(folder_with(tmp_path, lambda regex: f"(?:{regex})"), CONFIG)
-    assert find_unknown_regex(reference.backend_tokenizer) is None
-    assert find_unknown_regex(other.backend_tokenizer).startswith("(?:(?i:'s")
+    assert unsafe_component(read_tokenizer_json(TARGET_PATH)) is None
+    component = unsafe_component(read_tokenizer_json(tmp_path))
+    assert component.startswith("the regular expression \"(?:(?i:'s")
     assert other.encode(TEXT) == reference.encode(TEXT)
 
 
 def test_transformers_tokenizer_is_sandboxed(tmp_path):
     folder = folder_with(tmp_path, lambda _: "(a|aa)+$")
     tokenizer = load_mlx_lm_tokenizer(folder, {1})
-    with pytest.raises(UserError, match="cannot be cut into words"):
+    with pytest.raises(UserError, match="cannot be encoded"):
         tokenizer.encode("a" * 100 + "!")
     for template in ("{{ 'a' * 10 ** 10 }}", "{{ messages[0].content * 100 }}"):
-        with pytest.raises(ValueError, match=r"too much memory|cannot be cut"):
+        with pytest.raises(ValueError, match=r"too much memory|cannot be encoded"):
             tokenizer.apply_chat_template([{"content": "a"}], chat_template=template + "!")
 
 
-def test_overlong_text_is_not_encoded():
+def test_overlong_text_is_not_encoded_as_a_whole():
     tokenizer = open_tokenizer(TARGET_PATH, CONFIG)
-    check_length(tokenizer, "it", "why " * 300_000, 1_200_000)
-    with pytest.raises(UserError, match=r"^it has 1,200,000 characters, at least 80,000 tokens"):
-        check_length(tokenizer, "it", "why " * 300_000, 2048)
-    # Normalization shortens this text, so its length gives no lower bound.
-    check_length(tokenizer, "it", "e\u0301" * 600_000, 2048)
+    pieces = []
+
+    class Counted:
+        def encode(self, text, **options):
+            pieces.append(text)
+            return tokenizer.encode(text, **options)
+
+    check_length(Counted(), "it", "why " * 300_000, 1_200_000)
+    assert not pieces, "a text that may fit is encoded once"
+    with pytest.raises(
+        UserError, match=r"^it is too long: the first 65,536 of its 1,200,000 characters are about"
+    ):
+        check_length(Counted(), "it", "why " * 300_000, 2048)
+    assert list(map(len, pieces)) == [65536]
+
+
+def test_long_text_of_few_tokens_is_accepted():
+    class LongTokens:
+        def encode(self, text, **options):
+            return [0] * (len(text) // 1000)
+
+    check_length(LongTokens(), "it", "-" * 1_000_000, 1000)
+
+
+def test_panic_of_the_library_is_an_error():
+    with pytest.raises(UserError, match="the tokenizer cannot encode the text: Onig"):
+        open_tokenizer(TARGET_PATH, CONFIG).encode(" " * 12_000_000)

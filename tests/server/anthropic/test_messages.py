@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import anthropic
 import httpx2
 import pytest
 
+from tiny_llm.server.anthropic.messages import MessageSerializer
 from tiny_llm.server.anthropic.messages_schema import MessagesRequest
+from tiny_llm.server.protocol.prompts import ChatPrompt, PromptRenderer
 
 BODY = {
     "model": "demo",
@@ -247,8 +250,8 @@ def test_head_request(server):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"max_tokens": 0}, "max_tokens is not valid"),
-        ({"messages": []}, "messages is not valid"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"messages": []}, "messages must have 1 or more elements, got 0"),
         ({"containers": 1}, "containers is not a supported field"),
         ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "'x' cannot be required"),
@@ -275,3 +278,46 @@ def test_invalid_request_is_400(claude, change, sentence):
     assert refused.value.body["type"] == "error"
     assert refused.value.body["error"]["type"] == "invalid_request_error"
     assert sentence in refused.value.body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [('{"city": "Oslo"}', {"city": "Oslo"}), ('"hello"', {"arguments": '"hello"'}), ("{}", {})],
+)
+def test_input_is_an_object_streamed_or_not(arguments, expected):
+    """Also of a call whose arguments are not, which only an unconstrained model writes."""
+    call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    outputs = [output(call[:30]), output(call[30:]), output("\n" + call), output("", "stop")]
+    whole = serializer(is_stream=False)
+    for one in outputs:
+        for part in whole._output.take(one):
+            whole._add(part)
+    assert [block["input"] for block in whole._blocks] == [expected] * 2
+    streamed = serializer(is_stream=True)
+    text = b"".join(map(streamed.delta_events, outputs)) + streamed.end_events()
+    events = [json.loads(line[6:]) for line in text.decode().split("\n") if line[:5] == "data:"]
+    for index in (0, 1):
+        deltas = [one["delta"] for one in events if one.get("index") == index and "delta" in one]
+        assert json.loads("".join(one["partial_json"] for one in deltas)) == expected
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def serializer(is_stream):
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "stream": is_stream}
+    body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
+    server = SimpleNamespace(
+        prompts=PromptRenderer(SimpleNamespace(chat_template="<tool_call>"), lambda: 2048),
+        prefix_warmup=SimpleNamespace(schedule=lambda *_: None),
+        settings=SimpleNamespace(model_name="demo"),
+        schedule_validation=lambda *_: None,
+    )
+    handle = SimpleNamespace(prompt_tokens=1, cached_tokens=0, model_name="demo", lora=None)
+    params = SimpleNamespace(structured_outputs=None)
+    prompt = ChatPrompt([1], False, False)
+    return MessageSerializer(server, MessagesRequest.model_validate(body), handle, prompt, params)
+
+
+def output(text, finish_reason=None):
+    return SimpleNamespace(
+        text=text, token_ids=(1,), finish_reason=finish_reason, stop_reason=None, index=0
+    )

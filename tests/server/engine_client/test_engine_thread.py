@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from tests.engine.hybrid import build, write_hybrid
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs
@@ -12,7 +13,8 @@ from tiny_llm.engine.llm import LLM
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.errors import UserError
 from tiny_llm.server.engine_client import messages
-from tiny_llm.server.engine_client.engine_thread import EngineThread
+from tiny_llm.server.engine_client.engine_thread import EngineThread, _engine_stats
+from tiny_llm.server.engine_client.metrics import Metrics
 
 PLAIN = SamplingParams(max_tokens=2)
 FORMED = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputs(choice=["yes"]))
@@ -28,6 +30,7 @@ class Running:
         self._updates = queue.SimpleQueue()
         self.thread = EngineThread(self._load, self.command_queue, self._on_message)
         self.thread.start()
+        self.command_queue.put(messages.LoadModel())
 
     def _load(self):
         llm = LLM("demo")
@@ -103,10 +106,50 @@ def test_grammar_error_fails_only_its_request(running, error):
 def test_unused_memory_is_released_when_idle(monkeypatch, running):
     given = threading.Event()
     monkeypatch.setattr("tiny_llm.models.memory.TRIM_INTERVAL", 2)
-    monkeypatch.setattr("tiny_llm.models.memory.trim_heap", given.set)
+    monkeypatch.setattr("tiny_llm.server.engine_client.engine_thread.trim_heap", given.set)
     running.submit("one", PLAIN)
     while running.until(StreamOutput, "one").finish_reason is None:
         pass
     running.submit("two", PLAIN)
     running.until(messages.RequestAccepted, "two")
     assert given.wait(60)
+
+
+def test_idle_engine_evicts_cached_prefixes_when_memory_is_short(monkeypatch):
+    """The number of evicted pages is a metric."""
+    is_short, evicted = threading.Event(), queue.SimpleQueue()
+    monkeypatch.setattr("tiny_llm.models.memory.is_memory_short", is_short.is_set)
+    for module in ("engine.core", "server.engine_client.engine_thread"):
+        monkeypatch.setattr(f"tiny_llm.{module}.MEMORY_CHECK_INTERVAL", 0.01)
+    on_message = Running._on_message
+
+    def watch(self, message):
+        on_message(self, message)
+        if isinstance(message, messages.StepReport) and message.stats.memory_evictions:
+            evicted.put(message.stats)
+
+    monkeypatch.setattr(Running, "_on_message", watch)
+    thread = Running()
+    thread.command_queue.put(messages.AddRequest("one", tuple(range(5, 105)), PLAIN))
+    while thread.until(StreamOutput, "one").finish_reason is None:
+        pass
+    is_short.set()
+    stats = evicted.get(timeout=60)
+    text = Metrics(["demo"]).render({"demo": stats}, {}).decode()
+    assert f'memory_evictions_total{{model_name="demo"}} {stats.memory_evictions}.0' in text
+    thread.command_queue.put(messages.Shutdown())
+    thread.thread.join(60)
+
+
+def test_metrics_of_state_slots(tmp_path):
+    llm = build(str(write_hybrid(tmp_path / "model")), slots=9, block_size=8)
+    llm.add_request(list(range(100, 170)), SamplingParams(max_tokens=30, ignore_eos=True))
+    for _ in range(4):
+        llm.step()
+    stats = _engine_stats(llm)
+    assert (stats.state_slots, stats.used_state_slots) == (9, 1)
+    assert stats.checkpoints == llm.scheduler.pages.states.counts().checkpoints > 0
+    text = Metrics(["hybrid"]).render({"hybrid": stats}, {}).decode()
+    assert 'tiny_llm:state_slots{model_name="hybrid"} 9.0' in text
+    assert 'tiny_llm:state_slots_used{model_name="hybrid"} 1.0' in text
+    assert f'tiny_llm:state_checkpoints{{model_name="hybrid"}} {stats.checkpoints}.0' in text

@@ -66,7 +66,7 @@ def test_every_field_of_the_official_clients_is_covered():
     chat_client = openai.OpenAI(api_key="none")
     claude = anthropic.Anthropic(api_key="none")
     of_the_client = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "betas"}
-    of_the_client |= {"user_profile_id", "output_format"}
+    of_the_client |= {"user_profile_id"}
     for send, body in (
         (chat_client.chat.completions.create, ChatCompletionRequest),
         (chat_client.completions.create, CompletionRequest),

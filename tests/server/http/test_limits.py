@@ -1,5 +1,6 @@
 """Limits: queue, body size, timeout, API key."""
 
+import select
 import socket
 
 import httpx2
@@ -58,6 +59,93 @@ def test_large_chunked_body_is_413(limited):
         chunk = b'{"prompt": "' + b"a" * 6000
         connection.sendall(head.encode() + b"%x\r\n" % len(chunk) + chunk + b"\r\n")
         assert connection.recv(20).split()[1] in (b"413", b"400")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_too_many_values_and_levels_are_400(server, is_chunked):
+    bodies = {
+        "has more than 131,072 JSON values": b'{"prompt": [' + b"1," * 200_000 + b"1]}",
+        "has more than 16,384 JSON objects and lists": b'{"messages": ['
+        + b"{}," * 20_000
+        + b"{}]}",
+        "is nested more than 100 levels deep": b'{"metadata": ' + b"[" * 100 + b"]" * 100 + b"}",
+    }
+    for reason, content in bodies.items():
+        response = httpx2.post(
+            server.url + "/v1/chat/completions",
+            content=iter([content[:70_000], content[70_000:]]) if is_chunked else content,
+            headers={"content-type": "application/json"},
+        )
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith(f"the body {reason}; ")
+
+
+def test_default_body_limit(server):
+    content = b'{"prompt": "' + b"x" * 2**22 + b'"}'
+    headers = {"content-type": "application/json"}
+    response = httpx2.post(server.url + "/v1/completions", content=content, headers=headers)
+    assert response.status_code == 413
+    assert response.json()["error"]["message"] == (
+        "The body exceeds the maximum of 4194304 bytes; send less, or raise --max-body-bytes of "
+        "the server."
+    )
+
+
+def start_body(server):
+    """Sends a request head and the first byte of its body."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
+    return connection
+
+
+def read_all(connection):
+    with connection, connection.makefile("rb") as response:
+        return response.read()
+
+
+def test_incomplete_body_is_408():
+    server = RunningServer(fault="impatient")
+    response = read_all(start_body(server))
+    assert response.startswith(b"HTTP/1.1 408 ")
+    assert b"The body is incomplete: no data for 0.5 s; send it again." in response
+    assert server.stop() == 0
+
+
+def test_incomplete_body_while_draining_is_503():
+    server = RunningServer()
+    connection = start_body(server)
+    assert server.get("/health").status_code == 200  # the first request has arrived before
+    assert server.stop() == 0
+    response = read_all(connection)
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"The server is shutting down" in response
+    assert "Traceback" not in "".join(server.lines)
+
+
+def test_connections_beyond_the_file_limit_are_503():
+    server = RunningServer(max_files=64)
+    host, port = server.url.removeprefix("http://").split(":")
+    connections = [socket.create_connection((host, int(port)), timeout=60) for _ in range(100)]
+    refused, _, _ = select.select(connections, [], [], 60)
+    response = refused[0].recv(1000)
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"The server has 16 connections, its maximum; retry later." in response
+    for connection in connections:
+        connection.close()
+    assert eventually(lambda: is_healthy(server))
+    assert server.stop() == 0
+    log = "".join(server.lines)
+    assert "Traceback" not in log
+    assert log.count("no file descriptor is free") <= 2
+
+
+def is_healthy(server):
+    try:
+        return server.get("/health").status_code == 200
+    except httpx2.TransportError:
+        return False
 
 
 def test_request_timeout_is_an_error(limited):
@@ -130,10 +218,18 @@ def test_requests_without_the_api_key_are_rejected(guarded):
 
 
 def test_requests_with_the_api_key(guarded):
-    for name, value in (("Authorization", f"Bearer {KEY}"), ("x-api-key", KEY)):
+    for name, value in (
+        ("Authorization", f"Bearer {KEY}"),
+        ("Authorization", f"bearer {KEY}"),
+        ("x-api-key", KEY),
+    ):
         headers = {name: value.encode()}
         response = guarded.post("/tokenize", {"prompt": "Paris"}, headers=headers)
         assert response.status_code == 200
+    # A gateway may add a header with a key that is not this server's.
+    for x_api_key, bearer in ((KEY, "wrong"), ("wrong", KEY)):
+        headers = {"x-api-key": x_api_key.encode(), "Authorization": f"Bearer {bearer}".encode()}
+        assert guarded.post("/tokenize", {"prompt": "a"}, headers=headers).status_code == 200
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=guarded.url + "/v1", api_key="wrong", max_retries=0).post(
             "/chat/completions", body=LONG, cast_to=object

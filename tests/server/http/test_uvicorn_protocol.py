@@ -1,6 +1,7 @@
 """Connections: HTTP/1.0, hostile requests, socket options."""
 
 import asyncio
+import contextlib
 import json
 import socket
 
@@ -8,6 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from tiny_llm.server.http import uvicorn_protocol
 from tiny_llm.server.http.uvicorn_protocol import MAX_HEADER_BYTES, HttpProtocol
 
 BODY = {"prompt": "Once", "max_tokens": 3, "temperature": 0}
@@ -84,21 +86,58 @@ def test_chunked_body_is_read_completely(server):
     assert b" 200 " in exchange(server, request + chunks + b"0\r\n\r\n")
 
 
+@contextlib.asynccontextmanager
+async def connected(app=None):
+    """A protocol with a connection, and the client's reader and writer."""
+    config = uvicorn.Config(app=app or (lambda *_: None), log_config=None)
+    config.load()
+    protocol = HttpProtocol(config, ServerState(), {})
+    listening = socket.socket()  # without a protocol number, as `serve` creates it
+    listening.bind(("127.0.0.1", 0))
+    server = await asyncio.get_running_loop().create_server(lambda: protocol, sock=listening)
+    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    while protocol.transport is None:
+        await asyncio.sleep(0)
+    yield protocol, reader, writer
+    writer.close()
+    protocol.transport.close()
+    server.close()
+
+
 def test_tcp_nodelay_is_set():
     async def run():
-        config = uvicorn.Config(app=lambda *_: None, log_config=None)
-        config.load()
-        protocol = HttpProtocol(config, ServerState(), {})
-        listening = socket.socket()  # without a protocol number, as `serve` creates it
-        listening.bind(("127.0.0.1", 0))
-        server = await asyncio.get_running_loop().create_server(lambda: protocol, sock=listening)
-        _, writer = await asyncio.open_connection(*listening.getsockname())
-        while protocol.transport is None:
-            await asyncio.sleep(0)
-        connection = protocol.transport.get_extra_info("socket")
-        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        writer.close()
-        protocol.transport.close()
-        server.close()
+        async with connected() as (protocol, _, _):
+            connection = protocol.transport.get_extra_info("socket")
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT"])
+def test_incomplete_head_closes_the_connection(monkeypatch, sent):
+    monkeypatch.setattr(uvicorn_protocol, "HEAD_TIMEOUT", 0.05)
+
+    async def run():
+        async with connected() as (_, reader, writer):
+            writer.write(sent)
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+
+    asyncio.run(run())
+
+
+def test_bytes_after_the_body_do_not_end_a_response(monkeypatch):
+    monkeypatch.setattr(uvicorn_protocol, "HEAD_TIMEOUT", 0.05)
+
+    async def slow_app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(0.2)
+        await send({"type": "http.response.body", "body": b"complete"})
+
+    async def run():
+        async with connected(slow_app) as (_, reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"\r\n")
+            assert b"complete" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)
 
     asyncio.run(run())

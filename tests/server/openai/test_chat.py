@@ -150,15 +150,15 @@ def test_content_parts_and_developer_message(client):
     ("change", "sentence"),
     [
         ({"temprature": 1}, "temprature is not a supported field"),
-        ({"messages": []}, "messages is not valid"),
-        ({"messages": None}, "messages is not valid"),
-        ({"temperature": "hot"}, "temperature is not valid"),
-        ({"temperature": -1}, "temperature is not valid"),
+        ({"messages": []}, "messages must have 1 or more elements, got 0"),
+        ({"messages": None}, "messages must be a list, got null"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"temperature": -1}, "temperature must be "),
         ({"stream_options": {}}, "stream_options requires stream"),
         ({"top_logprobs": 2}, "top_logprobs requires logprobs: true."),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is not valid"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be at most 20, got 21"),
         ({"tool_choice": "required"}, "tools is empty."),
-        ({"tool_choice": {"type": "x"}}, "tool_choice.type is not valid"),
+        ({"tool_choice": {"type": "x"}}, "tool_choice.type must be "),
         (
             {
                 "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -173,10 +173,13 @@ def test_content_parts_and_developer_message(client):
             "tool_choice allows 'g', which is not in tools.",
         ),
         ({"Text": 1}, "Text is not a supported field"),
-        ({"stop": [1]}, "stop[0] is not valid"),
+        ({"stop": [1]}, "stop[0] must be a string, got 1"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
         ({"structured_outputs": {}}, "must have exactly one of"),
-        ({"structured_outputs": {"regex": "("}}, "("),
+        (
+            {"structured_outputs": {"regex": "("}},
+            "a regular expression is not valid: unclosed group",
+        ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "cannot be combined with"),
         ({"continue_final_message": True}, "it must be an assistant message with text."),
         (
@@ -204,6 +207,24 @@ def test_invalid_request_is_400(client, change, sentence):
     assert refused.value.type == "invalid_request_error"
     assert sentence in refused.value.message
     assert refused.value.message.endswith(".")
+
+
+@pytest.mark.parametrize("depth", [200, 440])
+def test_deeply_nested_schema_is_400(client, depth):
+    schema: dict[str, object] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    for change in (
+        {"structured_outputs": {"json": schema}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": schema},
+            }
+        },
+    ):
+        with pytest.raises(openai.BadRequestError, match="nested more than 100 levels deep"):
+            client.chat.completions.create(**PLAIN, extra_body=change)
 
 
 def test_errors_are_json_for_any_body(server: RunningServer):
@@ -290,15 +311,18 @@ def test_optional_tool_calls_are_constrained():
     assert ChatCompletionRequest(**body, ignore_eos=True).constraint() is None
 
 
-def test_unsupported_schema_is_rejected_only_for_required_calls(server):
-    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)"}}}
+def test_invalid_schema_is_rejected_only_for_required_calls(server):
+    schema = {"type": "object", "properties": {"a": {"type": "any"}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
-    body = {**PLAIN, "tools": [tool]}
+    body = {**PLAIN, "tools": [OTHER, tool]}
     response = server.post("/v1/chat/completions", body).json()
     assert "Paris" in response["choices"][0]["message"]["content"]
-    server.wait_for("tool calls are not constrained to their schemas: the grammar is rejected")
+    reason = "the schema of the tool 'look' is rejected at '/properties/a': the JSON schema has "
+    reason += "the type 'any', which JSON lacks."
+    server.wait_for(f"tool calls are not constrained to their schemas: {reason}")
     refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
     assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == reason
 
 
 def test_refusal_part(client):

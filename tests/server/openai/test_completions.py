@@ -107,7 +107,7 @@ def test_continuous_usage_stats(client):
         ({"prompt": [1] * 2048}, "2048 tokens"),
         ({"best_of": 3}, "best_of must equal n"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, or 0 with echo."),
-        ({"logprobs": 21}, "logprobs is not valid"),
+        ({"logprobs": 21}, "logprobs must be at most 20, got 21"),
         ({"messages": []}, "messages is not a supported field"),
     ],
 )

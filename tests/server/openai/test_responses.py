@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from tiny_llm.server.openai.responses_schema import ResponsesRequest
+from tiny_llm.server.openai.responses_input import to_chat_messages
 
 BODY = {
     "model": "demo",
@@ -98,12 +98,10 @@ def test_encrypted_content_round_trip(client):
         sent,
         {**sent, "encrypted_content": None, "content": thought.to_dict()["content"]},
     ):
-        messages = ResponsesRequest(input=[item, call]).to_template_messages()
+        messages = to_chat_messages([item, call], None)
         assert messages[0]["reasoning_content"] == thought.content[0].text
     strange = {**sent, "encrypted_content": "of another server"}
-    assert (
-        "reasoning_content" not in ResponsesRequest(input=[strange, call]).to_template_messages()[0]
-    )
+    assert "reasoning_content" not in to_chat_messages([strange, call], None)[0]
 
 
 def test_text_and_following_calls_are_one_message():
@@ -112,7 +110,7 @@ def test_text_and_following_calls_are_one_message():
         {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in "fg"
     ]
     user = {"role": "user", "content": "Weather?"}
-    messages = ResponsesRequest(input=[user, assistant, *calls]).to_template_messages()
+    messages = to_chat_messages([user, assistant, *calls], None)
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert messages[1]["content"] == "Let me see."
     assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
@@ -162,8 +160,8 @@ def test_logprobs(client, effort):
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "the model accepts text only.",
         ),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "this server is stateless"),
-        ({"include": ["everything"]}, "include[0] is not valid"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "references a stored item"),
+        ({"include": ["everything"]}, "include[0] must be "),
         ({"text": {"verbosity": "high"}}, "the model has no such setting"),
         ({"reasoning": {"summary": "detailed"}}, "the full reasoning is returned"),
         ({"stream_options": {}}, "stream_options requires stream"),

@@ -72,12 +72,13 @@ def test_page_needs_no_api_key_but_its_endpoints_do(tmp_path):
     assert max(times) < 120
 
 
-def test_unwritable_recording_is_rejected_at_startup():
+@pytest.mark.parametrize("file", ["/no/such/folder/run.json", f"/tmp/{'n' * 300}", "n" * 252])
+def test_unwritable_recording_is_rejected_at_startup(file):
     from tiny_llm.errors import UserError
     from tiny_llm.server.ops.event_log import EventLogWriter
 
     with pytest.raises(UserError, match="--record: '.*' cannot be written"):
-        EventLogWriter(Path("/no/such/folder/run.json"))
+        EventLogWriter(Path(file))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.engine.hybrid import write_hybrid
 from tests.server.running_server import RunningServer
 
 playwright = pytest.importorskip(
@@ -65,6 +67,24 @@ def open_page(browser) -> Iterator:
     assert not mistakes, mistakes
 
 
+def test_selected_model(open_page):
+    server = RunningServer("--model", "demo", "--model", "demo-draft")
+    page = open_page(server, expected=["503", "ERR_CONNECTION_REFUSED"])
+    select = page.get_by_label("Model", exact=True)
+    playwright.expect(select.locator("option")).to_have_text(
+        ["demo (not loaded)", "demo-draft (not loaded)"]
+    )
+    select.select_option("demo-draft")
+    playwright.expect(page.locator(".status")).to_have_text("loads on first use")
+    ask(page, "Hello")
+    playwright.expect(page.locator(".status")).to_have_text("ready", timeout=60_000)
+    playwright.expect(select.locator("option")).to_have_text(
+        ["demo (not loaded)", "demo-draft (loaded)"], timeout=60_000
+    )
+    assert 'model_name="demo"} 0.0' in server.get("/metrics").text
+    assert server.stop() == 0
+
+
 def ask(page, text: str) -> None:
     page.fill("#prompt", text)
     page.keyboard.press("Enter")
@@ -121,7 +141,18 @@ def test_engine_view_of_a_running_request(server, open_page):
     page.keyboard.press("ArrowRight")
     assert "Page 0 is" in page.inner_text(".page-info")
     assert page.locator(".plots canvas").count() == 2
-    page.wait_for_function("document.querySelector('.stats').textContent.includes('hit rate')")
+    page.wait_for_selector(".stats:has-text('hit rate')")
+
+
+def test_state_slots_of_a_hybrid_model(open_page, tmp_path):
+    server = RunningServer("--model", str(write_hybrid(tmp_path / "model")), "--block-size", "8")
+    page = open_page(server)
+    server.post("/v1/completions", {"prompt": "word " * 40, "max_tokens": 20})
+    # No `wait_for_function`: the page's security policy forbids it to evaluate JavaScript.
+    states = re.compile(r"0 of \d+ used by requests.*[1-9]\d* checkpoints")
+    playwright.expect(page.locator(".states")).to_have_text(states, timeout=60_000)
+    page.close()
+    assert server.stop() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -5,19 +5,19 @@ import json
 import pytest
 
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
-from tiny_llm.server.protocol.output_parser import (
-    OutputParser,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-)
+from tiny_llm.engine.tool_calls.hermes import HermesFormat
+from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
+from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
+
+WHOLE = ToolCallOptions(HermesFormat())
+STREAM = ToolCallOptions(HermesFormat(), is_stream=True)
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
-def parse(text, size, thinking_enabled=True, reasoning_open=False, parse_tool_calls=True):
+def parse(text, size, thinking_enabled=True, reasoning_open=False, tool_calls=WHOLE):
     """Parses a text in chunks of `size` characters; returns (kind, text or call)."""
-    parser = OutputParser(thinking_enabled, reasoning_open, parse_tool_calls)
+    parser = OutputParser(thinking_enabled, reasoning_open, tool_calls)
     parts = []
     for start in range(0, len(text), size):
         parts += parser.feed(text[start : start + size])
@@ -53,7 +53,8 @@ def parse(text, size, thinking_enabled=True, reasoning_open=False, parse_tool_ca
             [(ToolCallDelta, "f", {"a": '</tool_call> " }{'})],
         ),
         (CALL[:30], [(TextDelta, CALL[:30])]),
-        (CALL[:-3], [(TextDelta, CALL[:-3])]),
+        (CALL[:-14], [(ToolCallDelta, "f", {"a": "x"})]),
+        (CALL[:-3], [(ToolCallDelta, "f", {"a": "x"})]),
         ("<tool_call>no</tool_call>", [(TextDelta, "<tool_call>no</tool_call>")]),
         ('<tool_call>{"a": 1}</tool_call>', [(TextDelta, '<tool_call>{"a": 1}</tool_call>')]),
         ("ends with <tool", [(TextDelta, "ends with <tool")]),
@@ -69,11 +70,11 @@ def test_reasoning_opened_by_the_prompt():
 
 
 def test_call_without_tools_is_text():
-    assert parse(CALL, 5, parse_tool_calls=False) == [(TextDelta, CALL)]
+    assert parse(CALL, 5, tool_calls=None) == [(TextDelta, CALL)]
 
 
 def test_text_is_emitted_once_unambiguous():
-    parser = OutputParser(True, False, True)
+    parser = OutputParser(True, False, WHOLE)
     assert parser.feed("Hello") == [TextDelta("Hello")]
     assert parser.feed(" wor<") == [TextDelta(" wor")]
     assert parser.feed("b>") == [TextDelta("<b>")]
@@ -81,7 +82,7 @@ def test_text_is_emitted_once_unambiguous():
 
 def pieces(text, size):
     """Parses in streaming mode; returns texts and, per call, its name and argument deltas."""
-    parser = OutputParser(True, False, True, stream_tool_calls=True)
+    parser = OutputParser(True, False, STREAM)
     parts = []
     for start in range(0, len(text), size):
         parts += parser.feed(text[start : start + size])

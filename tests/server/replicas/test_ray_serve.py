@@ -53,7 +53,7 @@ def test_replicas_respond_and_a_lost_one_is_restarted():
             for process in before:  # one of them serves the stream
                 os.kill(process, signal.SIGKILL)
             rest = [line for line in lines if line]
-        assert "The replica that computed this answer was lost" in rest[-2]
+        assert "The replica that computed this response was lost" in rest[-2]
         assert rest[-1] == "data: [DONE]"
         deadline = time.monotonic() + 120
         while len(processes() - before) < 2:

@@ -5,6 +5,7 @@ installed tiny_llm has an import hook too, which takes precedence over sys.path:
 inserted before it.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -12,6 +13,11 @@ from pathlib import Path
 
 TREE = Path(__file__).resolve().parent.parent
 FOLDERS = {"tiny_llm": TREE / "src", "tiny_llm_ext": TREE / "build" / "package"}
+# Files that are imported from the solution nevertheless; see `serve --solution mine`.
+SKIPPED = {
+    str(TREE / "src" / "tiny_llm" / name)
+    for name in os.environ.get("TINY_LLM_SKIP", "").split(os.pathsep)
+}
 
 
 class LearnersTree:
@@ -28,6 +34,8 @@ class LearnersTree:
         spec = PathFinder.find_spec(fullname, path if rest else [str(FOLDERS[package])])
         if spec is None and not rest:  # do not fall back to the solution
             raise ModuleNotFoundError(f"{FOLDERS[package]} has no {fullname}", name=fullname)
+        if spec is not None and spec.origin in SKIPPED and path is not None:
+            return PathFinder.find_spec(fullname, path[1:])  # the first folder is this tree's
         return spec
 
 

@@ -9,12 +9,7 @@ namespace tiny_llm_ext {
 void CacheWrite::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const auto& buffer = inputs[0];
     const auto& tokens = inputs[1];
-    if ((overwrite_ || buffer.is_donatable()) && buffer.flags().row_contiguous) {
-        out.copy_shared_buffer(buffer);
-    } else {
-        allocate(out);
-        metal::copy(buffer, out, stream());
-    }
+    metal::update(buffer, out, overwrite_, stream());
     if (tokens.size() == 0) {
         return;
     }

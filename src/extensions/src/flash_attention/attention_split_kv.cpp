@@ -53,14 +53,15 @@ void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& a
 // Computes several blocks, with the splits of each shared by all threads, in two parallel passes:
 // first the splits of all blocks, then merging and normalization of each block.
 void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel part) {
-    // [task 4.6.3 split]
     struct Piece {
         const AttentionRows* block;
         int64_t first_key;
     };
+    std::vector<Piece> pieces;         // the splits of all blocks, in order
+    std::vector<size_t> first_pieces;  // of each block, and the number of all
+    std::unique_ptr<SoftmaxState[]> states;
+    // [task 4.6.3 split]
     const int64_t size = KEYS_PER_SPLIT;
-    std::vector<Piece> pieces;
-    std::vector<size_t> first_pieces;
     for (int64_t b = 0; b < count; b++) {
         first_pieces.push_back(pieces.size());
         for (int64_t key = 0; key < keys_of(blocks[b]); key += size) {
@@ -68,11 +69,12 @@ void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel par
         }
     }
     first_pieces.push_back(pieces.size());
-    const auto states = std::make_unique_for_overwrite<SoftmaxState[]>(pieces.size() * QUERY_ROWS);
+    states = std::make_unique_for_overwrite<SoftmaxState[]>(pieces.size() * QUERY_ROWS);
     parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
         const auto [block, key] = pieces[i];
         part(*block, key, std::min(key + size, keys_of(*block)), &states[i * QUERY_ROWS]);
     });
+    // [/task 4.6.3 split]
     parallel_for(count, [&](int64_t b) {
         const size_t first = first_pieces[b], parts = first_pieces[b + 1] - first;
         for (int row = 0; row < blocks[b].rows; row++) {
@@ -81,7 +83,6 @@ void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel par
             finish(blocks[b], row, all);
         }
     });
-    // [/task 4.6.3 split]
 }
 
 // Rows of a block in sequence: Week 2's softmax with the scores of a tile at a time.

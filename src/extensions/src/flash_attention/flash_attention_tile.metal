@@ -29,7 +29,7 @@ template <typename T, int DIM>
     // Last rows first: with a causal mask they see most keys.
     const int block = int(groups.x - 1 - at.x) * int(simdgroups) * ATTENTION_MATRIX_ROWS;
     attend_to_tiles<T, DIM>(group, source, block, (threadgroup T*)key_memory,
-                            (threadgroup T*)value_memory, simdgroup, simdgroups, lane,
+                            (threadgroup T*)value_memory, nullptr, simdgroup, simdgroups, lane,
                             thread_index);
 }
 

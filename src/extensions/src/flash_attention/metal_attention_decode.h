@@ -122,7 +122,7 @@ void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& g
                    thread const float* v) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        if (CHECKS && s >= of.visible[r]) {
+        if (CHECKS && (s >= of.visible[r] || s < of.visible[r] - group.window)) {
             continue;  // uniform over lanes
         }
         float score = 0;
@@ -153,6 +153,13 @@ void attend_to_next(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
     for (int i = 0; i < COUNT; i++) {
         load_elements<WHOLE, PER>(source.key, left, k[i]);
         load_elements<WHOLE, PER>(source.value, left, v[i]);
+        if (Source::SCALED) {
+            const float key_scale = source.key_scale(), value_scale = source.value_scale();
+            for (int j = 0; j < PER; j++) {
+                k[i][j] *= key_scale;
+                v[i][j] *= value_scale;
+            }
+        }
         source.step();
     }
     for (int i = 0; i < COUNT; i++) {
@@ -169,19 +176,28 @@ void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
     const int left = group.D - start;
     source.move(start);
     const bool has_runs = source.has_runs();
+    // All rows see keys hidden_from_some … seen_by_all − 1.
     const int seen_by_all = source.masks() || !has_runs ? 0 : group.visible(first_row);
+    const int hidden_from_all = group.hidden(first_row);
+    const int hidden_from_some = group.hidden(min(first_row + ROWS, group.rows()) - 1);
     for (int run = first; run < end; run += ATTENTION_SPLIT_SIMDGROUPS * RUN) {
         const int run_end = min(run + RUN, end), fours_end = min(run + RUN, seen_by_all) - 3;
-        int s = run;
-        source.seek(s);
-        for (; s < fours_end; s += 4) {
-            attend_to_next<WHOLE, false, 4>(of, group, source, first_row, left, s);
+        int s = max(run, hidden_from_all);
+        if (s >= run_end) {
+            continue;  // before all windows: may have no page
         }
-        for (; s < run_end; s++) {
+        source.seek(s);
+        while (s < run_end) {
+            if (s >= hidden_from_some && s < fours_end) {
+                attend_to_next<WHOLE, false, 4>(of, group, source, first_row, left, s);
+                s += 4;
+                continue;
+            }
             if (!has_runs) {
                 source.seek(s);
             }
             attend_to_next<WHOLE, true, 1>(of, group, source, first_row, left, s);
+            s++;
         }
     }
 }
@@ -299,7 +315,8 @@ void attend_to_split(thread const AttentionGroup& group, thread Source& source,
     const int row_count = min(ROWS, group.rows() - first_row);
     const int first = split.index * ATTENTION_SPLIT;
     const int end = min(first + ATTENTION_SPLIT, group.visible(first_row + row_count - 1));
-    if (split.count > 1 && first >= end) {  // no visible keys: the merge ignores the partial result
+    const bool is_empty = max(first, group.hidden(first_row)) >= end;
+    if (split.count > 1 && is_empty) {  // the merge ignores the partial result
         const int row = first_row + int(lane);
         if (simdgroup == 0 && int(lane) < row_count) {
             split.tell(source.partial_row(group.head(row), group.token(row)), -INFINITY, 0);

@@ -12,6 +12,8 @@
 //                                     contiguous
 //     step()                          advances to the next key of the run
 //     move(by)                        advances `key` and `value` by that many elements
+//     SCALED                          whether elements are integers with a scale per row
+//     key_scale(), value_scale()      scales of the rows of `key` and `value`; 1 unless SCALED
 //     aligned()                       rows of key and value begin at, and have, multiples of four
 //     masks(), masked(head, l, s, x)  whether there is a mask; the score x with its mask term
 //     out(head, l)                    output row
@@ -32,6 +34,7 @@ struct AttentionGroup {
     int first_head;  // first query head
     int causal;
     float scale;
+    int window;  // newest keys visible to a row; INT_MAX for all
 
     int rows() const { return L * G; }
     // Rows of one token, as in decoding: no division.
@@ -40,11 +43,15 @@ struct AttentionGroup {
 
     /// Number of leading keys visible to a row before any mask.
     int visible(int row) const { return visible_keys(causal, S, L, token(row)); }
+
+    /// How many of these are before the row's window.
+    int hidden(int row) const { return metal::max(visible(row) - window, 0); }
 };
 
 /// Rows in strided arrays.
 template <typename T>
 struct DenseSource {
+    enum { SCALED = 0 };
     constant const FlashAttentionParams* params;
     int b;
     device const T* queries;   // B×H_q×L×D
@@ -70,6 +77,8 @@ struct DenseSource {
         keys += by;
         values += by;
     }
+    float key_scale() const { return 1; }
+    float value_scale() const { return 1; }
     bool aligned() const { return params->aligned; }
     bool masks() const { return params->mask_kind != ATTENTION_MASK_NONE; }
     float masked(int head, int l, int s, float score) const {
@@ -94,7 +103,7 @@ DenseSource<T> dense_source(constant const FlashAttentionParams& params, int b, 
 inline AttentionGroup dense_group(constant const FlashAttentionParams& params,
                                   device const int* context_lens, int b, int key_head) {
     const int G = params.H_q / params.H, keys = keys_of(params, context_lens, b);
-    return {params.L, keys, G, params.D, key_head * G, params.causal, params.scale};
+    return {params.L, keys, G, params.D, key_head * G, params.causal, params.scale, INT_MAX};
 }
 
 }  // namespace tiny_llm_ext

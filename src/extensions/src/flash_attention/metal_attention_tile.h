@@ -43,35 +43,45 @@ struct TileSizes {
     };
 };
 
-/// Four adjacent elements of a row of D, starting at d; zeros beyond its end.
-template <typename T>
-void copy_four(threadgroup T* to, device const T* row, int d, int D, bool aligned) {
+/// Four adjacent elements of a row of D, starting at d; zeros beyond its end. Stored: T, or 8-bit
+/// integers, which any T holds exactly.
+template <typename T, typename Stored>
+void copy_four(threadgroup T* to, device const Stored* row, int d, int D, bool aligned) {
     if (aligned && d < D) {
-        *(threadgroup vec<T, 4>*)to = *(device const vec<T, 4>*)(row + d);
+        *(threadgroup vec<T, 4>*)to = vec<T, 4>(*(device const vec<Stored, 4>*)(row + d));
         return;
     }
     for (int i = 0; i < 4; i++) {
-        to[i] = d + i < D ? row[d + i] : T(0.0f);
+        to[i] = d + i < D ? T(row[d + i]) : T(0.0f);
     }
 }
 
-/// Stages keys first … first + count − 1 and their values in tiles, padded with zeros.
+/// Stages keys first + skipped … first + count − 1 and their values in tiles, padded with zeros on
+/// both sides. scales: those of the keys, then of the values, if the source is SCALED.
 template <typename T, int DIM, typename Source>
-void load_tiles(thread Source& source, int first, int count, int D, threadgroup T* keys,
-                threadgroup T* values, uint thread_index, uint threads) {
+void load_tiles(thread Source& source, int first, int skipped, int count, int D,
+                threadgroup T* keys, threadgroup T* values, threadgroup float* scales,
+                uint thread_index, uint threads) {
     using Sizes = TileSizes<T, DIM>;
     const bool aligned = source.aligned();
     for (int i = int(thread_index); i < Sizes::KEYS * DIM / 4; i += int(threads)) {
         const int row = i / (DIM / 4), d = i % (DIM / 4) * 4;  // uniform over lanes: DIM ≥ 128
         threadgroup T* key = keys + row * Sizes::STRIDE + d;
         threadgroup T* value = values + row * Sizes::STRIDE + d;
-        if (row < count) {
+        if (row >= skipped && row < count) {
             source.seek(first + row);
             copy_four(key, source.key, d, D, aligned);
             copy_four(value, source.value, d, D, aligned);
+            if (Source::SCALED && d == 0) {
+                scales[row] = source.key_scale();
+                scales[Sizes::KEYS + row] = source.value_scale();
+            }
         } else {
             *(threadgroup vec<T, 4>*)key = vec<T, 4>(T(0.0f));
             *(threadgroup vec<T, 4>*)value = vec<T, 4>(T(0.0f));
+            if (Source::SCALED && d == 0) {
+                scales[row] = scales[Sizes::KEYS + row] = 0;
+            }
         }
     }
 }
@@ -114,21 +124,32 @@ struct EightRows {
     }
 
     /// Sets scores of keys hidden from this lane's row to −∞ and adds the mask to the others.
-    /// first: the tile's first key; visible: number of keys visible to the row.
+    /// first: the tile's first key; visible: number of leading keys visible to the row, of which
+    /// `hidden` are before its window.
     template <typename Source>
-    void hide(thread const Source& source, int head, int l, int first, int visible,
+    void hide(thread const Source& source, int head, int l, int first, int visible, int hidden,
               Place place) thread {
         const bool masks = source.masks();
 #pragma unroll
         for (int j = 0; j < Sizes::COLUMNS; j++) {
             for (int k = 0; k < 2; k++) {
                 const int s = first + j * 8 + place.column + k;
-                float score = s < visible ? elements(scores[j])[k] : -INFINITY;
-                if (masks && s < visible) {
+                const bool sees = s >= hidden && s < visible;
+                float score = sees ? elements(scores[j])[k] : -INFINITY;
+                if (masks && sees) {
                     score = source.masked(head, l, s, score);
                 }
                 elements(scores[j])[k] = score;
             }
+        }
+    }
+
+    /// Multiplies each key's column of scores or weights by its scale.
+    void multiply_by(threadgroup const float* scales, Place place) thread {
+#pragma unroll
+        for (int j = 0; j < Sizes::COLUMNS; j++) {
+            const int key = j * 8 + place.column;
+            elements(scores[j]) *= float2(scales[key], scales[key + 1]);
         }
     }
 
@@ -182,33 +203,42 @@ struct EightRows {
 };
 
 /// A threadgroup's rows, starting at `block`, attend to all visible keys. Call from all threads;
-/// keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each. Rows beyond the group's
-/// last one repeat it without storing.
+/// keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each; scales: for 2 · KEYS, if
+/// the source is SCALED. Rows beyond the group's last one repeat it without storing.
 template <typename T, int DIM, typename Source>
 void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, int block,
-                     threadgroup T* keys, threadgroup T* values, uint simdgroup, uint simdgroups,
-                     uint lane, uint thread_index) {
+                     threadgroup T* keys, threadgroup T* values, threadgroup float* scales,
+                     uint simdgroup, uint simdgroups, uint lane, uint thread_index) {
     constexpr int TILE = TileSizes<T, DIM>::KEYS;
     const Place place(lane);
     const int last = group.rows() - 1;
     const int first_row = block + int(simdgroup) * ATTENTION_MATRIX_ROWS;
     const int row = min(first_row + place.row, last);
     const int l = group.token(row), head = group.head(row), visible = group.visible(row);
+    const int hidden = group.hidden(row);
     const int visible_to_first = group.visible(min(first_row, last));
+    const int hidden_from_last = group.hidden(min(first_row + ATTENTION_MATRIX_ROWS - 1, last));
     const int most = group.visible(min(block + int(simdgroups) * ATTENTION_MATRIX_ROWS - 1, last));
 
+    const int begin = group.hidden(min(block, last));
     EightRows<T, DIM> rows(source.query(head, l), group.D, place);
-    for (int first = 0; first < most; first += TILE) {
+    for (int first = begin / TILE * TILE; first < most; first += TILE) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
-        load_tiles<T, DIM>(source, first, min(TILE, most - first), group.D, keys, values,
-                           thread_index, simdgroups * 32);
+        load_tiles<T, DIM>(source, first, begin - first, min(TILE, most - first), group.D, keys,
+                           values, scales, thread_index, simdgroups * 32);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         rows.score(keys, group.scale);
+        if (Source::SCALED) {
+            rows.multiply_by(scales, place);
+        }
         // Skips the visibility checks if all rows of the simdgroup see the whole tile.
-        if (source.masks() || first + TILE > visible_to_first) {
-            rows.hide(source, head, l, first, visible, place);
+        if (source.masks() || first + TILE > visible_to_first || first < hidden_from_last) {
+            rows.hide(source, head, l, first, visible, hidden, place);
         }
         const float factor = rows.softmax_weights();
+        if (Source::SCALED) {
+            rows.multiply_by(scales + TILE, place);
+        }
         rows.add(values, factor);
     }
     if (first_row + place.row <= last) {

@@ -32,22 +32,29 @@ inline Tokens tokens_of(constant const PagedAttentionParams& params, device cons
     return {first, end - first};
 }
 
-/// A sequence's rows in pages, all of which must be valid (see misses_pages).
-template <typename T>
+/// A sequence's rows in pages, all of which must be valid from its first visible key on (see
+/// misses_pages). Stored: T, or char
+/// for 8-bit rows (common/int8_rows.h).
+template <typename T, typename Stored>
 struct PageSource {
+    enum { SCALED = sizeof(Stored) == 1 };
     constant const PagedAttentionParams* params;
     int b, key_head;
     Tokens tokens;
     uint lane;
-    device const T* queries;      // of all sequences
-    device const T* key_pages;    // P×H×page_size×D, starting at `key_head`
-    device const T* value_pages;  // P×H×page_size×D, likewise
-    long page_stride;             // H·page_size·D
-    device const int* pages;      // of this sequence
-    device T* results;            // T×H_q×D
-    int page_begin;               // first key of the current page
-    long page_start;              // offset of that key's row
-    device const T *key, *value;
+    device const T* queries;           // of all sequences
+    device const Stored* key_pages;    // P×H×page_size rows, starting at `key_head`
+    device const Stored* value_pages;  // P×H×page_size rows, likewise
+    long page_stride;                  // of H·page_size rows
+    device const int* pages;           // of this sequence
+    device T* results;                 // T×H_q×D
+    int page_begin;                    // first key of the current page
+    long page_start;                   // offset of that key's row
+    device const Stored *key, *value;
+    int moved;  // elements before `key` and `value` in their rows
+
+    /// Elements of a row: its scale takes as many bytes as four integers.
+    int width() const { return params->D + (SCALED ? 4 : 0); }
 
     device const T* query(int head, int l) const {
         return queries + head * params->query_strides[1] +
@@ -63,7 +70,7 @@ struct PageSource {
             page_begin = number * params->page_size;
             page_start = page * page_stride;
         }
-        const long at = page_start + (s - page_begin) * params->D;
+        const long at = page_start + (s - page_begin) * width();
         key = key_pages + at;
         value = value_pages + at;
     }
@@ -71,13 +78,24 @@ struct PageSource {
     bool has_runs() const { return params->page_size % ATTENTION_SPLIT_RUN == 0; }
 
     void step() {
-        key += params->D;
-        value += params->D;
+        key += width();
+        value += width();
+    }
+
+    float key_scale() const { return scale_of(key); }
+    float value_scale() const { return scale_of(value); }
+
+    /// The bytes are read one by one: a row of D + 4 bytes may begin anywhere.
+    float scale_of(device const Stored* at) const {
+        device const uchar* bytes = (device const uchar*)(at - moved + params->D);
+        return as_type<float>(uint(bytes[0]) | uint(bytes[1]) << 8 | uint(bytes[2]) << 16 |
+                              uint(bytes[3]) << 24);
     }
 
     void move(int by) {
         key_pages += by;
         value_pages += by;
+        moved += by;
     }
 
     bool aligned() const { return params->aligned; }
@@ -103,27 +121,29 @@ inline AttentionGroup paged_group(constant const PagedAttentionParams& params,
     const int G = params.H_q / params.H;
     const long room = long(params.max_pages) * params.page_size;
     const int keys = int(clamp(long(context_lens[b]), 0L, room));
-    return {L, keys, G, params.D, key_head * G, params.causal, params.scale};
+    const int window = params.window > 0 ? params.window : INT_MAX;
+    return {L, keys, G, params.D, key_head * G, params.causal, params.scale, window};
 }
 
-template <typename T>
-PageSource<T> page_source(constant const PagedAttentionParams& params, int b, int key_head,
-                          Tokens tokens, uint lane, device const T* query,
-                          device const T* key_pages, device const T* value_pages,
-                          device const int* block_table, device T* out) {
+template <typename T, typename Stored>
+PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, int b, int key_head,
+                                  Tokens tokens, uint lane, device const T* query,
+                                  device const Stored* key_pages, device const Stored* value_pages,
+                                  device const int* block_table, device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
     const int nowhere = -params.page_size;  // every key is past the page that begins here
-    const long head = long(params.page_size) * params.D;
+    const long head = long(params.page_size) * (params.D + (sizeof(Stored) == 1 ? 4 : 0));
     key_pages += key_head * head;
     value_pages += key_head * head;
-    return {&params,         b,     key_head, tokens,  lane, query,     key_pages,  value_pages,
-            params.H * head, pages, out,      nowhere, 0,    key_pages, value_pages};
+    return {&params,         b,     key_head, tokens,  lane, query,     key_pages,   value_pages,
+            params.H * head, pages, out,      nowhere, 0,    key_pages, value_pages, 0};
 }
 
-/// Whether any page of keys first … end − 1 is invalid. Call from all lanes of a simdgroup.
-inline bool misses_pages(constant const PagedAttentionParams& params, device const int* pages,
-                         int first, int end, uint lane) {
-    bool misses = false;
+/// Whether a sequence's context exceeds its row of the block table, or any page of keys
+/// first … end − 1 is invalid. Call from all lanes of a simdgroup.
+inline bool misses_pages(constant const PagedAttentionParams& params, int context_len,
+                         device const int* pages, int first, int end, uint lane) {
+    bool misses = context_len > long(params.max_pages) * params.page_size;
     const int size = params.page_size, last = (end - 1) / size;
     for (int i = first / size + int(lane); first < end && i <= last; i += 32) {
         misses = misses || pages[i] < 0 || pages[i] >= params.P;

@@ -6,6 +6,7 @@
 
 #include "common/checks.h"
 #include "common/gpu.h"
+#include "common/int8_rows.h"
 #include "src/flash_attention/flash_attention_kernels.h"
 
 namespace tiny_llm_ext {
@@ -20,9 +21,11 @@ void check_query_and_pages(const char* name, const mx::array& query, const mx::a
                            const mx::array& value_pages) {
     check(is_float(query.dtype()), name, "expected query in float32, float16 or bfloat16, got ",
           query.dtype());
-    check(key_pages.dtype() == query.dtype() && value_pages.dtype() == query.dtype(), name,
-          "expected pages in the dtype of query, ", query.dtype(), ", got ", key_pages.dtype(),
-          " and ", value_pages.dtype());
+    const bool is_int8 = key_pages.dtype() == mx::int8;
+    check(
+        (is_int8 || key_pages.dtype() == query.dtype()) && value_pages.dtype() == key_pages.dtype(),
+        name, "expected pages in the dtype of query, ", query.dtype(), ", or in int8, got ",
+        key_pages.dtype(), " and ", value_pages.dtype());
     check(key_pages.ndim() == 4, name, "expected key_pages P×H×page_size×D, got shape ",
           key_pages.shape());
     check(value_pages.shape() == key_pages.shape(), name,
@@ -31,7 +34,8 @@ void check_query_and_pages(const char* name, const mx::array& query, const mx::a
     const int D = query.shape(-1), H_q = query.shape(1), H = key_pages.shape(1);
     check(D >= 1 && D <= MAX_HEAD_SIZE, name, "expected a head size from 1 to ", MAX_HEAD_SIZE,
           ", got ", D);
-    check(key_pages.shape(3) == D, name, "expected pages of head size ", D,
+    check(key_pages.shape(3) == D + (is_int8 ? INT8_SCALE_BYTES : 0), name,
+          "expected pages of head size ", D, is_int8 ? " and a scale of 4 bytes" : "",
           ", as query has, got shape ", key_pages.shape());
     check(H > 0 && H_q % H == 0, name,
           "expected the key/value heads to divide the query heads, got ", H, " and ", H_q);
@@ -54,13 +58,19 @@ void check_block_table(const char* name, const mx::array& block_table) {
           block_table.shape());
 }
 
-mx::array attention(const mx::array& query, std::optional<float> scale, bool causal, bool ragged,
-                    std::vector<mx::array> inputs, mx::StreamOrDevice s) {
+void check_window(const char* name, int window, bool causal) {
+    check(window >= 0, name, "expected a window of at least 1, or 0 for none, got ", window);
+    check(window == 0 || causal, name, "expected a causal mask with a window of ", window);
+}
+
+mx::array attention(const mx::array& query, std::optional<float> scale, bool causal, int window,
+                    bool ragged, std::vector<mx::array> inputs, mx::StreamOrDevice s) {
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
-    return mx::array(query.shape(), query.dtype(),
-                     placed(std::make_shared<PagedAttention>(
-                         stream_for("paged_attention", query.dtype(), s), factor, causal, ragged)),
-                     std::move(inputs));
+    return mx::array(
+        query.shape(), query.dtype(),
+        placed(std::make_shared<PagedAttention>(stream_for("paged_attention", query.dtype(), s),
+                                                factor, causal, window, ragged)),
+        std::move(inputs));
 }
 
 }  // namespace
@@ -68,34 +78,36 @@ mx::array attention(const mx::array& query, std::optional<float> scale, bool cau
 mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
                           const mx::array& value_pages, const mx::array& block_table,
                           const mx::array& context_lens, std::optional<float> scale, bool causal,
-                          mx::StreamOrDevice s) {
+                          int window, mx::StreamOrDevice s) {
     check(query.ndim() == 4, BATCH, "expected query B×H_q×L×D, got shape ", query.shape());
     check_query_and_pages(BATCH, query, key_pages, value_pages);
     check_block_table(BATCH, block_table);
     check(block_table.shape(0) == query.shape(0), BATCH, "expected block_table of ", query.shape(0),
           " rows, one for each sequence of query, got shape ", block_table.shape());
     check_lengths(BATCH, "context_lens", context_lens, query.shape(0));
-    return attention(query, scale, causal, /*ragged=*/false,
+    check_window(BATCH, window, causal);
+    return attention(query, scale, causal, window, /*ragged=*/false,
                      {query, key_pages, value_pages, block_table, context_lens}, s);
 }
 
 mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pages,
                                  const mx::array& value_pages, const mx::array& cu_seqlens_q,
                                  const mx::array& context_lens, const mx::array& block_table,
-                                 std::optional<float> scale, mx::StreamOrDevice s) {
+                                 std::optional<float> scale, int window, mx::StreamOrDevice s) {
     check(query.ndim() == 3, RAGGED, "expected query T×H_q×D, got shape ", query.shape());
     check_query_and_pages(RAGGED, query, key_pages, value_pages);
     check_block_table(RAGGED, block_table);
     check_lengths(RAGGED, "context_lens", context_lens, block_table.shape(0));
     check_lengths(RAGGED, "cu_seqlens_q", cu_seqlens_q, block_table.shape(0) + 1);
-    return attention(query, scale, /*causal=*/true, /*ragged=*/true,
+    check_window(RAGGED, window, /*causal=*/true);
+    return attention(query, scale, /*causal=*/true, window, /*ragged=*/true,
                      {query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q}, s);
 }
 
 bool PagedAttention::is_equivalent(const mx::Primitive& other) const {
     const auto& attention = static_cast<const PagedAttention&>(other);
     return scale_ == attention.scale_ && causal_ == attention.causal_ &&
-           ragged_ == attention.ragged_;
+           window_ == attention.window_ && ragged_ == attention.ragged_;
 }
 
 std::vector<mx::Shape> PagedAttention::output_shapes(const std::vector<mx::array>& inputs) {

@@ -10,11 +10,17 @@
 // pages or part of one. The result therefore has the bits of flash_attention on contiguous keys,
 // for any page size and page placement.
 //
+// A sliding window of W hides all but the newest W of a query's keys: of the keys up to position i,
+// those from i − W + 1 on are visible. Keys before the window of a sequence's first query are not
+// read, and their entries of the block table may be anything: their pages may have been freed.
+// Tiles stay aligned to positions, so a row's bits do not depend on the other queries of its call.
+//
 // The values of block_table, context_lens and cu_seqlens_q are known only at evaluation, too late
 // to raise. Invalid values never cause an out-of-bounds read:
-//   - context_lens are clamped to 0 … max_pages · page_size;
-//   - a sequence with a token in an invalid page (a table entry below 0 or ≥ P) gives NaN in all
-//     its rows. Entries after its last page are ignored: −1 pads them.
+//   - a sequence with a context_len above max_pages · page_size, or with a token in an invalid page
+//     (a table entry below 0 or ≥ P), gives NaN in all its rows. Entries after its last page are
+//     ignored: −1 pads them. So are those before the window of its first query. A context_len below
+//     0 counts as 0.
 //   - sequence s of the varlen form has the tokens from max(cu_seqlens_q[0 … s]) up to
 //     cu_seqlens_q[s + 1], clamped to 0 … T. A token of no sequence gives zero.
 #pragma once
@@ -33,26 +39,30 @@ namespace mx = mlx::core;
 /// Attention over paged keys and values, with L queries for each of B sequences.
 ///
 /// query: B×H_q×L×D, float32, float16 or bfloat16; D from 1 to 256.
-/// key_pages, value_pages: P×H×page_size×D in the dtype of query; H divides H_q. Not copied if they
-///   are row-contiguous.
+/// key_pages, value_pages: P×H×page_size×D in the dtype of query, or 8-bit rows
+///   (common/int8_rows.h) P×H×page_size×(D + 4) int8; H divides H_q. Not copied if they are
+///   row-contiguous. The scale of an 8-bit row multiplies its score, or its weight.
 /// block_table: B×max_pages int32. context_lens: B int32, including the new tokens.
 /// scale: factor of the scores; 1/√D by default.
 /// causal: restricts query i of sequence b to keys j ≤ i + context_lens[b] − L.
+/// window: restricts it further to keys j > i + context_lens[b] − L − window; at least 1, or 0 for
+///   no window. Requires `causal`.
 ///
 /// Returns B×H_q×L×D in the dtype of query, in the layout B×L×H_q×D that the output projection
-/// reads. A row without visible keys is zero; all rows of a sequence with a key in an invalid page
-/// are NaN. Throws std::invalid_argument for anything else.
+/// reads. A row without visible keys is zero; all rows of a sequence with keys beyond the block
+/// table or in an invalid page are NaN. Throws std::invalid_argument for anything else.
 mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
                           const mx::array& value_pages, const mx::array& block_table,
                           const mx::array& context_lens, std::optional<float> scale, bool causal,
-                          mx::StreamOrDevice s = {});
+                          int window, mx::StreamOrDevice s = {});
 
 /// Causal paged_attention for concatenated sequences with different numbers of queries.
 ///
 /// query: T×H_q×D, any strides.
 /// cu_seqlens_q: B+1 int32, ascending from 0 to T. Sequence s has the tokens cu_seqlens_q[s] to
 ///   cu_seqlens_q[s + 1] − 1, the last of its context_lens[s] tokens: its query i sees keys
-///   j ≤ i + context_lens[s] − (cu_seqlens_q[s + 1] − cu_seqlens_q[s]).
+///   j ≤ i + context_lens[s] − (cu_seqlens_q[s + 1] − cu_seqlens_q[s]), the last `window` of them
+///   if there is a window.
 /// The other arguments: as in paged_attention.
 ///
 /// Returns T×H_q×D in the dtype of query, row-contiguous.
@@ -60,15 +70,19 @@ mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
 mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pages,
                                  const mx::array& value_pages, const mx::array& cu_seqlens_q,
                                  const mx::array& context_lens, const mx::array& block_table,
-                                 std::optional<float> scale, mx::StreamOrDevice s = {});
+                                 std::optional<float> scale, int window, mx::StreamOrDevice s = {});
 
 /// The graph node of both. Validated inputs, any strides: query B×H_q×L×D or T×H_q×D; key_pages
 /// and value_pages P×H×page_size×D, block_table B×max_pages, context_lens B; and, for varlen,
 /// cu_seqlens_q B+1. Inputs other than the query are copied unless row-contiguous.
 class PagedAttention : public mx::UnaryPrimitive, public Capturable {
    public:
-    PagedAttention(mx::Stream stream, float scale, bool causal, bool ragged)
-        : mx::UnaryPrimitive(stream), scale_(scale), causal_(causal), ragged_(ragged) {}
+    PagedAttention(mx::Stream stream, float scale, bool causal, int window, bool ragged)
+        : mx::UnaryPrimitive(stream),
+          scale_(scale),
+          causal_(causal),
+          window_(window),
+          ragged_(ragged) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -80,6 +94,7 @@ class PagedAttention : public mx::UnaryPrimitive, public Capturable {
    private:
     float scale_;
     bool causal_;
+    int window_;
     bool ragged_;
 };
 

@@ -62,16 +62,21 @@ std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batc
         }
         const int64_t room = batch.max_pages * job.page_size;
         sequence.S = std::clamp<int64_t>(batch.context_lens[b], 0, room);
-        sequence.pages = batch.block_table + b * batch.max_pages;
+        const bool fits = batch.context_lens[b] <= room;
+        sequence.pages = fits ? batch.block_table + b * batch.max_pages : nullptr;
         sequences.push_back(sequence);
     }
     return sequences;
 }
 
-// Whether all pages of the sequence's keys are valid.
+// Whether the block table holds all pages from the first query's window on, and all are valid.
 bool has_all_pages(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t P) {
+    if (sequence.pages == nullptr) {
+        return false;
+    }
     const int64_t pages = (sequence.S + job.page_size - 1) / job.page_size;
-    return std::all_of(sequence.pages, sequence.pages + pages,
+    const int64_t first = hidden_keys(job, sequence, 0) / job.page_size;
+    return std::all_of(sequence.pages + first, sequence.pages + pages,
                        [&](int32_t page) { return page >= 0 && page < P; });
 }
 
@@ -99,7 +104,8 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
         const int64_t step = rows_per_block(rows, batch.T * job.H_q, num_threads());
         for (int64_t first = 0; first < rows; first += step) {
             const int64_t end = std::min(first + step, rows);
-            const int64_t keys = visible_keys(job, sequence, (end - 1) / group);
+            const int64_t keys = visible_keys(job, sequence, (end - 1) / group) -
+                                 hidden_keys(job, sequence, first / group);
             blocks.push_back(
                 {&sequence, first, static_cast<int>(end - first), (end - first) * (keys + 1)});
         }
@@ -176,7 +182,8 @@ void run_week4(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
 void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
     const std::vector<PagedSequence> sequences = sequences_of(job, batch);
     const std::vector<Block> blocks = blocks_of(job, sequences, batch);
-    if (job.step.chosen && !job.step.loops()) {
+    const bool has_week4_kernel = job.kv_format != Format::int8 && job.window == 0;
+    if (job.step.chosen && !job.step.loops() && has_week4_kernel) {
         run_week4(job, blocks);
         return;
     }
@@ -217,11 +224,13 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
     const PagedAttentionJob job = {
         .H_q = query.shape(1),
         .H = key_pages.shape(1),
-        .D = key_pages.shape(3),
+        .D = query.shape(-1),
         .page_size = key_pages.shape(2),
         .scale = scale_,
         .causal = causal_,
+        .window = window_,
         .format = format_of(query.dtype()),
+        .kv_format = key_pages.dtype() == mx::int8 ? Format::int8 : format_of(query.dtype()),
         .query = query.data<void>(),
         .key_pages = key_pages.data<void>(),
         .value_pages = value_pages.data<void>(),
@@ -237,7 +246,7 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .block_table = block_table.data<int32_t>(),
         .context_lens = context_lens.data<int32_t>(),
         .cu_seqlens_q = ragged_ ? cu_seqlens_q.data<int32_t>() : nullptr,
-        .T = static_cast<int64_t>(out.size()) / (query.shape(1) * key_pages.shape(3)),
+        .T = static_cast<int64_t>(out.size()) / (query.shape(1) * query.shape(-1)),
         .L = query.shape(token_axis),
         .query_batch_stride = query.strides(0),
     };

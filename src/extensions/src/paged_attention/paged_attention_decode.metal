@@ -35,9 +35,10 @@ void clear_tokens_of_no_sequence(constant const PagedAttentionParams& params,
 }
 
 // A page of this split is invalid: NaN in its rows, which the merge of splits propagates.
-template <typename T>
-void tell_missing_page(thread const AttentionGroup& group, thread const PageSource<T>& source,
-                       thread const Split& split, int row, uint lane) {
+template <typename T, typename Stored>
+void tell_missing_page(thread const AttentionGroup& group,
+                       thread const PageSource<T, Stored>& source, thread const Split& split,
+                       int row, uint lane) {
     const int head = group.head(row), l = group.token(row);
     if (split.count > 1 && lane == 0) {
         split.tell(source.partial_row(head, l), INFINITY, NAN);
@@ -47,17 +48,17 @@ void tell_missing_page(thread const AttentionGroup& group, thread const PageSour
     }
 }
 
-template <typename T, int ROWS, int DIM>
+template <typename T, typename Stored, int ROWS, int DIM>
 [[kernel, max_total_threads_per_threadgroup(256)]] void paged_attention_decode(
     device const T* query [[buffer(0)]],
-    device const T* key_pages [[buffer(1)]],       // P×H×page_size×D
-    device const T* value_pages [[buffer(2)]],     // P×H×page_size×D
-    device const int* block_table [[buffer(3)]],   // B×max_pages
-    device const int* context_lens [[buffer(4)]],  // B
-    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the varlen form
-    device T* out [[buffer(6)]],                   // T×H_q×D, written if splits = 1
-    device float* partial [[buffer(7)]],           // min(T, B·FEW)×H_q×splits×D, otherwise
-    device float* statistics [[buffer(8)]],        // min(T, B·FEW)×H_q×splits×2
+    device const Stored* key_pages [[buffer(1)]],    // P×H×page_size rows
+    device const Stored* value_pages [[buffer(2)]],  // P×H×page_size rows
+    device const int* block_table [[buffer(3)]],     // B×max_pages
+    device const int* context_lens [[buffer(4)]],    // B
+    device const int* cu_seqlens_q [[buffer(5)]],    // B+1, in the varlen form
+    device T* out [[buffer(6)]],                     // T×H_q×D, written if splits = 1
+    device float* partial [[buffer(7)]],             // min(T, B·FEW)×H_q×splits×D, otherwise
+    device float* statistics [[buffer(8)]],          // min(T, B·FEW)×H_q×splits×2
     constant const PagedAttentionParams& params [[buffer(9)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
@@ -75,11 +76,13 @@ template <typename T, int ROWS, int DIM>
     if (tokens.L > ATTENTION_FEW_QUERIES || first_row >= group.rows()) {
         return;
     }
-    PageSource<T> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
-                                       value_pages, block_table, out);
+    PageSource<T, Stored> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
+                                               value_pages, block_table, out);
     const Split split = {int(at.x), params.splits, partial, statistics};
     const int first = split.index * ATTENTION_SPLIT;
-    if (misses_pages(params, source.pages, first, min(first + ATTENTION_SPLIT, group.S), lane)) {
+    const int split_end = min(first + ATTENTION_SPLIT, group.S);
+    const int begin = max(first, group.hidden(0));
+    if (misses_pages(params, context_lens[b], source.pages, begin, split_end, lane)) {
         const int end = min(first_row + ROWS, group.rows());
         for (int row = first_row + int(simdgroup); row < end; row += ATTENTION_SPLIT_SIMDGROUPS) {
             tell_missing_page(group, source, split, row, lane);
@@ -101,29 +104,31 @@ template <typename T>
     if (tokens.L > ATTENTION_FEW_QUERIES || l >= tokens.L) {
         return;
     }
-    PageSource<T> source =
-        page_source<T>(params, b, 0, tokens, lane, nullptr, nullptr, nullptr, nullptr, out);
+    PageSource<T, T> source =
+        page_source<T, T>(params, b, 0, tokens, lane, nullptr, nullptr, nullptr, nullptr, out);
     const long first = source.partial_row(head, l) * params.splits;
     merge_splits(partial + first * params.D, statistics + first * 2, params.splits, params.D,
                  source.out(head, l), lane);
 }
 
-#define INSTANTIATE(name, T, ROWS, DIM)                                                        \
+#define INSTANTIATE(name, T, Stored, ROWS, DIM)                                                \
     template                                                                                   \
         [[host_name("paged_attention_decode_rows" #ROWS "_d" #DIM "_" #name)]] [[kernel]] void \
-        paged_attention_decode<T, ROWS, DIM>(                                                  \
-            device const T*, device const T*, device const T*, device const int*,              \
+        paged_attention_decode<T, Stored, ROWS, DIM>(                                          \
+            device const T*, device const Stored*, device const Stored*, device const int*,    \
             device const int*, device const int*, device T*, device float*, device float*,     \
             constant const PagedAttentionParams&, uint3, uint3, uint, uint);
 
-#define INSTANTIATE_ROWS(name, T, DIM) \
-    INSTANTIATE(name, T, 2, DIM)       \
-    INSTANTIATE(name, T, 4, DIM)       \
-    INSTANTIATE(name, T, 8, DIM)
+#define INSTANTIATE_ROWS(name, T, Stored, DIM) \
+    INSTANTIATE(name, T, Stored, 2, DIM)       \
+    INSTANTIATE(name, T, Stored, 4, DIM)       \
+    INSTANTIATE(name, T, Stored, 8, DIM)
 
 #define INSTANTIATE_SIZES(name, T)                                                        \
-    INSTANTIATE_ROWS(name, T, 128)                                                        \
-    INSTANTIATE_ROWS(name, T, 256)                                                        \
+    INSTANTIATE_ROWS(name, T, T, 128)                                                     \
+    INSTANTIATE_ROWS(name, T, T, 256)                                                     \
+    INSTANTIATE_ROWS(name##_int8, T, char, 128)                                           \
+    INSTANTIATE_ROWS(name##_int8, T, char, 256)                                           \
     template [[host_name("paged_attention_decode_merge_" #name)]] [[kernel]] void         \
     paged_attention_merge<T>(device const float*, device const float*, device const int*, \
                              device T*, constant const PagedAttentionParams&, uint3, uint);

@@ -11,10 +11,12 @@ struct PagedAttentionJob {
     int64_t H_q, H, D, page_size;
     float scale;
     bool causal;
-    Format format;            // of query, pages and out
+    int64_t window;           // newest keys visible to a query; 0 for all
+    Format format;            // of query and out
+    Format kv_format;         // of the pages: format or int8
     const void* query;        // rows of D contiguous elements
-    const void* key_pages;    // P×H×page_size×D
-    const void* value_pages;  // P×H×page_size×D
+    const void* key_pages;    // P×H×page_size rows of D elements; int8: of common/int8_rows.h
+    const void* value_pages;  // as key_pages
     void* out;                // T×H_q×D
 
     int64_t query_head_stride, query_token_stride;  // in elements
@@ -23,11 +25,12 @@ struct PagedAttentionJob {
 
 /// The queries and pages of one sequence.
 struct PagedSequence {
-    int64_t query;         // offset of its first query, head 0, in elements of job.query
-    int64_t token;         // its first row of out
-    int64_t L;             // number of queries
-    int64_t S;             // number of keys
-    const int32_t* pages;  // the pages of its keys, all valid for S keys
+    int64_t query;  // offset of its first query, head 0, in elements of job.query
+    int64_t token;  // its first row of out
+    int64_t L;      // number of queries
+    int64_t S;      // number of keys
+    const int32_t*
+        pages;  // the pages of its keys, valid from the first query's window to key S − 1
 };
 
 // Query heads that share a key/value head read the same keys, so a kernel batches them: rows are
@@ -52,6 +55,13 @@ namespace {  // internal linkage: see common/half.h
     const int64_t visible = l + 1 + sequence.S - sequence.L;
     return visible < 0 ? 0 : visible < sequence.S ? visible : sequence.S;
     // [/task 3.2.2 visible]
+}
+
+/// Number of leading keys before the window of query l of a sequence.
+[[maybe_unused]] inline int64_t hidden_keys(const PagedAttentionJob& job,
+                                            const PagedSequence& sequence, int64_t l) {
+    const int64_t hidden = visible_keys(job, sequence, l) - job.window;
+    return job.window == 0 || hidden < 0 ? 0 : hidden;
 }
 
 /// Offset of key (or value) j of head h, in elements from the start of the pages.

@@ -28,6 +28,11 @@ int decode_rows(const PagedAttentionParams& params) {
     return rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
 }
 
+std::string fast_kernel(const std::string& variant, const PagedAttentionParams& params,
+                        Format format) {
+    return kernel_name(variant, format) + (params.int8 ? "_int8" : "");
+}
+
 }  // namespace
 
 MetalLaunch paged_attention_readable_launch(const PagedAttentionParams& params, Format format) {
@@ -44,7 +49,7 @@ MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Fo
     const std::string variant =
         "paged_attention_decode_rows" + std::to_string(together) + head_size(params);
     return {
-        .kernel = kernel_name(variant, format),
+        .kernel = fast_kernel(variant, params, format),
         .groups = {.x = params.splits, .y = ceil_div(rows, together), .z = sequences * params.H},
         .threads = {.x = ATTENTION_SPLIT_SIMDGROUPS * SIMD_WIDTH},
         .params = bytes_of(params)};
@@ -64,7 +69,7 @@ MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Form
         std::min<int64_t>(ceil_div(rows, ATTENTION_MATRIX_ROWS), ATTENTION_MATRIX_SIMDGROUPS);
     const int64_t block = simdgroups * ATTENTION_MATRIX_ROWS;
     const int64_t blocks = is_ragged(params) ? rows / block + params.B : ceil_div(rows, block);
-    return {.kernel = kernel_name("paged_attention_tile" + head_size(params), format),
+    return {.kernel = fast_kernel("paged_attention_tile" + head_size(params), params, format),
             .groups = {.x = blocks, .y = params.H, .z = is_ragged(params) ? 1 : params.B},
             .threads = {.x = simdgroups * SIMD_WIDTH},
             .params = bytes_of(params)};

@@ -1,7 +1,7 @@
 // Launches of paged_attention*.metal. The variants and the bits of a sequence's rows are those of
 // flash_attention_launch.h:
 //
-//   readable  the course's: one simdgroup per query row
+//   readable  the course's: one simdgroup per query row; without int8 pages and windows
 //   decode    sequences with few queries: keys are split over threadgroups, and
 //             paged_attention_merge reduces the results if there is more than one split
 //   tile      sequences with more queries: simdgroup matrices

@@ -1,4 +1,6 @@
 // paged_attention on the GPU: encoder.
+#include <stdexcept>
+
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
@@ -68,7 +70,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     }
     const auto& query = in[0];
     const auto& key_pages = in[1];
-    const int token_axis = ragged_ ? 0 : 2, H_q = query.shape(1), D = key_pages.shape(3);
+    const int token_axis = ragged_ ? 0 : 2, H_q = query.shape(1), D = query.shape(-1);
     const PagedAttentionParams params = {
         .H_q = H_q,
         .H = key_pages.shape(1),
@@ -81,15 +83,21 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .L = ragged_ ? 0 : query.shape(2),
         .scale = scale_,
         .causal = causal_,
+        .window = window_,
         .splits = paged_attention_splits(in[3].shape(1), key_pages.shape(2)),
         .aligned = pages_in_fours(key_pages) && pages_in_fours(in[2]),
+        .int8 = key_pages.dtype() == mx::int8,
         .query_strides = {static_cast<long>(query.strides(0)), static_cast<long>(query.strides(1)),
                           static_cast<long>(query.strides(token_axis))},
     };
-    auto encode = encode_paged_readable;
+    auto encode = params.int8 || window_ > 0 ? nullptr : encode_paged_readable;
     // [solution only]
     encode = encode_paged_fast;
     // [/solution only]
+    if (encode == nullptr) {
+        throw std::runtime_error(
+            "[paged_attention] int8 pages and windows need the fast kernels on the GPU.");
+    }
     encode(stream(), params, format_of(query.dtype()), in, out);
 }
 

@@ -56,6 +56,7 @@ template <typename T>
     if (place.sequence >= 0) {
         const int room = params.max_pages * params.page_size;
         const int keys = clamp(context_lens[place.sequence], 0, room);
+        pages_missing = context_lens[place.sequence] > room;
         device const int* pages = block_table + long(place.sequence) * params.max_pages;
         for (int i = int(lane); i * params.page_size < keys; i += 32) {
             pages_missing = pages_missing || pages[i] < 0 || pages[i] >= params.P;

@@ -1,12 +1,68 @@
 // paged_attention: readable reference; flash_attention's with keys located through the block table.
+#include <vector>
+
+#include "common/int8_rows.h"
 #include "src/flash_attention/attention_reference.h"
 #include "src/paged_attention/paged_attention_kernels.h"
 
 namespace tiny_llm_ext {
 
+namespace {
+
+// Keys or values `from` … S − 1 of head h of a sequence, as float32: (S − from)×D. Those before
+// `begin` are zero, and not read.
+std::vector<float> gathered(const void* pages, const PagedAttentionJob& job,
+                            const PagedSequence& sequence, int64_t h, int64_t from, int64_t begin) {
+    std::vector<float> rows((begin - from) * job.D);
+    for (int64_t j = begin; j < sequence.S; j++) {
+        const int64_t index = key_offset(job, sequence, h, j) / job.D;
+        const char* row = static_cast<const char*>(pages) + index * row_bytes(job.D, job.kv_format);
+        const float scale = job.kv_format == Format::int8 ? int8_scale(row, job.D) : 1;
+        for (int64_t d = 0; d < job.D; d++) {
+            rows.push_back(load_element(row, d, job.kv_format) * scale);
+        }
+    }
+    return rows;
+}
+
+// The reference for int8 pages and for windows: attention to gathered keys and values, in float32.
+void attend_gathered(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
+                     int64_t first_row, int rows) {
+    const int64_t group = job.H_q / job.H;
+    const int64_t begin = hidden_keys(job, sequence, first_row / group);
+    const int64_t from = begin / ATTENTION_TILE * ATTENTION_TILE;
+    const std::vector<float> keys = gathered(job.key_pages, job, sequence, h, from, begin);
+    const std::vector<float> values = gathered(job.value_pages, job, sequence, h, from, begin);
+    const auto offset = [&](int64_t j) { return j * job.D; };
+    for (int64_t row = first_row; row < first_row + rows; row++) {
+        const int64_t head = h * group + row % group, l = row / group;
+        float query[MAX_HEAD_SIZE], out[MAX_HEAD_SIZE];
+        for (int64_t d = 0; d < job.D; d++) {
+            query[d] =
+                load_element(job.query, query_offset(job, sequence, head, l) + d, job.format);
+        }
+        const int64_t hidden = hidden_keys(job, sequence, l) - from;
+        const auto score = [&](int64_t j) {
+            return j < hidden
+                       ? -std::numeric_limits<float>::infinity()
+                       : dot(query, 0, keys.data(), offset(j), job.D, Format::float32) * job.scale;
+        };
+        attend_row(visible_keys(job, sequence, l) - from, job.D, Format::float32, score,
+                   values.data(), offset, out, 0);
+        for (int64_t d = 0; d < job.D; d++) {
+            store_element(job.out, out_offset(job, sequence, head, l) + d, job.format, out[d]);
+        }
+    }
+}
+
+}  // namespace
+
 void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence& sequence,
                                int64_t h, int64_t first_row, int rows, const PagedSequence*,
                                float*) {
+    if (job.kv_format == Format::int8 || job.window > 0) {
+        return attend_gathered(job, sequence, h, first_row, rows);
+    }
     // [task 3.2.2 rows]
     const int64_t group = job.H_q / job.H;
     for (int64_t row = first_row; row < first_row + rows; row++) {

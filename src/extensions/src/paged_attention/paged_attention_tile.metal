@@ -44,15 +44,15 @@ inline int sequence_at(constant const PagedAttentionParams& params, device const
     return found;
 }
 
-template <typename T, int DIM>
+template <typename T, typename Stored, int DIM>
 [[kernel, max_total_threads_per_threadgroup(256)]] void paged_attention_tile(
     device const T* query [[buffer(0)]],
-    device const T* key_pages [[buffer(1)]],       // P×H×page_size×D
-    device const T* value_pages [[buffer(2)]],     // P×H×page_size×D
-    device const int* block_table [[buffer(3)]],   // B×max_pages
-    device const int* context_lens [[buffer(4)]],  // B
-    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the varlen form
-    device T* out [[buffer(6)]],                   // T×H_q×D
+    device const Stored* key_pages [[buffer(1)]],    // P×H×page_size rows
+    device const Stored* value_pages [[buffer(2)]],  // P×H×page_size rows
+    device const int* block_table [[buffer(3)]],     // B×max_pages
+    device const int* context_lens [[buffer(4)]],    // B
+    device const int* cu_seqlens_q [[buffer(5)]],    // B+1, in the varlen form
+    device T* out [[buffer(6)]],                     // T×H_q×D
     constant const PagedAttentionParams& params [[buffer(7)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -60,6 +60,7 @@ template <typename T, int DIM>
     uint thread_index [[thread_index_in_threadgroup]]) {
     threadgroup vec<T, 4> key_memory[TileSizes<T, DIM>::FOURS];
     threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::FOURS];
+    threadgroup float scales[sizeof(Stored) == 1 ? 2 * TileSizes<T, DIM>::KEYS : 1];
     const int key_head = int(at.y), G = params.H_q / params.H;
     const int rows_per_block = int(simdgroups) * ATTENTION_MATRIX_ROWS;
     int place = int(groups.x - 1 - at.x);  // last rows first: with a causal mask they see most keys
@@ -76,9 +77,9 @@ template <typename T, int DIM>
     if (tokens.L <= ATTENTION_FEW_QUERIES || block >= group.rows()) {
         return;
     }
-    PageSource<T> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
-                                       value_pages, block_table, out);
-    if (misses_pages(params, source.pages, 0, group.S, lane)) {
+    PageSource<T, Stored> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
+                                               value_pages, block_table, out);
+    if (misses_pages(params, context_lens[b], source.pages, group.hidden(0), group.S, lane)) {
         const int end = min(block + rows_per_block, group.rows());
         for (int row = block + int(simdgroup); row < end; row += int(simdgroups)) {
             for (int d = int(lane); d < group.D; d += 32) {
@@ -88,20 +89,22 @@ template <typename T, int DIM>
         return;
     }
     attend_to_tiles<T, DIM>(group, source, block, (threadgroup T*)key_memory,
-                            (threadgroup T*)value_memory, simdgroup, simdgroups, lane,
+                            (threadgroup T*)value_memory, scales, simdgroup, simdgroups, lane,
                             thread_index);
 }
 
-#define INSTANTIATE(name, T, DIM)                                                               \
-    template [[host_name("paged_attention_tile_d" #DIM "_" #name)]] [[kernel]] void             \
-    paged_attention_tile<T, DIM>(device const T*, device const T*, device const T*,             \
-                                 device const int*, device const int*, device const int*,       \
-                                 device T*, constant const PagedAttentionParams&, uint3, uint3, \
-                                 uint, uint, uint, uint);
+#define INSTANTIATE(name, T, Stored, DIM)                                                      \
+    template [[host_name("paged_attention_tile_d" #DIM "_" #name)]] [[kernel]] void            \
+    paged_attention_tile<T, Stored, DIM>(                                                      \
+        device const T*, device const Stored*, device const Stored*, device const int*,        \
+        device const int*, device const int*, device T*, constant const PagedAttentionParams&, \
+        uint3, uint3, uint, uint, uint, uint);
 
-#define INSTANTIATE_SIZES(name, T) \
-    INSTANTIATE(name, T, 128)      \
-    INSTANTIATE(name, T, 256)
+#define INSTANTIATE_SIZES(name, T)         \
+    INSTANTIATE(name, T, T, 128)           \
+    INSTANTIATE(name, T, T, 256)           \
+    INSTANTIATE(name##_int8, T, char, 128) \
+    INSTANTIATE(name##_int8, T, char, 256)
 
 INSTANTIATE_SIZES(float32, float)
 INSTANTIATE_SIZES(float16, half)

@@ -3,6 +3,7 @@
 
 #include "common/checks.h"
 #include "common/gpu.h"
+#include "common/int8_rows.h"
 
 namespace tiny_llm_ext {
 
@@ -16,13 +17,16 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
                             bool overwrite, mx::StreamOrDevice s) {
     check(pages.ndim() == 4, PAGED_CACHE_WRITE, "expected pages P×H×page_size×D, got shape ",
           pages.shape());
-    check(is_float(pages.dtype()), PAGED_CACHE_WRITE,
-          "expected pages in float32, float16 or bfloat16, got ", pages.dtype());
-    check(tokens.dtype() == pages.dtype(), PAGED_CACHE_WRITE,
+    const bool is_int8 = pages.dtype() == mx::int8;
+    check(is_int8 || is_float(pages.dtype()), PAGED_CACHE_WRITE,
+          "expected pages in float32, float16, bfloat16 or int8, got ", pages.dtype());
+    check(is_int8 || tokens.dtype() == pages.dtype(), PAGED_CACHE_WRITE,
           "expected tokens in the dtype of the pages, ", pages.dtype(), ", got ", tokens.dtype());
+    check(is_float(tokens.dtype()), PAGED_CACHE_WRITE,
+          "expected tokens in float32, float16 or bfloat16, got ", tokens.dtype());
     check(tokens.ndim() == 3 || tokens.ndim() == 4, PAGED_CACHE_WRITE,
           "expected tokens T×H×D or B×H×L×D, got shape ", tokens.shape());
-    const int H = pages.shape(1), D = pages.shape(3);
+    const int H = pages.shape(1), D = pages.shape(3) - (is_int8 ? INT8_SCALE_BYTES : 0);
     check(tokens.shape(-1) == D && tokens.shape(1) == H, PAGED_CACHE_WRITE, "expected tokens of ",
           H, " heads of size ", D, ", as the pages have, got shape ", tokens.shape());
     check(slots.dtype() == mx::int32, PAGED_CACHE_WRITE, "expected slots in int32, got ",

@@ -21,15 +21,16 @@ namespace mx = mlx::core;
 
 /// Writes new keys or values to pages, in place if the caller keeps no reference to them.
 ///
-/// pages: P×H×page_size×D, float32, float16 or bfloat16; row-contiguous, or it is copied.
-/// tokens: T×H×D or B×H×L×D of the same dtype, any strides.
+/// pages: P×H×page_size×D, float32, float16 or bfloat16; row-contiguous, or it is copied. Or 8-bit
+///   rows (common/int8_rows.h): P×H×page_size×(D + 4) int8, to which tokens are quantized.
+/// tokens: T×H×D or B×H×L×D of the same dtype, or of any for int8 pages; any strides.
 /// slots: T, or B×L, int32: distinct slots, one per token. A token with a slot outside
 ///   0 … P · page_size − 1 is not written; −1 marks padding (an idle row of a batch).
 /// overwrite: whether the pages may be overwritten while GPU commands that read them are in flight.
 ///   They run before the write, but MLX counts them as references and would copy the pages. The
 ///   caller must hold no other array that shares their memory.
 ///
-/// Returns P×H×page_size×D: the updated pages.
+/// Returns the updated pages.
 /// Throws std::invalid_argument for anything else.
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
                             bool overwrite = false, mx::StreamOrDevice s = {});

@@ -1,12 +1,17 @@
-// paged_cache_write on the CPU: copies memory only.
+// paged_cache_write on the CPU: copies memory, or quantizes rows.
 #include <cstring>
 
+#include "common/checks.h"
+#include "common/instruction_set.h"
+#include "common/int8_rows.h"
 #include "common/rows.h"
 #include "common/tasks.h"
 #include "common/threads.h"
 #include "src/paged_cache_write/paged_cache_write.h"
 
 namespace tiny_llm_ext {
+
+TINY_LLM_DECLARE_SIMD(void quantize_row(const void* x, Format format, int64_t D, void* row);)
 
 namespace {
 
@@ -19,7 +24,10 @@ struct Write {
     char* pages;           // P×H×page_size×D
     int64_t places;        // P · page_size
     int64_t page_size;
-    int64_t item;  // bytes per element
+    int64_t item;   // bytes per element of tokens
+    bool is_int8;   // the pages
+    Format format;  // of tokens, if the pages are int8
+    decltype(&quantize_row_reference) quantize;
 };
 
 void write_token(const Write& write, int64_t b, int64_t l) {
@@ -27,12 +35,17 @@ void write_token(const Write& write, int64_t b, int64_t l) {
     if (slot < 0 || slot >= write.places) {
         return;
     }
-    const int64_t row_bytes = write.D * write.item;
+    const int64_t row_bytes =
+        write.D * (write.is_int8 ? 1 : write.item) + (write.is_int8 ? INT8_SCALE_BYTES : 0);
     const int64_t head_bytes = write.page_size * row_bytes;
     const char* from = write.tokens + b * write.strides[0] + l * write.strides[2];
     char* to = write.pages + slot / write.page_size * write.H * head_bytes +
                slot % write.page_size * row_bytes;
     for (int64_t h = 0; h < write.H; h++, from += write.strides[1], to += head_bytes) {
+        if (write.is_int8) {
+            write.quantize(from, write.format, write.D, to);
+            continue;
+        }
         if (write.strides[3] == write.item) {
             std::memcpy(to, from, row_bytes);
             continue;
@@ -54,14 +67,16 @@ void run(const Write& write) {
 }  // namespace
 
 void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    const auto& tokens = inputs[1];
+    const bool is_int8 = inputs[0].dtype() == mx::int8;
+    const bool has_rows = inputs[1].strides(-1) == 1 || inputs[1].shape(-1) == 1;
+    const mx::array tokens = is_int8 && !has_rows ? row_contiguous(inputs[1], stream()) : inputs[1];
     const mx::array slots = row_contiguous(inputs[2], stream());
     const auto& pages = inputs[0];
     out.copy_shared_buffer(can_overwrite(pages) ? pages : copy_of(pages, stream()));
     if (out.size() == 0) {
         return;
     }
-    const int64_t item = out.itemsize();
+    const int64_t item = tokens.itemsize();
     Write write = {
         .tokens = tokens.data<char>(),
         .B = tokens.shape(0),
@@ -74,6 +89,9 @@ void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         .places = static_cast<int64_t>(out.shape(0)) * out.shape(2),
         .page_size = out.shape(2),
         .item = item,
+        .is_int8 = is_int8,
+        .format = is_int8 ? format_of(tokens.dtype()) : Format::float32,
+        .quantize = TINY_LLM_CHOOSE_SIMD(instruction_set(), quantize_row, quantize_row_reference),
     };
     for (int i = 0; i < 4; i++) {
         write.strides[i] = tokens.strides(i) * item;

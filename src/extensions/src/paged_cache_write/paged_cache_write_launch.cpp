@@ -12,4 +12,11 @@ MetalLaunch paged_cache_write_launch(const PagedCacheWriteParams& params, int it
             .params = bytes_of(params)};
 }
 
+MetalLaunch paged_cache_write_int8_launch(const PagedCacheWriteParams& params, Format format) {
+    return {.kernel = kernel_name("paged_cache_write_int8", format),
+            .groups = {.x = params.H, .y = params.tokens},
+            .threads = {.x = SIMD_WIDTH},
+            .params = bytes_of(params)};
+}
+
 }  // namespace tiny_llm_ext

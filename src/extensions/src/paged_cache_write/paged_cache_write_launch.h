@@ -1,4 +1,5 @@
-// Launch of paged_cache_write.metal: one thread per element, tokens along y.
+// Launches of paged_cache_write.metal: one thread per element, tokens along y; for 8-bit rows, one
+// simdgroup per token and head.
 #pragma once
 
 #include "common/metal_launch.h"
@@ -10,5 +11,9 @@ namespace tiny_llm_ext {
 /// bytes.
 MetalLaunch paged_cache_write_launch(const PagedCacheWriteParams& params, int item_size,
                                      int max_threads);
+
+/// Buffers: tokens B×H×L×D in `format` (strided), slots B×L int32, pages P×H×page_size×(D + 4)
+/// int8.
+MetalLaunch paged_cache_write_int8_launch(const PagedCacheWriteParams& params, Format format);
 
 }  // namespace tiny_llm_ext

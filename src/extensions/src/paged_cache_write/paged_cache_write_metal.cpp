@@ -1,4 +1,5 @@
 // paged_cache_write on the GPU: encoder.
+#include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
 #include "src/paged_cache_write/paged_cache_write.h"
@@ -7,14 +8,8 @@
 namespace tiny_llm_ext {
 
 void PagedCacheWrite::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    const auto& pages = inputs[0];
     const auto& tokens = inputs[1];
-    if ((overwrite_ || pages.is_donatable()) && pages.flags().row_contiguous) {
-        out.copy_shared_buffer(pages);
-    } else {
-        allocate(out);
-        metal::copy(pages, out, stream());
-    }
+    metal::update(inputs[0], out, overwrite_, stream());
     if (tokens.size() == 0 || out.size() == 0) {
         return;
     }
@@ -30,6 +25,12 @@ void PagedCacheWrite::eval_gpu(const std::vector<mx::array>& inputs, mx::array& 
     };
     for (int i = 0; i < 4; i++) {
         params.token_strides[i] = static_cast<long>(tokens.strides(i));
+    }
+    if (out.dtype() == mx::int8) {
+        const auto format = format_of(tokens.dtype());
+        metal::encode(stream(), paged_cache_write_int8_launch(params, format), {tokens, slots},
+                      {out});
+        return;
     }
     const auto launch = [&](int max_threads) {
         return paged_cache_write_launch(params, static_cast<int>(out.itemsize()), max_threads);

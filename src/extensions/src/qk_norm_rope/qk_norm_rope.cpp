@@ -1,6 +1,8 @@
 // qk_norm_rope: validation and graph.
 #include "src/qk_norm_rope/qk_norm_rope.h"
 
+#include <algorithm>
+
 #include "common/checks.h"
 #include "common/gpu.h"
 
@@ -21,9 +23,11 @@ mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weigh
     }
     check(cos.dtype() == mx::float32 && sin.dtype() == mx::float32, NAME,
           "expected cos and sin in float32, got ", cos.dtype(), " and ", sin.dtype());
-    const mx::Shape shared = {1, L, D / 2}, own = {B, L, D / 2};
-    check(cos.shape() == shared || cos.shape() == own, NAME, "expected cos of shape ", own, " or ",
-          shared, ", got ", cos.shape());
+    const int W = cos.ndim() == 3 ? cos.shape(2) : 0;
+    const mx::Shape shared = {1, L, W}, own = {B, L, W};
+    check((cos.shape() == shared || cos.shape() == own) && W >= std::min(1, D / 2) && W <= D / 2,
+          NAME, "expected cos of shape (", B, ",", L, ",W) or (1,", L, ",W), W from 1 to ", D / 2,
+          ", got ", cos.shape());
     check(sin.shape() == cos.shape(), NAME, "expected sin of the shape of cos, ", cos.shape(),
           ", got ", sin.shape());
     return mx::array({B, H, L, D}, x.dtype(),

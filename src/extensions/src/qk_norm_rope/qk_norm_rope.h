@@ -4,8 +4,12 @@
 // head-major layout of attention:
 //
 //     n = rms_norm(x[b, l, h], weight, eps)
-//     out[b, h, l, i]       = n[i] · cos[b, l, i] − n[i + D/2] · sin[b, l, i]
-//     out[b, h, l, i + D/2] = n[i] · sin[b, l, i] + n[i + D/2] · cos[b, l, i],   i < D/2
+//     out[b, h, l, i]     = n[i] · cos[b, l, i] − n[i + W] · sin[b, l, i]
+//     out[b, h, l, i + W] = n[i] · sin[b, l, i] + n[i + W] · cos[b, l, i],   i < W
+//     out[b, h, l, i]     = n[i],                                            i ≥ 2·W
+//
+// W is the width of the cosines, D/2 for most models; with a smaller one only the first 2·W
+// dimensions are rotated (partial rotation).
 //
 // Models without QK norms (Llama, Qwen2) pass no weight; then n = x.
 //
@@ -29,7 +33,7 @@ namespace mx = mlx::core;
 ///
 /// x: B×L×H×D, float32, float16 or bfloat16; D even. Views are not copied.
 /// weight: D, dtype of x; None skips the norm. eps: as in rms_norm.
-/// cos, sin: B×L×D/2 or 1×L×D/2, float32; pair i of a head is (x[i], x[i + D/2]).
+/// cos, sin: B×L×W or 1×L×W, float32, W from 1 to D/2; pair i of a head is (x[i], x[i + W]).
 /// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for anything else.
 mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
                        const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s = {});

@@ -8,17 +8,32 @@ using namespace tiny_llm_ext;
 
 constant constexpr int KEPT = 4;  // pairs per lane in registers: D up to 256
 
-// Rotates the pair (x[i], x[i + D/2]), after the optional norm, by angle i.
+// Elements of pair i of D/2. The first W pairs are rotated; the others hold the remaining elements.
+int2 elements_of(int i, constant const QkNormRopeParams& params) {
+    return i < params.W ? int2(i, i + params.W) : int2(i + params.W, i + params.D / 2);
+}
+
 template <typename T>
-void turn(float2 x, float factor, int i, int half_size, bool normalizes, device const T* weight,
-          float c, float s, device T* out) {
+float2 read_pair(device const T* row, int2 at) {
+    return float2(float(row[at.x]), float(row[at.y]));
+}
+
+// Rotates pair i, after the optional norm, by angle i.
+template <typename T>
+void turn(float2 x, float factor, int i, device const T* weight, device const float* cosines,
+          device const float* sines, device T* out, constant const QkNormRopeParams& params) {
+    const int2 at = elements_of(i, params);
     float2 n = x;
-    if (normalizes) {
-        n.x = float(T(float(T(x.x * factor)) * float(weight[i])));
-        n.y = float(T(float(T(x.y * factor)) * float(weight[i + half_size])));
+    if (params.normalizes) {
+        n.x = float(T(float(T(x.x * factor)) * float(weight[at.x])));
+        n.y = float(T(float(T(x.y * factor)) * float(weight[at.y])));
     }
-    out[i] = T(n.x * c - n.y * s);
-    out[i + half_size] = T(n.x * s + n.y * c);
+    if (i < params.W) {
+        const float c = cosines[i], s = sines[i];
+        n = float2(n.x * c - n.y * s, n.x * s + n.y * c);
+    }
+    out[at.x] = T(n.x);
+    out[at.y] = T(n.y);
 }
 
 template <typename T>
@@ -39,32 +54,30 @@ template <typename T>
     const int half_size = params.D / 2;
     device const T* row =
         x + b * params.x_strides[0] + l * params.x_strides[1] + h * params.x_strides[2];
-    const long angles = b * params.angle_stride + long(l) * half_size;
+    const long angles = b * params.angle_stride + long(l) * params.W;
     device T* out_row = out + ((b * params.H + h) * params.L + l) * params.D;
 
     float2 kept[KEPT];
     float squares = 0;
     for (int k = 0; k < KEPT; k++) {
         const int i = int(lane) + k * 32;
-        kept[k] = i < half_size ? float2(float(row[i]), float(row[i + half_size])) : float2(0.0f);
+        kept[k] = i < half_size ? read_pair(row, elements_of(i, params)) : float2(0.0f);
         squares += dot(kept[k], kept[k]);
     }
     for (int i = int(lane) + KEPT * 32; i < half_size; i += 32) {
-        const float2 pair = float2(float(row[i]), float(row[i + half_size]));
+        const float2 pair = read_pair(row, elements_of(i, params));
         squares += dot(pair, pair);
     }
     const float factor = 1.0f / sqrt(simd_sum(squares) / float(params.D) + params.eps);
     for (int k = 0; k < KEPT; k++) {
         const int i = int(lane) + k * 32;
         if (i < half_size) {
-            turn<T>(kept[k], factor, i, half_size, params.normalizes, weight, cosines[angles + i],
-                    sines[angles + i], out_row);
+            turn<T>(kept[k], factor, i, weight, cosines + angles, sines + angles, out_row, params);
         }
     }
     for (int i = int(lane) + KEPT * 32; i < half_size; i += 32) {
-        const float2 pair = float2(float(row[i]), float(row[i + half_size]));
-        turn<T>(pair, factor, i, half_size, params.normalizes, weight, cosines[angles + i],
-                sines[angles + i], out_row);
+        const float2 pair = read_pair(row, elements_of(i, params));
+        turn<T>(pair, factor, i, weight, cosines + angles, sines + angles, out_row, params);
     }
 }
 

@@ -29,12 +29,13 @@ void QkNormRope::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) 
     const mx::array x = heads_are_rows ? inputs[0] : row_contiguous(inputs[0], stream());
     const mx::array cos = row_contiguous(inputs[2], stream());
     const mx::array sin = row_contiguous(inputs[3], stream());
-    const int64_t L = x.shape(1), D = x.shape(3);
+    const int64_t L = x.shape(1), W = cos.shape(2);
     const QkNormRopeJob job = {
         .B = x.shape(0),
         .L = L,
         .H = x.shape(2),
-        .D = D,
+        .D = x.shape(3),
+        .W = W,
         .eps = eps_,
         .format = format_of(x.dtype()),
         .x = x.data<char>(),
@@ -43,7 +44,7 @@ void QkNormRope::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) 
         .sin = sin.data<float>(),
         .out = memory,
         .x_strides = {x.strides(0), x.strides(1), x.strides(2)},
-        .angle_stride = cos.shape(0) == 1 ? 0 : L * D / 2,
+        .angle_stride = cos.shape(0) == 1 ? 0 : L * W,
     };
     const auto kernel =
         fused_kernel<QkNormRopeKernel>(qk_norm_rope_simd_kernel, qk_norm_rope_reference);

@@ -6,7 +6,7 @@
 
 namespace tiny_llm_ext {
 
-/// Buffers: x (strided), weight D, cos and sin (B or 1)×L×D/2, out B×H×L×D.
+/// Buffers: x (strided), weight D, cos and sin (B or 1)×L×W, out B×H×L×D.
 MetalLaunch qk_norm_rope_launch(const QkNormRopeParams& params, Format format, int max_threads);
 
 }  // namespace tiny_llm_ext

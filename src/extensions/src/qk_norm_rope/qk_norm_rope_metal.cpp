@@ -17,16 +17,17 @@ void QkNormRope::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) 
     const auto weight = normalizes_ ? metal::row_contiguous(inputs[1], stream()) : x;
     const auto cos = metal::row_contiguous(inputs[2], stream());
     const auto sin = metal::row_contiguous(inputs[3], stream());
-    const int L = x.shape(1), D = x.shape(3);
+    const int L = x.shape(1), W = cos.shape(2);
     const QkNormRopeParams params = {
         .B = x.shape(0),
         .L = L,
         .H = x.shape(2),
-        .D = D,
+        .D = x.shape(3),
+        .W = W,
         .eps = eps_,
         .x_strides = {static_cast<long>(x.strides(0)), static_cast<long>(x.strides(1)),
                       static_cast<long>(x.strides(2))},
-        .angle_stride = cos.shape(0) == 1 ? 0 : static_cast<long>(L) * (D / 2),
+        .angle_stride = cos.shape(0) == 1 ? 0 : static_cast<long>(L) * W,
         .normalizes = normalizes_,
     };
     const auto launch = [&](int max_threads) {

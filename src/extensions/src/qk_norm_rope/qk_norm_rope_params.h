@@ -5,6 +5,7 @@ namespace tiny_llm_ext {
 
 struct QkNormRopeParams {
     int B, L, H, D;
+    int W;  // rotated pairs, up to D/2
     float eps;
     long x_strides[3];  // of B, L and H, in elements
     long angle_stride;  // of B in cos and sin; 0 if shared by all sequences

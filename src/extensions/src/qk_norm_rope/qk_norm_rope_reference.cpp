@@ -10,7 +10,6 @@ namespace {
 // One head: x and out are the first of D elements.
 void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
                  int64_t out) {
-    const int64_t half = job.D / 2;
     const Format format = job.format;
     float squares = 0;
     for (int64_t i = 0; i < job.D; i++) {
@@ -25,10 +24,13 @@ void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const fl
         const float value = round_to(load_element(job.x, x + i, format) * factor, format);
         return round_to(value * load_element(job.weight, i, format), format);
     };
-    for (int64_t i = 0; i < half; i++) {
-        const float n1 = normalized(i), n2 = normalized(i + half);
+    for (int64_t i = 0; i < job.W; i++) {
+        const float n1 = normalized(i), n2 = normalized(i + job.W);
         store_element(job.out, out + i, format, n1 * cos[i] - n2 * sin[i]);
-        store_element(job.out, out + i + half, format, n1 * sin[i] + n2 * cos[i]);
+        store_element(job.out, out + i + job.W, format, n1 * sin[i] + n2 * cos[i]);
+    }
+    for (int64_t i = 2 * job.W; i < job.D; i++) {
+        store_element(job.out, out + i, format, normalized(i));
     }
 }
 
@@ -37,7 +39,7 @@ void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const fl
 void qk_norm_rope_reference(const QkNormRopeJob& job, int64_t first, int64_t last) {
     for (int64_t token = first; token < last; token++) {
         const int64_t b = token / job.L, l = token % job.L;
-        const int64_t angles = b * job.angle_stride + l * (job.D / 2);
+        const int64_t angles = b * job.angle_stride + l * job.W;
         for (int64_t h = 0; h < job.H; h++) {
             const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
             rotate_head(job, x, job.cos + angles, job.sin + angles,

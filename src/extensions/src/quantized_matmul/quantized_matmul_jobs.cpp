@@ -108,7 +108,8 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
         return &quantized_matmul_avx512;
     }
     if (set == InstructionSet::avx2) {
-        return &avx2::quantized_matmul_avx2_neon;
+        static const bool vnni = has_avx_vnni();
+        return vnni ? &avxvnni::quantized_matmul_avx2_neon : &avx2::quantized_matmul_avx2_neon;
     }
 #elif defined(__aarch64__)
     if (set == InstructionSet::neon) {

@@ -108,6 +108,9 @@ constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 namespace avx2 {
 extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
+namespace avxvnni {  // the same, for processors with AVX-VNNI
+extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
+}
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
 extern const QuantizedMatmulKernel quantized_matmul_tiles;     // many rows; few use the next

@@ -6,13 +6,12 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// x · sigmoid(x), rounded to T after each step. e^−|x| never overflows; sigmoid(−x) = 1 −
-// sigmoid(x).
+// x · sigmoid(x), rounded to T after each step. With z = e^−|x|, which never overflows, sigmoid(x)
+// is 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would cancel.
 template <typename T>
 float silu(float x) {
-    const float power = float(T(exp(-abs(x))));
-    const float positive = float(T(1.0f / float(T(1.0f + power))));
-    const float sigmoid = x < 0.0f ? float(T(1.0f - positive)) : positive;
+    const float z = float(T(exp(-abs(x))));
+    const float sigmoid = float(T((x < 0.0f ? z : 1.0f) / float(T(1.0f + z))));
     return float(T(x * sigmoid));
 }
 

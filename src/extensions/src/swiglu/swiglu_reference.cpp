@@ -7,11 +7,11 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// x · sigmoid(x), rounded after each step. e^−|x| never overflows; sigmoid(−x) = 1 − sigmoid(x).
+// x · sigmoid(x), rounded after each step. With z = e^−|x|, which never overflows, sigmoid(x) is
+// 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would cancel.
 float silu(float x, Format format) {
-    const float power = round_to(std::exp(-std::abs(x)), format);
-    float sigmoid = round_to(1 / round_to(1 + power, format), format);
-    sigmoid = x < 0 ? round_to(1 - sigmoid, format) : sigmoid;
+    const float z = round_to(std::exp(-std::abs(x)), format);
+    const float sigmoid = round_to((x < 0 ? z : 1) / round_to(1 + z, format), format);
     return round_to(x * sigmoid, format);
 }
 

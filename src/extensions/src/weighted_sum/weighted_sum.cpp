@@ -19,7 +19,8 @@ mx::Shape sum_shape(const mx::array& x) {
 
 }  // namespace
 
-mx::array weighted_sum(const mx::array& x, const mx::array& weights, mx::StreamOrDevice s) {
+mx::array weighted_sum(const mx::array& x, const mx::array& weights,
+                       const std::optional<mx::array>& base, mx::StreamOrDevice s) {
     constexpr const char* NAME = "weighted_sum";
     check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
     check(x.ndim() >= 2, NAME, "expected x N..×K×E, got shape ", x.shape());
@@ -28,13 +29,28 @@ mx::array weighted_sum(const mx::array& x, const mx::array& weights, mx::StreamO
     const mx::Shape expected(x.shape().begin(), x.shape().end() - 1);
     check(weights.shape() == expected, NAME, "expected weights of shape ", expected, ", got ",
           weights.shape());
+    if (base) {
+        check(base->dtype() == x.dtype(), NAME, "expected base in the dtype of x, ", x.dtype(),
+              ", got ", base->dtype());
+        check(base->shape() == sum_shape(x), NAME, "expected base of shape ", sum_shape(x),
+              ", got ", base->shape());
+    }
     const mx::Stream stream = mx::to_stream(s);
     if (is_gpu(stream)) {
         const mx::array products = mx::multiply(mx::astype(x, mx::float32, stream),
                                                 mx::expand_dims(weights, -1, stream), stream);
-        return mx::astype(mx::sum(products, -2, false, stream), x.dtype(), stream);
+        mx::array sum = mx::sum(products, -2, false, stream);
+        if (base) {
+            sum = mx::add(mx::astype(*base, mx::float32, stream), sum, stream);
+        }
+        return mx::astype(sum, x.dtype(), stream);
     }
-    return mx::array(sum_shape(x), x.dtype(), std::make_shared<WeightedSum>(stream), {x, weights});
+    std::vector<mx::array> inputs = {x, weights};
+    if (base) {
+        inputs.push_back(*base);
+    }
+    return mx::array(sum_shape(x), x.dtype(), std::make_shared<WeightedSum>(stream),
+                     std::move(inputs));
 }
 
 void WeightedSum::eval_gpu(const std::vector<mx::array>&, mx::array&) {

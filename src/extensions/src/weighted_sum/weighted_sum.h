@@ -1,11 +1,12 @@
 // weighted_sum: Sum of a token's expert outputs by router weight.
 //
-//     out[n, e] = Σ_k weights[n, k] · x[n, k, e]
+//     out[n, e] = base[n, e] + Σ_k weights[n, k] · x[n, k, e]
 //
 // Computed in float32 in the order of k, each product and each sum rounded (no FMA); then rounded
 // once to the dtype of x.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "common/capturable.h"
@@ -16,13 +17,16 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Σ_k weights[.., k] · x[.., k, :], summed in float32.
+/// base + Σ_k weights[.., k] · x[.., k, :], summed in float32.
 ///
 /// x: N..×K×E, float32, float16 or bfloat16. weights: N..×K, float32.
+/// base: N..×E, dtype of x: the output of a shared expert; none for zeros.
 /// Returns N..×E in the dtype of x. Throws std::invalid_argument for anything else.
-mx::array weighted_sum(const mx::array& x, const mx::array& weights, mx::StreamOrDevice s = {});
+mx::array weighted_sum(const mx::array& x, const mx::array& weights,
+                       const std::optional<mx::array>& base = std::nullopt,
+                       mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: x, weights.
+/// The graph node. Inputs: x, weights, and base if given.
 class WeightedSum : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit WeightedSum(mx::Stream stream) : mx::UnaryPrimitive(stream) {}

@@ -13,6 +13,8 @@ TINY_LLM_DECLARE_SIMD(void weighted_sum(const WeightedSumJob& job, int64_t first
 void WeightedSum::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const mx::array x = row_contiguous(inputs[0], stream());
     const mx::array weights = row_contiguous(inputs[1], stream());
+    const bool has_base = inputs.size() > 2;
+    const mx::array base = has_base ? row_contiguous(inputs[2], stream()) : x;
     void* const memory = allocate(out);
     if (out.size() == 0) {
         return;
@@ -24,6 +26,7 @@ void WeightedSum::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out)
         .format = format_of(x.dtype()),
         .x = x.data<char>(),
         .weights = weights.data<float>(),
+        .base = has_base ? base.data<char>() : nullptr,
         .out = memory,
     };
     const auto kernel =

@@ -12,6 +12,7 @@ struct WeightedSumJob {
     Format format;         // of x and out
     const void* x;         // N × K × E
     const float* weights;  // N × K
+    const void* base;      // N × E, or null for zeros
     void* out;             // N × E
 };
 

@@ -39,8 +39,8 @@ class Backend:
     Attributes:
         stream: prompt ids -> one response per token.
         encode_chat: messages -> prompt ids.
-        speculation_statistics: draft token counters; None without speculative decoding or with
-            mlx_lm's.
+        speculation_statistics: draft token counters; None without speculative decoding and for
+            mlx_lm.
     """
 
     stream: Stream
@@ -82,9 +82,9 @@ def open_backend(args: argparse.Namespace) -> Backend:
 
 
 class EngineBackend:
-    """An engine with one running request.
+    """An engine that runs one request at a time.
 
-    Each turn of a chat hits the prefix cache for the history and computes only its new tokens.
+    In a chat, each turn hits the prefix cache for the history and prefills only the new tokens.
 
     Args:
         args: flags, checked by `check_model_arguments`.
@@ -101,7 +101,7 @@ class EngineBackend:
         self._llm = self._open()
 
     def _open(self) -> LLM:
-        """Opens an engine with room for a whole context; pages are allocated on demand."""
+        """Opens an engine with room for a full context; pages are allocated on demand."""
         return open_llm(
             self._args,
             self._checkpoint,
@@ -155,9 +155,9 @@ class EngineBackend:
 
 
 def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
-    """Builds the model of the week in `args.loader`.
+    """Builds the course model for the week given by `args.loader`.
 
-    Dequantizes the weights, with a message, for a learner's model without quantized layers.
+    For a learner's model without quantized layers, dequantizes the weights and prints a message.
 
     Raises:
         UserError: see `dispatch_model`.
@@ -189,7 +189,7 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
 def _course_backend(
     args: argparse.Namespace, checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler
 ) -> Backend:
-    """A week's model with the course's decoding loop."""
+    """Builds a backend from a week's model and the course's decoding loop."""
     model = build_model(args, checkpoint)
     decode: DecodingLoop = decode_by_recomputing if args.loader == "week1" else decode_with_cache
     speculation = None
@@ -209,7 +209,7 @@ def _course_backend(
 def _mlx_stream(
     checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler, max_tokens: int | None
 ) -> Stream:
-    """Baseline: mlx_lm's generation with our sampler."""
+    """Baseline: mlx_lm's generation loop with our sampler."""
     import mlx_lm
 
     mlx_model = checkpoint.mlx_model

@@ -17,7 +17,7 @@ from ..parsing.command import console
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model, independent of the solution that runs it.
+    """A loaded model, independent of the implementation that runs it.
 
     Attributes:
         name: model name or path from the command line.
@@ -51,8 +51,8 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     """Selects the device, prints the model's name and loads it.
 
     Raises:
-        UserError: see `set_device`, `models.load` and `load_sharded`; --enable-thinking for a
-            model without a thinking mode.
+        UserError: see `set_device`, `models.load` and `load_sharded`; --enable-thinking was given
+            for a model without a thinking mode.
     """
     set_device(args.device)
     name, reason = (args.model, None) if args.model is not None else default_model()
@@ -61,26 +61,31 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
         size = args.tensor_parallel_size
         mlx_model, tokenizer = load_sharded(name, size, args.load_format, console)
     else:
-        mlx_model, tokenizer = load_for_solution(args, name)
+        mlx_model, tokenizer = load_for_solution(args, name, args.speculative == "mtp")
     enable_thinking = getattr(args, "enable_thinking", False)  # `bench` has no such flag
     if enable_thinking and not tokenizer.has_thinking:
         raise UserError(f"--enable-thinking: '{name}' has no thinking mode; omit the flag.")
     return Checkpoint(name, mlx_model, tokenizer, enable_thinking)
 
 
-def load_for_solution(args: argparse.Namespace, name: str) -> tuple[Any, Any]:
+def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) -> tuple[Any, Any]:
     """Loads weights and tokenizer for `args.solution`.
 
-    `tiny_llm` needs `load_weights` only; `mlx_lm` and a learner's code may call the MLX model.
+    `tiny_llm` needs only `load_weights`; `mlx_lm` and learners' code may call the MLX model.
+
+    Args:
+        args: flags.
+        name: model name or path.
+        mtp: see `load_weights`; only with the engine.
 
     Raises:
         UserError: see `models.load`.
     """
     if args.load_format == "dummy":
-        return load_weights(name, console, "dummy")
+        return load_weights(name, console, "dummy", mtp=mtp)
     if args.solution != "tiny_llm":
         return load(name, console)
-    return load_weights(name, console)
+    return load_weights(name, console, mtp=mtp)
 
 
 def set_device(name: str | None) -> None:

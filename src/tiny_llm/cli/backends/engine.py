@@ -2,13 +2,17 @@
 
 import argparse
 import secrets
+from dataclasses import replace
 from typing import Any
 
+from ...engine.execution.kv_memory import max_state_slots
 from ...engine.inputs.sampling_params import SamplingParams
-from ...engine.llm import DEFAULT_NUM_DRAFTS, LLM
+from ...engine.llm import DEFAULT_NUM_DRAFTS, DEFAULT_NUM_MTP_DRAFTS, LLM
 from ...engine.scheduling.events import Listener
 from ...engine.spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS
 from ...models.families.registry import config_of
+from ...models.heads.mtp import mtp_checkpoint
+from ...models.model_size import size_of_tree
 from ..parsing.arguments import DEFAULT_BLOCK_SIZE
 from .checkpoint import Checkpoint, load_for_solution
 
@@ -22,14 +26,14 @@ def open_llm(
     prefill_step: int,
     listener: Listener | None = None,
 ) -> LLM:
-    """Builds an `LLM` from the checkpoint and the draft model of the flags.
+    """Builds an `LLM` from the checkpoint and the draft model given by the flags.
 
     Args:
         args: flags; `kv_cache_bytes`, if set, overrides the size derived from `kv_tokens`.
         checkpoint: the model.
         max_num_seqs: maximum number of running requests.
         kv_tokens: maximum number of tokens per request in the KV cache.
-        prefill_step: token budget for prompts in a step, in addition to decoding.
+        prefill_step: prompt tokens per step, in addition to the decode tokens.
         listener: see `LLM`.
 
     Raises:
@@ -38,15 +42,21 @@ def open_llm(
     draft = None if args.draft_model is None else load_for_solution(args, args.draft_model)
     page_size = args.block_size or DEFAULT_BLOCK_SIZE
     memory = getattr(args, "kv_cache_bytes", None)
+    kv_cache_dtype: Any = args.kv_cache_dtype or "auto"
     if memory is None:
         models = [checkpoint.mlx_model] if draft is None else [checkpoint.mlx_model, draft[0]]
+        if config_of(checkpoint.mlx_model.args).has_mtp:
+            models.append(mtp_checkpoint(checkpoint.mlx_model))
         pages = max_num_seqs * (-(-kv_tokens // page_size) + 1)
-        memory = pages * page_size * sum(map(kv_bytes_per_token, models))
+        sizes = [replace(size_of_tree(each), kv_cache_dtype=kv_cache_dtype) for each in models]
+        memory = pages * page_size * sum(size.kv_bytes_per_token for size in sizes)
+        memory += max_state_slots(max_num_seqs) * sum(size.state_bytes for size in sizes)
     num_drafts = 0
     if draft is not None:
         num_drafts = args.num_drafts or DEFAULT_NUM_DRAFTS
     elif args.speculative is not None:
-        num_drafts = args.num_drafts or MAX_NGRAM_DRAFT_TOKENS
+        default = {"ngram": MAX_NGRAM_DRAFT_TOKENS, "mtp": DEFAULT_NUM_MTP_DRAFTS}
+        num_drafts = args.num_drafts or default[args.speculative]
     return LLM(
         (checkpoint.mlx_model, checkpoint.tokenizer),
         kv_cache_bytes=memory,
@@ -57,7 +67,11 @@ def open_llm(
         num_drafts=args.num_drafts,
         speculative=args.speculative,
         attention_backend=args.attention_backend or "paged",
-        seed=secrets.randbits(63),  # of unseeded requests
+        kv_cache_dtype=kv_cache_dtype,
+        prefix_cache_dir=args.prefix_cache_dir,
+        prefix_cache_disk_bytes=args.prefix_cache_disk_bytes,
+        adapter_path=args.adapter_path,
+        seed=secrets.randbits(63),  # seed of unseeded requests
         listener=listener,
     )
 
@@ -65,7 +79,7 @@ def open_llm(
 def sampling_params_from_args(
     args: argparse.Namespace, max_tokens: int | None, ignore_eos: bool = False
 ) -> SamplingParams:
-    """Sampling parameters of the flags; greedy for `bench`, which has none."""
+    """Sampling parameters from the flags; greedy for `bench`, which has no sampling flags."""
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=getattr(args, "sampler_temp", 0.0),
@@ -74,9 +88,3 @@ def sampling_params_from_args(
         seed=getattr(args, "seed", None),
         ignore_eos=ignore_eos,
     )
-
-
-def kv_bytes_per_token(mlx_model: Any) -> int:
-    """The serving model's `kv_bytes_per_token`, before that model is built."""
-    args, item_bytes = config_of(mlx_model.args), mlx_model.model.norm.weight.dtype.size
-    return 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * item_bytes

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Messages = Sequence[dict[str, str]]
 
-# Flags of local inference.
+# Flags for local inference only.
 LOCAL_FLAGS = (
     "draft_model",
     "speculative",
@@ -24,15 +24,19 @@ LOCAL_FLAGS = (
     "device",
     "enable_flash_attn",
     "attention_backend",
+    "kv_cache_dtype",
     "block_size",
+    "prefix_cache_dir",
+    "prefix_cache_disk_bytes",
+    "adapter_path",
     "sampler_top_k",
 )
 CONNECT_TIMEOUT_SECONDS = 10.0
-READ_TIMEOUT_SECONDS = 600.0  # prefill of a long prompt by a large model may take minutes
+READ_TIMEOUT_SECONDS = 600.0  # a large model may prefill a long prompt for minutes
 
 
 def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the server's address and its request options."""
+    """Adds the flags for the server's address and its requests."""
     parser.add_argument(
         "--url",
         metavar="URL",
@@ -53,7 +57,7 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
     """Rejects flags that have no effect with --url, or without it.
 
     Raises:
-        UserError: the first such flag.
+        UserError: names the first of these flags.
     """
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
@@ -79,7 +83,7 @@ class RemoteBackend:
         client: HTTP client; a new one if None.
 
     Attributes:
-        name: name of the model.
+        name: model name.
 
     Raises:
         UserError: the server is unreachable or has no model, or httpx2 is not installed.
@@ -164,7 +168,7 @@ class RemoteBackend:
 
 
 def _base_url(url: str) -> str:
-    """Base URL of the API's paths; appends /v1 to a URL without a path.
+    """Base URL of the API; appends /v1 to a URL without a path.
 
     Raises:
         UserError: `url` is not an HTTP URL.
@@ -193,7 +197,7 @@ def _delta(data: str) -> Iterator[dict[str, Any]]:
 
 
 def _error_message(response: "httpx2.Response") -> str:
-    """Status and message of an error response, or its body if it is not OpenAI's."""
+    """Status and message of an error response; its body if not in OpenAI's error format."""
     try:
         text = str(response.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -2,5 +2,5 @@
 
 Defines no flags.
 
-Reading order: progress, workload, engine_run, runs, view.
+Reading order: progress, workload, open_loop, engine_run, runs, view.
 """

@@ -14,11 +14,11 @@ from .progress import EngineState, RequestProgress
 
 
 class EngineBatchRun:
-    """`BatchRun` of an `LLM`.
+    """`BatchRun` on an `LLM`.
 
     Args:
-        args: flags, checked by `check_batch_arguments`. At most `batch_size` requests run; a step
-            has a token for each of them and up to `prefill_step` prompt tokens. Without
+        args: flags, checked by `check_batch_arguments`. At most `batch_size` requests run at a
+            time; a step computes one token for each and up to `prefill_step` prompt tokens. Without
             `kv_cache_bytes`, the KV cache holds `batch_size` requests of the longest length.
         checkpoint: the model.
         prompts: token ids.
@@ -37,7 +37,7 @@ class EngineBatchRun:
         max_tokens: Sequence[int],
         ignore_eos: bool,
     ):
-        metadata: dict[str, Any] = {}  # filled in once the engine exists
+        metadata: dict[str, Any] = {}  # filled in after the engine is created
         self._recorder = Recorder(metadata)
         self._is_recorded = getattr(args, "record", None) is not None
         self._next_snapshot = 0.0  # on the recorder's clock
@@ -72,12 +72,12 @@ class EngineBatchRun:
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun`; numbered here, since the engine has no slot numbers."""
+        """See `BatchRun`; slots are assigned here, since the engine does not number them."""
         return [None if slot is None else self._started[slot] for slot in self._slots]
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun`; empty, since a request has a slot from its first chunk on."""
+        """See `BatchRun`; empty, since a request gets a slot with its first chunk."""
         return []
 
     def all_progress(self) -> Iterator[RequestProgress]:
@@ -109,10 +109,12 @@ class EngineBatchRun:
     def state(self) -> EngineState:
         """See `EngineState`."""
         scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
+        disk_cache = self._llm.core.disk_cache
         return EngineState(
             scheduler.pages.counts(scheduler.running),
             scheduler.num_prompt_tokens,
             scheduler.num_cached_tokens,
+            0 if disk_cache is None else disk_cache.stats.hit_tokens,
             scheduler.num_preemptions,
             statistics.num_draft_tokens,
             statistics.num_accepted_tokens,
@@ -133,7 +135,7 @@ class EngineBatchRun:
         return self._started.setdefault(request_id, RequestProgress(int(request_id), prompt_tokens))
 
     def _place_running(self) -> None:
-        """Keeps the slots of running requests and assigns idle slots to new ones."""
+        """Keeps running requests in their slots and assigns idle slots to new requests."""
         running = self._llm.scheduler.running
         ids = {request.request_id for request in running}
         self._slots = [slot if slot in ids else None for slot in self._slots]

@@ -12,8 +12,8 @@ class RequestProgress:
     Attributes:
         index: index of the prompt.
         prompt_tokens: length of the prompt.
-        prefilled: number of computed prompt tokens.
-        new_tokens: number of output tokens so far, EOS included.
+        prefilled: number of prompt tokens computed so far.
+        new_tokens: number of output tokens so far, including EOS.
         text: output so far.
     """
 
@@ -34,9 +34,10 @@ class EngineState:
     """Engine counters.
 
     Attributes:
-        pages: pages by state.
+        pages: number of pages by state.
         prompt_tokens: prompt tokens of the admitted requests.
-        cached_tokens: prefix cache hits among them.
+        cached_tokens: prompt tokens found in the prefix cache.
+        disk_tokens: cached tokens that were read from `--prefix-cache-dir`.
         preemptions: number of preemptions.
         num_draft_tokens, num_accepted_tokens: counters of speculative decoding.
     """
@@ -44,6 +45,7 @@ class EngineState:
     pages: PageCounts
     prompt_tokens: int
     cached_tokens: int
+    disk_tokens: int
     preemptions: int
     num_draft_tokens: int
     num_accepted_tokens: int
@@ -52,8 +54,11 @@ class EngineState:
         share = self.cached_tokens / max(self.prompt_tokens, 1)
         text = (
             f"prefix cache hits: {self.cached_tokens} of {self.prompt_tokens} prompt tokens "
-            f"({share:.0%}) | preemptions: {self.preemptions}"
+            f"({share:.0%})"
         )
+        if self.disk_tokens:
+            text += f", {self.disk_tokens} of them from disk"
+        text += f" | preemptions: {self.preemptions}"
         if self.num_draft_tokens:
             text += (
                 f" | draft tokens: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted"

@@ -1,7 +1,7 @@
 """Batch runs: the engine, Week 2 or 3's continuous batching, or mlx_lm.
 
 One interface for all: call `step` until `is_done`, and read the progress between steps. `batch`
-displays it, `bench` measures it.
+displays a run, `bench` measures it.
 """
 
 import argparse
@@ -37,11 +37,11 @@ class BatchRun(Protocol):
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """Prompt in each slot of the batch, or None."""
+        """Progress of the prompt in each slot of the batch; None for an idle slot."""
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """Prompts in prefill, and prefilled ones without a slot."""
+        """Progress of prompts in prefill, and of prefilled prompts awaiting a slot."""
 
     def all_progress(self) -> Iterator[RequestProgress]:
         """Progress of all started prompts."""
@@ -94,7 +94,7 @@ def open_batch_run(
 
 
 class CourseBatchRun:
-    """`BatchRun` of the course's `BatchGeneration`."""
+    """`BatchRun` on the course's `BatchGeneration`."""
 
     def __init__(self, batch: BatchGeneration):
         self._batch = batch
@@ -150,7 +150,7 @@ class _MlxRequest:
 
 
 class MlxBatchRun:
-    """`BatchRun` of mlx_lm's `BatchGenerator`, which prefills several prompts at once.
+    """`BatchRun` on mlx_lm's `BatchGenerator`, which prefills several prompts at once.
 
     Args: see `open_batch_run`.
     """
@@ -197,7 +197,7 @@ class MlxBatchRun:
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun`; numbered here, since mlx_lm has no slot numbers."""
+        """See `BatchRun`; slots are assigned here, since mlx_lm does not number them."""
         return list(self._slots)
 
     @property
@@ -211,7 +211,7 @@ class MlxBatchRun:
         return (each for each in progress if each.prefilled > 0)
 
     def step(self) -> None:
-        """Decodes a token per active request and a chunk of each prompt in prefill."""
+        """Decodes one token per active request and prefills a chunk of each pending prompt."""
         prefills, tokens = self._generator.next()
         for response in prefills:
             self._requests[response.uid].progress.prefilled = response.progress[0]

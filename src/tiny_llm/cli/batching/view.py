@@ -30,7 +30,7 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
     table.add_column("output so far", ratio=1)
     for slot, progress in enumerate(run.slots):
         table.add_row(str(slot), *_cells(progress, "decoding"))
-    # An idle row keeps the table's height constant. The engine's requests never wait for a slot.
+    # An idle row keeps the table's height constant. Prefilled engine requests always have a slot.
     idle: Sequence[None] = [None] if run.state() is None else []
     upcoming: Sequence[RequestProgress | None] = run.prefilling or idle
     for progress in upcoming:
@@ -49,7 +49,7 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
 
 
 def _cells(progress: RequestProgress | None, prefilled_state: str) -> list[RenderableType]:
-    """Cells of a row after the first; `prefilled_state` is the label after prefill."""
+    """A row's cells after the first; `prefilled_state` is the label after prefill."""
     if progress is None:
         return [Text("–", style="dim"), Text("idle", style="dim"), "", ""]
     if progress.prefilled < progress.prompt_tokens:
@@ -66,7 +66,7 @@ def _queue(run: BatchRun) -> Text:
 
 
 def _pages(state: EngineState) -> Text:
-    """Bar of the pages: shared, exclusive, cached, free."""
+    """Page usage bar: shared, exclusive, cached, free."""
     pages = state.pages
     total = pages.used + pages.cached + pages.free
     kinds = (
@@ -97,7 +97,7 @@ def _speed(run: BatchRun, seconds: float) -> Text:
 
 
 def speed_line(begun: Sequence[RequestProgress], seconds: float) -> str:
-    """Tokens and tokens/s over the whole run, since prefill and decode share its steps."""
+    """Formats tokens and tokens/s over the whole run, as prefill and decode share steps."""
     prompt = sum(progress.prefilled for progress in begun)
     generated = sum(progress.new_tokens for progress in begun)
     seconds = max(seconds, 1e-9)

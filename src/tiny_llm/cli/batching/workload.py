@@ -12,7 +12,7 @@ from ...errors import UserError
 
 @dataclass(frozen=True)
 class LengthRange:
-    """Range of lengths, bounds included.
+    """Range of lengths, inclusive.
 
     Args:
         kind: "input" or "output", as in the flags --min-<kind>-len and --max-<kind>-len.
@@ -36,7 +36,7 @@ class LengthRange:
 
 @dataclass(frozen=True)
 class Workload:
-    """Sequences of a benchmark.
+    """A benchmark's sequences.
 
     Attributes:
         prompts: token ids.
@@ -72,7 +72,7 @@ class TimestampTokenizer:
     """Tokenizer stub that records the time of each token instead of its text.
 
     Attributes:
-        eos_token_ids: empty; every sequence runs to its output length.
+        eos_token_ids: empty, so every sequence runs to its output length.
         sequences: token times of each started sequence, in seconds.
     """
 
@@ -83,7 +83,7 @@ class TimestampTokenizer:
 
     @property
     def detokenizer(self) -> "_TimestampDetokenizer":
-        """A new detokenizer per access, as with mlx_lm's tokenizers."""
+        """A new detokenizer per access, like in mlx_lm's tokenizers."""
         self.sequences.append([])
         return _TimestampDetokenizer(self.sequences[-1])
 
@@ -108,7 +108,7 @@ def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str,
 
     Args:
         sequences: token times of each sequence.
-        started: arrival time of all sequences, on the same clock; queueing counts.
+        started: common arrival time on the same clock; latencies include queueing.
 
     Returns:
         `ttft_ms_median`, `ttft_ms_p95`, `itl_ms_median` and `itl_ms_p95` in milliseconds; the

@@ -1,6 +1,6 @@
 """Command-line parsing shared by the commands.
 
-Independent of how a model is run.
+Independent of how models run.
 
 Reading order: command, arguments, input_text, learner_tree.
 """

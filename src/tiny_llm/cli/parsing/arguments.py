@@ -4,10 +4,12 @@ import argparse
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ... import kernels
 from ...errors import UserError
+from ...kv_cache.int8_rows import KV_CACHE_DTYPES
 from ...models import ATTENTION_BACKENDS, BUNDLED_MODELS, LOAD_FORMATS, SHORT_NAMES, WEEK_MODELS
 from ...models.parallel.default_group import num_launched_ranks
 from ...sampler import Sampler, make_sampler
@@ -17,15 +19,19 @@ SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
 ENGINE = "engine"  # the default loader
 
-# Flags that only the engine supports, by their names in the namespace.
+# Flags that only the engine supports, by attribute name in the namespace.
 ENGINE_FLAGS = {
-    "speculative": "only the engine drafts tokens from the text",
+    "speculative": "only the engine drafts tokens from the text, or with an MTP layer",
     "num_drafts": "only the engine has a configurable number of draft tokens",
     "attention_backend": "only the engine has several attention backends",
+    "kv_cache_dtype": "only the engine has an 8-bit KV cache",
     "block_size": "only the engine has a configurable page size",
     "tensor_parallel_size": "only the engine shards a model across processes",
     "kv_cache_bytes": "only the engine has a memory budget for the KV cache",
+    "prefix_cache_dir": "only the engine has a prefix cache",
+    "prefix_cache_disk_bytes": "only the engine has a prefix cache",
     "record": "only the engine records events",
+    "adapter_path": "only the engine has LoRA adapters",
 }
 
 DEFAULT_BLOCK_SIZE = 32  # tokens; `LLM`'s default
@@ -33,7 +39,7 @@ API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 
 def api_key(argument: str | None) -> str | None:
-    """API key given by `--api-key` or the environment variable, or None.
+    """API key from `--api-key` or the environment variable, or None.
 
     Raises:
         UserError: the key is not UTF-8.
@@ -63,8 +69,18 @@ def in_range(
     return parse
 
 
+def byte_count(text: str) -> int:
+    """Argument type: an integer, optionally in scientific notation, e.g. 1e9."""
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        if (value := float(text)).is_integer():
+            return int(value)
+    raise argparse.ArgumentTypeError(f"must be a whole number such as 536870912 or 1e9, got {text}")
+
+
 def rank_count(text: str) -> int:
-    """Argument type: a positive number of ranks, equal to the launcher's if it started several."""
+    """Argument type: a positive rank count, equal to the launcher's if it started several."""
     size: int = in_range(1)(text)
     launched = num_launched_ranks()
     if launched not in (1, size):
@@ -75,7 +91,7 @@ def rank_count(text: str) -> int:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the choice of model, implementation and device."""
+    """Adds the flags for model, implementation and device."""
     parser.add_argument(
         "--model",
         metavar="NAME",
@@ -104,7 +120,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the engine's options that every command has, `serve` included."""
+    """Adds the engine flags common to all commands, including `serve`."""
     drafts = parser.add_mutually_exclusive_group()
     drafts.add_argument(
         "--draft-model", metavar="NAME", help="draft model for speculative decoding"
@@ -112,15 +128,16 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add_choice(
         drafts,
         "--speculative",
-        ["ngram"],
-        "speculative decoding without a draft model: n-gram lookup in the prompt and output",
+        ["ngram", "mtp"],
+        "speculative decoding without a draft model: n-gram lookup in the prompt and output, or "
+        "the layer for multi-token prediction of Qwen3.5 and Qwen3-Next (mtp)",
     )
     parser.add_argument(
         "--num-drafts",
         type=in_range(1),
         metavar="N",
         help="maximum draft tokens per request and step (engine; 4 with --draft-model, 7 with "
-        "ngram)",
+        "ngram, 1 with mtp)",
     )
     parser.add_argument(
         "--block-size", type=in_range(1), metavar="N", help="tokens per KV cache page (engine; 32)"
@@ -132,8 +149,34 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "attention of the engine: paged (default) reads pages in place; flash and reference gather "
         "them first, and are slower, for comparison",
     )
+    _add_choice(
+        parser,
+        "--kv-cache-dtype",
+        KV_CACHE_DTYPES,
+        "KV cache of the engine: auto (default) in the dtype of activations; int8 in half the "
+        "memory",
+    )
+    parser.add_argument(
+        "--adapter-path",
+        metavar="DIR",
+        help="LoRA adapter of the model, a folder written by mlx_lm.lora (engine)",
+    )
+    parser.add_argument(
+        "--prefix-cache-dir",
+        metavar="DIR",
+        help="keep the prefix cache's pages in a directory, for later runs and other processes "
+        "(engine)",
+    )
+    parser.add_argument(
+        "--prefix-cache-disk-bytes",
+        type=byte_count,
+        metavar="N",
+        help="maximum bytes in --prefix-cache-dir; the least recently used are evicted (engine; "
+        "1e10)",
+    )
     parser.add_argument(
         "--tensor-parallel-size",
+        "--tp",
         type=rank_count,
         default=num_launched_ranks(),
         metavar="N",
@@ -153,12 +196,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_choice(
     parser: Any, flag: str, choices: Any, text: str, default: str | None = None
 ) -> None:
-    metavar = "{" + ",".join(choices) + "}"  # argparse leaves it out of --help if None
+    metavar = "{" + ",".join(choices) + "}"  # if None, argparse omits the choices from --help
     parser.add_argument(flag, choices=choices, default=default, metavar=metavar, help=text)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds sampling parameters and the output's length."""
+    """Adds the flags for sampling and output length."""
     parser.add_argument(
         "--sampler-temp",
         "--temperature",
@@ -199,7 +242,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the batch's shape."""
+    """Adds the flags for batch and prefill chunk size."""
     parser.add_argument(
         "--batch-size", type=in_range(1), default=5, metavar="N", help="maximum running requests"
     )
@@ -219,8 +262,8 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     flag requires a week's loop (mlx_lm has no loader).
 
     Args:
-        args: flags of `add_model_arguments`.
-        needs_cache: whether the command excludes Week 1, which has no KV cache.
+        args: flags from `add_model_arguments`.
+        needs_cache: whether the command needs a KV cache, which Week 1 lacks.
 
     Raises:
         UserError: the first unsupported flag.
@@ -289,18 +332,18 @@ def _check_mlx_arguments(args: argparse.Namespace) -> None:
 
 
 def _is_set(args: argparse.Namespace, name: str) -> bool:
-    """Whether a flag without a default, or `tensor_parallel_size`, was given."""
+    """Whether a flag is set: not None, and not the default `tensor_parallel_size` of 1."""
     value = getattr(args, name, None)
     return value is not None and not (name == "tensor_parallel_size" and value == 1)
 
 
 def flag_of(name: str) -> str:
-    """Flag of an attribute of the namespace: "block_size" → "--block-size"."""
+    """Flag for a namespace attribute: "block_size" → "--block-size"."""
     return "--" + name.replace("_", "-")
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
-    """Applies `check_model_arguments`, and rejects flags unsupported in a batch.
+    """Applies `check_model_arguments` and rejects flags unsupported in batch runs.
 
     Raises:
         UserError: the first unsupported flag.
@@ -314,7 +357,7 @@ def check_batch_arguments(args: argparse.Namespace) -> None:
 
 
 def sampler_from_args(args: argparse.Namespace) -> Sampler:
-    """Sampler of the given flags.
+    """Builds the sampler from the flags.
 
     Raises:
         UserError: a flag is out of range.

@@ -13,7 +13,12 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from ...errors import TaskNotImplemented, UserError
-from .learner_tree import exec_in_learner_tree, find_learner_tree, is_running_mine
+from .learner_tree import (
+    exec_in_learner_tree,
+    find_learner_tree,
+    is_running_mine,
+    unwritten_files,
+)
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # shells' status after Ctrl-C
@@ -35,8 +40,10 @@ class CommandParser(argparse.ArgumentParser):
     Args:
         prog: program name in the help.
         description: description in the help.
-        module: module that --solution mine re-executes; None for commands without that flag.
-        formatter_class: formatter of the help.
+        module: module to re-execute for --solution mine; None for commands without that flag.
+        formatter_class: help formatter.
+        skips_unwritten: whether --solution mine uses the reference solution for the learner's
+            modules with an unwritten task.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class CommandParser(argparse.ArgumentParser):
         description: str | None,
         module: str | None = None,
         formatter_class: Any = HelpFormatter,
+        skips_unwritten: bool = False,
     ):
         super().__init__(
             prog=prog,
@@ -53,13 +61,14 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self._module = module
+        self._skips_unwritten = skips_unwritten
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Parses the flags; re-executes the command in the learner's tree for --solution mine.
 
-        Without --solution, an existing learner's tree is used, with a message.
+        Without --solution, uses the learner's tree if it exists and prints a message.
         """
         parsed = super().parse_args(args, namespace)
         if self._module is None:
@@ -80,8 +89,22 @@ class CommandParser(argparse.ArgumentParser):
                     markup=False,
                 )
         if parsed.solution == "mine":
-            exec_in_learner_tree(self._module, args)
+            exec_in_learner_tree(self._module, args, self._skipped())
         return parsed
+
+    def _skipped(self) -> list[str]:
+        """Modules with unwritten tasks, to import from the solution; prints a message if any."""
+        tree = find_learner_tree()
+        if not self._skips_unwritten or tree is None or is_running_mine(tree):
+            return []
+        skipped = unwritten_files(tree)
+        if skipped:
+            console.print(
+                f"solution: mine, but ours of {', '.join(skipped)} (unwritten tasks)",
+                soft_wrap=True,
+                markup=False,
+            )
+        return skipped
 
     def error(self, message: str) -> NoReturn:
         """Raises a `UserError`, which `run_command` reports."""
@@ -94,12 +117,12 @@ def has_rank_environment() -> bool:
 
 
 def _join_ranks() -> None:
-    """Connects the launched ranks. Returns only in rank 0 or in a single process.
+    """Connects the launched ranks. Returns only on rank 0 or in a single process.
 
     Raises:
         UserError: the connection failed.
     """
-    # Imported here to keep the start of a single process fast.
+    # Imported here to keep single-process startup fast.
     from ...engine.execution.tp_worker import serve_launched
     from ...models.parallel.default_group import init_default_group
     from ...models.parallel.launcher import is_launched, is_rank_0
@@ -113,7 +136,7 @@ def _join_ranks() -> None:
 def _open_closed_streams() -> None:
     """Opens /dev/null for each standard stream closed by the parent process.
 
-    Otherwise a model file or socket gets that descriptor, and MLX cannot open a file as number 0.
+    Otherwise a model file or socket could get that descriptor, and MLX fails on descriptor 0.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -124,7 +147,7 @@ def _open_closed_streams() -> None:
 def run_command(prog: str, command: Callable[[], int]) -> int:
     """Runs a command's body and maps its exceptions to an exit status.
 
-    With several ranks, rank 0 runs the body, and the others run its worker loop.
+    With several ranks, rank 0 runs the body and the others run the worker loop.
 
     Returns:
         The body's status; 2 after a `UserError` or an unimplemented task of the course, printed

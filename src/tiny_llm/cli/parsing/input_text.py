@@ -16,7 +16,7 @@ def read_prompt(argument: str) -> str:
     if argument != "-":
         return validate_utf8("the prompt", argument)
     stream = sys.stdin
-    # Raw bytes, since the locale's encoding may differ.
+    # Read raw bytes, since the locale's encoding may not be UTF-8.
     data = stream.buffer.read() if hasattr(stream, "buffer") else stream.read().encode()
     try:
         return data.decode("utf-8")
@@ -31,7 +31,7 @@ def validate_utf8(what: str, text: str) -> str:
     """Returns the text unchanged.
 
     Raises:
-        UserError: the text has surrogates, which encode non-UTF-8 bytes of the command line.
+        UserError: the text has surrogates, which represent non-UTF-8 command-line bytes.
     """
     try:
         text.encode("utf-8")
@@ -44,5 +44,5 @@ def validate_utf8(what: str, text: str) -> str:
 
 def reconfigure_as_utf8(stream: TextIO) -> None:
     """Sets a stream to UTF-8 regardless of the locale; invalid bytes become surrogates."""
-    if isinstance(stream, io.TextIOWrapper):  # not the StringIO of a test
+    if isinstance(stream, io.TextIOWrapper):  # not a test's StringIO
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -8,6 +8,7 @@ from pathlib import Path
 from ...errors import UserError
 
 TREE_VARIABLE = "TINY_LLM_MINE"  # the learner's tree; by default `mine/` in the working directory
+SKIP_VARIABLE = "TINY_LLM_SKIP"  # files of the tree to import from the solution instead
 
 
 def find_learner_tree() -> Path | None:
@@ -17,16 +18,29 @@ def find_learner_tree() -> Path | None:
 
 
 def is_running_mine(tree: Path) -> bool:
-    """Whether this process imported tiny_llm from that tree."""
+    """Whether this process imported tiny_llm from `tree`."""
     return sys.modules["tiny_llm"].__file__ == str(tree / "src" / "tiny_llm" / "__init__.py")
 
 
-def exec_in_learner_tree(module: str, argv: Sequence[str] | None) -> None:
-    """Replaces this process by one that imports the learner's tiny_llm; no-op in the latter.
+def unwritten_files(tree: Path) -> list[str]:
+    """Modules in the learner's tree with unwritten tasks, as paths relative to its package."""
+    package = tree / "src" / "tiny_llm"
+    return [
+        path.relative_to(package).as_posix()
+        for path in sorted(package.rglob("*.py"))
+        if "raise TaskNotImplemented(" in path.read_text(encoding="utf-8")
+    ]
+
+
+def exec_in_learner_tree(
+    module: str, argv: Sequence[str] | None, skipped: Sequence[str] = ()
+) -> None:
+    """Re-executes this process with the learner's tiny_llm; a no-op if it is already imported.
 
     Args:
-        module: module of the command, such as "tiny_llm.cli.main".
+        module: module of the command, e.g. "tiny_llm.cli.main".
         argv: arguments; `sys.argv[1:]` if None.
+        skipped: modules to import from the solution, as paths relative to the tree's package.
 
     Raises:
         UserError: the learner's tree does not exist.
@@ -41,6 +55,7 @@ def exec_in_learner_tree(module: str, argv: Sequence[str] | None) -> None:
         return
     paths = [str(tree / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), TREE_VARIABLE: str(tree)}
+    environment[SKIP_VARIABLE] = os.pathsep.join(skipped)
     command = [sys.executable, "-m", module, *(sys.argv[1:] if argv is None else argv)]
     sys.stdout.flush()
     os.execve(sys.executable, command, environment)

@@ -1,7 +1,7 @@
-"""Model execution: a ragged batch through the model, logits to tokens.
+"""Model execution: ragged batches to logits, logits to tokens.
 
 Must not know about queues or text.
 
-Reading order: paged_model, tp_model, tp_worker, logits_processors, logprobs, sampler,
-prompt_logprobs, async_scheduling.
+Reading order: kv_memory, paged_model, tp_model, tp_worker, logits_processors, logprobs, sampler,
+prompt_logprobs, async_scheduling, disk_cache.
 """

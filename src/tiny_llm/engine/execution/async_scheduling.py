@@ -1,13 +1,13 @@
-"""Async scheduling: launches the next decoding step before tokens are read.
+"""Async scheduling: launch of the next decoding step before tokens are read.
 
 A decoding step ends with token ids that Python must read to know which requests continue. Meanwhile
 the GPU would idle until the next step is scheduled and its graph is built. But most requests do
 continue, and their next input is known: the token sampled in this step, still on the device, at the
-next position. The model is therefore launched with that token at once, and the logits are kept.
+next position. The model is therefore launched on that token at once, and the logits are kept.
 
 If the scheduler then plans the predicted step, its logits are ready. Otherwise, for example if it
-adds a prompt chunk, they are discarded. Keys and values already written are harmless: the slot
-belongs to the request, and is overwritten, later in the same stream, before it is read.
+adds a prompt chunk, they are discarded. Keys and values already written are harmless: their slots
+belong to the request and are overwritten, later in the same stream, before they are read.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ... import kernels
-from ..scheduling.batch import Chunk
+from ..scheduling.outputs import Chunk
 from .paged_model import PagedModel, Span
 
 
 @dataclass(frozen=True)
 class PredictedToken:
-    """A launched token.
+    """A token launched ahead of the scheduler.
 
     Attributes:
-        row: its row of the logits.
+        row: its row in the logits.
         position: its position in the request.
         page: the page that holds its key and value.
     """
@@ -43,7 +43,7 @@ class AsyncScheduling:
 
     Attributes:
         enabled: True on a GPU; on a CPU the model and Python would compete for the cores.
-        num_hits, num_misses: launched steps, by whether the scheduler then planned them.
+        num_hits, num_misses: launched steps that the scheduler then did, or did not, plan.
     """
 
     def __init__(self, model: PagedModel):
@@ -59,7 +59,7 @@ class AsyncScheduling:
 
         Args:
             chunks: the step's chunks, all sampling, without draft tokens.
-            tokens: the sampled token of each, possibly not computed yet.
+            tokens: the sampled token of each chunk, possibly not evaluated yet.
         """
         self._predicted = {}
         indices: list[int] = []
@@ -73,13 +73,13 @@ class AsyncScheduling:
                 page = request.page_ids[position // page_size]
                 self._predicted[request.arrival_index] = PredictedToken(len(spans), position, page)
                 indices.append(index)
-                spans.append(Span([0], position, request.page_ids))
+                spans.append(Span([0], position, request.page_ids, adapter=request.adapter))
         if spans:
             rows = list(range(len(spans)))
             self._logits = self._model.logits_async(tokens[mx.array(indices)], spans, rows)
 
     def take_logits(self, chunks: Sequence[Chunk]) -> mx.array | None:
-        """Returns a step's logits, one row per chunk, if it was predicted, else None."""
+        """Returns the logits, one row per chunk, of a step that was predicted; otherwise None."""
         logits, self._logits = self._logits, None
         if logits is None:
             return None
@@ -88,7 +88,7 @@ class AsyncScheduling:
             self.num_misses += 1
             return None
         self.num_hits += 1
-        return logits if len(rows) == logits.shape[0] else logits[mx.array(rows)]
+        return logits if rows == list(range(logits.shape[0])) else logits[mx.array(rows)]
 
     def _row(self, chunk: Chunk) -> int | None:
         """Returns the row of the chunk's logits, or None if the chunk was not predicted."""

@@ -1,8 +1,8 @@
 """Logits processors: logit bias, penalties, masks, temperature, filters.
 
 A logits processor takes logits (R×V, float32) and their R sampling rows, and returns new logits; it
-never modifies its argument. `LOGITS_PROCESSORS` lists all of them in the order of application: add
-new ones there. Rows that a processor does not affect keep their bits.
+never modifies its argument. `LOGITS_PROCESSORS` lists all of them in order of application: add new
+ones there. Rows that a processor does not affect stay bit-identical.
 """
 
 from array import array
@@ -22,10 +22,10 @@ from ..structured_output.thinking_budget import apply_thinking_budget
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """One output position to sample a token for.
+    """One output position at which to sample a token.
 
     Attributes:
-        request: the request that gets the token.
+        request: the request that receives the token.
         position: index of the token in the request's output.
         draft_tokens: unverified tokens before this position.
     """
@@ -49,12 +49,12 @@ class SamplingRow:
 
     @property
     def below_min_tokens(self) -> bool:
-        """Whether end tokens are masked at this position."""
+        """Whether EOS and stop tokens are masked at this position."""
         return self.position < self.params.min_tokens
 
     @property
     def forced_token(self) -> int | None:
-        """The only token allowed here by the thinking budget; usually None."""
+        """The only token that the thinking budget allows here; usually None."""
         budget = self.request.thinking_budget
         if budget is None:
             return None
@@ -63,7 +63,7 @@ class SamplingRow:
 
 
 class TokenCounts:
-    """Token occurrences in a request, for the penalties.
+    """Token counts of a request, for the penalties.
 
     Args:
         prompt_token_ids: the prompt.
@@ -105,7 +105,7 @@ def process_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
     """Applies all logits processors.
 
     Returns:
-        R×V in float32, −inf for masked tokens. Greedy rows skip temperature and filters, which do
+        R×V, float32; −inf for masked tokens. Greedy rows skip temperature and filters, which do
         not change the argmax.
     """
     x = logits.astype(mx.float32)
@@ -150,7 +150,7 @@ def apply_penalties(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_min_tokens(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Masks end tokens before `min_tokens`."""
+    """Masks EOS and stop tokens before `min_tokens`."""
     entries = [
         (index, token)
         for index, row in enumerate(rows)
@@ -165,7 +165,7 @@ def apply_min_tokens(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_temperature(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Divides by the temperature of each row; 1 for greedy rows."""
+    """Divides each row by its temperature; greedy rows are unchanged."""
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     if all(temperature == 1 for temperature in temperatures):
         return x
@@ -211,5 +211,5 @@ def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.arr
 
 
 def _from_buffer(values: Any) -> mx.array:
-    """Copies an `array` or `bytearray`: MLX reads buffers, but its type stubs omit them."""
+    """Copies an `array` or `bytearray` to MLX, whose type stubs omit buffer arguments."""
     return mx.array(values)

@@ -1,6 +1,6 @@
-"""Log-probabilities of tokens: the top-k and the chosen one.
+"""Log-probabilities of the top-k tokens and the chosen one.
 
-The engine reports the model's log-probabilities, before any logits processor.
+The engine reports the model's log-probabilities before any logits processor.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from ..scheduling.outputs import Logprobs
 
 
 def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int]) -> list[Logprobs]:
-    """Computes log-probabilities of each row's top tokens and of the chosen one.
+    """Computes log-probabilities for each row's top tokens and its chosen token.
 
     Args:
         logits: R×V, unprocessed.
         counts: number of top tokens for each row.
-        chosen: the token of each row.
+        chosen: the chosen token of each row.
 
     Returns:
         For each row, log-probabilities by token id, in descending order; the chosen token is last
-        if it is not among the top ones.
+        if it is not among the top tokens.
     """
     gathered = gather_logprobs(logits, max(counts), mx.array(list(chosen)))
     return logprobs_to_dicts(*gathered, counts)
@@ -31,11 +31,11 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
 def gather_logprobs(
     logits: mx.array, num_logprobs: int, chosen: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Gathers each row's top tokens, then the chosen one, with log-probabilities.
+    """Gathers each row's top tokens and then its chosen token, with log-probabilities.
 
     Args:
         logits: R×V.
-        num_logprobs: top tokens per row, K; clamped to V.
+        num_logprobs: number of top tokens per row, K; clamped to V.
         chosen: R token ids.
 
     Returns:

@@ -1,7 +1,7 @@
 """PagedModel: a model with paged KV storage, run on ragged batches.
 
-The tokens of all requests, prompt chunks and single decoded tokens, are concatenated without
-padding. Every weight is therefore read once per step.
+The tokens of all requests, both prompt chunks and single decoded tokens, are concatenated without
+padding, so that every weight is read only once per step.
 """
 
 import time
@@ -17,48 +17,82 @@ from ...models import ServingModel
 
 @dataclass(frozen=True)
 class Span:
-    """Adjacent tokens of one request, part of a ragged batch.
+    """Contiguous tokens of one request, as part of a ragged batch.
 
     Attributes:
         token_ids: at least one token.
         start: position of the first token.
         page_ids: the request's block table, with room for all tokens.
+        state_read_slot: slot of the recurrent state before the first token; −1 if `start` is 0 or
+            the model has no recurrent state.
+        state_writes: (token index in the span, slot for the state after it) pairs, in any order.
+        adapter: index of the request's LoRA adapter; −1 for none.
     """
 
     token_ids: Sequence[int]
     start: int
     page_ids: array
+    state_read_slot: int = -1
+    state_writes: Sequence[tuple[int, int]] = ()
+    adapter: int = -1
 
 
 class PagedModel:
-    """A model and the pages of its keys and values.
+    """A model with its KV pages and recurrent state slots.
 
     Args:
-        model: computes logits over pages.
+        model: computes logits from paged keys and values.
         num_pages: number of pages.
+        num_state_slots: number of state slots; 0 for models without recurrent state.
 
     Attributes:
         seconds: total time spent in the model.
     """
 
-    def __init__(self, model: ServingModel, num_pages: int):
+    def __init__(self, model: ServingModel, num_pages: int, num_state_slots: int = 0):
         self.model = model
         self.vocab_size = model.vocab_size
         self.page_size = model.page_size
         self.seconds = 0.0
-        self._storage = model.create_paged_storage(num_pages)
+        self._storage = model.create_paged_storage(num_pages, num_state_slots)
 
     @property
     def nbytes(self) -> int:
-        """Allocated bytes of KV memory."""
+        """Bytes of KV and state memory allocated."""
         return self._storage.nbytes
 
+    @property
+    def page_arrays(self) -> list[mx.array]:
+        """Key and value pages of all layers, one row per page; do not hold references."""
+        return self._storage.page_arrays
+
+    @property
+    def state_arrays(self) -> list[mx.array]:
+        """Recurrent states of all layers, one row per slot; do not hold references."""
+        states = self._storage.states
+        return [] if states is None else states.arrays
+
+    def ensure_capacity(self, num_pages: int = 0, num_state_slots: int = 0) -> None:
+        """Allocates memory for at least this many pages and state slots."""
+        self._storage.ensure_capacity(num_pages)
+        if self._storage.states is not None:
+            self._storage.states.ensure_capacity(num_state_slots)
+
     def reserve(self) -> None:
-        """Allocates the memory of all pages."""
-        self._storage.ensure_capacity(self._storage.num_pages)
+        """Allocates memory for all pages and state slots."""
+        self._storage.reserve()
+
+    @property
+    def num_allocated_pages(self) -> int:
+        """Number of pages with allocated memory."""
+        return self._storage.num_allocated
+
+    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Renumbers pages and state slots, and releases all others; see `PagedStorage.keep`."""
+        self._storage.keep(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback for lost workers; a no-op in a single process."""
+        """Registers a callback for a lost worker; a no-op in a single process."""
 
     def release_scratch(self) -> None:
         """Frees scratch memory; a no-op in a single process, which keeps it for the next step."""
@@ -67,41 +101,47 @@ class PagedModel:
         """Runs the model and writes keys and values into the pages.
 
         Args:
-            spans: T tokens together.
-            rows: indices, of the T tokens, whose logits are returned.
+            spans: T tokens in total.
+            rows: indices among the T tokens whose logits are returned.
 
         Returns:
             len(rows)×V.
         """
         # Only a draft model can get an id ≥ V, from the target's padded vocabulary. Clamping it can
-        # only make a draft token wrong.
+        # at worst cost a rejected draft token.
         last = self.vocab_size - 1
         ids = [min(token, last) for span in spans for token in span.token_ids]  # T
         started = time.perf_counter()
         logits = self._graph(mx.array(ids, dtype=mx.int32), spans, rows)
-        # Pages explicitly: a chunk within a prompt has no logits that depend on them.
-        mx.eval(logits, self._storage.key_pages, self._storage.value_pages)
+        # Storage is evaluated explicitly: without sampling rows, no logits depend on it.
+        mx.eval(logits, self._storage.arrays)
         self.seconds += time.perf_counter() - started
         return logits
 
     def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Asynchronous `logits`, with `ids` in place of the spans' tokens.
+        """Like `logits`, but asynchronous, and with `ids` in place of the spans' tokens.
 
         Args:
-            ids: T token ids, possibly not computed yet.
+            ids: T token ids, possibly not evaluated yet.
             spans, rows: see `logits`.
         """
         logits = self._graph(ids, spans, rows)
-        mx.async_eval(logits, self._storage.key_pages, self._storage.value_pages)
+        mx.async_eval(logits, self._storage.arrays)
         return logits
 
     def _graph(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        batch = ragged_batch(spans, self.page_size)
+        batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)
         return self.model.ragged_logits(ids, batch, rows, self._storage)
 
 
-def ragged_batch(spans: Sequence[Span], page_size: int) -> RaggedBatch:
-    """Builds the positions, slots, sequence bounds and block tables of a batch."""
+def ragged_batch(spans: Sequence[Span], page_size: int, has_state: bool = False) -> RaggedBatch:
+    """Builds a batch's positions, slots, sequence bounds and block tables.
+
+    Args:
+        spans: the batch's sequences.
+        page_size: tokens per page.
+        has_state: whether the model has recurrent state.
+    """
     positions: list[int] = []  # T
     slots: list[int] = []  # T
     ends = [0]  # B + 1
@@ -111,4 +151,16 @@ def ragged_batch(spans: Sequence[Span], page_size: int) -> RaggedBatch:
         slots += [span.page_ids[p // page_size] * page_size + p % page_size for p in span_positions]
         ends.append(len(positions))
     lengths = [span.start + len(span.token_ids) for span in spans]
-    return RaggedBatch(positions, slots, ends, lengths, [span.page_ids for span in spans])
+    tables = [span.page_ids for span in spans]
+    adapters = None
+    if any(span.adapter >= 0 for span in spans):
+        adapters = [span.adapter for span in spans for _ in span.token_ids]
+    if not has_state:
+        return RaggedBatch(positions, slots, ends, lengths, tables, adapter_ids=adapters)
+    assert all((span.state_read_slot < 0) == (span.start == 0) for span in spans)
+    read_slots = [span.state_read_slot for span in spans]
+    write_slots = [-1] * len(positions)
+    for first, span in zip(ends, spans, strict=False):
+        for index, slot in span.state_writes:
+            write_slots[first + index] = slot
+    return RaggedBatch(positions, slots, ends, lengths, tables, read_slots, write_slots, adapters)

@@ -1,7 +1,7 @@
 """Log-probabilities of prompt tokens.
 
-The logits of prompt token p are a distribution over token p + 1, which the prompt contains. Scoring
-requires logits for every row of a prompt chunk; otherwise only the last row's are computed, for
+The logits at prompt token p are a distribution over token p + 1, which the prompt contains. Scoring
+requires logits for every row of a prompt chunk; otherwise, only the last row's are computed, for
 sampling.
 """
 
@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ..scheduling.batch import Chunk, ChunkOutput
+from ..scheduling.outputs import Chunk, ChunkOutput
 from ..scheduling.request import EngineRequest
 from .logprobs import top_logprobs
 
-LOGPROBS_CHUNK_SIZE = 32  # rows per log-softmax: each takes V floats
+LOGPROBS_CHUNK_SIZE = 32  # rows per log-softmax, at V floats each
 
 ScoredPrompt = tuple[EngineRequest, list[int]]  # a request, and the prompt tokens to score
 
@@ -22,14 +22,14 @@ ScoredPrompt = tuple[EngineRequest, list[int]]  # a request, and the prompt toke
 def prompt_logprob_rows(
     chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]]
 ) -> tuple[list[ScoredPrompt], list[int]]:
-    """Finds the rows of a step's T tokens that score prompt tokens.
+    """Finds the rows, among a step's T tokens, that score prompt tokens.
 
     Args:
         chunks: the step's chunks.
         draft_tokens: draft tokens after each chunk.
 
     Returns:
-        (requests with the prompt tokens to score; the row of each of those tokens).
+        (requests with the prompt tokens to score, row of each of these tokens).
     """
     scored: list[ScoredPrompt] = []
     rows: list[int] = []
@@ -47,12 +47,12 @@ def prompt_logprob_rows(
 def add_prompt_logprobs(
     results: dict[str, ChunkOutput], scored: Sequence[ScoredPrompt], logits: mx.array
 ) -> None:
-    """Adds prompt logprobs to the results of a step.
+    """Adds prompt logprobs to a step's results.
 
     Args:
         results: by request id; requests that do not sample in this step are added.
-        scored: from `prompt_logprob_rows`.
-        logits: logits of its rows, R×V.
+        scored: as returned by `prompt_logprob_rows`.
+        logits: logits of the rows from `prompt_logprob_rows`, R×V.
     """
     first = 0
     for request, tokens in scored:

@@ -1,13 +1,13 @@
 """Sampler: logits to tokens, with per-row sampling parameters.
 
-The course's samplers are in `tiny_llm/sampler.py`; the filters are shared.
+The course's samplers are in `tiny_llm/sampler.py`; both share the filters.
 
-Batch invariance: the token of a row depends on its logits, parameters and noise, never on other
+Batch invariance: a row's token depends on its own logits, parameters and noise, never on other
 rows. The noise depends only on the seed, the completion index and the position in the output.
 Preemption, batch composition and prefix cache hits therefore do not change the output.
 
-Sampling uses the Gumbel-max trick: the argmax of log-probabilities plus −log(−log u), u uniform, is
-distributed as softmax. Greedy rows get no noise. Given the noise, the token is a function of the
+Sampling uses the Gumbel-max trick: the argmax of logits plus −log(−log u), with u uniform, follows
+the softmax distribution. Greedy rows get no noise. Given the noise, the token is a function of the
 logits, which also makes speculative decoding exact (see `draft_model.py`).
 """
 
@@ -28,9 +28,9 @@ def sample_tokens(
 
     Args:
         logits: R×V.
-        rows: R.
-        noise_width: V of the target model when the logits are the draft model's: both models then
-            draw the same noise for a token.
+        rows: R output positions.
+        noise_width: the target's V if the logits are the draft model's: both models then draw the
+            same noise for a token.
 
     Returns:
         R token ids.
@@ -65,7 +65,7 @@ def to_ints(tokens: mx.array) -> list[int]:
 
 
 def gumbel_noise(rows: Sequence[SamplingRow], width: int) -> mx.array:
-    """Draws −log(−log u) for every token of every row: R×width, float32."""
+    """Draws −log(−log u) for each row and token: R×width, float32."""
     keys = mx.stack([mx.random.key(_derive_seed(row.request.seed, row.position)) for row in rows])
     return mx.vmap(lambda key: mx.random.gumbel((width,), key=key))(keys)
 
@@ -94,15 +94,15 @@ def _splitmix64(x: int) -> int:
 class SamplerOutput:
     """Sampled tokens, NaN flags and logprobs of a step, evaluated asynchronously.
 
-    An array becomes readable when everything submitted to the device together with it has been
-    computed. These outputs are therefore submitted separately, before the next step.
+    An array becomes readable once everything submitted to the device with it has been computed.
+    These outputs are therefore submitted separately, before the next step.
 
     Args:
         logits: R×V.
         rows: R output positions.
 
     Attributes:
-        tokens: R token ids, possibly not computed yet.
+        tokens: R token ids, possibly not evaluated yet.
     """
 
     def __init__(self, logits: mx.array, rows: Sequence[SamplingRow]):
@@ -124,10 +124,10 @@ class SamplerOutput:
         mx.async_eval(self.tokens, self._is_nan, *self._gathered)
 
     def read(self) -> tuple[list[int], list[int], dict[int, Logprobs]]:
-        """Waits for the outputs.
+        """Blocks until the outputs are computed.
 
         Returns:
-            (token of each row; rows with NaN logits; logprobs by row, where requested).
+            (token of each row, rows with NaN logits, logprobs by row where requested).
         """
         chosen = to_ints(self.tokens)
         nan_rows = rows_with_nan(self._logits, chosen, self._is_nan)
@@ -139,10 +139,10 @@ class SamplerOutput:
 
 
 def rows_with_nan(logits: mx.array, chosen: Sequence[int], chosen_is_nan: mx.array) -> list[int]:
-    """Returns the rows whose logits are NaN, from which no token can be sampled.
+    """Returns the rows with NaN logits, from which no token can be sampled.
 
-    A broken hidden state makes its whole row NaN; the argmax is then token 0 or a NaN. Only rows
-    with such an argmax are scanned, because scanning all logits would take longer than sampling.
+    A NaN hidden state makes its whole row NaN; the argmax is then token 0 or a NaN. Only rows with
+    token 0 are scanned, because scanning all logits would take longer than sampling.
 
     Args:
         logits: R×V.

@@ -1,8 +1,8 @@
-"""TensorParallelModel: rank 0 of a sharded model; broadcasts each step.
+"""TensorParallelModel: rank 0 of a sharded model, which broadcasts each step.
 
 Rank 0 holds the requests, the scheduler and the sampler. The other ranks receive the arguments of
-`PagedModel.logits`: token ids, positions, block tables. They write the same slots of their own
-pages, so prefix cache and preemption are decided once, on rank 0.
+`PagedModel.logits`: token ids, positions, block tables, state slots. Each writes the same slots in
+its own pages and states, so prefix caching and preemption are decided once, on rank 0.
 """
 
 import signal
@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from ... import kernels
 from ...errors import UserError, check_int
+from ...kv_cache.int8_rows import KvCacheDtype
 from ...models import ModelError, load_weights, memory
 from ...models.checkpoint.layout import read_model_config
 from ...models.checkpoint.sharding import RankShard
@@ -35,15 +36,15 @@ WORKER = "tiny_llm.engine.execution.tp_worker"
 
 @dataclass(frozen=True, eq=False)
 class ShardedCheckpoint:
-    """A checkpoint loaded on all ranks, one shard each; used in place of a loaded model.
+    """A checkpoint sharded across all ranks; stands in for a loaded model.
 
     Attributes:
-        args: config of the full model.
+        args: full model's config.
         model: rank 0's layers.
         shard: rank 0's shard.
-        part: rank 0's position in the group.
+        part: rank 0, the number of ranks and the full config.
         group: the ranks.
-        key: the checkpoint's id on the other ranks.
+        key: the checkpoint's id in messages to the other ranks.
     """
 
     args: DecoderConfig
@@ -61,10 +62,10 @@ class ShardedCheckpoint:
 def load_sharded(
     name: str, size: int, load_format: str = "auto", console: "Console | None" = None
 ) -> tuple[ShardedCheckpoint, Any]:
-    """Loads a model's shards on all ranks; spawns them on this machine if not launched.
+    """Loads a model's shards on all ranks; spawns local ranks unless already launched.
 
     Args:
-        name, load_format, console: see `load_weights`, also for errors.
+        name, load_format, console: see `load_weights` (errors, too).
         size: number of ranks.
 
     Returns:
@@ -72,7 +73,7 @@ def load_sharded(
 
     Raises:
         UserError: the model cannot be split into `size` shards, or this process belongs to a group
-            of another size.
+            of a different size.
     """
     check_int("tensor_parallel_size", size, 2)
     try:
@@ -101,19 +102,25 @@ def load_sharded(
 
 
 class TensorParallelModel(PagedModel):
-    """Rank 0's shard; broadcasts every call to the other ranks.
+    """Rank 0's shard of a model; broadcasts each call to the other ranks.
 
     Args:
-        checkpoint: the shards.
+        checkpoint: the sharded checkpoint.
         model: rank 0's decoder.
-        num_pages: number of pages on each rank.
+        num_pages, num_state_slots: number of pages and state slots on each rank.
 
     Attributes:
         group: the ranks.
     """
 
-    def __init__(self, checkpoint: ShardedCheckpoint, model: TensorParallelDecoder, num_pages: int):
-        super().__init__(model, num_pages)
+    def __init__(
+        self,
+        checkpoint: ShardedCheckpoint,
+        model: TensorParallelDecoder,
+        num_pages: int,
+        num_state_slots: int = 0,
+    ):
+        super().__init__(model, num_pages, num_state_slots)
         self.group, self._key = checkpoint.group, checkpoint.group.new_id()
         self.group.broadcast(
             {
@@ -121,20 +128,28 @@ class TensorParallelModel(PagedModel):
                 "key": self._key,
                 "checkpoint": checkpoint.key,
                 "num_pages": num_pages,
+                "num_state_slots": num_state_slots,
                 "page_size": model.page_size,
                 "attention_backend": model.attention_backend,
+                "kv_cache_dtype": model.kv_cache_dtype,
             }
         )
 
     def __del__(self) -> None:
         """Frees the pages on the other ranks."""
-        with suppress(UserError, AttributeError):  # no group, or it has ended
+        with suppress(UserError, AttributeError):  # no group, or an ended one
             self.group.broadcast({"do": "drop", "key": self._key})
 
     def reserve(self) -> None:
         """See `PagedModel`; on all ranks."""
         self.group.broadcast({"do": "reserve", "key": self._key})
         super().reserve()
+
+    def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """See `PagedModel`; on all ranks."""
+        message = {"do": "keep", "key": self._key, "pages": list(pages), "slots": list(slots)}
+        self.group.broadcast(message)
+        super().keep(pages, slots)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """See `PagedModel`."""
@@ -146,11 +161,11 @@ class TensorParallelModel(PagedModel):
         memory.release_free_memory()
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """See `PagedModel`. A failed step leaves the ranks inconsistent, so it ends the group.
+        """See `PagedModel`. Ends the group if the step fails, because ranks are then inconsistent.
 
         Raises:
             UserError: the group has ended.
-            KeyboardInterrupt: Ctrl-C, deferred to the end of the step; the group stays usable.
+            KeyboardInterrupt: on Ctrl-C, deferred to the end of the step; the group stays usable.
         """
         with _defer_interrupt():
             return self._logits_on_all_ranks(spans, rows)
@@ -161,7 +176,13 @@ class TensorParallelModel(PagedModel):
                 "do": "step",
                 "key": self._key,
                 "spans": [
-                    [[int(token) for token in span.token_ids], span.start, list(span.page_ids)]
+                    [
+                        [int(token) for token in span.token_ids],
+                        span.start,
+                        list(span.page_ids),
+                        span.state_read_slot,
+                        [list(write) for write in span.state_writes],
+                    ]
                     for span in spans
                 ],
                 "rows": [int(row) for row in rows],
@@ -193,9 +214,11 @@ def _defer_interrupt() -> Iterator[None]:
 
 
 def make_decoder(
-    checkpoint: ShardedCheckpoint, page_size: int, attention_backend: str
+    checkpoint: ShardedCheckpoint,
+    page_size: int,
+    attention_backend: str,
+    kv_cache_dtype: KvCacheDtype,
 ) -> TensorParallelDecoder:
     """Builds rank 0's decoder."""
-    return TensorParallelDecoder(
-        checkpoint.shard, checkpoint.part, checkpoint.group.comm, page_size, attention_backend
-    )
+    shards = checkpoint.shard, checkpoint.part, checkpoint.group.comm
+    return TensorParallelDecoder(*shards, page_size, attention_backend, kv_cache_dtype)

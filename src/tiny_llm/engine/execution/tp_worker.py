@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from ... import kernels
+from ...kv_cache.int8_rows import KvCacheDtype
 from ...models import load_weights, memory
 from ...models.checkpoint.layout import read_model_config
 from ...models.checkpoint.sharding import RankShard
@@ -42,7 +43,7 @@ class TPWorker:
         self._models: dict[int, PagedModel] = {}
 
     def load(self, key: int, name: str, load_format: str, device: str) -> None:
-        """Loads this rank's shard of a checkpoint and replies with an error or None."""
+        """Loads this rank's shard of a checkpoint; replies with an error message or None."""
         worker, error = self._worker, None
         if device == "cpu":
             kernels.use_cpu()
@@ -57,20 +58,37 @@ class TPWorker:
         worker.channel.send({"error": error})
 
     def build(
-        self, key: int, checkpoint: int, num_pages: int, page_size: int, attention_backend: str
+        self,
+        key: int,
+        checkpoint: int,
+        num_pages: int,
+        num_state_slots: int,
+        page_size: int,
+        attention_backend: str,
+        kv_cache_dtype: KvCacheDtype,
     ) -> None:
-        """Builds a model with its pages."""
+        """Builds a model with its pages and state slots."""
         shard, part = self._checkpoints[checkpoint]
-        model = TensorParallelDecoder(shard, part, self._worker.comm, page_size, attention_backend)
-        self._models[key] = PagedModel(model, num_pages)
+        model = TensorParallelDecoder(
+            shard, part, self._worker.comm, page_size, attention_backend, kv_cache_dtype
+        )
+        self._models[key] = PagedModel(model, num_pages, num_state_slots)
 
     def reserve(self, key: int) -> None:
-        """Allocates the memory of all pages of a model."""
+        """Allocates memory for all pages and state slots of a model."""
         self._models[key].reserve()
 
+    def keep(self, key: int, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Renumbers a model's pages and state slots; see `PagedStorage.keep`."""
+        self._models[key].keep(pages, slots)
+        memory.release_free_memory()
+
     def step(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
-        """Computes a step; see `PagedModel.logits`."""
-        parsed = [Span(token_ids, start, array("i", pages)) for token_ids, start, pages in spans]
+        """Runs the model on a step; see `PagedModel.logits`."""
+        parsed = [
+            Span(token_ids, start, array("i", pages), *states)
+            for token_ids, start, pages, *states in spans
+        ]
         self._models[key].logits(parsed, rows)
 
     def release_scratch(self) -> None:
@@ -88,6 +106,7 @@ class TPWorker:
             "load": self.load,
             "build": self.build,
             "reserve": self.reserve,
+            "keep": self.keep,
             "step": self.step,
             "release_scratch": self.release_scratch,
             "drop": self.drop,
@@ -96,14 +115,14 @@ class TPWorker:
 
 
 def serve_launched() -> NoReturn:
-    """Entry point of externally launched ranks."""
+    """Entry point for externally launched ranks."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # handled by rank 0
     serve(launched_worker())
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Entry point of ranks spawned by rank 0."""
+    """Entry point for ranks spawned by rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(local_worker(arguments))
 

@@ -1,7 +1,7 @@
-"""Request inputs, validated and converted to token ids and engine parameters.
+"""Request inputs: validation, and conversion to token ids and parameters.
 
 Plain Python without MLX. Must not know about scheduling or models.
 
-Reading order: validation, chat_messages, chat_template, length_check, prompts,
+Reading order: validation, json_limits, chat_messages, chat_template, length_check, prompts,
 structured_outputs, sampling_params.
 """

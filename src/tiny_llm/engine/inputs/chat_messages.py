@@ -1,8 +1,8 @@
 """Chat messages and tools, validated and normalized for chat templates.
 
-Templates differ in accepted inputs, so text parts are joined into a string and a tool call's
-JSON arguments (OpenAI's format) become an object. Anything a template might drop silently is
-rejected.
+Templates differ in the inputs they accept, so text parts are joined into a string, and a tool
+call's JSON arguments (OpenAI's format) are parsed into an object. Anything that a template might
+silently drop is rejected.
 """
 
 import json
@@ -10,21 +10,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import UserError, short_repr
+from .json_limits import JsonLimits
 
 
 def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Normalizes messages for chat templates; the caller's messages are not modified.
+    """Normalizes messages for chat templates, without modifying the caller's.
 
     Raises:
-        UserError: a message has no role, or its content is neither a string nor text parts.
+        UserError: a message has no role, its content is neither a string nor text parts, or tool
+            call arguments exceed a limit in `json_limits.py`.
     """
+    limits = JsonLimits("the JSON of the tool calls' arguments")
     return [
-        _normalize_message(f"messages[{index}]", message) for index, message in enumerate(messages)
+        _normalize_message(f"messages[{index}]", message, limits)
+        for index, message in enumerate(messages)
     ]
 
 
 def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Normalizes tools for chat templates; None if the argument is empty.
+    """Normalizes tools for chat templates; returns None if there are none.
 
     Raises:
         UserError: a tool is not `{"type": "function", "function": {"name": …}}`.
@@ -43,7 +47,7 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
     return [dict(tool) for tool in tools]
 
 
-def _normalize_message(path: str, message: Any) -> dict[str, Any]:
+def _normalize_message(path: str, message: Any, limits: JsonLimits) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise UserError(
             f'{path} must be {{"role": …, "content": …}} with a string role, got '
@@ -68,7 +72,7 @@ def _normalize_message(path: str, message: Any) -> dict[str, Any]:
         if not isinstance(calls, list | tuple):
             raise UserError(f"{path}.tool_calls must be a list, got {short_repr(calls)}.")
         message["tool_calls"] = [
-            _normalize_tool_call(f"{path}.tool_calls[{index}]", call)
+            _normalize_tool_call(f"{path}.tool_calls[{index}]", call, limits)
             for index, call in enumerate(calls)
         ]
     return message
@@ -92,24 +96,25 @@ def _join_text_parts(path: str, parts: Sequence[Any]) -> str:
     return "\n".join(texts)
 
 
-def _normalize_tool_call(path: str, call: Any) -> dict[str, Any]:
+def _normalize_tool_call(path: str, call: Any, limits: JsonLimits) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UserError(
             f'{path} must be {{"function": {{"name": …, "arguments": …}}}}, got {short_repr(call)}.'
         )
-    arguments = _decode_arguments(function.get("arguments"))
+    arguments = _decode_arguments(function.get("arguments"), limits)
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _decode_arguments(arguments: Any) -> Any:
-    """Decodes a tool call's arguments; missing or blank ones become an empty object.
+def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
+    """Parses a tool call's arguments; missing or blank ones become an empty object.
 
-    Invalid JSON stays a string: it may be an earlier completion cut off at max_tokens.
+    Invalid JSON stays a string: it may come from a completion cut off at `max_tokens`.
     """
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     if isinstance(arguments, str):
+        limits.check(arguments)
         try:
             return json.loads(arguments)
         except (ValueError, RecursionError):
@@ -121,8 +126,8 @@ def check_unicode(what: str, text: str) -> None:
     """Rejects unpaired surrogates, which truncated JSON can contain.
 
     Args:
-        what: the subject of the error message, such as "the prompt".
-        text: text to encode as UTF-8.
+        what: subject of the error message, for example "the prompt".
+        text: text to check.
 
     Raises:
         UserError: the text is not valid Unicode.

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import UserError
+from ..tool_calls.format import ToolCallFormat
+from ..tool_calls.registry import AUTO, find_format
 from .chat_messages import check_unicode, normalize_messages, normalize_tools
 
-# Variables with an argument of their own here, or handled by the tokenizer.
+# Variables set by `render_chat`'s arguments or by the tokenizer.
 RESERVED_VARIABLES = {
     "add_generation_prompt",
     "chat_template",
@@ -42,7 +44,7 @@ def render_chat(
 ) -> str:
     """Renders a conversation with the model's chat template.
 
-    Templates without tool support get tools and tool calls as message text, in Qwen3's format.
+    For templates without tool support, tools and tool calls become message text in Qwen3's format.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -56,11 +58,16 @@ def render_chat(
     """
     if not getattr(tokenizer, "has_chat_template", False):
         raise UserError("the model has no chat template; use a text or token-id prompt instead.")
-    normalized = normalize_messages(messages)
+    if not messages:
+        raise UserError("the conversation is empty; give at least one message with content.")
+    template = str(tokenizer.chat_template)
+    tool_call_format = find_format(AUTO, template)
+    normalized = [
+        _with_valid_call_ids(message, tool_call_format) for message in normalize_messages(messages)
+    ]
     functions = normalize_tools(tools)
     for name in (variables or {}).keys() & RESERVED_VARIABLES:
         raise UserError(f"chat_template_kwargs must not contain '{name}'.")
-    template = str(tokenizer.chat_template)
     try:
         if functions and "tools" not in template:
             normalized, functions = _inline_tools(normalized, functions), None
@@ -78,6 +85,23 @@ def render_chat(
         raise UserError(f"the chat template failed: {reason}.") from error
     check_unicode("the rendered chat", text)
     return text
+
+
+def _with_valid_call_ids(
+    message: dict[str, Any], tool_call_format: ToolCallFormat
+) -> dict[str, Any]:
+    """Converts tool call ids, in calls and results, to ids that the chat template accepts."""
+    converted = dict(message)
+    if message.get("tool_calls"):
+        converted["tool_calls"] = [
+            {**call, "id": tool_call_format.valid_call_id(call["id"])}
+            if isinstance(call.get("id"), str)
+            else call
+            for call in message["tool_calls"]
+        ]
+    if isinstance(message.get("tool_call_id"), str):
+        converted["tool_call_id"] = tool_call_format.valid_call_id(message["tool_call_id"])
+    return converted
 
 
 def _inline_tools(

@@ -1,46 +1,40 @@
-"""Rejects over-long prompts before tokenization.
+"""Length check: rejects over-long prompts before they are fully tokenized.
 
-Tokenization takes at least a second per megabyte. The length of the vocabulary's longest token
-gives a lower bound on a text's token count.
+Tokenization takes a second or more per megabyte. Text that looks too long for the model's context
+is tokenized piece by piece, until it certainly exceeds the limit.
 """
 
-import unicodedata
 from typing import Any
 
 from ...errors import UserError
 
-MAX_UNCHECKED_CHARS = 1_000_000
+PIECE_CHARS = 2**16
+UNCHECKED_CHARS_PER_TOKEN = 8  # English has 4 to 5
+# Tokens allowed in the pieces, as a multiple of the context: cutting text changes a few of them.
+MARGIN = 2
 
 
 def check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:
-    """Rejects a text that exceeds the model's context with any tokenization.
+    """Rejects text with far more tokens than the model's context holds.
 
     Args:
         tokenizer: the model's tokenizer.
-        what: subject of the message, for example "the prompt".
+        what: subject of the error message, for example "the prompt".
         text: valid Unicode.
         max_tokens: the model's context length.
 
     Raises:
         UserError: the text is too long.
     """
-    if len(text) <= MAX_UNCHECKED_CHARS or not _is_lossless(tokenizer, text):
+    if len(text) <= max(PIECE_CHARS, UNCHECKED_CHARS_PER_TOKEN * max_tokens):
         return
-    longest = max(map(len, tokenizer.get_vocab()))  # in characters, one per byte
-    min_tokens = len(text.encode()) // longest
-    if min_tokens > max_tokens:
-        raise UserError(
-            f"{what} has {len(text):,} characters, at least {min_tokens:,} tokens; the model's "
-            f"context holds {max_tokens:,}, output included."
-        )
-
-
-def _is_lossless(tokenizer: Any, text: str) -> bool:
-    """Whether tokenization is lossless: no lossy normalization or stripping."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or type(backend.decoder).__name__ != "ByteLevel":
-        return False
-    normalizer = type(backend.normalizer).__name__
-    if normalizer not in ("NoneType", "NFC") or not unicodedata.is_normalized("NFC", text):
-        return False
-    return not any(t.lstrip or t.rstrip for t in backend.get_added_tokens_decoder().values())
+    num_tokens = 0
+    for start in range(0, len(text), PIECE_CHARS):
+        piece = text[start : start + PIECE_CHARS]
+        num_tokens += len(tokenizer.encode(piece, add_special_tokens=False))
+        if num_tokens > MARGIN * max_tokens:
+            raise UserError(
+                f"{what} is too long: the first {start + len(piece):,} of its {len(text):,} "
+                f"characters are about {num_tokens:,} tokens; the model's context holds "
+                f"{max_tokens:,}, output included."
+            )

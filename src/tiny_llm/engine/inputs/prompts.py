@@ -1,4 +1,4 @@
-"""Prompts: text, token ids or chat messages, converted to token ids."""
+"""Conversion of prompts (text, token ids or chat messages) to token ids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ChatOptions:
 
     Attributes:
         enable_thinking: whether the model may reason first, if it has a thinking mode.
-        tools: functions the model may call, or None.
+        tools: tools the model may call, or None.
         template_kwargs: additional template variables.
     """
 
@@ -64,20 +64,20 @@ def normalize_prompts(prompts: Any) -> list[Any]:
 def encode_prompt(
     tokenizer: Any, prompt: Prompt, chat: ChatOptions = ChatOptions(), max_tokens: int | None = None
 ) -> list[int]:
-    """Encodes a prompt: text without a template, messages with the chat template.
+    """Encodes a prompt: text verbatim, messages with the chat template.
 
     Args:
         tokenizer: the model's tokenizer.
         prompt: text, token ids or chat messages.
         chat: chat template inputs.
-        max_tokens: the model's context length, to reject over-long text before encoding; None
+        max_tokens: the model's context length, for rejecting over-long text before encoding; None
             skips the check.
 
     Returns:
         Token ids; empty for an empty prompt, which the scheduler rejects.
 
     Raises:
-        UserError: not a prompt; a token id is not an integer; see also `render_chat`.
+        UserError: the prompt has an invalid type or a non-integer token id; see also `render_chat`.
     """
     if not isinstance(prompt, str) and not _is_sequence(prompt):
         raise UserError(f"a prompt must be {PROMPT_TYPES}, got {short_repr(prompt)}.")
@@ -119,7 +119,7 @@ def _is_chat(prompt: Any) -> bool:
 def _is_prompt(prompt: Any) -> bool:
     """Whether a value is a single prompt.
 
-    True for an empty sequence: it is rejected later, without failing the rest of the batch.
+    True for an empty sequence, which is rejected later without failing the rest of the batch.
     """
     is_empty = _is_sequence(prompt) and not prompt
     return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or _is_chat(prompt)

@@ -12,51 +12,52 @@ from .validation import array_to_list, is_token_id, validate_bool, validate_numb
 
 MAX_N = 4096  # completions per prompt
 MAX_STOP_CONDITIONS = 100_000  # stop strings, or stop token ids
-SAMPLING_EPS = 1e-5  # temperatures below are greedy, as in vLLM
+SAMPLING_EPS = 1e-5  # lower temperatures are greedy, as in vLLM
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters of one request. Names, defaults and semantics are vLLM's.
+    """Sampling parameters of one request. Names, defaults and semantics follow vLLM.
 
     Order of application: `logit_bias`, penalties, `min_tokens`, `structured_outputs`,
-    `thinking_token_budget`, `temperature`, `min_p`, `top_k`, `top_p`. (The samplers of
-    `make_sampler` filter before the temperature.)
+    `thinking_token_budget`, `temperature`, `min_p`, `top_k`, `top_p`. (Samplers from
+    `make_sampler` apply filters before the temperature.)
 
     Args:
-        max_tokens: upper bound on output tokens, end token included; None for as many as the
-            model's context and the KV memory hold.
-        min_tokens: output tokens before an end token, `stop_token_ids` or `stop` may end the
-            output.
-        clamp_max_tokens: whether a `max_tokens` that does not fit is reduced; otherwise the request
-            is rejected.
+        max_tokens: upper bound on output tokens, EOS token included; None for as many as fit in the
+            model's context and the KV memory.
+        min_tokens: number of output tokens before an EOS token, `stop_token_ids` or `stop` may end
+            the output.
+        clamp_max_tokens: whether to reduce a `max_tokens` that does not fit, rather than reject the
+            request.
         temperature: 0 is greedy; 1 samples the model's distribution.
         top_p: keeps the smallest set of top tokens with at least this probability mass; in (0, 1].
         top_k: number of top tokens to keep; 0 and −1 keep all.
         min_p: minimum probability relative to the top token; in [0, 1].
         seed: makes the output reproducible: tokens depend only on the prompt, these parameters and
-            the position, not on other requests or the engine's configuration. None derives a seed
-            from the engine's.
-        stop: string or strings that end the output; removed from the text.
+            the position, not on other requests or the engine's configuration. None derives one from
+            the engine's seed.
+        stop: string or strings that end the output; removed from the text. Ignored inside
+            reasoning.
         include_stop_str_in_output: whether to keep the matched stop string in the text.
-        stop_token_ids: end tokens in addition to the tokenizer's; included in `token_ids`, not in
-            the text.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or
-            output; 1 disables it.
+        stop_token_ids: stop tokens in addition to the tokenizer's EOS tokens; included in
+            `token_ids`, not in the text.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt
+            or output; 1 disables it.
         presence_penalty: subtracted from the logits of tokens in the output; in [−2, 2].
-        frequency_penalty: the same, times the number of occurrences; in [−2, 2].
-        logit_bias: by token id, added to the logits; in [−100, 100].
-        logprobs: number of top tokens to return log-probabilities for, at each output position, in
+        frequency_penalty: likewise, times the number of occurrences; in [−2, 2].
+        logit_bias: values to add to the logits, by token id; in [−100, 100].
+        logprobs: number of top tokens per output position to return log-probabilities for, in
             addition to the sampled token. Computed before all processing listed here.
-        prompt_logprobs: the same for each prompt token but the first. Disables prefix cache hits
+        prompt_logprobs: the same for each prompt token except the first. Disables prefix cache hits
             for the request.
         n: number of completions, at most 4096. They share the prompt's pages.
         structured_outputs: constraint on the output (`StructuredOutputs` or `ToolCalls`), enforced
-            by masking. Output cut at `max_tokens` is a prefix of a valid one. Reasoning is not
-            constrained.
-        ignore_eos: whether to continue after the tokenizer's end tokens.
+            by masking. Output truncated at `max_tokens` is a prefix of a valid one. Reasoning is
+            not constrained.
+        ignore_eos: whether to continue after the tokenizer's EOS tokens.
         thinking_token_budget: upper bound on reasoning tokens, after which `</think>` is forced.
-            None for no limit; no effect on models without reasoning.
+            None for no limit. No effect on models without reasoning.
 
     Raises:
         UserError: a parameter is out of range.
@@ -123,7 +124,7 @@ class SamplingParams:
     def _check_number(
         self, name: str, low: float, high: float, allowed: str, above: bool = False
     ) -> None:
-        """Converts a field to a float; arguments as in `validate_number`."""
+        """Converts a field to a float; see `validate_number` for the arguments."""
         number = validate_number(name, getattr(self, name), low, high, allowed, above)
         object.__setattr__(self, name, number)
 

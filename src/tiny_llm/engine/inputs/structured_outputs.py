@@ -1,4 +1,4 @@
-"""StructuredOutputs and ToolCalls: constraints on the output.
+"""StructuredOutputs and ToolCalls: constraints on a request's output.
 
 Validated here without a grammar library; `compiler.py` compiles them, `bitmask.py` enforces them.
 """
@@ -10,20 +10,26 @@ from typing import Any, Literal
 
 from ...errors import UserError, short_repr
 from .chat_messages import normalize_tools
+from .json_limits import JsonLimits
 
 ToolChoice = Literal["auto", "required"]
+
+# llguidance's limit.
+NESTED_TOO_DEEPLY = "the JSON schema must have at most 124 levels of nesting"
 
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """A constraint on the output after the reasoning. Exactly one field; names are vLLM's.
+    """A constraint on the output after reasoning. Takes exactly one field; names follow vLLM.
 
     Args:
         json: JSON schema, as an object or as a string.
-        regex: regular expression that matches the whole output.
+        regex: regular expression that must match the whole output.
         choice: allowed outputs.
-        grammar: grammar in Lark or llama.cpp's GBNF.
+        grammar: Lark grammar, or llama.cpp's GBNF.
         json_object: True for any JSON object.
+        strict: whether to reject a JSON schema with keywords that a grammar cannot enforce, rather
+            than relax it.
 
     Raises:
         UserError: none or several fields are given, or a value has the wrong type.
@@ -34,6 +40,7 @@ class StructuredOutputs:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    strict: bool = True
 
     def __post_init__(self) -> None:
         names = ("json", "regex", "choice", "grammar", "json_object")
@@ -62,20 +69,23 @@ class StructuredOutputs:
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """Tool calls in Qwen3's (Hermes) format, optionally after text.
+    """Tool calls in the model's format, optionally after text.
 
-    A call looks like this:
+    `engine/tool_calls/registry.py` lists the formats. For example, Qwen3's is:
 
         <tool_call>
         {"name": "add", "arguments": {"a": 17, "b": 25}}
         </tool_call>
 
     Args:
-        tools: function tools in OpenAI's format; arguments are constrained to the tool's schema.
-        choice: "auto" for text, calls, or text followed by calls; "required" for calls only. With
-            "auto", unsupported schema keywords are ignored.
+        tools: tools in OpenAI's format; arguments are constrained by the tool's schema.
+            Keywords that a grammar cannot enforce are ignored, unless `choice` is "required" and
+            the function has `"strict": true`.
+        choice: "auto" for text, calls, or text followed by calls; "required" for calls only.
         name: the tool to call, with "required"; None for any tool.
-        parallel: whether several calls are allowed.
+        parallel: whether several calls are allowed, if the format supports them.
+        answer: with "auto", constraint on output without calls; None allows any text before,
+            between and after calls.
 
     Raises:
         UserError: there are no tools, `name` is unknown, or a value has the wrong type.
@@ -85,6 +95,7 @@ class ToolCalls:
     choice: ToolChoice = "auto"
     name: str | None = None
     parallel: bool = True
+    answer: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         tools = normalize_tools(self.tools)
@@ -97,6 +108,8 @@ class ToolCalls:
             raise UserError(
                 f"the tool '{self.name}' cannot be required; the tools are {', '.join(known)}."
             )
+        if self.answer is not None and self.choice != "auto":
+            raise UserError("an answer requires the tool choice 'auto', got 'required'.")
         object.__setattr__(self, "tools", tuple(tools))
 
 
@@ -113,9 +126,12 @@ def _normalize_choice(choice: Any) -> tuple[str, ...]:
 def _normalize_schema(schema: Any) -> str:
     """Returns a JSON schema (an object, true or false) as JSON text."""
     if isinstance(schema, str):
+        JsonLimits("the JSON schema").check(schema)
         try:
             schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
+        except RecursionError as error:
+            raise UserError(f"{NESTED_TOO_DEEPLY}.") from error
+        except ValueError as error:
             raise UserError(f"the JSON schema {short_repr(schema)} is not JSON.") from error
     if not isinstance(schema, Mapping | bool):
         raise UserError(f"the JSON schema must be an object, got {short_repr(schema)}.")
@@ -130,7 +146,9 @@ def schema_to_json(value: Any) -> str:
     """
     try:
         return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise UserError(f"{NESTED_TOO_DEEPLY}.") from error
+    except (TypeError, ValueError) as error:
         reason = str(error).rstrip(".")
         raise UserError(
             f"the schema {short_repr(value)} is not JSON-serializable: {reason}."

@@ -1,4 +1,4 @@
-"""Validation and conversion of callers' arguments."""
+"""Validation and conversion of arguments."""
 
 import math
 from contextlib import suppress
@@ -9,7 +9,7 @@ from ...errors import UserError, check_int, short_repr
 
 
 def array_to_list(value: Any) -> Any:
-    """Converts an array of any library to a list; returns other values unchanged."""
+    """Converts an array from any library to a list; returns other values unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -21,10 +21,10 @@ def validate_number(
     Fractions and NumPy scalars are accepted; MLX takes only Python numbers.
 
     Args:
-        name: argument name, for the message.
-        value: the argument.
+        name: argument name, for the error message.
+        value: argument value.
         low, high: bounds.
-        allowed: the range in words, for the message.
+        allowed: the range in words, for the error message.
         above: whether the lower bound is exclusive.
 
     Raises:
@@ -43,19 +43,19 @@ def validate_bool(name: str, value: Any) -> None:
     """Checks that a value is a bool.
 
     Raises:
-        UserError: it is not.
+        UserError: the value is not a bool.
     """
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {short_repr(value)}.")
 
 
 def is_token_id(token: Any) -> bool:
-    """Returns whether a value is a non-negative integer of Python or another library."""
+    """Whether a value is a non-negative integer, from Python or another library."""
     return isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0
 
 
 def validate_seed(seed: Any) -> int:
-    """Converts a seed to a Python int: seed arithmetic exceeds 64 bits.
+    """Converts a seed to a Python int, because seed arithmetic exceeds 64 bits.
 
     Raises:
         UserError: the seed is not an integer in [0, 2**64).

@@ -2,6 +2,6 @@
 
 Plain Python without MLX. Must not know how tokens are computed or sampled.
 
-Reading order: config, request, outputs, batch, events, page_allocator, prefix_cache,
-page_manager, limits, scheduler, snapshot.
+Reading order: config, request, outputs, events, page_allocator, prefix_cache,
+states, page_manager, limits, scheduler, fair_scheduler, snapshot.
 """

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from ...errors import UserError, check_int
 
+MIN_STATE_SLOTS = 2  # a prefix cache hit reads one slot and writes another
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -15,9 +17,12 @@ class SchedulerConfig:
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included.
         max_num_seqs: upper bound on concurrently running requests.
         max_seq_len: upper bound on prompt plus output tokens of a request.
-        num_drafts: draft tokens per decoded token; 0 without a draft model.
+        num_drafts: draft tokens per decoding request and step; 0 without a draft model.
         enable_prefix_caching: whether requests share pages.
         max_queue: queued requests allowed beyond `max_num_seqs`; None for no limit.
+        num_state_slots: number of recurrent state slots; 0 for a model without recurrent state.
+        window: sliding window in tokens if every layer of every model has one: earlier pages are
+            freed. 0 keeps all pages.
 
     Raises:
         UserError: a value is not an integer, or too small.
@@ -31,6 +36,27 @@ class SchedulerConfig:
     num_drafts: int = 0
     enable_prefix_caching: bool = True
     max_queue: int | None = None
+    num_state_slots: int = 0
+    window: int = 0
+
+    @property
+    def max_pages_per_request(self) -> int:
+        """Upper bound on the pages that a step reads or writes for one request.
+
+        With a window, a step of C tokens needs the keys of `window` + C − 1 tokens. The draft model
+        may lag by one token, and the last shared page is always kept.
+        """
+        num_tokens = self.max_seq_len
+        if self.window:
+            num_tokens = self.window + self.max_num_batched_tokens + self.page_size
+        return -(-num_tokens // self.page_size) + 1
+
+    @property
+    def max_tokens_in_pages(self) -> int:
+        """Upper bound on the number of tokens in a request's KV cache, freed pages included."""
+        if self.window and self.max_pages_per_request <= self.num_pages:
+            return self.max_seq_len
+        return self.num_pages * self.page_size
 
     def __post_init__(self) -> None:
         for name in (
@@ -44,6 +70,8 @@ class SchedulerConfig:
         check_int("num_drafts", self.num_drafts, 0)
         if self.max_queue is not None:
             check_int("max_queue", self.max_queue, 0)
+        if self.num_state_slots:
+            check_int("num_state_slots", self.num_state_slots, MIN_STATE_SLOTS)
         decoding = self.max_num_seqs * (1 + self.num_drafts)
         if self.max_num_batched_tokens < decoding:
             per_request = f"1 + {self.num_drafts} draft tokens" if self.num_drafts else "1 token"

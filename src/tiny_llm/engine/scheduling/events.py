@@ -1,4 +1,4 @@
-"""Scheduler events and their recording, for `--record` and the live view.
+"""Scheduler events and recordings, for `--record` and the live view.
 
 The scheduler calls its listener synchronously with each event. A recording is one JSON object:
 
@@ -42,7 +42,7 @@ class RequestAdmitted:
 
 @dataclass(frozen=True)
 class RequestPreempted:
-    """A request lost its pages to an older one; `lost_tokens` must be recomputed."""
+    """A request's pages were taken for an older one; `lost_tokens` must be recomputed."""
 
     request_id: str
     lost_tokens: int
@@ -86,6 +86,23 @@ class PageCounts:
 
 
 @dataclass(frozen=True)
+class StateSlotCounts:
+    """Counts of recurrent state slots, after `StepScheduled`; only for models with recurrent state.
+
+    Attributes:
+        free: neither checkpoints nor used by a request.
+        cached: checkpoints of the prefix cache, not used by a request.
+        used: used by requests.
+        checkpoints: all checkpoints, including those in use by requests.
+    """
+
+    free: int
+    cached: int
+    used: int
+    checkpoints: int
+
+
+@dataclass(frozen=True)
 class StepScheduled:
     """A step was scheduled: chunks, running and waiting requests, page counts."""
 
@@ -106,7 +123,13 @@ class TokensAdded:
 
 
 Event = (
-    RequestAdded | RequestAdmitted | RequestPreempted | RequestEnded | StepScheduled | TokensAdded
+    RequestAdded
+    | RequestAdmitted
+    | RequestPreempted
+    | RequestEnded
+    | StepScheduled
+    | StateSlotCounts
+    | TokensAdded
 )
 Listener = Callable[[Event], None]
 

@@ -8,23 +8,24 @@ from .request import EngineRequest
 def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
     """Returns the request's `max_tokens`, or the largest value that fits if it is None.
 
-    Bounds: `max_seq_len`, and the number of token slots in all pages. The last output token needs
-    no slot, because its keys and values are never computed.
+    The bounds are `max_seq_len` and `max_tokens_in_pages`. The last output token needs no slot: its
+    keys and values are never computed.
 
     Raises:
         UserError: the prompt is empty or too long, or `max_tokens` does not fit; the message
             includes the largest `max_tokens` allowed.
     """
-    # [task 3.3.2 fits]
     prompt = request.num_prompt_tokens
     if prompt == 0:
         raise UserError("the prompt is empty; give at least one token.")
+    # [task 3.3.3 fits]
     # The last output token is never computed, so it needs no slot in a page.
-    in_pages = config.num_pages * config.page_size + 1 - prompt
+    in_pages = config.max_tokens_in_pages + 1 - prompt
     in_context = config.max_seq_len - prompt
+    # [/task 3.3.3 fits]
     for room, holder, size in (
         (in_context, "the model's context holds", config.max_seq_len),
-        (in_pages, "the configured KV memory holds", config.num_pages * config.page_size),
+        (in_pages, "the configured KV memory holds", config.max_tokens_in_pages),
     ):
         if room < 1:
             raise UserError(
@@ -37,4 +38,3 @@ def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
                 f"most {room} here."
             )
     return request.max_tokens or min(in_pages, in_context)
-    # [/task 3.3.2 fits]

@@ -1,12 +1,81 @@
-"""Request outputs and stream outputs: the engine's results as plain data."""
+"""Output dataclasses of the scheduler, the model runner and the engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .request import FinishReason
+from .request import EngineRequest, FinishReason
 
-# Log-probabilities at one position, by token id: the top tokens and the actual one.
+# Log-probabilities at one position, by token id: top tokens and the sampled or prompt token.
 Logprobs = dict[int, float]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens [start, end) of a request, followed by `num_drafts` draft tokens.
+
+    Attributes:
+        samples: whether the chunk reaches the end of the request's tokens and samples the next one.
+        state_read_slot: slot of the recurrent state before the chunk; −1 for zeros.
+        draft_state_read_slot: for the draft model, `num_draft_uncomputed` tokens earlier.
+        state_writes: (index, slot) pairs: `slot` receives the state after the chunk's token
+            `index`, which may be a draft token.
+    """
+
+    request: EngineRequest
+    start: int
+    end: int
+    num_drafts: int
+    samples: bool
+    state_read_slot: int = -1
+    draft_state_read_slot: int = -1
+    state_writes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, draft tokens included: the chunk's share of the token budget."""
+        return self.end - self.start + self.num_drafts
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """The chunks of one step.
+
+    Attributes:
+        index: step number, from 0.
+        chunks: at most one per request, at least one token each.
+    """
+
+    index: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, draft tokens included; at most `max_num_batched_tokens`."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class ChunkOutput:
+    """Result of a chunk that samples a token or scores prompt tokens.
+
+    Attributes:
+        token_ids: accepted draft tokens plus one sampled token; empty if the chunk does not sample
+            or failed.
+        num_draft_uncomputed: see `EngineRequest`. Pages are shared only once both models have
+            written them.
+        logprobs: one entry per token, if requested.
+        prompt_logprobs: one entry per newly scored prompt token, starting at `num_scored`.
+        pooled: embedding or score, from a pooling model.
+        error: message if the request failed, else None.
+    """
+
+    token_ids: Sequence[int]
+    num_draft_uncomputed: int = 0
+    logprobs: Sequence[Logprobs] | None = None
+    prompt_logprobs: Sequence[Logprobs] = ()
+    pooled: Sequence[float] | None = None
+    error: str | None = None
 
 
 @dataclass
@@ -14,12 +83,12 @@ class RequestMetrics:
     """Timestamps (`time.perf_counter`, in seconds) and counts of a request.
 
     Attributes:
-        arrival_time: the request was added.
-        first_scheduled_time: start of the first step with tokens of the request.
-        first_token_time: the first output token was sampled.
+        arrival_time: when the request was added.
+        first_scheduled_time: start of the first step that included the request.
+        first_token_time: when the first output token was sampled.
         finished_time: end of the last completion.
         num_preemptions: number of preemptions.
-        num_generation_tokens: tokens of the completion that finished last.
+        num_generation_tokens: output tokens of the last completion to finish.
     """
 
     arrival_time: float
@@ -57,12 +126,13 @@ class CompletionOutput:
 
     Attributes:
         index: index among the prompt's `n` completions.
-        text: text so far, without end token and stop string.
-        token_ids: tokens so far, with the end token.
-        finish_reason: "stop" (end token or stop string), "length", "timeout", "abort" or "error";
+        text: text so far, without the EOS token or stop string.
+        token_ids: tokens so far, including the EOS token.
+        finish_reason: "stop" (EOS, stop token or string), "length", "timeout", "abort" or "error";
             None until the completion ends.
-        stop_reason: the matched stop token or stop string; None for the tokenizer's end tokens.
+        stop_reason: the matched stop token or stop string; None for the tokenizer's EOS tokens.
         logprobs: one entry per token, if `SamplingParams.logprobs` was given.
+        pooled: embedding or score, from a pooling model.
     """
 
     index: int
@@ -71,6 +141,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     logprobs: list[Logprobs] | None = None
+    pooled: list[float] | None = None
 
 
 @dataclass
@@ -81,7 +152,7 @@ class RequestOutput:
 
     Attributes:
         request_id: as given, or generated by `add_request`.
-        prompt: the text or chat messages; None for token ids.
+        prompt: text or chat messages, as given; None for token ids.
         prompt_token_ids: the prompt's tokens; empty if encoding failed.
         outputs: the `n` completions.
         metrics: timestamps and counts.
@@ -127,24 +198,25 @@ class RequestOutput:
         return self.outputs[0].logprobs
 
 
-@dataclass(slots=True)  # not frozen: one per token, and creation is five times as fast
+@dataclass(slots=True)  # not frozen: created per token, and five times as fast
 class StreamOutput:
     """One step's additions to one completion. Treated as immutable.
 
     Attributes:
         request_id: the request.
         index: the completion's index among the request's `n`.
-        text: new text. Concatenated, these texts are the completion's text.
+        text: new text; concatenating it over all outputs yields the completion's text.
         token_ids: new tokens: one, or several after accepted draft tokens; empty after an abort.
         finish_reason: None until the completion ends.
-        request_output: the request with all its completions; the same object each time, updated by
+        request_output: the request with all its completions; always the same object, updated by
             the engine thread.
         num_cached_tokens: prompt tokens found in the prefix cache.
         stop_reason: see `CompletionOutput`.
         logprobs: one entry per new token, if requested.
-        prompt_logprobs: with completion 0's first tokens, if requested; see `RequestOutput`.
+        prompt_logprobs: if requested, with completion 0's first tokens; see `RequestOutput`.
         is_first: whether this is the completion's first output.
-        metrics: the request's metrics, with the end of its last completion.
+        metrics: the request's metrics, set when its last completion ends.
+        pooled: see `CompletionOutput`.
     """
 
     request_id: str
@@ -159,6 +231,7 @@ class StreamOutput:
     prompt_logprobs: list[Logprobs | None] | None = None
     is_first: bool = False
     metrics: RequestMetrics | None = None
+    pooled: list[float] | None = None
 
     @property
     def is_urgent(self) -> bool:

@@ -1,7 +1,7 @@
 """PageAllocator: free list and reference counts of KV cache pages.
 
-A page is a number here. Its contents, keys and values of `page_size` tokens in every layer, belong
-to the model. Plain Python: no requests, tokens or MLX.
+A page is just a number here. The model owns its contents: the keys and values of `page_size` tokens
+in every layer. Plain Python: no requests, tokens or MLX.
 """
 
 from ...errors import OutOfPagesError
@@ -39,7 +39,7 @@ class PageAllocator:
         """Allocates `count` pages to one owner, all or nothing.
 
         Raises:
-            OutOfPagesError: fewer than `count` are free.
+            OutOfPagesError: fewer than `count` pages are free.
         """
         # [task 3.3.2 allocate]
         if count > len(self._free):
@@ -73,6 +73,14 @@ class PageAllocator:
         if self._ref_counts[page] == 0:
             self._free.append(page)
         # [/task 3.3.2 free-page]
+
+    def compact(self) -> list[int]:
+        """Renumbers the used pages 0, 1, 2 and so on, in order; returns their old numbers."""
+        used = [page for page, count in enumerate(self._ref_counts) if count]
+        num_free = self.num_pages - len(used)
+        self._ref_counts = [self._ref_counts[page] for page in used] + [0] * num_free
+        self._free = list(range(self.num_pages - 1, len(used) - 1, -1))
+        return used
 
     def check_integrity(self) -> None:
         """Asserts that every page is either free or owned."""

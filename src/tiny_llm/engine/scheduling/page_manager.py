@@ -1,18 +1,21 @@
 """PageManager: page ownership, allocation and prefix sharing per request.
 
 Invariant: a request's full pages are in the prefix cache; its last, partial page is not shared.
-Independent of the scheduling order.
+With a sliding window, a running request releases the pages before the window. Independent of
+scheduling order.
 """
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 
 from ...errors import OutOfPagesError
 from .events import PageCounts
 from .page_allocator import PageAllocator
-from .prefix_cache import PageTokens, PrefixCache, PrefixNode
+from .prefix_cache import PageTokens, PrefixCache, PrefixNode, SlidingWindowPrefixCache
 from .request import EngineRequest
+from .states import StateSlots
 
-PageKey = tuple[PrefixNode, PageTokens]  # a page: its parent node and its tokens
+PageKey = tuple[PrefixNode, PageTokens]  # identifies a page: parent node and tokens
 
 
 class PageManager:
@@ -22,12 +25,34 @@ class PageManager:
         num_pages: number of pages.
         page_size: tokens per page.
         enable_prefix_caching: whether requests share pages.
+        num_state_slots: see `StateSlots`.
+        window: see `SchedulerConfig`.
+        max_pages_per_request: see `SchedulerConfig`; used only with a window.
+
+    Attributes:
+        allocator, cache: page reference counts and prefix cache.
+        states: recurrent state slots of requests and prefix cache nodes.
+        on_share: callback for each page newly inserted into the prefix cache.
     """
 
-    def __init__(self, num_pages: int, page_size: int, enable_prefix_caching: bool):
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        enable_prefix_caching: bool,
+        num_state_slots: int = 0,
+        window: int = 0,
+        max_pages_per_request: int = 0,
+    ):
         self.page_size = page_size
         self.allocator = PageAllocator(num_pages)
         self.cache = PrefixCache(self.allocator, page_size)
+        self._window, self._max_pages = window, max_pages_per_request
+        if window:
+            self.cache = SlidingWindowPrefixCache(self.allocator, page_size, window)
+        self.states = StateSlots(num_state_slots, page_size, enable_prefix_caching)
+        self.cache.on_evict = self.states.checkpoints.discard
+        self.on_share: Callable[[PrefixNode], None] = lambda node: None
         self._sharing = enable_prefix_caching
 
     @property
@@ -36,32 +61,38 @@ class PageManager:
         return self.allocator.num_free + self.cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
-        """Returns the number of pages for `num_tokens` tokens."""
+        """Returns the number of pages needed for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def tokens_of_page(self, request: EngineRequest, index: int) -> PageTokens:
-        """Returns the tokens of page `index` of a request; fewer than a page at the end."""
+        """Returns the tokens of a request's page `index`; the last page may be partial."""
         return tuple(request.token_ids[index * self.page_size : (index + 1) * self.page_size])
 
     # ---------------------------------------------------------------- allocation
 
     def match(self, request: EngineRequest) -> list[PrefixNode]:
-        """Returns the prefix cache hit of a request.
+        """Returns the request's prefix cache hit.
 
-        Empty while prompt tokens remain to be scored: their logits must be computed.
+        Empty while prompt tokens remain to be scored, because their logits must be computed.
         """
         is_scored = request.num_scored == request.num_to_score
-        return self.cache.match(request.token_ids) if self._sharing and is_scored else []
+        root = self.cache.root_of(request.adapter)
+        path = self.cache.match(request.token_ids, root) if self._sharing and is_scored else []
+        return self.states.usable(path)
 
-    def num_cached(self, token_ids: Sequence[int]) -> int:
-        """Returns the number of leading full pages of `token_ids` in the prefix cache."""
-        return len(self.cache.match([*token_ids, 0])) if self._sharing else 0
+    def num_cached(self, token_ids: Sequence[int], adapter: int = -1) -> int:
+        """Returns the number of leading full pages of `token_ids` that a request would hit."""
+        if not self._sharing:
+            return 0
+        path = self.cache.match([*token_ids, 0], self.cache.root_of(adapter))
+        return len(self.states.usable(path))
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
         """Returns the key of the request's next full page after `path`, or None."""
         if not self._sharing or (len(path) + 1) * self.page_size >= request.num_tokens:
             return None
-        return path[-1] if path else self.cache.root, self.tokens_of_page(request, len(path))
+        parent = path[-1] if path else self.cache.root_of(request.adapter)
+        return parent, self.tokens_of_page(request, len(path))
 
     def admit(self, request: EngineRequest, path: Sequence[PrefixNode], reserve: int) -> bool:
         """Assigns the shared pages of `path` and new pages for the remaining tokens.
@@ -74,9 +105,11 @@ class PageManager:
         Returns:
             False if too few pages are available; ownership is then unchanged.
         """
-        # [task 3.3.2 pages]
+        if isinstance(self.cache, SlidingWindowPrefixCache):
+            return self._admit_in_window(request, path, self.cache.num_unneeded(len(path)), reserve)
+        # [task 3.3.2 admit]
         self.cache.acquire(path)  # first: `_allocate` must not evict them
-        request.last_node = path[-1] if path else self.cache.root
+        request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
         needed = self.pages_for(request.num_tokens) - len(path)
         if needed + reserve > self.num_available:
             self.cache.release(request.last_node)
@@ -86,7 +119,26 @@ class PageManager:
         request.num_shared = len(path)
         request.num_computed = len(path) * self.page_size
         return True
-        # [/task 3.3.2 pages]
+        # [/task 3.3.2 admit]
+
+    def _admit_in_window(
+        self, request: EngineRequest, path: Sequence[PrefixNode], num_unneeded: int, reserve: int
+    ) -> bool:
+        """Like `admit`, but without pages before the window or beyond what a step needs."""
+        held = path[num_unneeded:]
+        self.cache.acquire(held)
+        request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
+        most = min(self.pages_for(request.num_tokens), num_unneeded + self._max_pages)
+        needed = most - len(path)
+        if needed + reserve > self.num_available:
+            self.cache.release(request.last_node, len(held))
+            return False
+        request.page_ids.extend([-1] * num_unneeded)
+        request.page_ids.extend([node.page for node in held])
+        request.page_ids.extend(self._allocate(needed))
+        request.num_freed, request.num_shared = num_unneeded, len(path)
+        request.num_computed = len(path) * self.page_size
+        return True
 
     def grow(self, request: EngineRequest, num_tokens: int) -> None:
         """Allocates pages until the request has room for `num_tokens` tokens.
@@ -106,7 +158,7 @@ class PageManager:
 
     def _allocate(self, count: int) -> list[int]:
         """Allocates pages; evicts from the prefix cache if too few are free."""
-        if count > self.num_available:  # checked first, to avoid a useless eviction
+        if count > self.num_available:  # checked first, to avoid a pointless eviction
             raise OutOfPagesError(
                 f"{count} pages were requested, {self.num_available} are free or evictable."
             )
@@ -116,34 +168,92 @@ class PageManager:
     # ---------------------------------------------------------------- sharing and release
 
     def share_full_pages(self, request: EngineRequest, num_written: int) -> None:
-        """Inserts the full pages of the first `num_written` tokens into the prefix cache."""
+        """Inserts the full pages among the first `num_written` tokens into the prefix cache."""
         if not self._sharing:
             return
         while (request.num_shared + 1) * self.page_size <= num_written:
             index = request.num_shared
-            tokens = self.tokens_of_page(request, index)
-            request.last_node = self.cache.insert(
-                request.last_node, tokens, request.page_ids[index]
-            )
-            request.page_ids[index] = request.last_node.page
+            tokens, page = self.tokens_of_page(request, index), request.page_ids[index]
+            node = request.last_node = self.cache.insert(request.last_node, tokens, page)
+            request.page_ids[index] = node.page
             request.num_shared += 1
+            if node.page == page:  # otherwise the tree already had these tokens
+                self.on_share(node)
+
+    def free_before_window(self, request: EngineRequest, num_written: int) -> None:
+        """Releases the pages entirely before the sliding window of token `num_written`, if any.
+
+        Shared pages stay in the cache. The request keeps the last shared page, whose node is the
+        parent of the next page's node.
+        """
+        if not self._window:
+            return
+        first, end = request.num_freed, max(0, num_written - self._window + 1) // self.page_size
+        if self._sharing:
+            end = min(end, request.num_shared - 1)
+        if end <= first:
+            return
+        if self._sharing:
+            node = request.last_node
+            for _ in range(request.num_shared - end):
+                node = node.parent
+            self.cache.release(node, end - first)
+        else:
+            for page in request.page_ids[first:end]:
+                self.allocator.free(page)
+        request.page_ids[first:end] = array("i", [-1] * (end - first))
+        request.num_freed = end
 
     def release(self, request: EngineRequest) -> None:
-        """Releases all pages of a request; shared ones stay in the prefix cache."""
-        for page in reversed(request.page_ids[request.num_shared :]):
+        """Releases all pages and state slots of a request; shared pages stay in the cache."""
+        self.states.release(request)
+        for page in reversed(request.page_ids[max(request.num_freed, request.num_shared) :]):
             self.allocator.free(page)
-        self.cache.release(request.last_node)
+        if self._sharing:
+            self.cache.release(request.last_node, request.num_shared - request.num_freed)
         del request.page_ids[:]
         request.last_node = None
-        request.num_shared = 0
+        request.num_shared = request.num_freed = 0
         request.num_computed = 0
+        request.num_loading = 0
         request.num_draft_uncomputed = 0
+
+    # ---------------------------------------------------------------- memory pressure
+
+    def evict_half(self) -> int:
+        """Evicts half of the pages not referenced by a request; returns the number evicted."""
+        return self.cache.evict(-(-self.cache.num_evictable // 2))
+
+    def compact(self, running: Sequence[EngineRequest]) -> tuple[list[int], list[int]] | None:
+        """Renumbers used pages and state slots contiguously, so that the rest can be released.
+
+        Returns:
+            (old page numbers, old slot numbers), in the new order; None, as a no-op, if a page
+            belongs to neither a running request nor the prefix cache.
+        """
+        nodes = list(self.cache.nodes())
+        owned = {node.page for node in nodes}
+        for request in running:
+            owned.update(request.page_ids[request.num_freed :])
+        if len(owned) != self.allocator.num_used:
+            return None
+        pages = self.allocator.compact()
+        number = {old: new for new, old in enumerate(pages)} | {-1: -1}
+        for node in nodes:
+            node.page = number[node.page]
+        for request in running:
+            request.page_ids[:] = array("i", [number[page] for page in request.page_ids])
+        return pages, self.states.compact(running)
 
     # ---------------------------------------------------------------- counts and invariants
 
     def counts(self, running: Iterable[EngineRequest]) -> PageCounts:
         """Returns page counts by state, given the running requests."""
-        shared = {page for request in running for page in request.page_ids[: request.num_shared]}
+        shared = {
+            page
+            for request in running
+            for page in request.page_ids[request.num_freed : request.num_shared]
+        }
         return PageCounts(
             free=self.allocator.num_free,
             cached=self.cache.num_evictable,
@@ -156,14 +266,16 @@ class PageManager:
         """Asserts that every page has exactly its expected owners."""
         self.allocator.check_integrity()
         self.cache.check_integrity()
+        self.states.check_integrity(running)
         owners = dict.fromkeys((node.page for node in self.cache.nodes()), 1)
         cached = set(owners)
         for request in running:
-            pages = request.page_ids
+            first, pages = request.num_freed, request.page_ids[request.num_freed :]
+            assert all(page == -1 for page in request.page_ids[:first]), f"{request}, {first} freed"
             assert len(set(pages)) == len(pages), f"{request} has a page twice"
-            capacity, computed = len(pages) * self.page_size, request.num_computed
+            capacity, computed = len(request.page_ids) * self.page_size, request.num_computed
             assert computed <= capacity, f"{request} has {capacity} slots for {computed} tokens"
-            for index, page in enumerate(pages):
+            for index, page in enumerate(pages, first):
                 assert (page in cached) == (index < request.num_shared), f"{request}, page {page}"
                 owners[page] = owners.get(page, 0) + 1
         for page in range(self.allocator.num_pages):

@@ -1,25 +1,29 @@
 """Prefix cache: radix tree of full KV cache pages, with LRU eviction.
 
-The keys and values of a token depend only on it and the tokens before it. Requests with a common
-prefix therefore share its pages, even after the request that computed them has ended:
+A token's keys and values depend only on the token, its predecessors and the model's adapter.
+Requests with a common prefix and the same adapter therefore share the prefix's pages, even after
+the request that computed them has finished:
 
     root ── "You are a helpful ass" ── "istant. What is RoPE?" ── …
                                     └─ "istant. Who are you?"  ── …
 
 Each edge of the tree is one page of token ids. Only *full* pages are inserted: they are never
 written again, so sharing needs no copy. A request that diverges within a page recomputes that page,
-at most `page_size` − 1 tokens more than necessary.
+at most `page_size` − 1 tokens too many.
 
 The tree holds one reference to each of its pages; each request using a page holds another. Pages
 referenced only by the tree are evictable, least recently used first. Eviction needs no search:
 requests release their pages from last to first, so children precede their parent in LRU order, and
-its head is always a leaf.
+the least recently used page is always a leaf.
+
+Each LoRA adapter has a separate tree; all trees share one allocator and one LRU order. With a
+sliding window, `SlidingWindowPrefixCache` may evict a page before its children.
 
 Plain Python: no scheduling, no MLX.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .page_allocator import PageAllocator
 
@@ -31,9 +35,9 @@ class PrefixNode:
 
     Attributes:
         parent: the preceding page; None for the root, which has no page.
-        tokens: the page's `page_size` tokens.
-        page: page number.
-        children: the following pages, by their tokens.
+        tokens: the page's `page_size` tokens; in an adapter's root, the adapter index.
+        page: page number; −1 for a root, or for a page evicted before its children.
+        children: the next pages, by their tokens.
     """
 
     __slots__ = ("children", "page", "parent", "tokens")
@@ -46,19 +50,25 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """Radix tree of pages, with the LRU order of its unreferenced pages.
+    """Radix tree of pages, with unreferenced pages in LRU order.
 
     Args:
-        allocator: reference counts of the pages.
+        allocator: reference-counted allocator of the pages.
         page_size: tokens per page.
+
+    Attributes:
+        root: the root for requests without an adapter.
+        on_evict: callback invoked for each page before its eviction.
     """
 
     def __init__(self, allocator: PageAllocator, page_size: int):
         self.page_size = page_size
         self.root = PrefixNode(None, (), -1)
+        self._roots = {-1: self.root}  # by adapter
         self._allocator = allocator
         self._unused: OrderedDict[PrefixNode, None] = OrderedDict()  # least recently used first
         self._num_nodes = 0
+        self.on_evict: Callable[[PrefixNode], None] = lambda node: None
 
     @property
     def num_pages(self) -> int:
@@ -67,17 +77,26 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Number of pages in the tree referenced by no request."""
+        """Number of pages in the tree not referenced by a request."""
         return len(self._unused)
 
-    def match(self, token_ids: Sequence[int]) -> list[PrefixNode]:
-        """Returns the longest path of cached pages that is a prefix of `token_ids`.
+    @property
+    def roots(self) -> list[PrefixNode]:
+        """The roots of all trees."""
+        return list(self._roots.values())
 
-        At least one token remains to be computed, for its logits: if the whole prompt is cached,
-        the last page is left out.
+    def root_of(self, adapter: int) -> PrefixNode:
+        """Returns the root for requests with adapter index `adapter`; −1 means no adapter."""
+        return self._roots.setdefault(adapter, PrefixNode(None, (adapter,), -1))
+
+    def match(self, token_ids: Sequence[int], root: PrefixNode | None = None) -> list[PrefixNode]:
+        """Returns the longest path of cached pages from `root` that is a prefix of `token_ids`.
+
+        At least one token must be computed, for its logits: if the whole prompt is cached, the last
+        page is omitted.
         """
-        # [task 3.3.3 match]
-        node, path, size = self.root, [], self.page_size
+        # [task 3.4.1 match]
+        node, path, size = root or self.root, [], self.page_size
         for start in range(0, (len(token_ids) - 1) // size * size, size):
             child = node.children.get(tuple(token_ids[start : start + size]))
             if child is None:
@@ -85,27 +104,27 @@ class PrefixCache:
             path.append(child)
             node = child
         return path
-        # [/task 3.3.3 match]
+        # [/task 3.4.1 match]
 
     def acquire(self, path: Sequence[PrefixNode]) -> None:
         """Acquires a reference to each page of a path from `match`."""
         for node in path:
-            # [task 3.3.3 acquire]
+            # [task 3.4.2 acquire]
             self._allocator.share(node.page)
             self._unused.pop(node, None)
-            # [/task 3.3.3 acquire]
+            # [/task 3.4.2 acquire]
 
     def insert(self, parent: PrefixNode, tokens: PageTokens, page: int) -> PrefixNode:
-        """Inserts a full page after `parent`; the caller owns both.
+        """Inserts a full page after `parent`; the caller holds references to both.
 
         If the tree already has a page with these tokens, the duplicate `page` is freed, and the
-        caller becomes an owner of the tree's page, which has the same contents.
+        caller gets a reference to the tree's page, whose contents are identical.
 
         Returns:
-            The node of the page that the caller now owns.
+            Node of the page that the caller now references.
         """
         assert len(tokens) == self.page_size, "only full pages are shared"
-        # [task 3.3.3 insert]
+        # [task 3.4.1 insert]
         known = parent.children.get(tokens)
         if known is not None:
             self.acquire([known])
@@ -116,17 +135,24 @@ class PrefixCache:
         self._allocator.share(page)
         self._num_nodes += 1
         return node
-        # [/task 3.3.3 insert]
+        # [/task 3.4.1 insert]
 
-    def release(self, node: PrefixNode) -> None:
-        """Releases a reference to a node and to each of its ancestors, last page first."""
-        while node.parent is not None:
-            # [task 3.3.3 release]
+    def release(self, node: PrefixNode, num_pages: int | None = None) -> None:
+        """Releases a reference to a node and to each of its ancestors, last page first.
+
+        Args:
+            node: the last page.
+            num_pages: number of pages to release; None for all.
+        """
+        remaining = -1 if num_pages is None else num_pages
+        while node.parent is not None and remaining != 0:
+            remaining -= 1
+            # [task 3.4.2 release]
             self._allocator.free(node.page)
             if self._allocator.ref_count(node.page) == 1:  # the tree itself
                 self._unused[node] = None
             node = node.parent
-            # [/task 3.3.3 release]
+            # [/task 3.4.2 release]
 
     def evict(self, count: int) -> int:
         """Evicts up to `count` unreferenced pages, least recently used first.
@@ -136,22 +162,24 @@ class PrefixCache:
         """
         count = max(0, min(count, len(self._unused)))
         for _ in range(count):
-            # [task 3.3.3 evict]
+            self.on_evict(next(iter(self._unused)))
+            # [task 3.4.2 evict]
             node, _nothing = self._unused.popitem(last=False)
             assert not node.children, "evicted a page before its children"
             assert node.parent is not None
             del node.parent.children[node.tokens]
             self._allocator.free(node.page)
             self._num_nodes -= 1
-            # [/task 3.3.3 evict]
+            # [/task 3.4.2 evict]
         return count
 
     def nodes(self) -> Iterator[PrefixNode]:
-        """Yields all pages in the tree, parents first."""
-        stack = list(self.root.children.values())
+        """Yields all nodes that have a page, parents first."""
+        stack = [child for root in self.roots for child in root.children.values()]
         while stack:
             node = stack.pop()
-            yield node
+            if node.page >= 0:
+                yield node
             stack.extend(node.children.values())
 
     def check_integrity(self) -> None:
@@ -166,7 +194,78 @@ class PrefixCache:
             assert node.parent is not None
             assert node.parent.children[node.tokens] is node
         assert len(pages) == self._num_nodes
+        self._check_eviction_order()
+
+    def _check_eviction_order(self) -> None:
         evicted: set[PrefixNode] = set()
-        for node in self._unused:  # evicted in this order, each is a leaf
+        for node in self._unused:  # evicted in this order, each node is a leaf by then
             assert all(child in evicted for child in node.children.values())
             evicted.add(node)
+
+
+class SlidingWindowPrefixCache(PrefixCache):
+    """Prefix cache for models in which every layer has a sliding window.
+
+    A request needs only the pages in its window, and releases earlier pages while it runs. A page
+    may therefore be evicted before its children; its node remains, without a page, until the last
+    child is removed. A hit requires only the pages in the window at the end of the prefix.
+
+    Args:
+        allocator, page_size: see `PrefixCache`.
+        window: number of tokens that a query attends to, itself included.
+    """
+
+    def __init__(self, allocator: PageAllocator, page_size: int, window: int):
+        super().__init__(allocator, page_size)
+        self.window = window
+
+    def num_unneeded(self, num_pages: int) -> int:
+        """Returns the number of leading pages of a hit that the next tokens do not need.
+
+        The last page is always needed: its node is the parent of the request's next page.
+        """
+        first_key = num_pages * self.page_size - self.window + 1
+        return max(0, min(first_key // self.page_size, num_pages - 1))
+
+    def match(self, token_ids: Sequence[int], root: PrefixNode | None = None) -> list[PrefixNode]:
+        """See `PrefixCache`. Nodes before the window at the end of the path may have no page."""
+        path = super().match(token_ids, root)
+        num_pages, last_missing = 0, -1
+        for index, node in enumerate(path):
+            if node.page < 0:
+                last_missing = index
+            if last_missing < self.num_unneeded(index + 1):
+                num_pages = index + 1
+        return path[:num_pages]
+
+    def insert(self, parent: PrefixNode, tokens: PageTokens, page: int) -> PrefixNode:
+        """See `PrefixCache`. An existing node without a page takes `page`."""
+        known = parent.children.get(tokens)
+        if known is None or known.page >= 0:
+            return super().insert(parent, tokens, page)
+        known.page = page
+        self._allocator.share(page)
+        self._num_nodes += 1
+        return known
+
+    def evict(self, count: int) -> int:
+        """See `PrefixCache`."""
+        count = max(0, min(count, len(self._unused)))
+        for _ in range(count):
+            node, _nothing = self._unused.popitem(last=False)
+            self.on_evict(node)
+            self._allocator.free(node.page)
+            node.page = -1
+            self._num_nodes -= 1
+            while node.page < 0 and not node.children and node.parent is not None:
+                del node.parent.children[node.tokens]
+                node = node.parent
+        return count
+
+    def _check_eviction_order(self) -> None:
+        """Asserts that each node without a page has children."""
+        stack = [child for root in self.roots for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            assert node.page >= 0 or node.children
+            stack.extend(node.children.values())

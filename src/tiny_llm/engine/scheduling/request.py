@@ -1,4 +1,4 @@
-"""Request state inside the engine: tokens, computed counts, pages.
+"""EngineRequest: tokens, computed counts and pages of one completion.
 
 An `EngineRequest` produces one completion; a prompt with `n` completions becomes `n` of them. Its
 state is a set of half-open intervals over its tokens:
@@ -11,7 +11,8 @@ state is a set of half-open intervals over its tokens:
                                                    sampled last
 
     page_ids    page i holds tokens [i · page_size, (i + 1) · page_size) of this request;
-                [0, num_shared)                    full, final, and in the prefix cache
+                [0, num_freed)                     before the sliding window, and released: −1
+                [num_freed, num_shared)            full, final, and in the prefix cache
                 [num_shared, len(page_ids))        owned by this request alone
 """
 
@@ -51,28 +52,36 @@ FINAL_STATES = {
 class EngineRequest:
     """One completion in progress. Only the scheduler and its page manager modify it.
 
-    The last four arguments belong to the sampler; the scheduler does not read them.
+    The arguments from `end_token_ids` to `token_counts` belong to the sampler; the scheduler does
+    not read them.
 
     Args:
         request_id: unique among unfinished requests.
         prompt_token_ids: at least one token.
         params: sampling parameters.
-        max_tokens: output limit; the scheduler replaces None by the largest value that fits.
-        seed: seed of this completion.
-        num_to_score: prompt tokens, from the first on, whose logits give prompt logprobs.
+        max_tokens: output limit; the scheduler replaces None with the largest value that fits.
+        seed: random seed for this completion.
+        num_to_score: number of leading prompt tokens whose logits give prompt logprobs.
         end_token_ids: tokens that end the output, masked before `min_tokens`.
-        grammar: `StructuredOutputGrammar` that constrains the output, or None.
-        thinking_budget: `ThinkingBudget` that limits the reasoning, or None.
+        grammar: `StructuredOutputGrammar` constraining the output, or None.
+        thinking_budget: `ThinkingBudget` limiting the reasoning, or None.
         token_counts: `TokenCounts` for the penalties, or None.
+        adapter: index of the LoRA adapter; −1 for none. Requests share pages only with requests for
+            the same adapter.
 
     Attributes:
-        arrival_index: position in the order of arrival.
+        arrival_index: position in arrival order.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
         num_preemptions: number of preemptions so far.
-        num_draft_uncomputed: trailing computed tokens not yet computed by the draft model, whose
+        num_draft_uncomputed: trailing computed tokens that the draft model has yet to compute; its
             keys and values use the same page numbers.
-        draft_token_ids: tokens to verify in the next step (`Scheduler.update_draft_tokens`).
-        num_scored: prompt tokens scored so far, of `num_to_score`.
+        draft_token_ids: draft tokens to verify in the next step; see `update_draft_tokens`.
+        num_freed: leading pages released, because they precede the sliding window.
+        num_loading: tokens, after the computed ones, whose pages are being read from disk.
+        num_scored: prompt tokens scored so far, out of `num_to_score`.
+        num_uncached, num_overtaken: for `FairScheduler`: uncached tokens when queued, and prompt
+            tokens of younger requests computed first.
+        state_slots: `RequestSlots` while running, if the model has recurrent state.
         finish_reason: None while unfinished.
     """
 
@@ -89,6 +98,7 @@ class EngineRequest:
         grammar: Any = None,
         thinking_budget: Any = None,
         token_counts: Any = None,
+        adapter: int = -1,
     ):
         self.request_id = request_id
         self.params = params
@@ -99,6 +109,7 @@ class EngineRequest:
         self.grammar = grammar
         self.thinking_budget = thinking_budget
         self.token_counts = token_counts
+        self.adapter = adapter
         self.token_ids: list[int] = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.state = RequestState.WAITING
@@ -107,12 +118,16 @@ class EngineRequest:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_computed = 0
+        self.num_loading = 0
         self.num_draft_uncomputed = 0
-        self.page_ids = array("i")  # int32, as in block tables
+        self.page_ids = array("i")  # int32, like block tables
         self.num_shared = 0
+        self.num_freed = 0
         self.last_node: Any = None  # prefix cache node of the last shared page
         self.draft_token_ids: Sequence[int] = ()
         self.num_scored = 0
+        self.num_uncached = self.num_overtaken = 0
+        self.state_slots: Any = None
 
     @property
     def num_tokens(self) -> int:
@@ -131,8 +146,8 @@ class EngineRequest:
 
     @property
     def num_uncomputed(self) -> int:
-        """Number of tokens without keys and values in a page; 1 while decoding."""
-        return len(self.token_ids) - self.num_computed
+        """Number of tokens to compute: 1 while decoding, 0 while pages are read from disk."""
+        return 0 if self.num_loading else len(self.token_ids) - self.num_computed
 
     @property
     def is_done(self) -> bool:
@@ -140,7 +155,7 @@ class EngineRequest:
         return self.finish_reason is not None
 
     def end(self, reason: FinishReason) -> None:
-        """Sets finish reason and final state. A request ends once."""
+        """Sets the finish reason and final state. A request ends only once."""
         assert self.finish_reason is None, f"{self.request_id} ended twice"
         self.finish_reason = reason
         self.state = FINAL_STATES[reason]

@@ -1,7 +1,7 @@
 """Scheduler: admission, token budget, preemption.
 
 A step is a list of chunks; a chunk is a half-open interval of one request's tokens. A step's chunks
-have at most `max_num_batched_tokens` tokens in total. Order, oldest request first:
+have at most `max_num_batched_tokens` tokens in total. Priorities, each oldest request first:
 
     1. one token, plus draft tokens, for every decoding request: every step advances all of them
     2. the next chunk of each partially computed prompt
@@ -10,23 +10,25 @@ have at most `max_num_batched_tokens` tokens in total. Order, oldest request fir
 Admission allocates pages for all tokens of the request, so only decoding allocates later. When no
 page is free, unused pages are evicted from the prefix cache. If that is not enough, the *youngest*
 running request is preempted: its pages are released, it returns to the head of the queue, and its
-tokens are recomputed.
+tokens are recomputed. With a sliding window, admission allocates no more pages than a step needs;
+a request releases the pages before its window, and long prompts allocate later, too.
 
-No starvation: the oldest request is never preempted, and `add` rejects requests that do not fit
-alone, so the oldest always finishes. Then the next one is the oldest.
+No starvation: the oldest request is never preempted, and `add` rejects requests too large to run
+alone, so the oldest always finishes. Then the next one is the oldest. The argument also holds with
+recurrent state slots: a running request always has one to write, and the head of the queue can be
+admitted at the latest when no request is running (`states/state_slots.py`).
 
 The queue is strictly first come, first served. The head waits despite free pages in one case: its
 next page is already being computed by a running request. One step later that page is a prefix cache
-hit, so of many requests with the same prompt only one computes it.
+hit, so only one of many requests with the same prompt computes it.
 
-Plain Python: no models, text, clocks or MLX.
+Plain Python: no models, text, clock or MLX.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...errors import OutOfPagesError, QueueFullError, UserError
-from .batch import Chunk, ChunkOutput, SchedulerOutput
 from .config import SchedulerConfig
 from .events import (
     ChunkPlan,
@@ -40,6 +42,7 @@ from .events import (
     TokensAdded,
 )
 from .limits import fitting_max_tokens
+from .outputs import Chunk, ChunkOutput, SchedulerOutput
 from .page_manager import PageKey, PageManager
 from .request import EngineRequest, FinishReason, RequestState
 
@@ -50,24 +53,34 @@ class Scheduler:
     Other methods may be called between the two; the results of an aborted request are discarded.
 
     Args:
-        config: memory and limits.
+        config: KV memory and batch limits.
         listener: callback for every event, or None.
 
     Attributes:
         pages: page ownership of all requests.
         waiting: the queue, oldest first, preempted requests at the head.
         running: requests with pages, oldest first.
-        num_preemptions: total preemptions.
-        num_prompt_tokens: prompt tokens of all admitted requests.
-        num_cached_tokens: prompt tokens served by the prefix cache.
+        start_load: callback that starts reading an admitted request's next pages from disk, and
+            returns the number of tokens in them.
+        num_preemptions: total number of preemptions.
+        num_prompt_tokens: total prompt tokens of admitted requests.
+        num_cached_tokens: total prompt tokens served from the prefix cache.
     """
 
     def __init__(self, config: SchedulerConfig, listener: Listener | None = None):
         self.config = config
         self.listener = listener
-        self.pages = PageManager(config.num_pages, config.page_size, config.enable_prefix_caching)
+        self.pages = PageManager(
+            config.num_pages,
+            config.page_size,
+            config.enable_prefix_caching,
+            config.num_state_slots,
+            config.window,
+            config.max_pages_per_request,
+        )
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
+        self.start_load: Callable[[EngineRequest], int] = lambda request: 0
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -105,7 +118,7 @@ class Scheduler:
         self._emit(RequestAdded, request.request_id, request.num_prompt_tokens, request.max_tokens)
 
     def check_queue_limit(self, num_requests: int) -> None:
-        """Checks that the queue has room for `num_requests` more.
+        """Checks that the queue has room for `num_requests` more requests.
 
         Raises:
             QueueFullError: see `SchedulerConfig.max_queue`.
@@ -150,8 +163,8 @@ class Scheduler:
     # ---------------------------------------------------------------- one step
 
     def schedule(self) -> SchedulerOutput:
-        """Plans the next step, which is empty only if no request is unfinished."""
-        # [task 3.3.2 schedule]
+        """Plans the next step; empty if all unfinished requests are waiting for pages from disk."""
+        # [task 3.3.3 schedule]
         budget = self.config.max_num_batched_tokens
         preempted_before = self.num_preemptions
         chunks = self._schedule_decoding()
@@ -166,26 +179,33 @@ class Scheduler:
                 chunks.append(self._prefill(self.running[-1], budget, in_flight))
                 budget -= chunks[-1].num_tokens
         step = SchedulerOutput(self._num_steps, tuple(chunks))
-        # [/task 3.3.2 schedule]
+        # [/task 3.3.3 schedule]
+        return self._finish_plan(step)
+
+    def _finish_plan(self, step: SchedulerOutput) -> SchedulerOutput:
+        """Assigns state slots to a step's chunks and emits its event."""
+        step = self.pages.states.plan(step, self.waiting[0] if self.waiting else None)
         self._num_steps += 1
-        if self.listener is not None and chunks:
+        if self.listener is not None and step.chunks:
             self.listener(self._step_event(step))
+            if self.config.num_state_slots:
+                self.listener(self.pages.states.counts())
         return step
 
     def _schedule_decoding(self) -> list[Chunk]:
         """Returns one chunk per decoding request: its last token and useful draft tokens."""
-        decoding = [
+        self.pages.states.begin_step(self.running, self.waiting)
+        with_room = [
             request
             for request in list(self.running)
-            # `_make_room` preempts: an earlier iteration may have preempted this request.
-            if request.state is RequestState.RUNNING
-            and request.num_uncomputed == 1
-            and self._make_room(request)
+            # An earlier `_make_room` may have preempted this request.
+            if request.state is RequestState.RUNNING and self._make_room(request)
         ]
+        decoding = [request for request in with_room if request.num_uncomputed == 1]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
         spare //= 2  # the other half is for prompts
-        for request in decoding:  # pages of the mandatory tokens are allocated by now
+        for request in decoding:  # pages for the mandatory tokens are allocated by now
             num_drafts = self._room_for_drafts(request, spare)
             spare -= max(0, num_drafts - self.config.num_drafts)
             start, end = request.num_computed, request.num_tokens
@@ -195,15 +215,22 @@ class Scheduler:
 
     def _prefill(self, request: EngineRequest, budget: int, in_flight: set[PageKey]) -> Chunk:
         """Returns the next chunk of a prompt; adds the page it fills to `in_flight`."""
-        # [task 3.3.2 prefill]
+        # [task 3.3.3 prefill]
         end = min(request.num_tokens, request.num_computed + budget)
         in_flight.add((request.last_node, self.pages.tokens_of_page(request, request.num_shared)))
         return Chunk(request, request.num_computed, end, 0, end == request.num_tokens)
-        # [/task 3.3.2 prefill]
+        # [/task 3.3.3 prefill]
 
     def _admit_head(self, in_flight: set[PageKey]) -> bool:
-        """Admits the head of the queue if `max_num_seqs` and the free pages allow it."""
-        # [task 3.3.2 admission]
+        """Admits the head of the queue if `max_num_seqs`, free pages and state slots allow it.
+
+        Returns:
+            Whether a request was admitted and has tokens to compute, rather than to load from disk.
+        """
+        if self.waiting and not self.pages.states.can_admit(self.waiting[0], self.running):
+            return False
+        in_flight = in_flight | self._loading_keys()
+        # [task 3.3.3 admission]
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
         request = self.waiting[0]
@@ -214,7 +241,8 @@ class Scheduler:
         # be preempted at once.
         if not self.pages.admit(request, path, reserve=len(self.running)):
             return False
-        # [/task 3.3.2 admission]
+        # [/task 3.3.3 admission]
+        self.pages.states.admit(request)
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed
             self.num_prompt_tokens += request.num_prompt_tokens
@@ -222,15 +250,40 @@ class Scheduler:
         request.state = RequestState.RUNNING
         self.running.append(self.waiting.popleft())
         self._emit(RequestAdmitted, request.request_id, request.num_computed)
-        return True
+        request.num_loading = self.start_load(request)
+        return request.num_loading == 0
+
+    def _loading_keys(self) -> set[PageKey]:
+        """Returns the key of the first page in each load from disk."""
+        return {
+            (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
+            for request in self.running
+            if request.num_loading
+        }
+
+    def finish_load(self, request: EngineRequest, num_tokens: int) -> None:
+        """Marks `num_tokens` tokens as computed: their pages and state have been read from disk.
+
+        The load's remaining tokens, possibly all, are computed next.
+        """
+        request.num_loading = 0
+        if num_tokens == 0:
+            return
+        start, end = request.num_computed, request.num_computed + num_tokens
+        request.num_computed = end
+        if request.num_preemptions == 0:
+            request.num_cached_tokens += num_tokens
+            self.num_cached_tokens += num_tokens
+        self.pages.share_full_pages(request, end)
+        self.pages.states.finish_load(Chunk(request, start, end, 0, samples=False))
 
     def update_from_output(self, step: SchedulerOutput, results: Mapping[str, ChunkOutput]) -> None:
         """Appends sampled tokens, updates the computed counts and shares full pages.
 
         Args:
-            step: the step that `schedule` returned.
-            results: by request id, for each chunk that samples or scores; no tokens after one that
-                ends the request.
+            step: the step returned by `schedule`.
+            results: by request id, for each chunk that samples or scores, truncated after a token
+                that ends the request.
         """
         for chunk in step.chunks:
             request = chunk.request
@@ -248,36 +301,43 @@ class Scheduler:
                 request.num_draft_uncomputed = result.num_draft_uncomputed
                 tokens = tuple(result.token_ids)
                 self._emit(TokensAdded, request.request_id, tokens, len(tokens) - 1)
-            self.pages.share_full_pages(
-                request, request.num_computed - request.num_draft_uncomputed
-            )
+            num_written = request.num_computed - request.num_draft_uncomputed
+            self.pages.share_full_pages(request, num_written)
+            self.pages.free_before_window(request, num_written)
+            self.pages.states.update(chunk)
+
+    def record_step_time(self, step: SchedulerOutput, seconds: float) -> None:
+        """Records the duration of a step; used by `FairScheduler` only."""
 
     def update_draft_tokens(self, request: EngineRequest, token_ids: Sequence[int]) -> None:
-        """Sets the draft tokens that the request's next step verifies; called between steps."""
+        """Sets the draft tokens to verify in the request's next step; called between steps."""
         request.draft_token_ids = token_ids
 
     # ---------------------------------------------------------------- out of pages
 
     def _make_room(self, request: EngineRequest) -> bool:
-        """Allocates pages for all tokens of a request; preempts the youngest if necessary.
+        """Allocates pages for a request's next step; preempts the youngest if necessary.
+
+        Without a sliding window, a prompt has had pages for all its tokens since admission.
 
         Returns:
             False if the request was itself the youngest and got preempted.
         """
+        most = request.num_computed + self.config.max_num_batched_tokens
         while True:
             try:
-                self.pages.grow(request, request.num_tokens)
+                self.pages.grow(request, min(request.num_tokens, most))
                 return True
             except OutOfPagesError:
-                # [task 3.3.4 room]
+                # [task 3.4.3 room]
                 youngest = self.running[-1]
                 self._preempt(youngest)
                 if youngest is request:
                     return False
-                # [/task 3.3.4 room]
+                # [/task 3.4.3 room]
 
     def _room_for_drafts(self, request: EngineRequest, spare: int) -> int:
-        """Number of useful draft tokens that fit without preemption.
+        """Returns the number of useful draft tokens that fit without preemption.
 
         Args:
             request: a decoding request.
@@ -285,24 +345,24 @@ class Scheduler:
         """
         assert request.max_tokens is not None
         draft_tokens = self.config.num_drafts or min(len(request.draft_token_ids), spare)
-        # A step yields one token more than it accepts, so the last output token needs no draft.
+        # A step yields one more token than it accepts, so the last output token needs no draft.
         useful = min(draft_tokens, request.max_tokens - request.num_output_tokens - 1)
         if useful <= 0:
             return 0
         room = self.pages.grow_if_possible(request, request.num_tokens + useful)
-        return min(useful, room - request.num_tokens)
+        return self.pages.states.reserve_drafts(request, min(useful, room - request.num_tokens))
 
     def _preempt(self, request: EngineRequest) -> None:
         """Releases a running request's pages and requeues it for recomputation."""
         lost = request.num_computed
-        # [task 3.3.4 preempt]
+        # [task 3.4.3 preempt]
         self.pages.release(request)
         self.running.remove(request)
         request.num_preemptions += 1
         request.state = RequestState.PREEMPTED
         self.waiting.appendleft(request)
         self.num_preemptions += 1
-        # [/task 3.3.4 preempt]
+        # [/task 3.4.3 preempt]
         self._emit(RequestPreempted, request.request_id, lost)
 
     # ---------------------------------------------------------------- events and invariants
@@ -324,13 +384,14 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Asserts page ownership, request states, queue order and the running limit."""
+        """Asserts page and slot ownership, request states, queue order and `max_num_seqs`."""
         self.pages.check_integrity(self.running)
         for request in self.running:
             assert request.state is RequestState.RUNNING
         for request in self.waiting:
             assert not request.page_ids
             assert request.num_computed == 0
+            assert request.state_slots is None
         for what, requests in (("running", self.running), ("waiting", self.waiting)):
             arrivals = [request.arrival_index for request in requests]
             assert arrivals == sorted(arrivals), f"{what} is not in order of arrival: {arrivals}"

@@ -1,14 +1,16 @@
 """Snapshot of the scheduler: requests, page ownership, prefix cache.
 
 Events are deltas. A snapshot is the full state, for viewers that connect later, and includes page
-numbers, which would be too expensive in events. It has the form of an event, so recordings hold
-both:
+numbers, which would be too expensive in events. It has the same form as an event, so recordings can
+contain both:
 
-    {"event": "snapshot", "page_size": …, "num_pages": …, "requests": […], "tree": {…}}
+    {"event": "snapshot", "page_size": …, "num_pages": …, "requests": […], "tree": {…},
+     "states": {…}}
 
-Taken between steps. The cost grows with the pages in use: see `SNAPSHOT_INTERVAL`.
+Taken between steps. The cost grows with the number of pages in use: see `SNAPSHOT_INTERVAL`.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode
@@ -16,26 +18,33 @@ from .request import EngineRequest
 from .scheduler import Scheduler
 
 SNAPSHOT_INTERVAL = 0.25  # minimum seconds between snapshots for a viewer
-LABEL_TOKENS = 12  # tokens in a label: enough to recognise the text
+LABEL_TOKENS = 12  # tokens in a label: enough to recognize the text
 
 
 def snapshot(scheduler: Scheduler) -> dict[str, Any]:
     """Returns the scheduler's state as JSON-serializable data.
 
     Returns:
-        "requests": running requests, oldest first, then the queue. "pages" in block table order;
-        the first "shared_pages" of them are in the prefix cache.
+        "requests": running requests, oldest first, then the queue. "pages" in block table order,
+        from the sliding window on; the first "shared_pages" are in the prefix cache.
         "tree": the prefix cache. "pages", parents first; "parents", the preceding page of each, or
-        −1; "labels", by page, the first distinguishing tokens of pages that start a branch.
+        −1 for none or an evicted one; "labels", by page, the first distinguishing tokens of pages
+        that start a branch.
+        "states", only for models with recurrent state: slot counts as in `StateSlotCounts`;
+        "checkpoint_pages", the pages whose node has a checkpoint.
     """
     pages = scheduler.pages
-    return {
+    result = {
         "event": "snapshot",
         "page_size": pages.page_size,
         "num_pages": pages.allocator.num_pages,
         "requests": [_request(request) for request in (*scheduler.running, *scheduler.waiting)],
         "tree": _tree(pages.cache),
     }
+    if scheduler.config.num_state_slots:
+        checkpoint_pages = [node.page for node in pages.states.checkpoints.by_node]
+        result["states"] = asdict(pages.states.counts()) | {"checkpoint_pages": checkpoint_pages}
+    return result
 
 
 def _request(request: EngineRequest) -> dict[str, Any]:
@@ -48,8 +57,8 @@ def _request(request: EngineRequest) -> dict[str, Any]:
         "max_tokens": request.max_tokens,
         "cached_tokens": request.num_cached_tokens,
         "preemptions": request.num_preemptions,
-        "pages": list(request.page_ids),
-        "shared_pages": request.num_shared,
+        "pages": list(request.page_ids[request.num_freed :]),
+        "shared_pages": request.num_shared - request.num_freed,
     }
 
 
@@ -61,7 +70,8 @@ def _tree(cache: PrefixCache) -> dict[str, Any]:
         parents.append(node.parent.page)
         if len(node.children) > 1:
             labels.update(_labels(node))
-    labels.update(_labels(cache.root))
+    for root in cache.roots:
+        labels.update(_labels(root))
     return {"pages": pages, "parents": parents, "labels": labels}
 
 
@@ -72,4 +82,5 @@ def _labels(parent: PrefixNode) -> dict[str, PageTokens]:
     return {
         str(child.page): tokens[start : start + LABEL_TOKENS]
         for tokens, child in parent.children.items()
+        if child.page >= 0
     }

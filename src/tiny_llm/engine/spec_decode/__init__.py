@@ -1,6 +1,6 @@
-"""Draft token proposers for speculative decoding.
+"""Speculative decoding: draft token proposers and verification.
 
-Must not know how draft tokens are verified: `model_runner.py` does that.
+Must not know how the target samples: `model_runner.py` does that.
 
-Reading order: draft_model, proposer, ngram_proposer, grammar_proposer.
+Reading order: verification, draft_model, mtp_drafter, proposer, ngram_proposer, grammar_proposer.
 """

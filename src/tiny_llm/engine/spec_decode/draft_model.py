@@ -1,42 +1,46 @@
-"""DraftModel: draft tokens of a small model, for all requests of a step.
+"""DraftModel: draft tokens from a small model, for all requests in a step.
 
-The draft model proposes the next tokens one by one, which is cheap. The target model computes all
-of them in one step and keeps those that it would have sampled itself:
+The draft model cheaply proposes the next tokens one by one. The target model verifies all of them
+in one step and accepts those that it would have sampled itself:
 
     scheduler's step       the request's last token, and slots for 3 draft tokens
     draft, three rounds    of France .
     target, one step       of France is       two accepted, plus one sampled token
 
-Both models sample with the same noise (see `sampler.py`), so a draft token is accepted exactly if
-it *equals* the token that the target samples there, greedy or not. Therefore the output is the same
-with and without a draft model, and each token has the target's distribution.
+Both models sample with the same noise (see `sampler.py`), and a draft token is accepted if and only
+if it *equals* the target's sample at that position, for greedy and random sampling alike. The
+output is therefore the same with and without a draft model, and each token follows the target's
+distribution.
 
-Rejection sampling (`tiny_llm.generate.speculative`) accepts slightly more: 1 − d of the tokens,
-where d is the total variation distance; here it is at least (1 − d) / (1 + d). But its output
+Rejection sampling (`tiny_llm.generate.speculative`) has a slightly higher acceptance rate: 1 − d,
+where d is the total variation distance, versus at least (1 − d) / (1 + d) here. However, its output
 depends on where drafting began, and hence on the other requests.
 
 Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
 (2024), arXiv 2408.07978.
 
-The draft model keeps its keys and values in separate arrays under the target's page numbers, so one
-block table, one allocator and one prefix cache serve both models.
+The draft model keeps its keys and values in separate arrays indexed by the target's page numbers,
+so both models share one block table, one allocator and one prefix cache. The same holds for
+recurrent states and their slots.
 """
 
 import time
 from collections.abc import Sequence
 
+import mlx.core as mx
+
 from ..execution.logits_processors import SamplingRow
 from ..execution.paged_model import PagedModel, Span
 from ..execution.sampler import sample_tokens, to_ints
-from ..scheduling.batch import Chunk
+from ..scheduling.outputs import Chunk
 
 
 class DraftModel:
-    """Proposes draft tokens for the chunks of a step.
+    """Proposes draft tokens for the chunks in a step.
 
     Args:
-        model: the draft model, with as many pages as the target.
-        target_vocab_size: V of the target; only its tokens are proposed.
+        model: the draft model, with the same number of pages as the target.
+        target_vocab_size: the target's V; draft tokens are restricted to the target's vocabulary.
 
     Attributes:
         model: the draft model.
@@ -51,22 +55,13 @@ class DraftModel:
     def propose(self, chunks: Sequence[Chunk]) -> list[list[int]]:
         """Returns `num_drafts` draft tokens for each chunk.
 
-        The draft model computes the chunks too, prompts included, so that its keys and values cover
-        the same tokens as the target's. Only the last draft token is left to the next step.
+        The draft model also computes the chunks, prompts included, so that its KV cache covers the
+        same tokens as the target's. Only the last draft token is deferred to the next step.
         """
         draft_tokens: list[list[int]] = [[] for _ in chunks]
-        spans, rows, num_tokens = [], [], 0
-        for chunk in chunks:
-            request, start = chunk.request, chunk.start - chunk.request.num_draft_uncomputed
-            spans.append(Span(request.token_ids[start : chunk.end], start, request.page_ids))
-            num_tokens += chunk.end - start
-            if chunk.num_drafts:
-                rows.append(num_tokens - 1)
         active = [index for index, chunk in enumerate(chunks) if chunk.num_drafts]
-        while True:
-            logits = self.model.logits(spans, rows)[:, : self._target_vocab_size]
-            if not active:
-                return draft_tokens
+        logits = self._first_logits(chunks)
+        while active:
             sampling_rows = [
                 SamplingRow(
                     chunks[index].request,
@@ -76,32 +71,50 @@ class DraftModel:
                 for index in active
             ]
             started = time.perf_counter()
+            logits = logits[:, : self._target_vocab_size]
             tokens = to_ints(sample_tokens(logits, sampling_rows, self._target_vocab_size))
             self.sampling_seconds += time.perf_counter() - started
             for index, token in zip(active, tokens, strict=True):
                 draft_tokens[index].append(token)
             active = [i for i in active if len(draft_tokens[i]) < chunks[i].num_drafts]
-            if not active:
-                return draft_tokens
-            spans = [
-                Span(
-                    draft_tokens[index][-1:],
-                    chunks[index].end + len(draft_tokens[index]) - 1,
-                    chunks[index].request.page_ids,
+            if active:
+                logits = self._next_logits(
+                    [(chunks[index], draft_tokens[index]) for index in active]
                 )
-                for index in active
+        return draft_tokens
+
+    @staticmethod
+    def num_uncomputed(num_draft_tokens: int, num_accepted: int) -> int:
+        """Returns 1 if all draft tokens were accepted: only the target computed the last one."""
+        return int(num_accepted == num_draft_tokens > 0)
+
+    def _first_logits(self, chunks: Sequence[Chunk]) -> mx.array:
+        """Computes the chunks; returns one row of logits per chunk with draft tokens."""
+        spans, rows, num_tokens = [], [], 0
+        for chunk in chunks:
+            request, start = chunk.request, chunk.start - chunk.request.num_draft_uncomputed
+            writes = [
+                (index + chunk.start - start, slot)
+                for index, slot in chunk.state_writes
+                if index < chunk.end - chunk.start
             ]
-            rows = list(range(len(spans)))
+            tokens, states = request.token_ids[start : chunk.end], chunk.draft_state_read_slot
+            spans.append(Span(tokens, start, request.page_ids, states, writes))
+            num_tokens += chunk.end - start
+            if chunk.num_drafts:
+                rows.append(num_tokens - 1)
+        return self.model.logits(spans, rows)
 
+    def _next_logits(self, drafted: Sequence[tuple[Chunk, Sequence[int]]]) -> mx.array:
+        """Computes each chunk's last draft token; returns one row of logits per chunk."""
+        spans = [self._draft_span(chunk, draft_tokens) for chunk, draft_tokens in drafted]
+        return self.model.logits(spans, range(len(spans)))
 
-def count_accepted(draft_tokens: Sequence[int], sampled: Sequence[int]) -> int:
-    """Returns the length of the longest prefix of the draft that the target sampled."""
-    for index, token in enumerate(draft_tokens):
-        if token != sampled[index]:
-            return index
-    return len(draft_tokens)
-
-
-def num_draft_uncomputed(num_draft_tokens: int, num_accepted: int) -> int:
-    """Returns 1 if all draft tokens were accepted: only the target has computed the last one."""
-    return int(num_accepted == num_draft_tokens > 0)
+    @staticmethod
+    def _draft_span(chunk: Chunk, draft_tokens: Sequence[int]) -> Span:
+        """Returns the last draft token's span, which reads the state before that token."""
+        start = chunk.end + len(draft_tokens) - 1
+        index, slots = start - chunk.start, dict(chunk.state_writes)
+        writes = [(0, slots[index])] if slots else ()
+        page_ids, read = chunk.request.page_ids, slots.get(index - 1, -1)
+        return Span(draft_tokens[-1:], start, page_ids, read, writes)

@@ -1,11 +1,12 @@
-"""GrammarProposer: draft tokens that the grammar forces.
+"""GrammarProposer: draft tokens forced by the grammar.
 
 Where a grammar allows only one continuation (after `{"name": "`, the rest of a tool's name), the
-next tokens are known and verified as draft tokens in a single step. This saves decoding steps
+next tokens are known, and a single step verifies them as draft tokens. This saves decoding steps
 without changing the output.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..scheduling.request import EngineRequest
 
@@ -19,5 +20,22 @@ class GrammarProposer:
         """See `DraftProposer`. Forced tokens are always accepted, so the load is irrelevant."""
         if request.grammar is None:
             return []
-        tokens: list[int] = request.grammar.fast_forward_tokens()[:MAX_GRAMMAR_DRAFT_TOKENS]
-        return tokens
+        # [task 5.4.4 propose]
+        return forced_tokens(request.grammar.matcher)[:MAX_GRAMMAR_DRAFT_TOKENS]
+        # [/task 5.4.4 propose]
+
+
+def forced_tokens(matcher: Any) -> list[int]:
+    """Returns the next tokens forced by a grammar, up to the first position with a choice.
+
+    Without `GrammarTokenizer`, these may include a special token whose text is forced. The grammar
+    rejects that token; it is dropped along with those after it.
+
+    Args:
+        matcher: an `llguidance.LLMatcher`; it is not advanced.
+    """
+    # [task 5.4.4 forced]
+    tokens: list[int] = matcher.compute_ff_tokens()
+    num_valid: int = matcher.validate_tokens(tokens) if tokens else 0
+    return tokens[:num_valid]
+    # [/task 5.4.4 forced]

@@ -2,18 +2,18 @@
 
 Outputs repeat earlier text: edited code, extracted fields and names in a summary come from the
 prompt, and list items share a format. The last n-gram is therefore looked up among all earlier
-tokens, and its continuation there becomes the draft, at the cost of a dictionary lookup:
+tokens, and its continuation there becomes the draft, for the price of a dictionary lookup:
 
     … the capital of France is Paris. Q: What is the capital of France? A: The capital of
                 ^^^^^^^^^^^^^^^^^^^^                              last tokens     ^^^^^^^^^^
                  draft tokens
 
-How many draft tokens pay off depends on their acceptance rate and on the load: a step for one
-sequence is bound by memory bandwidth, so a few more tokens are nearly free; a large batch is not.
-The acceptance rate is estimated by match length, from every token of prompt and output, drafted or
-not. Text without repetitions therefore costs nothing.
+How many draft tokens pay off depends on acceptance rate and load: a few more tokens are nearly free
+for one sequence, which is memory-bound, but not for a large batch. The acceptance rate is estimated
+per match length, from all tokens, drafted or not. Text without repetition thus costs nothing.
 
-Source: Saxena, "Prompt lookup decoding" (2023), https://github.com/apoorvumang/prompt-lookup-decoding
+Source: Saxena, "Prompt lookup decoding" (2023),
+https://github.com/apoorvumang/prompt-lookup-decoding
 """
 
 from collections.abc import Sequence
@@ -22,80 +22,128 @@ from weakref import WeakKeyDictionary
 from ..scheduling.request import EngineRequest
 
 NGRAM_LENGTHS = (4, 2)  # lookup keys, longest first
-MAX_NGRAM_DRAFT_TOKENS = 7  # plus the sampled token: eight rows, one tile of the kernels
+MAX_NGRAM_DRAFT_TOKENS = 7  # plus the sampled token: eight rows, one kernel tile
 MAX_MATCH_LENGTH = 8  # longer matches are not accepted more often
-ESTIMATE_WINDOW = 8  # tokens in an acceptance estimate's moving average
-FREE_TOKENS_PER_STEP = 8  # extra tokens that fit a bandwidth-bound step of one sequence
+ESTIMATE_WINDOW = 8  # tokens in the moving average of an acceptance rate
+FREE_TOKENS_PER_STEP = 8  # tokens computed while reading the weights
 
-_BITS = 20  # of a token in a key
+_BITS = 20  # per token in a key
+
+
+def break_even_probability(num_running: int) -> float:
+    """Acceptance probability above which a draft token raises a step's tokens per second.
+
+    A step takes `FREE_TOKENS_PER_STEP` units of time to read the weights, plus one per token. A
+    draft token pays if it yields more tokens per unit than the step without it.
+
+    Args:
+        num_running: number of running sequences, one token each.
+    """
+    # [task 5.6.2 pays]
+    return num_running / (num_running + FREE_TOKENS_PER_STEP)
+    # [/task 5.6.2 pays]
+
+
+class AcceptanceRates:
+    """Moving averages of the next draft token's acceptance rate, by match length."""
+
+    def __init__(self) -> None:
+        self._rates = [0.0] + [1 - 1 / length for length in range(1, MAX_MATCH_LENGTH + 1)]
+
+    def rate(self, match_length: int) -> float:
+        """Returns the rate for a match length; long matches share one rate."""
+        return self._rates[min(match_length, MAX_MATCH_LENGTH)]
+
+    def update(self, match_length: int, is_accepted: bool) -> None:
+        """Moves the rate 1 / `ESTIMATE_WINDOW` of the way to 1 if accepted, or to 0 if not."""
+        # [task 5.6.2 update]
+        length = min(match_length, MAX_MATCH_LENGTH)
+        self._rates[length] += (is_accepted - self._rates[length]) / ESTIMATE_WINDOW
+        # [/task 5.6.2 update]
 
 
 class NgramIndex:
     """Incremental n-gram index over a growing token list.
 
     Args:
-        token_ids: the text, a list that grows; new tokens are indexed on demand.
+        token_ids: the growing token list; `update` indexes new tokens.
+
+    Attributes:
+        next_position: position of the predicted next token; −1 without a match.
+        match_length: number of tokens before `next_position` that match the end of the list.
+        acceptance: acceptance rates of the predictions so far.
     """
 
     def __init__(self, token_ids: Sequence[int]):
+        self.next_position = -1
+        self.match_length = 0
+        self.acceptance = AcceptanceRates()
         self._token_ids = token_ids
         self._num_read = 0
         self._key = 0  # the last `NGRAM_LENGTHS[0]` tokens
-        # By n-gram length: (mask of the key, position after the last occurrence by key).
+        # By n-gram length: (key mask, position after the last occurrence by key).
         self._positions: list[tuple[int, dict[int, int]]] = [
             ((1 << _BITS * length) - 1, {}) for length in NGRAM_LENGTHS
         ]
-        self._next_position = -1  # position of the predicted next token; −1 without a match
-        self._match_length = 0  # tokens before that position that match the end of the text
-        # By match length: acceptance rate of the next token.
-        self._acceptance = [0.0] + [1 - 1 / length for length in range(1, MAX_MATCH_LENGTH + 1)]
+
+    def update(self) -> None:
+        """Indexes the new tokens, follows the match, and updates the acceptance rates.
+
+        A match is followed for as long as its predictions are right. The next match is the last
+        occurrence of the longest n-gram seen before.
+        """
+        text, rates = self._token_ids, self.acceptance
+        key, expected, matched = self._key, self.next_position, self.match_length
+        longest_mask = self._positions[0][0]
+        for position in range(self._num_read, len(text)):
+            token = text[position]
+            if expected >= 0:
+                # [task 5.6.3 follow]
+                is_accepted = text[expected] == token
+                rates.update(matched, is_accepted)
+                expected, matched = (expected + 1, matched + 1) if is_accepted else (-1, 0)
+                # [/task 5.6.3 follow]
+            key = (key << _BITS | token) & longest_mask
+            for length, (mask, positions) in zip(NGRAM_LENGTHS, self._positions, strict=True):
+                if position + 1 < length:
+                    continue
+                # [task 5.6.3 look-up]
+                if expected < 0 and key & mask in positions:
+                    expected, matched = positions[key & mask], length
+                positions[key & mask] = position + 1
+                # [/task 5.6.3 look-up]
+        self._num_read = len(text)
+        self._key, self.next_position, self.match_length = key, expected, matched
 
     def draft_tokens(
         self, min_probability: float, max_tokens: int = MAX_NGRAM_DRAFT_TOKENS
     ) -> list[int]:
-        """Returns the likely next tokens.
+        """Returns the likely next tokens: those that followed the match.
+
+        A draft token is accepted only if all earlier ones are, so its probability is the product of
+        the rates so far. The match grows by one token each time.
 
         Args:
             min_probability: lower bound on the probability that a draft token is accepted.
             max_tokens: upper bound on the number of draft tokens.
         """
-        self._update()
-        if self._next_position < 0:
+        self.update()
+        if self.next_position < 0:
             return []
         drafts: list[int] = []
-        text, position, match_length = self._token_ids, self._next_position, self._match_length
+        text, position, match_length = self._token_ids, self.next_position, self.match_length
         probability = 1.0
+        # [task 5.6.4 draft]
         while len(drafts) < max_tokens:
-            probability *= self._acceptance[min(match_length, MAX_MATCH_LENGTH)]
+            probability *= self.acceptance.rate(match_length)
             if probability < min_probability:
                 break
             beyond = position - len(text)  # ≥ 0: the match has reached the draft itself
             drafts.append(text[position] if beyond < 0 else drafts[beyond])
             position += 1
             match_length += 1
+        # [/task 5.6.4 draft]
         return drafts
-
-    def _update(self) -> None:
-        """Indexes the new tokens and updates the acceptance estimates."""
-        text, acceptance = self._token_ids, self._acceptance
-        key, expected, matched = self._key, self._next_position, self._match_length
-        longest_mask = self._positions[0][0]
-        for position in range(self._num_read, len(text)):
-            token = text[position]
-            if expected >= 0:
-                is_accepted = text[expected] == token
-                length = matched if matched < MAX_MATCH_LENGTH else MAX_MATCH_LENGTH
-                acceptance[length] += (is_accepted - acceptance[length]) / ESTIMATE_WINDOW
-                expected, matched = (expected + 1, matched + 1) if is_accepted else (-1, 0)
-            key = (key << _BITS | token) & longest_mask
-            for length, (mask, positions) in zip(NGRAM_LENGTHS, self._positions, strict=True):
-                if position + 1 < length:
-                    continue
-                if expected < 0 and (key & mask) in positions:
-                    expected, matched = positions[key & mask], length
-                positions[key & mask] = position + 1
-        self._num_read = len(text)
-        self._key, self._next_position, self._match_length = key, expected, matched
 
 
 class NgramProposer:
@@ -114,5 +162,4 @@ class NgramProposer:
         index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = NgramIndex(request.token_ids)
-        min_probability = num_running / (num_running + FREE_TOKENS_PER_STEP)
-        return index.draft_tokens(min_probability, self._max_tokens)
+        return index.draft_tokens(break_even_probability(num_running), self._max_tokens)

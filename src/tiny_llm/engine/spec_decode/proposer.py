@@ -10,7 +10,7 @@ class DraftProposer(Protocol):
     """Proposes draft tokens without a model."""
 
     def propose(self, request: EngineRequest, num_running: int) -> Sequence[int]:
-        """Returns the likely next tokens of a request; empty without a proposal.
+        """Returns a request's likely next tokens; empty if there is no proposal.
 
         Args:
             request: a decoding request.

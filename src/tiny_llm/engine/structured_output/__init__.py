@@ -1,6 +1,7 @@
-"""Constrained decoding: grammars, their compilation and token bitmasks.
+"""Constrained decoding: grammars, grammar compilation and token bitmasks.
 
 Must not know about models.
 
-Reading order: json_schema, grammar, compile_probe, compiler, bitmask, thinking_budget.
+Reading order: json_schema, grammar, grammar_errors, relaxation, tokenizer, compile_probe, compiler,
+bitmask, thinking_budget, validator, validator_main.
 """

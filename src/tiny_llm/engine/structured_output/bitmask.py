@@ -1,16 +1,18 @@
-"""Grammar bitmasks of a step: allowed tokens per row.
+"""Grammar bitmasks: allowed tokens for each row of a step's logits.
 
-A bitmask is a function of the output and draft tokens alone. It is therefore batch invariant and
+A bitmask is a function of the output and draft tokens alone, and is therefore batch-invariant and
 independent of prefix cache hits, preemption and rejected draft tokens.
 
 Bitmasks are packed in llguidance's layout: bit i of a row is token i.
 
-Some checkpoints use ordinary text as end tokens, which a grammar may allow in mid-output. The
-engine would end the output there, so they are masked until the output is complete.
+Some checkpoints have EOS tokens that are ordinary text, which a grammar may allow in mid-output.
+The engine would end the output there, so these are masked until the output is complete.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -19,43 +21,112 @@ from ..scheduling.request import EngineRequest
 
 
 class GrammarRow(Protocol):
-    """The properties of an output position that determine its bitmask."""
+    """Properties of an output position that determine its bitmask."""
 
     @property
     def request(self) -> EngineRequest:
-        """The request."""
+        """The request that the position belongs to."""
 
     @property
     def draft_tokens(self) -> tuple[int, ...]:
         """Unverified tokens before this position."""
 
 
+@dataclass(frozen=True)
+class MaskJob:
+    """Bitmasks to compute for one request: before its draft tokens and after each of them.
+
+    Attributes:
+        grammar: the request's `StructuredOutputGrammar`.
+        draft_tokens: unverified tokens.
+    """
+
+    grammar: Any
+    draft_tokens: tuple[int, ...]
+
+    @property
+    def num_masks(self) -> int:
+        """Number of bitmasks."""
+        return len(self.draft_tokens) + 1
+
+
 def apply_grammar_bitmask(logits: mx.array, rows: Sequence[GrammarRow]) -> mx.array:
-    """Masks the tokens that a row's grammar does not allow.
+    """Masks the tokens that each row's grammar does not allow.
 
     Args:
         logits: R×V, float32.
-        rows: R. Precondition: the rows of a request are adjacent, each with the previous row's
-            draft tokens plus one; a single row may have any number.
+        rows: R. Precondition: a request's rows are adjacent, and each has the previous row's draft
+            tokens plus one more; a single row may have any number.
     """
     constrained = [index for index, row in enumerate(rows) if row.request.grammar is not None]
     if not constrained:
         return logits
-    width = logits.shape[-1]
-    packed = mx.array(_packed_masks([rows[index] for index in constrained], width))  # R'×⌈V / 32⌉
-    bits = (packed[:, :, None] >> mx.arange(32)) & 1
-    allowed = bits.reshape(len(constrained), -1)[:, :width].astype(mx.bool_)  # R'×V
+    packed = mx.array(_packed_masks([rows[index] for index in constrained], logits.shape[-1]))
+    # [task 5.4.2 mask]
+    allowed = unpack_bitmask(packed, logits.shape[-1])  # R'×V
     masked = mx.where(allowed, logits[mx.array(constrained)], -mx.inf)
     if len(constrained) == len(rows):
         return masked
     result = mx.array(logits)  # a copy: the argument is not modified
     result[mx.array(constrained)] = masked
     return result
+    # [/task 5.4.2 mask]
+
+
+def unpack_bitmask(packed: mx.array, width: int) -> mx.array:
+    """Unpacks bitmasks to booleans.
+
+    Args:
+        packed: N×⌈V / 32⌉, int32; bit i of a row is bit i mod 32 of word i // 32.
+        width: V.
+
+    Returns:
+        N×V, bool.
+    """
+    # [task 5.4.2 bits]
+    bits = (packed[:, :, None] >> mx.arange(32)) & 1  # N×⌈V / 32⌉×32
+    return bits.reshape(packed.shape[0], -1)[:, :width].astype(mx.bool_)
+    # [/task 5.4.2 bits]
+
+
+def plan_masks(rows: Sequence[GrammarRow]) -> tuple[list[MaskJob], list[int]]:
+    """Plans the bitmasks to compute, with one job per request.
+
+    Args:
+        rows: constrained rows, see `apply_grammar_bitmask`.
+
+    Returns:
+        (one job per request, index of each row's bitmask among those of all jobs).
+    """
+    # [task 5.4.3 plan]
+    jobs: list[MaskJob] = []
+    mask_indices: list[int] = []
+    num_masks = 0
+    for request, group in groupby(rows, lambda row: row.request):
+        *earlier, last = group  # the last row has all draft tokens
+        jobs.append(MaskJob(request.grammar, last.draft_tokens))
+        num_masks += jobs[-1].num_masks
+        mask_indices += range(num_masks - len(earlier) - 1, num_masks)
+    return jobs, mask_indices
+    # [/task 5.4.3 plan]
 
 
 def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
-    """Computes the bitmasks of constrained rows: R'×⌈V / 32⌉, int32."""
+    """Computes bitmasks for the constrained rows: R'×⌈V / 32⌉, int32."""
     import numpy as np
+
+    jobs, mask_indices = plan_masks(rows)
+    words = -(-max(width, _vocab_size(rows)) // 32)
+    masks = np.zeros((sum(job.num_masks for job in jobs), words), np.int32)
+    _fill_masks(jobs, masks)
+    row_masks = masks[mask_indices]
+    for row, mask in zip(rows, row_masks, strict=True):
+        _mask_early_eos(row, mask.view(np.uint32))
+    return row_masks[:, : -(-width // 32)]
+
+
+def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
+    """Computes the jobs' bitmasks into `masks`, in order."""
     from llguidance.numpy import (
         fill_next_token_bitmask_par,
         fill_next_token_bitmask_par_with_draft_tokens,
@@ -63,35 +134,23 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
 
     plain: list[tuple[Any, int]] = []
     drafted: list[tuple[Any, int, list[int]]] = []
-    mask_indices: list[int] = []  # by row
-    num_masks = 0
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
-        if following is not None and following.request is row.request:
-            continue  # the last row of a request has all its draft tokens
-        matcher, draft_tokens = row.request.grammar.matcher, list(row.draft_tokens)
-        num_rows = sum(other.request is row.request for other in rows)
-        if draft_tokens:
+    first = 0
+    for job in jobs:
+        matcher = job.grammar.matcher
+        if job.draft_tokens:
             # On a copy: exceeding a limit after a rejected draft token must not affect the matcher.
-            drafted.append((matcher.deep_copy(), num_masks, draft_tokens))
+            drafted.append((matcher.deep_copy(), first, list(job.draft_tokens)))
         else:
-            plain.append((matcher, num_masks))
-        first = num_masks + len(draft_tokens) + 1 - num_rows
-        mask_indices += range(first, first + num_rows)
-        num_masks += len(draft_tokens) + 1
-    words = -(-max(width, _vocab_size(rows)) // 32)
-    masks = np.zeros((num_masks, words), np.int32)
+            plain.append((matcher, first))
+        first += job.num_masks
     if plain:
         fill_next_token_bitmask_par(_executor(), plain, masks)
     if drafted:
         fill_next_token_bitmask_par_with_draft_tokens(_executor(), drafted, masks)
-    row_masks = masks[mask_indices]
-    for row, mask in zip(rows, row_masks, strict=True):
-        _mask_early_eos(row, mask.view(np.uint32))
-    return row_masks[:, : -(-width // 32)]
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Clears textual end tokens of an incomplete output, unless nothing else is allowed."""
+    """Masks textual EOS tokens in an incomplete output, unless nothing else is allowed."""
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):
@@ -104,13 +163,13 @@ def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
 
 
 def _vocab_size(rows: Sequence[GrammarRow]) -> int:
-    """V of the target, for which the grammars were compiled; a draft model's may be smaller."""
+    """Returns the target's V, for which grammars are compiled; a draft model's may be smaller."""
     return max(row.request.grammar.vocab_size for row in rows)
 
 
 @cache
 def _executor() -> Any:
-    """The thread pool of llguidance, idle between steps."""
+    """Returns llguidance's thread pool, which is idle between steps."""
     from llguidance import LLExecutor
 
     return LLExecutor(1)

@@ -1,7 +1,7 @@
-"""Grammar compilation in a separate process that `compiler.py` can kill.
+"""Trial compilation of grammars, in a process that `compiler.py` can kill.
 
-llguidance does not limit all costs of a grammar: intersecting many patterns takes minutes. This
-program reads the tokenizer from a file, then one grammar per line.
+llguidance does not bound every cost of a grammar: intersecting many patterns can take minutes. This
+program reads the tokenizer from a file, then one grammar per line of standard input.
 """
 
 import json
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import llguidance
 
-MAX_BYTES = 2**31  # address space, a tokenizer of 150,000 tokens included
+MAX_BYTES = 2**31  # address space, including a tokenizer of 150,000 tokens
 
 
 def main() -> None:
-    """Replies to each line with `{}` or with the grammar's error."""
+    """Replies to each line with `{}` or the grammar's error."""
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     tokenizer = llguidance.LLTokenizer(
         settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos_token_ids"]

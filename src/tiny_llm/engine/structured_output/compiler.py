@@ -1,23 +1,31 @@
-"""GrammarCompiler: cached compilation of structured outputs by llguidance.
+"""GrammarCompiler: compiles structured outputs with llguidance, with a cache.
 
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
-Hostile grammars are rejected with an error. Their length is limited here; depth, states and steps
-by the library; compile time by a trial compilation in a separate process that can be killed
-(`compile_probe.py`).
+Hostile grammars are rejected with an error. Their length is limited here; nesting depth, states and
+steps by the library; and compile time by a trial compilation in a separate process that can be
+killed (`compile_probe.py`).
 """
 
 import json
+import logging
 import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, short_repr
+from ...errors import UserError
 from ...models.tokenizer.sandbox import SandboxedProcess
-from ..inputs.structured_outputs import StructuredOutputs, ToolCalls
-from .grammar import ThinkingState, build_grammar, special_token_names
+from ..inputs.structured_outputs import NESTED_TOO_DEEPLY, StructuredOutputs, ToolCalls
+from ..tool_calls.registry import AUTO, find_format
+from .grammar import GRAMMAR_FAILED, ThinkingState, build_grammar
+from .grammar_errors import grammar_error
+from .relaxation import relax, strict_schemas
+from .tokenizer import GrammarTokenizer, is_byte_level, special_token_expressions
+
+log = logging.getLogger("tiny_llm.engine")
 
 MAX_GRAMMAR_CHARS = 2**16
 MAX_CACHED_GRAMMARS = 128
@@ -35,13 +43,13 @@ PARSER_LIMITS = {
 
 
 class StructuredOutputGrammar:
-    """Matcher state of one completion.
+    """Grammar matcher of one completion.
 
     Args:
         matcher: an `llguidance.LLMatcher`, owned by this object.
-        vocab_size: V of the tokenizer.
-        eos_token_ids: end tokens.
-        text_eos_token_ids: end tokens that a grammar may also read as text.
+        vocab_size: V of the target model.
+        eos_token_ids: EOS tokens.
+        text_eos_token_ids: EOS tokens that a grammar may also match as text.
 
     Attributes:
         matcher, vocab_size, text_eos_token_ids: as given. Only `accept_tokens` advances the
@@ -61,47 +69,46 @@ class StructuredOutputGrammar:
         self._eos_token_ids = eos_token_ids
 
     def accept_tokens(self, token_ids: Sequence[int]) -> str | None:
-        """Advances the matcher by accepted tokens; returns an error message or None."""
+        """Advances the matcher by output tokens; returns an error message or None."""
         for token in token_ids:
             if token in self.text_eos_token_ids:
                 if self.matcher.is_accepting():
                     continue
-                return "the grammar failed: the output is incomplete, but only an end token fits."
-            # After exceeding a limit, a matcher allows the end token of an incomplete output.
+                return f"{GRAMMAR_FAILED}the output is incomplete, but only an end token fits."
+            # After exceeding a limit, a matcher allows an EOS token in incomplete output.
             has_failed = self.matcher.is_error()
             if not has_failed and self.matcher.is_stopped() and token in self._eos_token_ids:
                 continue  # complete without alternatives: the matcher has already stopped
             if has_failed or not self.matcher.consume_token(token):
-                reason = _error_text(self.matcher.get_error())
-                return f"the grammar failed: {reason}."
+                reason = grammar_error(self.matcher.get_error())
+                return f"{GRAMMAR_FAILED}{reason}."
         return None
 
     def is_complete_after(self, draft_tokens: Sequence[int]) -> bool:
-        """Returns whether output and draft tokens are complete; does not advance the matcher."""
+        """Whether output plus draft tokens are complete; does not advance the matcher."""
         matcher = self.matcher.deep_copy()
         return all(map(matcher.consume_token, draft_tokens)) and bool(matcher.is_accepting())
-
-    def fast_forward_tokens(self) -> list[int]:
-        """Returns the forced next tokens, up to the first position with a choice."""
-        tokens: list[int] = self.matcher.compute_ff_tokens()
-        return tokens
 
 
 class GrammarCompiler:
     """Compiles and caches grammars for one tokenizer. Thread-safe.
 
     Args:
-        tokenizer: the model's tokenizer, with a `backend_tokenizer` of the `tokenizers` library.
+        tokenizer: the model's tokenizer; its `backend_tokenizer` is from `tokenizers`.
         vocab_size: V of the model.
+        tool_call_parser: name of the tool-call format, see `find_format`.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int):
+    def __init__(self, tokenizer: Any, vocab_size: int, tool_call_parser: str = AUTO):
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._cache: OrderedDict[str, Any] = OrderedDict()  # initial matchers by grammar
+        # Initial matchers by grammar and `strict_schemas`.
+        self._cache: OrderedDict[tuple[str, tuple[bool, ...]], Any] = OrderedDict()
         self._lock = threading.Lock()
         self._library: tuple[Any, Any] | None = None
-        self._special_token_names: frozenset[str] = frozenset()
+        self._special_tokens: dict[str, str] = {}
+        template = getattr(tokenizer, "chat_template", None)
+        self._tool_call_format = find_format(tool_call_parser, template)
         self._text_eos_token_ids: list[int] = []
 
     def compile(
@@ -109,28 +116,68 @@ class GrammarCompiler:
     ) -> StructuredOutputGrammar:
         """Returns a grammar in its initial state; a cache hit takes microseconds.
 
+        Schemas that are not strict are relaxed to what a grammar can enforce, and a warning is
+        logged.
+
         Raises:
             UserError: the grammar is invalid, too large or unsupported, or `llguidance` is not
                 installed.
         """
         with self._lock:
-            llguidance, tokenizer = self._load_llguidance()
-        grammar = build_grammar(_gbnf_as_lark(form), thinking, self._special_token_names)
+            self._load_llguidance()
+        form = _gbnf_as_lark(form)
+        grammar = self._build(form, thinking)
+        key = grammar, strict_schemas(form)
         with self._lock:
-            matcher = self._cache.get(grammar)
-        if matcher is None:  # unlocked: a slow grammar must not block others
-            matcher = _compile(llguidance, tokenizer, grammar, self._process)
+            matcher = self._cache.get(key)
+        if matcher is None:  # without the lock: a slow grammar must not block others
+            matcher = self._compile_or_relax(form, grammar, thinking)
         with self._lock:
-            self._cache[grammar] = matcher
-            self._cache.move_to_end(grammar)
+            self._cache[key] = matcher
+            self._cache.move_to_end(key)
             if len(self._cache) > MAX_CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
             matcher = matcher.deep_copy()
         eos = self._tokenizer.eos_token_ids
         return StructuredOutputGrammar(matcher, self._vocab_size, eos, self._text_eos_token_ids)
 
+    def _compile_or_relax(
+        self, form: StructuredOutputs | ToolCalls, grammar: str, thinking: ThinkingState
+    ) -> Any:
+        """Compiles a form's grammar or, on failure, the relaxed form's."""
+        assert self._library is not None
+        try:
+            return _compile(*self._library, grammar, self._process)
+        except UserError:
+            relaxed, sentences = relax(form, self._schema_error)
+            if relaxed == form:
+                raise
+        for sentence in sentences:
+            log.warning("%s", sentence)
+        return _compile(*self._library, self._build(relaxed, thinking), self._process)
+
+    def _build(self, form: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
+        """Builds the grammar text for a form."""
+        try:
+            return build_grammar(form, thinking, self._special_tokens, self._tool_call_format)
+        except UserError:
+            raise
+        except RecursionError as error:
+            raise UserError(f"{NESTED_TOO_DEEPLY}.") from error
+        except (TypeError, ValueError) as error:  # for example `"required": 5`
+            raise UserError(f"the schema is not valid: {grammar_error(str(error))}.") from error
+
+    def _schema_error(self, schema: Any) -> str:
+        """Returns the library's error for a JSON schema, or an empty string."""
+        grammar = json.dumps({"grammars": [{"json_schema": schema}]})
+        try:
+            self._process.request({"grammar": grammar})
+        except (ValueError, BrokenPipeError) as error:
+            return str(error)
+        return ""
+
     def _load_llguidance(self) -> tuple[Any, Any]:
-        """Imports the library and converts the tokenizer: 1 s for 150,000 tokens."""
+        """Imports llguidance and converts the tokenizer; takes 1 s for 150,000 tokens."""
         if self._library is None:
             try:
                 import llguidance
@@ -143,12 +190,14 @@ class GrammarCompiler:
             if backend is None or not self._tokenizer.eos_token_ids:
                 missing = "a tokenizer.json" if backend is None else "an end token"
                 raise UserError(f"structured outputs need {missing}, which the model lacks.")
-            added = [token.content for token in backend.get_added_tokens_decoder().values()]
-            self._special_token_names = special_token_names(added)
+            self._special_tokens = special_token_expressions(backend)
             self._text_eos_token_ids = _text_eos_token_ids(self._tokenizer)
             text, eos_token_ids = backend.to_str(), sorted(self._tokenizer.eos_token_ids)
+            given = text
+            if is_byte_level(backend):
+                given = GrammarTokenizer(backend, self._vocab_size, eos_token_ids[0])
             tokenizer = llguidance.LLTokenizer(
-                text, n_vocab=self._vocab_size, eos_token=eos_token_ids
+                given, n_vocab=self._vocab_size, eos_token=eos_token_ids
             )
             self._settings = tempfile.NamedTemporaryFile(  # noqa: SIM115 - lives as long as the compiler
                 "w", encoding="utf-8", suffix=".json"
@@ -183,7 +232,13 @@ def _text_eos_token_ids(tokenizer: Any) -> list[int]:
 
 def _gbnf_as_lark(form: StructuredOutputs | ToolCalls) -> StructuredOutputs | ToolCalls:
     """Converts a GBNF grammar to Lark; returns other structured outputs unchanged."""
-    if isinstance(form, ToolCalls) or form.grammar is None or "::=" not in form.grammar:
+    if isinstance(form, ToolCalls):
+        if form.answer is None:
+            return form
+        answer = _gbnf_as_lark(form.answer)
+        assert isinstance(answer, StructuredOutputs)
+        return replace(form, answer=answer)
+    if form.grammar is None or "::=" not in form.grammar:
         return form
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -191,23 +246,23 @@ def _gbnf_as_lark(form: StructuredOutputs | ToolCalls) -> StructuredOutputs | To
     try:
         return StructuredOutputs(grammar=gbnf_to_lark(form.grammar))
     except Exception as error:  # the converter raises arbitrary exceptions
-        reason = _error_text(str(error))
+        reason = grammar_error(str(error))
         raise UserError(f"the grammar is not valid GBNF: {reason}.") from error
 
 
 def _compile(llguidance: Any, tokenizer: Any, grammar: str, process: SandboxedProcess) -> Any:
-    """Returns an initial matcher, its first bitmask computed."""
+    """Returns an initial matcher whose first bitmask has been computed."""
     _check_length(grammar)
     try:
         process.request({"grammar": grammar})
     except (ValueError, BrokenPipeError) as error:
-        raise UserError(f"the grammar is rejected: {_error_text(str(error))}.") from error
+        raise UserError(f"the grammar is rejected: {grammar_error(str(error))}.") from error
     limits = llguidance.LLParserLimits(**PARSER_LIMITS)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()  # detects grammars that match no text
     if matcher.is_error():
-        raise UserError(f"the grammar is rejected: {_error_text(matcher.get_error())}.")
+        raise UserError(f"the grammar is rejected: {grammar_error(matcher.get_error())}.")
     return matcher
 
 
@@ -216,11 +271,3 @@ def _check_length(grammar: str) -> None:
         raise UserError(
             f"the grammar must have at most {MAX_GRAMMAR_CHARS} characters, got {len(grammar)}."
         )
-
-
-def _error_text(text: str) -> str:
-    """Returns the library's message on one line, without a final period."""
-    if "NoExtension" in text:
-        return "no text matches it"
-    first = " ".join(text.replace("<non-verbose/>", "").split())
-    return short_repr(first).strip("'\"").rstrip(".") or "it is not valid"

@@ -1,13 +1,12 @@
-"""Closes JSON schemas: adds `"additionalProperties": false` to objects.
+"""Closing of JSON schemas: `"additionalProperties": false` for objects.
 
-By default a schema allows any additional properties, and a small model then invents them until it
-reaches `max_tokens`. Closing only narrows a schema, unless keywords combine several: each would
-then forbid the others' properties, so these are left open.
+By default, a schema allows any additional properties, which a small model may invent until it
+reaches `max_tokens`. Closing only narrows a schema, unless several schemas apply to one value: each
+would then forbid the others' properties, so the whole schema stays open.
 
 Source: vLLM's default, "strict" grammars.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Keywords that make a schema's properties depend on another schema.
@@ -15,48 +14,70 @@ COMBINING_KEYWORDS = frozenset(
     {
         *("allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "extends"),
         *("patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
-        *("$dynamicRef", "$recursiveRef"),
+        *("dependentRequired", "contains", "$dynamicRef", "$recursiveRef"),
     }
 )
-# Keywords with the same effect next to `properties` only.
-COMBINING_WITH_PROPERTIES = frozenset({"anyOf", "$ref"})
+# Keywords that apply another schema: closable without another one or any of CONTENT_KEYWORDS.
+REFERRING_KEYWORDS = frozenset({"anyOf", "$ref"})
+CONTENT_KEYWORDS = frozenset(
+    {
+        *("properties", "required", "additionalProperties", "const", "enum"),
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems"),
+    }
+)
+# Keywords whose values map names to schemas.
+SCHEMA_MAPS = frozenset({"properties", "$defs", "definitions"})
 # Keywords whose values are data, not schemas.
 NON_SCHEMA_KEYWORDS = frozenset({"const", "enum", "default", "examples", "x-guidance"})
 
 
 def close_objects(schema: Any) -> Any:
-    """Returns the closed schema, or `schema` itself if it combines schemas.
+    """Returns the closed schema, or `schema` unchanged if it combines schemas.
 
     Args:
-        schema: parsed JSON.
+        schema: parsed JSON; malformed keywords are left to the grammar library.
     """
     return _close(schema) if _is_closable(schema) else schema
 
 
 def _is_closable(schema: Any) -> bool:
-    if isinstance(schema, Mapping):
-        if not COMBINING_KEYWORDS.isdisjoint(schema):
-            return False
-        if "properties" in schema and not COMBINING_WITH_PROPERTIES.isdisjoint(schema):
-            return False
-        return all(
-            _is_closable(part) for key, part in schema.items() if key not in NON_SCHEMA_KEYWORDS
-        )
-    if isinstance(schema, Sequence) and not isinstance(schema, str):
+    if isinstance(schema, list):
         return all(map(_is_closable, schema))
+    if not isinstance(schema, dict):
+        return True
+    keywords = schema.keys()
+    if keywords & COMBINING_KEYWORDS:
+        return False
+    if (
+        keywords & REFERRING_KEYWORDS
+        and len(keywords & (REFERRING_KEYWORDS | CONTENT_KEYWORDS)) > 1
+    ):
+        return False
+    for keyword in keywords - NON_SCHEMA_KEYWORDS:
+        part = schema[keyword]
+        is_map = keyword in SCHEMA_MAPS and isinstance(part, dict)
+        if not _is_closable(list(part.values()) if is_map else part):
+            return False
     return True
 
 
 def _close(schema: Any) -> Any:
-    if isinstance(schema, Mapping):
-        parts = {
-            key: part if key in NON_SCHEMA_KEYWORDS else _close(part)
-            for key, part in schema.items()
-        }
-        named, required = schema.get("properties"), schema.get("required", ())
-        if isinstance(named, Mapping) and named.keys() >= set(required):
-            parts.setdefault("additionalProperties", False)
-        return parts
     if isinstance(schema, list):
         return list(map(_close, schema))
-    return schema
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {}
+    for keyword, part in schema.items():
+        if keyword in SCHEMA_MAPS and isinstance(part, dict):
+            closed[keyword] = {name: _close(value) for name, value in part.items()}
+        else:
+            closed[keyword] = part if keyword in NON_SCHEMA_KEYWORDS else _close(part)
+    named, required = schema.get("properties"), schema.get("required", [])
+    if (
+        isinstance(named, dict)
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in named for name in required)
+        and not {"const", "enum"} & schema.keys()
+    ):
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -1,8 +1,8 @@
-"""ThinkingBudget: limit on reasoning tokens.
+"""ThinkingBudget: upper bound on reasoning tokens.
 
-At the limit, `</think>` is the only token allowed, and the model continues with the content. The
-forced token is a function of the output tokens alone, which preserves batch invariance, also with
-speculative decoding and after preemption.
+At the limit, only `</think>` is allowed, and the model continues with the content. The forced token
+is a function of the output tokens alone, which preserves batch invariance, even with speculative
+decoding and after preemption.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class ThinkingProgress:
     """Reasoning state after a token.
 
     Attributes:
-        num_tokens: reasoning tokens so far, without the enclosing tags.
+        num_tokens: reasoning tokens so far, excluding the delimiters.
         is_open: whether the next token is a reasoning token.
     """
 
@@ -35,7 +35,7 @@ class ThinkingBudget:
         num_prompt_tokens: length of the prompt.
         max_tokens: upper bound on reasoning tokens.
         start, end: token ids of `<think>` and `</think>`.
-        in_thinking: whether the prompt ends inside the reasoning.
+        in_thinking: whether the prompt ends inside a reasoning block.
     """
 
     def __init__(
@@ -54,18 +54,23 @@ class ThinkingBudget:
             token_ids: the request's prompt and output, at least as long as in the last call.
             draft_tokens: unverified tokens before the position.
         """
+        # [task 5.5.4 forced]
         new = token_ids[self._num_read :]
         self._num_read += len(new)
         self._progress = reduce(self._advance, new, self._progress)
         progress = reduce(self._advance, draft_tokens, self._progress)
         return self._end if progress.is_open and progress.num_tokens >= self._max_tokens else None
+        # [/task 5.5.4 forced]
 
     def _advance(self, progress: ThinkingProgress, token: int) -> ThinkingProgress:
+        """Returns the state after one more token."""
+        # [task 5.5.4 count]
         if token == self._start:
             return ThinkingProgress(progress.num_tokens, True)
         if token == self._end or not progress.is_open:
             return ThinkingProgress(progress.num_tokens, False)
         return ThinkingProgress(progress.num_tokens + 1, True)
+        # [/task 5.5.4 count]
 
 
 def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
@@ -75,7 +80,7 @@ def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
         tokenizer: the model's tokenizer.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # `get_vocab` builds a dictionary of 20 MB.
+    # `get_vocab` builds a 20 MB dictionary.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
     start, end = id_of(THINK_START), id_of(THINK_END)
     return None if start is None or end is None else (start, end)
@@ -92,8 +97,8 @@ class BudgetRow(Protocol):
 def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.array:
     """Masks all tokens except the forced one, in rows with a forced token.
 
-    A row stays unchanged if its grammar masks the forced token: reasoning cannot end within a
-    character. A later row is forced instead.
+    A row is unchanged if its grammar masks the forced token, because reasoning cannot end inside a
+    multi-byte character. The token is then forced at a later position.
 
     Args:
         logits: R×V, float32, after the grammar bitmask.

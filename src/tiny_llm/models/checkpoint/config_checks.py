@@ -1,24 +1,25 @@
-"""Checks of config fields that all families share.
+"""Checks on config fields, common to all families.
 
-Some fields name Python code, which `transformers` and `mlx_lm` would execute. tiny-llm rejects
-those fields, so no such folder reaches either library.
+Some fields name Python code that `transformers` and `mlx_lm` would execute. tiny-llm rejects these
+fields before either library opens the folder.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import short_repr
-from ..families.config_fields import reject_unknown_fields
+from ..families.config_fields import reject_unknown_fields, text_fields
 from .quantization import Quantization
 from .safe_io import ModelError
 
-# Fields naming Python code in the folder (model_file) or in a hub repository.
+# Fields that name Python code in the folder (model_file) or in a hub repository.
 CODE_FIELDS = ("model_file", "auto_map", "custom_pipelines", "trust_remote_code")
 
 # Unsupported features that change the computation.
 UNSUPPORTED_FIELDS = ("text_config", "vision_config", "audio_config", "quantize_activations")
 
 MAX_INT32 = 2**31 - 1  # the kernels' index type
+MAX_ITEMS = 10_000  # per list or object; Gemma 3 has 6,415 added tokens
 
 QUANTIZATION_FIELDS = ("group_size", "bits", "mode")
 
@@ -29,7 +30,7 @@ def reject_code(fields: Mapping[str, Any], where: str) -> None:
     """Rejects fields that name executable code.
 
     Args:
-        fields: JSON object of the checkpoint.
+        fields: JSON object from the checkpoint.
         where: the object's file, for the error message.
 
     Raises:
@@ -44,7 +45,7 @@ def reject_code(fields: Mapping[str, Any], where: str) -> None:
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
-    """Rejects fields unsupported by all families, and invalid values of common fields.
+    """Rejects fields that no family supports, and invalid values of common fields.
 
     Args:
         config: parsed `config.json`.
@@ -54,6 +55,12 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
         ModelError: the first invalid field.
     """
     reject_code(config, where)
+    try:
+        config = text_fields(config)
+    except ValueError as error:
+        raise ModelError(f"{where} cannot be used: {error}.") from error
+    reject_code(config, where)
+    check_sizes(config, where)
     for name in UNSUPPORTED_FIELDS:
         if config.get(name):
             raise ModelError(
@@ -77,8 +84,22 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     _check_quantization(config.get("quantization") or {}, where)
 
 
+def check_sizes(fields: Mapping[str, Any], where: str) -> None:
+    """Rejects lists and objects with more than `MAX_ITEMS` entries.
+
+    Raises:
+        ModelError: names the first list or object that is too long.
+    """
+    for name, value in fields.items():
+        if isinstance(value, list | dict) and len(value) > MAX_ITEMS:
+            raise ModelError(
+                f"{where} has {short_repr(name)} with {len(value):,} entries; it may have at most "
+                f"{MAX_ITEMS:,}."
+            )
+
+
 def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> None:
-    """Rejects a field unless it is a token id, a list of token ids or missing.
+    """Rejects a field that is neither a token id, a list of token ids, nor missing.
 
     Raises:
         ModelError: the value is invalid.
@@ -94,14 +115,13 @@ def _check_quantization(quantization: Mapping[str, Any], where: str) -> None:
     overrides = {
         name: value for name, value in quantization.items() if isinstance(value, dict | bool)
     }
+    known = {*QUANTIZATION_FIELDS, *overrides}
     for path, fields in {"": quantization, **overrides}.items():
         if isinstance(fields, bool):
             continue
         try:
             Quantization.from_config(fields)
-            reject_unknown_fields(
-                fields, {*QUANTIZATION_FIELDS, *overrides}, "the quantization of config.json"
-            )
+            reject_unknown_fields(fields, known, "the quantization of config.json")
         except ValueError as error:
             of = f" for {short_repr(path)}" if path else ""
             raise ModelError(f"{where} cannot be used{of}: {error}.") from error

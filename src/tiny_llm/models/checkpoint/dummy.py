@@ -1,7 +1,7 @@
-"""Dummy weights: random tensors in a config's shapes and formats.
+"""Dummy weights: random tensors with a config's shapes and formats.
 
 Speed and memory depend on shapes and formats, not on values, so benchmarks need no checkpoint. Each
-matrix has a variance of about 1/I, which keeps activations near unit scale.
+matrix's weights have a variance of about 1/I, which keeps activations near unit scale.
 """
 
 import math
@@ -10,7 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...errors import short_repr
 from ..families.registry import read_config
+from ..families.tensor_layout import MTP_PREFIX
+from .config_checks import MAX_INT32
 from .quantization import Quantization, Shape
 from .sharding import RankShard
 from .tensor_shapes import matrix_shapes, vector_shapes
@@ -18,34 +21,35 @@ from .weights import CheckpointModel, build_model_tree, layer_quantization
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 
-# Codes of a group's scale: 2^(e − 127) for mxfp4 and mxfp8, E4M3 for nvfp4; chosen for weights of
-# about 1/√I.
+# Group scales are stored as codes: 2^(e − 127) for mxfp4 and mxfp8, E4M3 for nvfp4; chosen so that
+# weights are about 1/√I. This is the E4M3 code for 1.0.
 E4M3_ONE_CODE = 0x38
 
 
 def random_checkpoint(
-    config: Mapping[str, Any], seed: int = 0, part: RankShard | None = None
+    config: Mapping[str, Any], seed: int = 0, part: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
-    """Builds a model with random weights; arguments and errors as in `random_tensors`.
+    """Builds a model with random weights; see `random_tensors` for arguments and errors.
 
     With `part`, builds only that rank's shard, holding one full tensor in memory at a time.
     """
-    weights, formats = random_tensors(config, seed)
+    weights, formats = random_tensors(config, seed, mtp)
     if part is None:
-        return build_model_tree(read_config(config), weights, formats)
+        return build_model_tree(read_config(config, mtp), weights, formats)
     for name in weights:
         weights[name] = part.slice_tensor(name, weights[name])
     return build_model_tree(part.config, weights, formats)
 
 
 def random_tensors(
-    config: Mapping[str, Any], seed: int = 0
+    config: Mapping[str, Any], seed: int = 0, mtp: bool = False
 ) -> tuple[dict[str, mx.array], dict[str, Quantization]]:
-    """Creates a checkpoint's tensors: lazy, random, quantized according to the config.
+    """Creates a checkpoint's tensors: lazy, random, and quantized according to the config.
 
     Args:
         config: parsed `config.json`.
-        seed: seed of the weights.
+        seed: random seed.
+        mtp: whether to add the MTP layer; the other tensors are the same either way.
 
     Returns:
         (tensor name -> array, layer path -> quantization format).
@@ -53,55 +57,107 @@ def random_tensors(
     Raises:
         ValueError: the config is invalid.
     """
-    args, quantization = read_config(config), config.get("quantization")
-    dtype = _dtype(config)
+    args, dtype = read_config(config, mtp), _dtype(config)
     weights: dict[str, mx.array] = {}
     formats: dict[str, Quantization] = {}
-    names = [*matrix_shapes(args), *vector_shapes(args)]
-    keys = iter(mx.random.split(mx.random.key(seed), len(names)))
+    names = [name for name, _ in (*matrix_shapes(args), *vector_shapes(args))]
+    mtp_names = [name for name in names if name.startswith(MTP_PREFIX)]
+    text_names = [name for name in names if not name.startswith(MTP_PREFIX)]
+    keys: dict[str, mx.array] = {}
+    for group, own_seed in ((text_names, seed), (mtp_names, seed + 1)):
+        keys.update(zip(group, mx.random.split(mx.random.key(own_seed), len(group)), strict=True))
     for path, matrix in matrix_shapes(args):
-        quantized = None
-        if quantization is not None:
-            quantized = layer_quantization(
-                Quantization.from_config(quantization), quantization.get(path, True)
-            )
+        quantized = _quantization(config, path)
         if quantized is None:
-            weights[f"{path}.weight"] = _random_normal(matrix, matrix[-1], next(keys)).astype(dtype)
+            weights[f"{path}.weight"] = _random_normal(matrix, matrix[-1], keys[path]).astype(dtype)
             continue
         formats[path] = quantized
-        for name, array in _random_quantized(matrix, quantized, dtype, next(keys)).items():
+        for name, array in _random_quantized(matrix, quantized, dtype, keys[path]).items():
             weights[f"{path}.{name}"] = array
     for name, shape in vector_shapes(args):
-        if name.endswith(".bias"):
-            weights[name] = (0.1 * mx.random.normal(shape, key=next(keys))).astype(dtype)
-        else:
-            weights[name] = mx.ones(shape, dtype)
+        weights[name] = random_vector(name, shape, dtype, keys[name])
     return weights, formats
 
 
+def random_vector(
+    name: str, shape: Shape, dtype: mx.Dtype, key: mx.array | None = None
+) -> mx.array:
+    """Random unquantized tensor; Gated DeltaNet's decay per token is 0.1 to 1, as in real models.
+
+    Args:
+        name, shape: from `vector_shapes`.
+        dtype: dtype of the tensor; ignored for `A_log`, which is float32.
+        key: MLX random key; None for MLX's global state.
+    """
+    if name.endswith(".bias"):
+        return (0.1 * mx.random.normal(shape, key=key)).astype(dtype)
+    if name.endswith(".conv1d.weight"):
+        return _random_normal(shape, shape[1], key).astype(dtype)
+    if name.endswith(".A_log"):
+        return mx.log(mx.random.uniform(1, 16, shape, key=key))
+    if name.endswith(".dt_bias"):
+        return mx.random.uniform(-7, -2, shape, key=key).astype(dtype)
+    return mx.ones(shape, dtype)
+
+
+def random_bytes(config: Mapping[str, Any], mtp: bool = False) -> int:
+    """Total size in bytes of the tensors from `random_tensors`.
+
+    Raises:
+        ValueError: the config is invalid, a dimension exceeds the kernels' index type, or a row
+            length is not a multiple of the quantization group size.
+    """
+    args, size = read_config(config, mtp), _dtype(config).size
+    total = sum(math.prod(shape) * size for _, shape in vector_shapes(args))
+    for path, matrix in matrix_shapes(args):
+        if max(matrix) > MAX_INT32:
+            raise ValueError(
+                f"{path} has a dimension of {max(matrix):,}, which exceeds {MAX_INT32:,}"
+            )
+        form = _quantization(config, path)
+        if form is not None and matrix[-1] % form.group_size != 0:
+            raise ValueError(
+                f"{path} has rows of {matrix[-1]} weights, expected a multiple of the group size, "
+                f"{form.group_size}"
+            )
+        bits = 8 * size if form is None else form.bits_per_weight
+        total += int(math.prod(matrix) * bits) // 8
+    return total
+
+
+def _quantization(config: Mapping[str, Any], path: str) -> Quantization | None:
+    """Quantization format of the layer at `path`; None if unquantized."""
+    common = config.get("quantization")
+    if common is None:
+        return None
+    return layer_quantization(Quantization.from_config(common), common.get(path, True))
+
+
 def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
-    """Dtype of `dtype` (newer checkpoints) or `torch_dtype`; bfloat16 by default."""
+    """Parses `dtype` (newer checkpoints) or `torch_dtype`; bfloat16 by default."""
     name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    if name not in DTYPES:
-        raise ValueError(f"config.json has dtype {name!r}; tiny-llm knows {', '.join(DTYPES)}")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise ValueError(
+            f"config.json has dtype {short_repr(name)}; tiny-llm knows {', '.join(DTYPES)}"
+        )
     return DTYPES[name]
 
 
-def _random_normal(shape: Shape, inputs: int, key: mx.array) -> mx.array:
+def _random_normal(shape: Shape, inputs: int, key: mx.array | None) -> mx.array:
     return mx.random.normal(shape, key=key) * inputs**-0.5
 
 
 def _random_quantized(
     matrix: Shape, form: Quantization, dtype: mx.Dtype, key: mx.array
 ) -> dict[str, mx.array]:
-    """Random integers with scales for a variance of 1/I."""
+    """Random quantized matrix, with scales that give its weights a variance of about 1/I."""
     shapes = form.shapes(matrix)
     size = matrix[-1] ** -0.5
     *rows, words = shapes["weight"]
     halves = mx.random.randint(0, 2**16, (*rows, 2 * words), mx.uint16, key)
     stored = {"weight": halves.view(mx.uint32)}
     if form.mode == "affine":
-        # Uniform integers from 0 to n − 1 have a standard deviation of √((n² − 1)/12).
+        # The standard deviation of uniform integers from 0 to n − 1 is √((n² − 1)/12).
         max_code = 2**form.bits - 1
         scale = size / math.sqrt(((max_code + 1) ** 2 - 1) / 12)
         stored["scales"] = mx.full(shapes["scales"], scale, dtype)

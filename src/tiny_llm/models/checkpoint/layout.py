@@ -1,13 +1,13 @@
 """Checkpoint folders: required files and their validation before loading.
 
-Only headers are read, a few kilobytes at any model size. An incomplete download or a wrong folder
-becomes one clear error.
+Of the weight files, only the headers are read, a few kilobytes at any model size. An incomplete
+download or a wrong folder is reported as one clear error.
 """
 
 from pathlib import Path
-from typing import Any
 
-from ...errors import short_repr
+from ...errors import short_repr, summarize
+from ..families.config_fields import Fields, text_fields
 from ..families.registry import family_of
 from .config_checks import check_config
 from .safe_io import ModelError, check_file_name, read_json, resolve_file
@@ -15,16 +15,17 @@ from .safetensors_header import TensorInfo, read_header
 from .tokenizer_config import read_eos_token_ids, read_tokenizer_config
 
 INDEX_FILE = "model.safetensors.index.json"
+MAX_TENSORS = 200_000  # 94 layers with 128 experts each, in 4 bits, have 110,000
 
 
-def check_checkpoint(folder: Path) -> dict[str, Any]:
-    """Checks that a folder can be loaded: config, model type, tokenizer, complete weight files.
+def check_checkpoint(folder: Path) -> Fields:
+    """Checks a folder before loading: config, model type, tokenizer, complete weight files.
 
     Args:
         folder: an MLX or Hugging Face checkpoint.
 
     Returns:
-        The parsed `config.json`.
+        See `read_model_config`.
 
     Raises:
         ModelError: the first problem found.
@@ -38,11 +39,14 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_model_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> Fields:
     """Reads and checks `config.json`.
 
+    Returns:
+        The text model's fields; see `text_fields`.
+
     Raises:
-        ModelError: the file is unreadable, names code, or is of an unsupported family.
+        ModelError: the file is unreadable or names code, or its model family is unsupported.
     """
     config = read_json(folder, "config.json")
     check_config(config, f"{folder / 'config.json'}")
@@ -50,7 +54,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         family_of(config)
     except ValueError as error:
         raise ModelError(f"{folder} holds {error}.") from error
-    return config
+    return text_fields(config)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -59,7 +63,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Safetensors files of a checkpoint: the index's, or all files if there is no index.
+    """A checkpoint's safetensors files: those in the index, or all files without an index.
 
     Raises:
         ModelError: there are no files, or a file in the index is missing.
@@ -69,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
             raise ModelError(
-                f"{folder} lacks {_summarize(missing)}, which {INDEX_FILE} names; "
+                f"{folder} lacks {summarize(missing)}, which {INDEX_FILE} names; "
                 "download the model again."
             )
     else:
@@ -83,7 +87,7 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
     """Reads the headers of all weight files: tensor name -> `TensorInfo`.
 
     Raises:
-        ModelError: see `weight_files` and `read_header`; or a duplicate tensor.
+        ModelError: a tensor occurs in two files; see also `weight_files` and `read_header`.
     """
     tensors: dict[str, TensorInfo] = {}
     file_of: dict[str, str] = {}
@@ -95,22 +99,21 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
                     "download the model again."
                 )
             tensors[name], file_of[name] = tensor, file.name
+        if len(tensors) > MAX_TENSORS:
+            raise ModelError(
+                f"{folder} has more than {MAX_TENSORS:,} tensors, which no supported model needs; "
+                "download it again."
+            )
     return tensors
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of a checkpoint's weight files."""
+    """Total size of a checkpoint's weight files in bytes."""
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def _summarize(names: list[str], limit: int = 4) -> str:
-    """Formats the first names and the number of remaining ones."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
 def _read_weight_map(folder: Path) -> dict[str, str]:
-    """Reads the index: tensor name -> file name; all names stay within the folder."""
+    """Reads the index: tensor name -> file name, checked to stay within the folder."""
     listed = read_json(folder, INDEX_FILE).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise ModelError(

@@ -1,11 +1,11 @@
-"""Check for NaN and infinite weights.
+"""Detection of NaN and infinite weights.
 
-Each floating-point array is read once, without a copy. Integers need no check: a layer with 4-bit
-weights has only its scales and biases read.
+Each floating-point array is read without a copy. Integers need no check: for a layer with 4-bit
+weights, only the scales and biases are read.
 
 Among the bit patterns of one sign, infinity and the NaNs are the largest. Two maxima therefore
-detect them: as signed integers the largest positive number, as unsigned integers the largest
-negative number in magnitude.
+detect them: the maximum as signed integers is the largest positive number, and the maximum as
+unsigned integers is the negative number of largest magnitude.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ FLOAT8_ARRAYS = {
 class FiniteCheck:
     """Checks each layer while the next one is loading.
 
-    Runs on a dedicated MLX stream, hence on a separate thread, and mostly overlaps with loading.
+    Runs on a dedicated MLX stream, and thus a separate thread, mostly overlapped with loading.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class FiniteCheck:
         self._checked: list[tuple[str, _Format, mx.array, mx.array]] = []
 
     def add(self, path: str, module: Any) -> None:
-        """Starts the check of a module.
+        """Starts checking a module.
 
         Args:
             path: the module's path, for the error message; "" for a whole model.
@@ -71,7 +71,7 @@ class FiniteCheck:
         """Waits for all checks.
 
         Raises:
-            ValueError: names the first array with a NaN or infinite weight, scale or bias.
+            ValueError: names the first array with a NaN or infinite value.
         """
         for name, form, positive, negative in self._checked:
             if _as_int(positive) >= form.positive_end or _as_int(negative) >= form.negative_end:
@@ -85,7 +85,7 @@ _thread_local = local()
 
 
 def _stream() -> mx.Stream:
-    """The calling thread's stream for checks; MLX streams are bound to a thread."""
+    """The calling thread's check stream; MLX streams are bound to a thread."""
     if not hasattr(_thread_local, "stream"):
         _thread_local.stream = mx.new_stream(mx.cpu)
     stream: mx.Stream = _thread_local.stream
@@ -97,7 +97,7 @@ def _as_int(scalar: mx.array) -> int:
 
 
 def _float_arrays(path: str, module: Any) -> Iterator[tuple[str, mx.array, _Format]]:
-    """Yields name, array and format of each non-empty floating-point array."""
+    """Yields (name, array, format) for each non-empty floating-point array."""
     modes = {
         f"{where}.{name}" if where else name: form
         for where, layer in module.named_modules()

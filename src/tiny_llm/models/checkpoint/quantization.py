@@ -4,9 +4,9 @@
     affine   2, 3, 4, 5, 6, 8    32, 64, 128   a scale and a bias: weight = q · scale + bias
     mxfp4    4, floating point   32            a power of two
     mxfp8    8, floating point   32            a power of two
-    nvfp4    4, floating point   16            a scale of 8 bits, floating point
+    nvfp4    4, floating point   16            an 8-bit floating-point scale
 
-A row's integers are packed into 32-bit words, starting at the lowest bits.
+A row's codes are packed into 32-bit words, starting at the lowest bits.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from ..families.config_fields import positive_int
 
 Shape = tuple[int, ...]
 
-# Bits and group sizes of each mode, the default first.
+# Bits and group sizes of each mode, default first.
 MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
     "mxfp4": ((4,), (32,)),
@@ -31,7 +31,7 @@ MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """Quantization format of a matrix; see the module docstring."""
+    """A matrix's quantization format; see the module docstring."""
 
     group_size: int
     bits: int
@@ -42,7 +42,7 @@ class Quantization:
         """Parses `config["quantization"]`, or its entry for a single layer.
 
         Raises:
-            ValueError: an unsupported format; the message names the field.
+            ValueError: the format is unsupported; the message names the field.
         """
         mode = fields.get("mode") or "affine"
         if not isinstance(mode, str) or mode not in MODES:
@@ -62,7 +62,7 @@ class Quantization:
         return cls(group_size, bits, mode)
 
     def shapes(self, matrix: Shape) -> dict[str, Shape]:
-        """Shapes of the stored arrays of a matrix N..×O×I."""
+        """Shapes of the arrays that store a matrix N..×O×I, by name."""
         *N, I = matrix
         groups = I // self.group_size
         stored = {"weight": (*N, I * self.bits // 32), "scales": (*N, groups)}

@@ -1,16 +1,16 @@
-"""Repacking: lossless conversion to quantization formats of the CPU kernels.
+"""Repacking: lossless conversion to the CPU kernels' quantization formats.
 
-The kernels support affine weights of 4 and 8 bits, and floating-point ones of 4 bits, in groups of
-32, 64 and 128, with 16-bit scales. MLX's own CPU matmul takes hundreds of times as long, so
-loading converts other formats to one of these. Every weight keeps its exact value:
+The kernels support 4- and 8-bit affine weights and 4-bit floating-point weights, in groups of 32,
+64 and 128, with 16-bit scales. MLX's own CPU matmul takes hundreds of times as long, so loading
+converts other formats to a supported one. Every weight keeps its exact value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
-    affine 5, 6 bits   affine 8 bits, likewise
-    mxfp4              the same, with bfloat16 scales (`kernels/mxfp4.py`)
+    affine 5, 6 bits   affine 8 bits: the same integers, scales and biases
+    mxfp4              the same codes, with bfloat16 scales (`kernels/mxfp4.py`)
     mxfp8, nvfp4       unquantized bfloat16, which represents weight · scale exactly
 
-The kernels support neither 8-bit floating point nor nvfp4's groups of 16. Wider formats take more
-memory than the file. On a GPU, weights keep their format: MLX's Metal kernels are fast for all.
+The kernels support neither 8-bit floating point nor nvfp4's groups of 16. The wider formats take
+more memory than the file. On a GPU, nothing is repacked: MLX's Metal kernels are fast for all.
 """
 
 import copy
@@ -26,7 +26,7 @@ from .quantization import dequantize_layer
 
 
 def repack(module: Any) -> None:
-    """Lazily converts a module's layers in formats unsupported by the CPU kernels.
+    """Lazily converts those of a module's layers that the CPU kernels do not support.
 
     A no-op on a GPU, or if the kernels are not built.
     """
@@ -35,7 +35,7 @@ def repack(module: Any) -> None:
 
 
 def repacked(mlx_model: Any) -> Any:
-    """Returns a repacked copy of a model, or the model itself if no layer needs it."""
+    """Returns a repacked copy of a model, or the model itself if no layer needs repacking."""
     if not _repackable_layers(mlx_model):
         return mlx_model
     arrays: Any = tree_flatten(mlx_model)
@@ -52,7 +52,7 @@ def unpack_integers(weight: mx.array, bits: int, group_size: int) -> mx.array:
 
 
 def pack_integers(integers: mx.array, bits: int) -> mx.array:
-    """Packs integers of 4 or 8 bits into words: N..×I -> N..×(I·bits/32)."""
+    """Packs 4- or 8-bit integers into 32-bit words: N..×I -> N..×(I·bits/32)."""
     *N, I = integers.shape
     per_word = 32 // bits
     shifts = mx.arange(per_word, dtype=mx.uint32) * bits

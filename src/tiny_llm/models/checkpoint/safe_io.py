@@ -5,34 +5,36 @@ above any real checkpoint's. See `resolve_file`.
 """
 
 import json
-from collections.abc import Iterable
+import os
+import stat
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...errors import UserError, short_repr
 
-# Python's objects take up to 25 times the memory of their JSON.
+# Parsed Python objects take up to 25 times the memory of their JSON.
 MAX_JSON_BYTES = 5_000_000
 MAX_TEXT_BYTES = 1_000_000
-MAX_TOKENIZER_BYTES = 100_000_000  # tokenizer.json is parsed in Rust
+MAX_TOKENIZER_BYTES = 50_000_000  # Gemma 3's file has 33 MB
 MAX_NAME_CHARS = 255
 
 
 class ModelError(UserError):
-    """The model cannot be found, downloaded or loaded; the message has the reason."""
+    """The model cannot be found, downloaded or loaded; the message states the reason."""
 
 
 def resolve_file(folder: Path, name: str) -> Path:
     """Path of a regular file in a checkpoint's folder.
 
-    Symbolic links are followed: the hub's cache consists of them, and downloads contain none.
+    Follows symbolic links: the hub cache consists of links, and downloads contain none.
 
     Args:
         folder: the checkpoint's folder.
         name: file name without directories.
 
     Raises:
-        ModelError: the name leaves the folder, or is not a regular file.
+        ModelError: the name contains directories, or the file is missing or not a regular file.
     """
     check_file_name(folder, name)
     file = folder / name
@@ -41,8 +43,30 @@ def resolve_file(folder: Path, name: str) -> Path:
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{folder} has no {name} that can be opened; copy it there.") from error
     if not target.is_file():
-        raise ModelError(f"{file} is not a plain file; put one in its place.")
+        raise _not_regular(file)
     return file
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Opens a regular file for reading; neither opening nor reading blocks.
+
+    Raises:
+        ModelError: the file is not a regular file.
+        OSError: the file cannot be opened.
+    """
+    return open(file, "rb", opener=_open_nonblocking)
+
+
+def _open_nonblocking(name: str, flags: int) -> int:
+    descriptor = os.open(name, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(name)
+    return descriptor
+
+
+def _not_regular(file: Path | str) -> ModelError:
+    return ModelError(f"{file} is not a plain file; put one in its place.")
 
 
 def check_file_name(folder: Path, name: str) -> None:
@@ -59,45 +83,53 @@ def check_file_name(folder: Path, name: str) -> None:
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Whether a string is a plain file name, within its folder."""
+    """Whether a string is a printable file name without directories."""
     return (
         0 < len(name) <= MAX_NAME_CHARS and name == Path(name).name != ".." and name.isprintable()
     )
 
 
 def read_limited(folder: Path, name: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Reads a text file of a checkpoint.
+    """Reads a text file from a checkpoint.
 
     Raises:
-        ModelError: see `resolve_file`; the file is too large, unreadable or not UTF-8.
+        ModelError: the file is unreadable or not UTF-8; see also `check_file`.
     """
-    file = resolve_file(folder, name)
+    file = folder / name
+    size = check_file(folder, name, max_bytes)
     try:
-        with file.open("rb") as stream:
-            content = stream.read(max_bytes + 1)
-        if len(content) <= max_bytes:
-            return content.decode("utf-8")
+        with open_regular(file) as stream:
+            content = stream.read(size) or b""  # None if the read would block
+        return content.decode("utf-8")
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ModelError(
             f"{file} cannot be read: byte {error.start} is not UTF-8; download it again."
         ) from error
-    raise _too_large(file, max_bytes)
 
 
-def check_file_size(file: Path, max_bytes: int) -> None:
-    """Rejects a file that is too large.
+def check_file(folder: Path, name: str, max_bytes: int) -> int:
+    """Checks a file that will be read in full.
+
+    Returns:
+        The file's size in bytes; 0 for the endless files in /proc.
 
     Raises:
-        ModelError: the file has more than `max_bytes`.
+        ModelError: the file is too large; see also `resolve_file`.
     """
-    if file.stat().st_size > max_bytes:
-        raise _too_large(file, max_bytes)
+    file = resolve_file(folder, name)
+    size = file.stat().st_size
+    if size > max_bytes:
+        raise ModelError(
+            f"{file} has more than {max_bytes:,} bytes, which no real checkpoint needs; download "
+            "it again."
+        )
+    return size
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Reads a required JSON object of a checkpoint.
+    """Reads a required JSON object from a checkpoint.
 
     Raises:
         ModelError: the file is missing or is not a JSON object; see also `read_limited`.
@@ -116,13 +148,16 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON, rejecting duplicate keys.
+    """Parses JSON, rejecting duplicate keys and unpaired surrogates.
 
     Raises:
-        ValueError: the text is not valid JSON for a checkpoint; the message has the position.
+        ValueError: the JSON is malformed or rejected; the message states the reason.
     """
     try:
-        return json.loads(text, object_pairs_hook=_reject_duplicate_keys)
+        content = json.loads(text, object_pairs_hook=_reject_duplicate_keys)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
     except json.JSONDecodeError as error:
         raise ValueError(
             f"it is not JSON at line {error.lineno}, column {error.colno} ({error.msg})"
@@ -131,25 +166,19 @@ def parse_json(text: str) -> Any:
         raise ValueError("its JSON has too many levels") from error
     except _DuplicateKeyError as error:
         raise ValueError(f"it has {error} twice in one object") from error
-    except ValueError as error:  # Python reads integers of up to 4300 digits
+    except UnicodeEncodeError as error:
+        raise ValueError("it has an unpaired surrogate, which is no character") from error
+    except ValueError as error:  # Python's limit is 4300 digits
         raise ValueError("it has a number of thousands of digits") from error
-
-
-def _too_large(file: Path, max_bytes: int) -> ModelError:
-    return ModelError(
-        f"{file} has more than {max_bytes:,} bytes, which no real checkpoint needs; download it "
-        "again."
-    )
 
 
 class _DuplicateKeyError(Exception):
     """Duplicate key in a JSON object: parsers differ in which value they keep."""
 
 
-def _reject_duplicate_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise _DuplicateKeyError(short_repr(name))
-        fields[name] = value
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        raise _DuplicateKeyError(short_repr(names.most_common(1)[0][0]))
     return fields

@@ -1,12 +1,13 @@
 """Safetensors headers, validated before any tensor is read.
 
-Layout: 8 bytes of header length (little-endian); the header (JSON: tensor name -> dtype, shape and
-two offsets into the data); the data, contiguous tensors.
+Layout: header length (8 bytes, little-endian); header (JSON: tensor name -> dtype, shape, and begin
+and end offsets into the data); data (contiguous tensors).
 
 Source: the safetensors format, https://github.com/huggingface/safetensors#format
 """
 
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import short_repr
-from .safe_io import MAX_JSON_BYTES, ModelError, parse_json
+from .safe_io import MAX_JSON_BYTES, ModelError, open_regular, parse_json
 
 # Bytes per element.
 DTYPE_BYTES = {
@@ -23,7 +24,8 @@ DTYPE_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-FLOAT_DTYPES = ("F32", "F16", "BF16")  # of unquantized weights
+FLOAT_DTYPES = ("F32", "F16", "BF16")  # for unquantized weights
+FLOAT_KINDS = ("weight", "bias", "scales", "biases", "A_log", "dt_bias", "gate_up_proj")
 MAX_NDIM = 8
 
 
@@ -32,11 +34,11 @@ class TensorInfo:
     """A tensor's entry in a file header.
 
     Attributes:
-        dtype: dtype name of the safetensors format.
+        dtype: dtype name in the safetensors format.
         shape: the tensor's shape.
         begin, end: byte range [begin, end), relative to the end of the header.
-        file: file with the tensor.
-        header_end: offset of the end of the file's header.
+        file: the file that contains the tensor.
+        header_end: file offset of the end of the header.
     """
 
     dtype: str
@@ -55,12 +57,11 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
             or a tensor's shape, dtype and size are inconsistent.
     """
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            start = stream.read(8)
-            if len(start) < 8:
+        with open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size < 8:  # includes the endless files in /proc, whose size is 0
                 raise ValueError("it has less than 8 bytes")
-            (header_size,) = struct.unpack("<Q", start)
+            (header_size,) = struct.unpack("<Q", stream.read(8))
             if header_size > size - 8:
                 raise ValueError("its header is cut off")
             if header_size > MAX_JSON_BYTES:
@@ -69,6 +70,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
                 )
             text = stream.read(header_size).decode("utf-8")
         tensors = _tensors(parse_json(text), file, 8 + header_size)
+    except ModelError:
+        raise
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -89,10 +92,10 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
-    """Rejects weights of unsupported dtypes.
+    """Rejects weights with unsupported dtypes.
 
-    A layer's `weight` is floating point, or packed in U32 with `scales`. `scales` and `biases`
-    are floating point and of one dtype; scales without biases may be U8 (mxfp4, nvfp4).
+    A layer's `weight` is floating point, or U32 if the layer has `scales`. `scales` and `biases`
+    share one floating-point dtype; scales without biases may be U8 (mxfp4, mxfp8, nvfp4).
 
     Args:
         tensors: all tensors of a checkpoint.
@@ -110,7 +113,7 @@ def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
             allowed = (scales.dtype,)
         elif kind == "scales" and f"{path}.weight" in tensors and f"{path}.biases" not in tensors:
             allowed = (*FLOAT_DTYPES, "U8")
-        elif kind not in ("weight", "bias", "scales", "biases"):
+        elif kind not in FLOAT_KINDS:
             continue
         if tensor.dtype not in allowed:
             raise ValueError(

@@ -1,15 +1,16 @@
 """Sharding: each rank's slices of a model's tensors.
 
-    query, key, value, gate, up    rows: each rank computes some heads, some features of the MLP
+    query, key, value, gate, up    rows: each rank computes some of the heads or MLP features
     output, down                   columns: each rank computes a partial sum
-    embedding, LM head             rows: each rank has a part of the vocabulary
+    embedding, LM head             rows: each rank holds part of the vocabulary
+    Gated DeltaNet                 by key head with its value heads, in every tensor
     router, norms                  replicated
 
-Each expert is split as the MLP. An MLP's features are split by whole quantization groups, so ranks
-may differ by one group. A rank's config describes a smaller model with the tensor shapes of
+Each expert is split like an MLP. MLP features are split at quantization group boundaries, so shard
+widths may differ by one group. A rank's config describes a smaller model with the tensor shapes of
 `tensor_shapes.py`; only norms and router keep their size. A row shard is contiguous in its file,
-and nothing else is read. A column shard is a piece of each row: if rows are short, a rank reads
-whole matrices, one at a time.
+and a rank reads nothing else. A column shard is a piece of each row: if rows are short, a rank
+reads whole matrices, one at a time.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019).
@@ -25,13 +26,15 @@ import mlx.core as mx
 from ..families.config import DecoderConfig
 from .safetensors_header import DTYPE_BYTES, TensorInfo
 
-BY_ROW = {"q_proj", "gate_proj", "up_proj"}
+BY_ROW = {"q_proj", "gate_proj", "up_proj", "in_proj_z", "in_proj_b", "in_proj_a"}
 BY_KV_HEAD = {"k_proj", "v_proj"}
-BY_COLUMN = {"o_proj", "down_proj"}
+BY_COLUMN = {"o_proj", "down_proj", "out_proj"}
 BY_VOCAB = {"embed_tokens", "lm_head"}
 MLP_LAYERS = {"gate_proj", "up_proj", "down_proj"}
+BY_CHANNEL = {"in_proj_qkv", "conv1d"}  # query, key and value rows, split separately
+DELTA_NET_VECTORS = {"A_log", "dt_bias"}  # one value per value head
 
-# Possible quantization group sizes. A width divisible by none of them is split evenly.
+# Possible quantization group sizes. A width divisible by none of these is split evenly.
 GROUP_SIZES = (128, 64, 32)
 
 # dtype in the file -> `memoryview` format code, MLX dtype.
@@ -49,7 +52,7 @@ class RankShard:
     """A rank's shard of a model.
 
     Args:
-        full_config: config of the whole model.
+        full_config: config of the full model.
         rank: rank, from 0.
         size: number of ranks.
 
@@ -69,7 +72,10 @@ class RankShard:
         if full.experts is not None:
             widths["moe_intermediate_size"] = full.experts.intermediate_size
             if len(full.experts.layers) == full.num_hidden_layers:
-                del widths["intermediate_size"]  # no layer has an MLP of this size
+                del widths["intermediate_size"]  # no layer has a dense MLP
+            if full.experts.shared_expert_intermediate_size is not None:
+                shared = full.experts.shared_expert_intermediate_size
+                widths["shared_expert_intermediate_size"] = shared
         for name, width in widths.items():
             pieces, _ = self._mlp_pieces(width)
             if width % pieces != 0:
@@ -77,6 +83,8 @@ class RankShard:
         H = full.num_key_value_heads
         if H % size != 0 and size % H != 0:
             self._reject("num_key_value_heads", H)
+        if full.delta_net is not None and full.delta_net.num_key_heads % size != 0:
+            self._reject("linear_num_key_heads", full.delta_net.num_key_heads)
         if self.vocab_per_rank * (size - 1) >= full.vocab_size:
             raise ValueError(f"its vocab_size, {full.vocab_size}, is too small for {size} ranks")
 
@@ -88,8 +96,20 @@ class RankShard:
         """The shard's config: fewer heads, a narrower MLP and a smaller vocabulary."""
         full, size, experts = self.full_config, self.size, self.full_config.experts
         if experts is not None:
+            shared = experts.shared_expert_intermediate_size
             experts = replace(
-                experts, intermediate_size=self._local_width(experts.intermediate_size)
+                experts,
+                intermediate_size=self._local_width(experts.intermediate_size),
+                shared_expert_intermediate_size=None
+                if shared is None
+                else self._local_width(shared),
+            )
+        delta_net = full.delta_net
+        if delta_net is not None:
+            delta_net = replace(
+                delta_net,
+                num_key_heads=delta_net.num_key_heads // size,
+                num_value_heads=delta_net.num_value_heads // size,
             )
         return replace(
             full,
@@ -98,62 +118,65 @@ class RankShard:
             intermediate_size=self._local_width(full.intermediate_size),
             vocab_size=len(self.vocab_range),
             experts=experts,
+            delta_net=delta_net,
         )
 
     @property
     def vocab_per_rank(self) -> int:
-        """Vocabulary size per rank; the last rank's may be smaller."""
+        """Vocabulary size per rank; the last rank may have fewer tokens."""
         return -(-self.full_config.vocab_size // self.size)
 
     @property
     def vocab_range(self) -> range:
-        """This rank's token ids: `vocab_per_rank` in order; the last rank has the remainder."""
-        # [task 5.2.1 tokens]
+        """This rank's token ids: `vocab_per_rank` in order; the last rank gets the remainder."""
+        # [task 6.2.1 tokens]
         first = self.rank * self.vocab_per_rank
         return range(first, min(first + self.vocab_per_rank, self.full_config.vocab_size))
-        # [/task 5.2.1 tokens]
+        # [/task 6.2.1 tokens]
 
     @property
     def kv_head_range(self) -> range:
-        """This rank's key/value heads: the ones its query heads use.
+        """This rank's key/value heads: the ones its query heads attend to.
 
-        Either number, of heads or of ranks, is a multiple of the other. With fewer heads than
-        ranks, neighbouring ranks share one.
+        The number of heads is a multiple of the number of ranks, or the reverse. With fewer heads
+        than ranks, neighbouring ranks share a head.
         """
-        # [task 5.2.1 heads]
+        # [task 6.2.1 heads]
         H = self.full_config.num_key_value_heads
         first = self.rank * H // self.size
         return range(first, first + max(1, H // self.size))
-        # [/task 5.2.1 heads]
+        # [/task 6.2.1 heads]
 
     def slice_tensor(self, name: str, array: mx.array) -> mx.array:
-        """Slices a tensor for this rank; a contiguous copy once evaluated.
+        """Slices a tensor for this rank, as a lazy contiguous copy.
 
         Args:
             name: the tensor's name in the checkpoint.
-            array: the whole tensor.
+            array: the full tensor.
         """
         if self.is_rank_0_bias(name):
             return mx.zeros_like(array)
-        return mx.contiguous(array[self._local_slices(name, array.shape)])
+        if array.ndim == 0:
+            return array  # no family has scalar tensors; reported later
+        axis, ranges = self._local_ranges(name, array.shape)
+        after = (slice(None),) * (array.ndim - 1 - axis)
+        parts = [array[(..., slice(own.start, own.stop), *after)] for own in ranges]
+        return mx.contiguous(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis))
 
     def byte_ranges(self, name: str, tensor: TensorInfo) -> list[range]:
-        """Byte ranges in the file of this rank's slice of a tensor, in order.
+        """File byte ranges of this rank's slice of a tensor, in order.
 
         Args:
             name: the tensor's name.
             tensor: the tensor's header entry.
         """
         shape, start = tensor.shape, tensor.header_end + tensor.begin
-        place, itemsize = self._local_slices(name, shape), DTYPE_BYTES[tensor.dtype]
-        split = [axis for axis, own in enumerate(place) if own != slice(None)]
-        if not split:
-            return [range(start, tensor.header_end + tensor.end)]
-        [axis] = split
-        step = math.prod(shape[axis + 1 :]) * itemsize
-        first, last = (end * step for end in (place[axis].start, place[axis].stop))
+        axis, ranges = self._local_ranges(name, shape)
+        step = math.prod(shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
         rows = range(start, tensor.header_end + tensor.end, shape[axis] * step)
-        return [range(row + first, row + last) for row in rows]
+        return [
+            range(row + own.start * step, row + own.stop * step) for row in rows for own in ranges
+        ]
 
     def read_tensor(self, name: str, tensor: TensorInfo) -> mx.array:
         """Reads only this rank's slice of a tensor from its file.
@@ -162,8 +185,9 @@ class RankShard:
             name: the tensor's name.
             tensor: the tensor's header entry; its dtype has passed `check_dtypes`.
         """
-        place = self._local_slices(name, tensor.shape)
-        shape = [len(range(n)[own]) for n, own in zip(tensor.shape, place, strict=True)]
+        axis, ranges = self._local_ranges(name, tensor.shape)
+        shape = list(tensor.shape)
+        shape[axis] = sum(map(len, ranges))
         runs = self.byte_ranges(name, tensor)
         data = memoryview(bytearray(sum(map(len, runs))))
         done = 0
@@ -184,24 +208,24 @@ class RankShard:
 
     def is_rank_0_bias(self, name: str) -> bool:
         """Whether a tensor is an all-reduced layer's bias, zero on all ranks but rank 0."""
-        # [task 5.2.2 bias]
+        # [task 6.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
-        # [/task 5.2.2 bias]
+        # [/task 6.2.2 bias]
 
     def split(self, layer: str, kind: str) -> tuple[int, int, range] | None:
         """How a tensor is split.
 
         Args:
-            layer: name of its layer, such as "q_proj" or "input_layernorm".
+            layer: layer name, for example "q_proj" or "input_layernorm".
             kind: the layer's tensor: "weight", "scales", "biases" or "bias".
 
         Returns:
             (axis, −1 or −2; number of equal pieces; range of this rank's pieces), or None for a
-            replicated tensor. A bias is a vector: its only axis is −1, and it is split with the
-            rows. For an MLP, whole quantization groups replace the pieces (`_mlp_pieces`), with the
-            same result if the number of ranks divides the groups.
+            replicated tensor. A bias is a vector with axis −1 only, split like the rows. For MLPs,
+            the caller splits into whole quantization groups instead (`_mlp_pieces`), with the same
+            result if the number of groups is a multiple of the number of ranks.
         """
-        # [task 5.2.2 split]
+        # [task 6.2.2 split]
         own = range(self.rank, self.rank + 1)
         rows = -1 if kind == "bias" else -2
         if layer in BY_ROW:
@@ -213,16 +237,21 @@ class RankShard:
         if layer in BY_COLUMN and kind != "bias":
             return -1, self.size, own
         return None
-        # [/task 5.2.2 split]
+        # [/task 6.2.2 split]
 
-    def _local_slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """This rank's slice of a tensor, for each dimension."""
+    def _local_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
+        """This rank's slice of a tensor: (split axis, index ranges along it).
+
+        For a replicated tensor, the range covers the entire first axis.
+        """
         layer, _, kind = name.rpartition(".")
         layer = layer.rpartition(".")[2]
-        found = self.split(layer, kind)
-        place = [slice(None)] * len(shape)
+        if layer in BY_CHANNEL:
+            return self._channel_ranges(name, shape)
+        own = range(self.rank, self.rank + 1)
+        found = (-1, self.size, own) if kind in DELTA_NET_VECTORS else self.split(layer, kind)
         if found is None:
-            return tuple(place)
+            return 0, [range(shape[0] if shape else 0)]
         axis, pieces, own = found
         if layer in MLP_LAYERS:
             pieces, own = self._mlp_pieces(self._mlp_width(name))
@@ -236,20 +265,33 @@ class RankShard:
                 f"a multiple of {pieces}"
             )
         width = length // pieces
-        place[axis] = slice(own.start * width, own.stop * width)
-        return tuple(place)
+        return len(shape) + axis, [range(own.start * width, own.stop * width)]
+
+    def _channel_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
+        """`_local_ranges` for Gated DeltaNet's query, key and value channels."""
+        delta_net = self.full_config.delta_net
+        if delta_net is None or shape[:1] != (delta_net.conv_channels,):
+            raise ValueError(f"{name} has no place in a model of the config's sizes")
+        ranges, start = [], 0
+        for width in (delta_net.key_dim, delta_net.key_dim, delta_net.value_dim):
+            own = width // self.size
+            ranges.append(range(start + self.rank * own, start + (self.rank + 1) * own))
+            start += width
+        return 0, ranges
 
     def _mlp_width(self, name: str) -> int:
-        """I of the expert or MLP that a tensor belongs to."""
+        """Intermediate size I of the expert or MLP that a tensor belongs to."""
         experts = self.full_config.experts
+        if experts is not None and ".shared_expert." in name:
+            return experts.shared_expert_intermediate_size or 0
         if experts is not None and (".switch_mlp." in name or ".experts." in name):
             return experts.intermediate_size
         return self.full_config.intermediate_size
 
     def _mlp_pieces(self, width: int) -> tuple[int, range]:
-        """Number of pieces of an MLP with I = `width`, and the range of this rank's.
+        """(number of pieces, range of this rank's pieces) for an MLP with I = `width`.
 
-        Pieces are whole quantization groups if there are at least as many as ranks.
+        Pieces are whole quantization groups if there are at least as many groups as ranks.
         """
         fitting = [width // group for group in GROUP_SIZES if width % group == 0]
         pieces = next((number for number in fitting if number >= self.size), self.size)
@@ -257,6 +299,6 @@ class RankShard:
         return pieces, range(first, last)
 
     def _local_width(self, width: int) -> int:
-        """This rank's share of I = `width` features."""
+        """Number of this rank's features, out of I = `width`."""
         pieces, own = self._mlp_pieces(width)
         return width // pieces * len(own)

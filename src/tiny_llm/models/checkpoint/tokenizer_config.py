@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import short_repr
-from .config_checks import check_token_id_field, reject_code
+from ..families.config_fields import text_fields
+from .config_checks import check_sizes, check_token_id_field, reject_code
 from .safe_io import ModelError, is_plain_file_name, read_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -16,7 +17,7 @@ SPECIAL_TOKEN_FIELDS = [
 ]
 SPECIAL_TOKEN_LIST_FIELDS = ("additional_special_tokens", "extra_special_tokens")
 
-# transformers and mlx_lm import or open these names.
+# transformers and mlx_lm import the modules and open the files named in these fields.
 MODULE_FIELDS = ("tool_parser_type", "chat_template_type", "tokenizer_class")
 FILE_FIELDS = ("vocab_file", "merges_file", "tokenizer_file")
 
@@ -30,6 +31,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     settings = read_optional_json(folder, TOKENIZER_CONFIG)
     where = str(folder / TOKENIZER_CONFIG)
     reject_code(settings, where)
+    check_sizes(settings, where)
     for name in MODULE_FIELDS:
         value = settings.get(name)
         if value is not None and not (isinstance(value, str) and value.isidentifier()):
@@ -55,21 +57,22 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
-    """EOS token ids of `generation_config.json`, else of `config.json`.
+    """EOS token ids from `generation_config.json`, or else from `config.json`.
 
     Raises:
         ModelError: the values are not token ids.
     """
     generation = read_optional_json(folder, GENERATION_CONFIG)
+    check_sizes(generation, str(folder / GENERATION_CONFIG))
     check_token_id_field(generation, "eos_token_id", str(folder / GENERATION_CONFIG))
-    ids = generation.get("eos_token_id") or config.get("eos_token_id")
+    ids = generation.get("eos_token_id") or text_fields(config).get("eos_token_id")
     if ids is None:
         return set()
     return {ids} if isinstance(ids, int) else set(ids)
 
 
 def special_tokens(settings: Mapping[str, Any]) -> list[str]:
-    """Texts of all special tokens in the settings."""
+    """Text of every special token in the tokenizer config."""
     tokens = [settings.get(name) for name in SPECIAL_TOKEN_FIELDS]
     for name in SPECIAL_TOKEN_LIST_FIELDS:
         tokens += _listed(settings.get(name))
@@ -77,18 +80,18 @@ def special_tokens(settings: Mapping[str, Any]) -> list[str]:
 
 
 def token_text(token: str | Mapping[str, Any]) -> str:
-    """A token's text; files store it as a string or in an object of properties."""
+    """A token's text, which files store as a string or as the `content` of an object."""
     text: str = token if isinstance(token, str) else token["content"]
     return text
 
 
 def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
-    """Reads an optional JSON object of a checkpoint; {} if missing."""
+    """Reads an optional JSON object from a checkpoint; {} if missing."""
     return read_json(folder, name) if (folder / name).exists() else {}
 
 
 def _listed(tokens: Any) -> list[Any]:
-    """Items of a list or values of an object; any other value becomes a single item."""
+    """Converts to a list: an object becomes its values, any other value a single item."""
     if tokens is None:
         return []
     if isinstance(tokens, dict):

@@ -1,7 +1,7 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
-The tree mirrors the attributes of `mlx_lm`'s model used by the weeks' models and `Decoder`, which
-share its arrays. Formats unsupported here are loaded by `mlx_lm`.
+The tree has the attributes of `mlx_lm`'s model that the weeks' models and `Decoder` use; they share
+its arrays. Formats unsupported here are loaded by `mlx_lm`.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,14 @@ from mlx.utils import tree_unflatten
 
 from ...kernels.prepack import WeightLocations
 from ..families.config import DecoderConfig
-from ..families.experts import stack_experts
 from ..families.registry import read_config
+from ..families.tensor_layout import (
+    MTP_PREFIX,
+    convert_layout,
+    converted_quantization,
+    stack_experts,
+    text_tensor_names,
+)
 from .layout import read_tensor_headers, weight_files
 from .quantization import Quantization, Shape
 from .repack import repack
@@ -24,11 +30,11 @@ from .safetensors_header import TensorInfo, check_dtypes
 from .sharding import RankShard
 from .tensor_shapes import matrix_shapes, vector_shapes
 
-# Config fields of features supported only by mlx_lm.
-MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations", "text_config")
+# Config fields for features that only mlx_lm supports.
+MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations")
 
-# Minimum bytes per row for reading a column shard directly. Shorter pieces are sliced from the
-# whole matrix: disks read whole pages, with readahead.
+# Minimum bytes per row for reading a column shard directly. Shorter pieces are sliced from the full
+# matrix, because disks read whole pages, with readahead.
 MIN_READ_BYTES = 2**14
 
 # RoPE frequencies in old Llama checkpoints, redundant with the config.
@@ -40,7 +46,7 @@ class TreeNode(Module):
 
     Attributes:
         weight: a layer's weight.
-        scales, biases, group_size, bits, mode: quantization of a quantized layer.
+        scales, biases, group_size, bits, mode: a quantized layer's arrays and format.
         bias: a layer's bias, if any.
     """
 
@@ -50,12 +56,12 @@ class CheckpointModel(Module):
 
     Args:
         args: the model's config.
-        parts: children `model` and, if not tied, `lm_head`.
+        parts: children `model`, `lm_head` unless tied, and `mtp` if loaded.
 
     Attributes:
-        model, lm_head: the nodes in `parts`.
+        model, lm_head, mtp: the nodes in `parts`.
         layers: the transformer blocks.
-        weight_locations: file locations of arrays not read yet.
+        weight_locations: file locations of arrays not yet read.
     """
 
     def __init__(self, args: DecoderConfig, parts: Mapping[str, Any]):
@@ -67,7 +73,7 @@ class CheckpointModel(Module):
 
     @property
     def layers(self) -> list[TreeNode]:
-        """The transformer's blocks."""
+        """Transformer blocks."""
         return self.model.layers
 
 
@@ -88,42 +94,54 @@ def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def read_checkpoint(
-    folder: Path, config: Mapping[str, Any], part: RankShard | None = None
+    folder: Path, config: Mapping[str, Any], part: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
     """Reads the weights lazily from a checkpoint accepted by `is_supported_format`.
 
     Args:
         folder: the checkpoint's folder.
         config: parsed `config.json`.
-        part: shard to read; None for the whole model.
+        part: shard to read; None for the full model.
+        mtp: whether to read the MTP layer; unsupported with a shard.
 
     Raises:
         ValueError: the config is invalid, or a tensor is missing, unexpected or has a wrong shape
             or dtype; the message names it.
     """
-    args = read_config(config) if part is None else part.config
+    full = read_config(config, mtp)
+    args = full if part is None else part.config
     stored = read_tensor_headers(folder)
-    weights: dict[str, mx.array] = {}
+    loaded: dict[str, mx.array] = {}
     for file in weight_files(folder):
-        weights.update(mx.load(str(file)))  # type: ignore[arg-type]
-    if part is not None:
-        weights = {name: part.slice_tensor(name, array) for name, array in weights.items()}
+        loaded.update(mx.load(str(file)))  # type: ignore[arg-type]
+    names = text_tensor_names(loaded, full)
+    if mtp and not any(name.startswith(MTP_PREFIX) for name in names):
+        raise ValueError(
+            "it has no mtp.* tensors, which multi-token prediction requires and most conversions "
+            "to MLX drop; take the original checkpoint, or another source of draft tokens"
+        )
+    weights = {
+        name: loaded[source]
+        for name, source in names.items()
+        if not name.endswith(ROPE_BUFFER_SUFFIX)
+    }
     if args.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # some converters write a copy of the embedding
-    weights = {
-        name: array for name, array in weights.items() if not name.endswith(ROPE_BUFFER_SUFFIX)
-    }
+    convert_layout(weights, full)
+    unchanged = [name for name in weights if weights[name] is loaded.get(names.get(name, ""))]
+    if part is not None:
+        weights = {name: part.slice_tensor(name, array) for name, array in weights.items()}
     if args.experts is not None:
-        stack_experts(weights, sorted(args.experts.layers), args.experts.num_experts)
-    formats = _check_tensors(weights, args, config.get("quantization"))
-    check_dtypes(stored)
+        stack_experts(weights, args)
+    formats = _check_tensors(weights, args, converted_quantization(config.get("quantization")))
+    check_dtypes({source: stored[source] for source in names.values()})
     model = build_model_tree(args, weights, formats)
-    for name in weights.keys() & stored.keys():
+    for name in weights.keys() & unchanged:
+        tensor = stored[names[name]]
         if part is None:
-            tensor = stored[name]
             model.weight_locations.add(weights[name], tensor.file, tensor.header_end + tensor.begin)
         elif not part.is_rank_0_bias(name):
-            _register_source(model.weight_locations, weights[name], name, stored[name], part)
+            _register_source(model.weight_locations, weights[name], name, tensor, part)
     return model
 
 
@@ -134,7 +152,7 @@ def _register_source(
     tensor: TensorInfo,
     part: RankShard,
 ) -> None:
-    """Registers the file location of a rank's slice, to read nothing else."""
+    """Registers the file location of a rank's slice, so that only the slice is read."""
     runs = part.byte_ranges(name, tensor)
     if len(runs) == 1:
         weight_locations.add(array, tensor.file, runs[0].start, exclusive=True)
@@ -150,7 +168,7 @@ def build_model_tree(
     Args:
         args: the model's config.
         weights: tensor name -> array, for all tensors.
-        formats: quantized layer's path -> format.
+        formats: layer path -> format, for quantized layers.
     """
     tree: Any = tree_unflatten(list(weights.items()))
     parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
@@ -162,7 +180,7 @@ def build_model_tree(
 def _check_tensors(
     weights: Mapping[str, mx.array], args: DecoderConfig, quantization: Mapping[str, Any] | None
 ) -> dict[str, Quantization]:
-    """Checks all names and shapes; returns quantized layer's path -> format."""
+    """Checks all names and shapes; returns layer path -> format for quantized layers."""
     formats: dict[str, Quantization] = {}
     known = set()
     for path, matrix in matrix_shapes(args):
@@ -196,7 +214,7 @@ def _quantization(
 ) -> Quantization | None:
     """A layer's format from the config, or inferred from its tensors' shapes.
 
-    None if the layer is not quantized.
+    Returns None for unquantized layers.
     """
     if quantization is None:
         return None
@@ -234,7 +252,7 @@ def _format_shape(shape: Shape) -> str:
 
 
 def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
-    """Converts the tree of names below `path` to nodes."""
+    """Converts the subtree of names under `path` to nodes."""
     if isinstance(tree, mx.array):
         return tree
     if isinstance(tree, list):

@@ -1,34 +1,60 @@
 """Attention backends over paged KV, selected by `LLM(attention_backend=…)`.
 
-    paged        a kernel that reads the pages through the block table, without a gather
+    paged        kernel that reads pages through the block table, without a gather
     flash        gathers a sequence's pages into one array, then `flash_attention`
     reference    gathers pages, then attends in plain MLX in float32
 
-"flash" is bit-identical to "paged". "reference" is the oracle for both; its rounding may depend on
-a prompt's chunking. Both copy all of a sequence's keys and values in each layer of each step, and
-their steps are not captured: they are for comparison and debugging.
+"flash" is bit-identical to "paged", and does not support 8-bit pages. "reference" is the oracle
+for both; its rounding may depend on how the prompt is chunked. "flash" and "reference" copy each
+sequence's entire KV in every layer of every step, and their steps are not captured: use them for
+comparison and debugging only.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from ...attention import (
+    Mask,
     flash_attention,
     gather_pages,
     paged_attention_reference,
+    paged_attention_varlen,
     paged_attention_varlen_reference,
+    sliding_window_mask,
 )
 from ...kv_cache import PagedKvMetadata
+from ...kv_cache.int8_rows import read_int8_pages, write_int8_rows
+from ...kv_cache.step_plan import LayerCacheView
 from ...qwen3_week2 import AttentionFn
 from ...qwen3_week3 import attend_paged
 
 
-def attend_flash(
-    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
+def attend_paged_in_window(
+    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int
 ) -> mx.array:
-    """`AttentionFn` over `flash_attention`, sequence by sequence."""
+    """`attend_paged` over a ragged batch with a sliding window."""
+    metadata = cache.update_and_fetch_paged(key, value, mask="causal")
+    attended = paged_attention_varlen(
+        query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
+        metadata.key_pages,
+        metadata.value_pages,
+        metadata.cu_seqlens_q,
+        metadata.context_lens,
+        metadata.block_table,
+        metadata.page_size,
+        scale,
+        window,
+    )
+    return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
+
+
+def attend_flash(
+    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int = 0
+) -> mx.array:
+    """`AttentionFn` that calls `flash_attention` once per sequence."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     lengths: list[int] = metadata.context_lens.tolist()
     if metadata.cu_seqlens_q is None:
@@ -37,21 +63,26 @@ def attend_flash(
         ends = metadata.cu_seqlens_q.tolist()
         queries = mx.split(query, ends[1:-1], axis=2)
     rows = [
-        _attend_sequence(own, metadata, index, length, scale)
+        _attend_sequence(own, metadata, index, length, scale, window)
         for index, (own, length) in enumerate(zip(queries, lengths, strict=True))
     ]
     return mx.concatenate(rows, axis=0 if metadata.cu_seqlens_q is None else 2)
 
 
 def attend_reference(
-    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
+    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int = 0
 ) -> mx.array:
     """`AttentionFn` in plain MLX."""
-    metadata = cache.update_and_fetch_paged(key, value, mask="causal")
+    if isinstance(cache, LayerCacheView) and cache.buffers[0].dtype == mx.int8:
+        metadata = update_and_fetch_int8(key, value, cache)
+    else:
+        metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     pages = metadata.key_pages, metadata.value_pages
     table, lengths, size = metadata.block_table, metadata.context_lens, metadata.page_size
     if metadata.cu_seqlens_q is None:
-        return paged_attention_reference(query, *pages, table, lengths, size, scale)
+        return paged_attention_reference(
+            query, *pages, table, lengths, size, scale, "causal", window
+        )
     attended = paged_attention_varlen_reference(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
         *pages,
@@ -60,8 +91,25 @@ def attend_reference(
         table,
         size,
         scale,
+        window,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
+
+
+def update_and_fetch_int8(key: mx.array, value: mx.array, cache: LayerCacheView) -> PagedKvMetadata:
+    """`update_and_fetch_paged` for 8-bit pages, in plain MLX; returns dequantized pages."""
+    step = cache.attention_metadata
+    assert step.block_table is not None
+    key_pages, value_pages = cache.buffers
+    key_pages = write_int8_rows(key_pages, key, step.slot_mapping)
+    value_pages = write_int8_rows(value_pages, value, step.slot_mapping)
+    cache.buffers = [key_pages, value_pages]
+    keys, table = read_int8_pages(key_pages, step.block_table)
+    values, _ = read_int8_pages(value_pages, step.block_table)
+    page_size = keys.shape[2]
+    return PagedKvMetadata(
+        keys, values, table, step.context_lens, page_size, "causal", step.cu_seqlens_q
+    )
 
 
 ATTENTION_FUNCTIONS: Mapping[str, AttentionFn] = {
@@ -72,13 +120,30 @@ ATTENTION_FUNCTIONS: Mapping[str, AttentionFn] = {
 ATTENTION_BACKENDS = tuple(ATTENTION_FUNCTIONS)
 
 
+def attention_function(backend: str, window: int) -> AttentionFn:
+    """Selects a layer's attention function.
+
+    Args:
+        backend: one of `ATTENTION_BACKENDS`.
+        window: number of most recent keys each query attends to; 0 for all.
+    """
+    if window == 0:
+        return ATTENTION_FUNCTIONS[backend]
+    function = attend_flash if backend == "flash" else attend_reference
+    return partial(attend_paged_in_window if backend == "paged" else function, window=window)
+
+
 def _attend_sequence(
-    query: mx.array, metadata: PagedKvMetadata, index: int, length: int, scale: float
+    query: mx.array, metadata: PagedKvMetadata, index: int, length: int, scale: float, window: int
 ) -> mx.array:
-    """Attends from one sequence's queries, 1×H_q×L×D, to its `length` keys."""
+    """Computes attention from one sequence's queries, 1×H_q×L×D, to its `length` keys."""
     if length == 0:
         return mx.zeros_like(query)
     page_ids = metadata.block_table[index]
+    mask: Mask = "causal"
+    if window:
+        page_ids = mx.maximum(page_ids, 0)  # pages before the window may have been freed
+        mask = sliding_window_mask(query.shape[2], length, window, query.dtype)
     keys = gather_pages(metadata.key_pages, page_ids, length)[None]  # 1×H×S×D
     values = gather_pages(metadata.value_pages, page_ids, length)[None]
-    return flash_attention(query, keys, values, scale, "causal")
+    return flash_attention(query, keys, values, scale, mask)

@@ -1,20 +1,28 @@
-"""Decoder configuration: sizes and parts of a model of any family."""
+"""Decoder configuration, common to all model families."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...errors import short_repr
+from .config_fields import Fields, positive_int
 from .rope import RopeScaling
+
+DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # in `layer_types`
+MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
+MAX_STATE_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Mixture of experts in place of the MLP.
+    """Mixture of experts, replacing the MLP.
 
     Attributes:
         num_experts: number of experts per layer.
         top_k: number of experts per token.
-        intermediate_size: I of an expert.
-        norm_topk_prob: whether the chosen experts' probabilities are normalized to a sum of 1.
+        intermediate_size: intermediate size I of one expert.
+        norm_topk_prob: whether the selected experts' probabilities are renormalized to sum to 1.
         layers: indices of the layers with experts; other layers have an MLP.
+        shared_expert_intermediate_size: I of the gated shared expert, applied to every token; None
+            without a shared expert.
     """
 
     num_experts: int
@@ -22,26 +30,107 @@ class MoEConfig:
     intermediate_size: int
     norm_topk_prob: bool
     layers: frozenset[int]
+    shared_expert_intermediate_size: int | None = None
+
+
+@dataclass(frozen=True)
+class DeltaNetConfig:
+    """Gated DeltaNet layers, replacing attention.
+
+    Attributes:
+        num_key_heads, num_value_heads: H_k and H_v.
+        key_head_dim, value_head_dim: D_k and D_v.
+        conv_kernel_dim: kernel size K of the convolution, in tokens.
+        layers: indices of the Gated DeltaNet layers, ascending; other layers use attention.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_dim: int
+    layers: tuple[int, ...]
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "DeltaNetConfig":
+        """Parses the `linear_*` fields, and `layer_types` or `full_attention_interval`.
+
+        Raises:
+            ValueError: a field is missing or invalid.
+        """
+        H_k, H_v = (positive_int(fields, f"linear_num_{name}_heads") for name in ("key", "value"))
+        if H_v % H_k != 0:
+            raise ValueError(
+                f"config.json has linear_num_value_heads {H_v}, expected a multiple of "
+                f"linear_num_key_heads {H_k}"
+            )
+        D_k, D_v = (positive_int(fields, f"linear_{name}_head_dim") for name in ("key", "value"))
+        if max(D_k, D_v) > MAX_STATE_HEAD_DIM:
+            raise ValueError(
+                f"config.json has linear_key_head_dim {D_k} and linear_value_head_dim {D_v}, "
+                f"expected at most {MAX_STATE_HEAD_DIM}"
+            )
+        K = positive_int(fields, "linear_conv_kernel_dim")
+        if not MIN_CONV_KERNEL <= K <= MAX_CONV_KERNEL:
+            raise ValueError(
+                f"config.json has linear_conv_kernel_dim {K}, expected {MIN_CONV_KERNEL} to "
+                f"{MAX_CONV_KERNEL}"
+            )
+        return cls(H_k, H_v, D_k, D_v, K, _delta_net_layers(fields))
+
+    @property
+    def key_dim(self) -> int:
+        """Total size of the key heads, H_k·D_k."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Total size of the value heads, H_v·D_v."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_dim + self.value_dim
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Sliding-window attention.
+
+    Attributes:
+        size: number of most recent keys each query attends to, including its own; less than the
+            context length.
+        layers: indices of the layers with the window; other layers attend to all keys.
+    """
+
+    size: int
+    layers: frozenset[int]
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder's configuration; sizes have the names of `config.json`.
+    """Decoder configuration; sizes are named as in `config.json`.
 
     Created by `registry.read_config`.
 
     Attributes:
         model_type: the family's `model_type` in `config.json`.
-        max_position_embeddings: context length served: within scaled RoPE's context and any sliding
-            window.
+        max_position_embeddings: context length served, including any extension by RoPE scaling.
         rope_theta: RoPE's base.
+        rotary_dim: number of leading features per head that RoPE rotates; None for all.
         rope_scaling: RoPE scaling; None for plain RoPE.
         tie_word_embeddings: whether the embedding is also the LM head.
         qkv_bias: whether q_proj, k_proj and v_proj have a bias.
         o_proj_bias: whether o_proj has a bias.
         mlp_bias: whether the MLP's three layers have a bias.
         qk_norm: whether query and key heads are normalized before RoPE.
+        attn_output_gate: whether q_proj also computes a gate for each head's output.
         experts: mixture of experts; None for an MLP in every layer.
+        delta_net: Gated DeltaNet layers; None for attention in every layer.
+        sliding_window: sliding window in some or all layers; None for full attention in every
+            layer.
+        has_mtp: whether the multi-token prediction (MTP) layer is loaded, too.
     """
 
     model_type: str
@@ -55,14 +144,90 @@ class DecoderConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
+    rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_proj_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attn_output_gate: bool = False
     experts: MoEConfig | None = None
+    delta_net: DeltaNetConfig | None = None
+    sliding_window: SlidingWindow | None = None
+    has_mtp: bool = False
+
+    @property
+    def mtp_config(self) -> "DecoderConfig":
+        """Config of the MTP layer as a single-layer decoder with attention."""
+        experts = None if self.experts is None else replace(self.experts, layers=frozenset({0}))
+        return replace(self, num_hidden_layers=1, experts=experts, delta_net=None, has_mtp=False)
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Number of attention layers, the only layers with keys and values."""
+        return self.num_hidden_layers - len(self.delta_net.layers if self.delta_net else ())
+
+    @property
+    def query_dim(self) -> int:
+        """Output size of q_proj: all query heads, plus their gates if any."""
+        return self.num_attention_heads * self.head_dim * (2 if self.attn_output_gate else 1)
+
+    def window_of(self, layer: int) -> int:
+        """Number of most recent keys a layer's queries attend to; 0 for all."""
+        window = self.sliding_window
+        return window.size if window is not None and layer in window.layers else 0
+
+    @property
+    def max_window(self) -> int:
+        """Number of most recent keys any layer attends to; 0 if some layer attends to all."""
+        return min(map(self.window_of, range(self.num_hidden_layers)))
+
+    def has_delta_net(self, layer: int) -> bool:
+        """Whether a layer is a Gated DeltaNet instead of attention."""
+        return self.delta_net is not None and layer in self.delta_net.layers
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of the MLP."""
         return self.experts is not None and layer in self.experts.layers
+
+
+def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
+    """Checks that a config has a single MTP layer, which shares the model's embedding.
+
+    Raises:
+        ValueError: the number of MTP layers is not 1, the MTP layer has a dedicated embedding, or
+            the family is not hybrid.
+    """
+    if not is_hybrid:
+        raise ValueError(
+            f"a model of type '{fields['model_type']}' has no layer for multi-token prediction"
+        )
+    layers = fields.get("mtp_num_hidden_layers")
+    if layers not in (None, 1):  # qwen3_next has one layer but omits the field
+        raise ValueError(
+            f"config.json has mtp_num_hidden_layers {short_repr(layers)}; multi-token prediction "
+            "requires 1"
+        )
+    if fields.get("mtp_use_dedicated_embeddings"):
+        raise ValueError(
+            "config.json has mtp_use_dedicated_embeddings true; multi-token prediction requires "
+            "the model's embedding"
+        )
+
+
+def _delta_net_layers(fields: Fields) -> tuple[int, ...]:
+    """Indices of the Gated DeltaNet layers; requires at least one layer of each kind."""
+    num_layers, types = positive_int(fields, "num_hidden_layers"), fields.get("layer_types")
+    if types is None:
+        interval = positive_int(fields, "full_attention_interval", 4)
+        types = [
+            DELTA_NET_LAYER if (i + 1) % interval else ATTENTION_LAYER for i in range(num_layers)
+        ]
+    known = (DELTA_NET_LAYER, ATTENTION_LAYER)
+    if not isinstance(types, list) or len(types) != num_layers or set(map(str, types)) != {*known}:
+        raise ValueError(
+            f"config.json has layer_types {short_repr(types)}, expected {num_layers} entries, each "
+            f"{known[0]} or {known[1]}, at least one of each"
+        )
+    return tuple(i for i, each in enumerate(types) if each == DELTA_NET_LAYER)

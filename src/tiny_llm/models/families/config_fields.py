@@ -1,5 +1,6 @@
 """Validated access to fields of `config.json`."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,47 @@ from ...errors import short_repr
 Fields = Mapping[str, Any]
 
 MAX_NUMBER = 1e30  # float32's maximum is 3e38
+
+# Families whose config nests the language model's fields in `text_config`, next to vision fields.
+NESTED_FAMILIES = ("qwen3_5", "qwen3_5_moe")
+VISION_FIELDS = (
+    "vision_config",
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+)
+
+
+def text_fields(config: Fields) -> Fields:
+    """Fields of the language model: the outer fields, overridden by those in `text_config`.
+
+    For `NESTED_FAMILIES`, the vision tower's fields are dropped. Other configs, and configs without
+    `text_config`, are returned unchanged.
+
+    Raises:
+        ValueError: `text_config` is no object, has another family, or contradicts an outer field.
+    """
+    family, text = config.get("model_type"), config.get("text_config")
+    if family not in NESTED_FAMILIES or text is None:
+        return config
+    if not isinstance(text, Mapping):
+        raise ValueError(f"config.json has text_config {short_repr(text)}, expected an object")
+    if text.get("model_type", family) not in (family, f"{family}_text"):
+        raise ValueError(
+            f"config.json has a text_config of the type {short_repr(text['model_type'])}, expected "
+            f"'{family}_text'"
+        )
+    tied, outer_tied = text.get("tie_word_embeddings"), config.get("tie_word_embeddings")
+    if None not in (tied, outer_tied) and tied != outer_tied:
+        raise ValueError(
+            f"config.json has tie_word_embeddings {short_repr(outer_tied)} and, in text_config, "
+            f"{short_repr(tied)}; they must agree"
+        )
+    dropped = ("text_config", *VISION_FIELDS)
+    outer = {name: value for name, value in config.items() if name not in dropped}
+    own = {name: value for name, value in text.items() if value is not None}
+    return {**outer, **own, "model_type": family}
 
 
 def required_field(fields: Fields, name: str) -> Any:
@@ -21,13 +63,16 @@ def required_field(fields: Fields, name: str) -> Any:
     return fields[name]
 
 
-def positive_int(fields: Fields, name: str, default: int | None = None) -> int:
+def positive_int(
+    fields: Fields, name: str, default: int | None = None, most: float = math.inf
+) -> int:
     """Value of a positive integer field.
 
     Args:
         fields: an object of `config.json`.
         name: the field's name.
-        default: value of a missing or null field; None if the field is required.
+        default: value used if the field is missing or null; None makes the field required.
+        most: largest valid value.
 
     Raises:
         ValueError: the field is missing or invalid.
@@ -39,11 +84,27 @@ def positive_int(fields: Fields, name: str, default: int | None = None) -> int:
         raise ValueError(
             f"config.json has {name} {short_repr(value)}, expected a positive whole number"
         )
+    if value > most:
+        raise ValueError(f"config.json has {name} {short_repr(value)}, expected at most {most}")
+    return value
+
+
+def whole_number(fields: Fields, name: str, default: int) -> int:
+    """Value of a non-negative integer field; the default if missing or null.
+
+    Raises:
+        ValueError: the value is invalid.
+    """
+    value = default if fields.get(name) is None else fields[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(
+            f"config.json has {name} {short_repr(value)}, expected a whole number of at least 0"
+        )
     return value
 
 
 def positive_float(fields: Fields, name: str, default: float | None = None) -> float:
-    """Value of a positive number field; arguments and errors as in `positive_int`."""
+    """Value of a positive numeric field; see `positive_int` for arguments and errors."""
     if default is not None and fields.get(name) is None:
         return default
     value = required_field(fields, name)
@@ -67,8 +128,24 @@ def boolean(fields: Fields, name: str, default: bool = False) -> bool:
     return value
 
 
+def whole_numbers(fields: Fields, name: str) -> list[int] | None:
+    """Value of an integer list field; None if missing or null.
+
+    Raises:
+        ValueError: the value is invalid.
+    """
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise ValueError(
+            f"config.json has {name} {short_repr(value)}, expected a list of whole numbers"
+        )
+    return value
+
+
 def reject_unknown_fields(fields: Fields, known: set[str], where: str = "config.json") -> None:
-    """Rejects unknown fields, except null, false and empty ones.
+    """Rejects unknown fields, unless their value is null, false or empty.
 
     Raises:
         ValueError: names the first unknown field.

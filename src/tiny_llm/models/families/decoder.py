@@ -1,6 +1,7 @@
-"""Decoder of all families: transformer layers assembled from a config.
+"""Decoder for all model families, assembled from a config.
 
-The families differ only in QK norms, biases, RoPE scaling, and experts instead of the MLP.
+The families differ only in QK norms, biases, RoPE scaling, output gates, sliding windows, Gated
+DeltaNet instead of attention, and experts instead of the MLP.
 Implements `ServingModel` (`models/protocol.py`).
 """
 
@@ -13,22 +14,26 @@ import mlx.core as mx
 from ... import kernels
 from ...attention import as_int32
 from ...kernels.prepack import prepack_model
-from ...kv_cache import PagedStorage, RaggedBatch
+from ...kv_cache import PagedStorage, RaggedBatch, StateStorage
+from ...kv_cache.int8_rows import KvCacheDtype, kv_row_width
 from ...kv_cache.step_plan import PlannedLayers
 from ...qwen3_week2 import AttentionFn
-from .attention_backends import ATTENTION_FUNCTIONS
+from .attention_backends import attention_function
 from .config import DecoderConfig
 from .experts import SparseMoE
-from .linear import activation_dtype, embedding_from, linear_each, linear_from
+from .gated_delta_net import GatedDeltaNet, state_shape
+from .linear import AdapterBatch, activation_dtype, embedding_from, linear_each, linear_from
 from .mlp import Mlp
 from .registry import config_of
 from .rope import ScaledRoPE
 
-CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' positions
+CosSin = tuple[mx.array, mx.array]  # cosines and sines at the new tokens' positions
 
 
 class Attention:
-    """Grouped-query attention over a KV cache, with optional QK norms and biases.
+    """Grouped-query attention over a KV cache, with optional QK norms, biases and output gate.
+
+    With a gate, q_proj outputs D query features, then D gate features, for each head.
 
     Args:
         config: the decoder's config.
@@ -56,37 +61,60 @@ class Attention:
         self.q_norm = layer.q_norm.weight.astype(dtype) if config.qk_norm else None
         self.k_norm = layer.k_norm.weight.astype(dtype) if config.qk_norm else None
         self.eps = config.rms_norm_eps
+        self.has_gate = config.attn_output_gate
         self._attend = attend
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
-        """Causal attention of the new tokens over the cache and themselves: B×L×E -> B×L×E."""
+        """Causal attention from the new tokens to the cache and themselves: B×L×E -> B×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = linear_each(x, (self.wq, self.wk, self.wv))
-        query = query.reshape(B, L, H_q, D)
+        query, gate = self._split_gate(query)  # B×L×H_q×D
         key = key.reshape(B, L, H, D)
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
         attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
-        return self.wo(attended.swapaxes(1, 2).reshape(B, L, H_q * D))
+        attended = attended.swapaxes(1, 2)  # B×L×H_q×D
+        if gate is not None:
+            attended = kernels.sigmoid_gate(attended, gate)
+        return self.wo(attended.reshape(B, L, H_q * D))
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the weight matrices in bytes."""
+        return sum(layer.nbytes for layer in (self.wq, self.wk, self.wv, self.wo))
+
+    def _split_gate(self, query: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Splits q_proj's output, B×L×(1 or 2)·H_q·D, into queries and gates, B×L×H_q×D each."""
+        B, L, _ = query.shape
+        if not self.has_gate:
+            return query.reshape(B, L, self.num_heads, self.head_dim), None
+        pairs = query.reshape(B, L, self.num_heads, 2, self.head_dim)
+        return pairs[..., 0, :], pairs[..., 1, :]
 
 
 class DecoderBlock:
-    """Pre-norm transformer block: attention, then the MLP or experts.
+    """Pre-norm transformer block: attention or Gated DeltaNet, then the MLP or experts.
 
     Args:
         config: the decoder's config.
         index: index of the layer.
         layer: the checkpoint's layer.
         dtype: dtype of the activations.
-        attend: the attention function.
+        attention_backend: one of `ATTENTION_BACKENDS`.
     """
 
     def __init__(
-        self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attend: AttentionFn
+        self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attention_backend: str
     ):
-        self.self_attn = Attention(config, layer.self_attn, dtype, attend)
+        self.mixer: Attention | GatedDeltaNet
+        if config.has_delta_net(index):
+            is_reference = attention_backend == "reference"
+            self.mixer = GatedDeltaNet(config, layer.linear_attn, dtype, is_reference)
+        else:
+            attend = attention_function(attention_backend, config.window_of(index))
+            self.mixer = Attention(config, layer.self_attn, dtype, attend)
         self.mlp: Mlp | SparseMoE
         if config.experts is not None and config.has_experts(index):
             self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
@@ -99,48 +127,53 @@ class DecoderBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Maps the last block's (x, update) to this block's; their sum is the block's output."""
+        """Maps the previous block's (x, update) to this block's; the output is x + update."""
         return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """The first half: (x, the attention's update)."""
+        """First half of the block; returns (x, update from attention or Gated DeltaNet)."""
         if update is None:
             normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
         else:
             x, normed = kernels.add_rms_norm(x, update, self.input_layernorm, self.eps)
-        return x, self.self_attn(normed, cos_sin, cache)
+        if isinstance(self.mixer, GatedDeltaNet):
+            return x, self.mixer(normed, cache)
+        return x, self.mixer(normed, cos_sin, cache)
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-        """The second half: (x, the update of the MLP or experts)."""
+        """Second half of the block; returns (x, update from the MLP or experts)."""
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
 
 
 class EagerLayers(PlannedLayers):
-    """Runs layers without graph capture: they read values or attend in MLX operations."""
+    """Runs layers that cannot be captured: they sync with the host or use MLX operations."""
 
     def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
         return partial(self._run, num_metadata_arrays)
 
 
 class Decoder:
-    """A model of any registered family over paged KV storage.
+    """Model of any registered family, over paged KV storage.
 
     Args:
         mlx_model: checkpoint from `mlx_lm.load` or `load_weights`, repacked; its arrays are shared.
         page_size: tokens per page.
         attention_backend: one of `ATTENTION_BACKENDS`.
+        kv_cache_dtype: "auto" for the activation dtype, or "int8" for 8-bit rows.
 
     Attributes:
         config: the model's config.
-        dtype: dtype of activations, keys and values.
+        dtype: dtype of the activations.
+        kv_dtype: dtype of keys and values.
         vocab_size, page_size: see `ServingModel`.
         max_seq_len: context length in tokens.
-        attention_backend: as given.
-        supports_graph_capture: whether a step can be captured: its layers call only the extension
-            and read no values.
+        attention_backend, kv_cache_dtype: as given.
+        adapters: LoRA adapters used in the current step (`models/lora`).
+        supports_graph_capture: whether a step can be captured, that is, its layers call only the
+            extension and never sync with the host.
 
     Raises:
         ValueError: the page size, sizes or weights are invalid.
@@ -150,7 +183,13 @@ class Decoder:
     layers: list[Any]
     w_lm_head: Any
 
-    def __init__(self, mlx_model: Any, page_size: int = 128, attention_backend: str = "paged"):
+    def __init__(
+        self,
+        mlx_model: Any,
+        page_size: int = 128,
+        attention_backend: str = "paged",
+        kv_cache_dtype: KvCacheDtype = "auto",
+    ):
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.config = config = config_of(mlx_model.args)
@@ -163,20 +202,24 @@ class Decoder:
         self.embedding = embedding_from(
             parts.embed_tokens, (config.vocab_size, config.hidden_size), self.dtype
         )
-        attend = ATTENTION_FUNCTIONS[attention_backend]
         self.layers = [
-            DecoderBlock(config, index, layer, self.dtype, attend)
+            DecoderBlock(config, index, layer, self.dtype, attention_backend)
             for index, layer in enumerate(parts.layers)
         ]
         self.norm = parts.norm.weight.astype(self.dtype)
         self.eps = config.rms_norm_eps
         self.rope = ScaledRoPE(
-            config.head_dim, self.max_seq_len, config.rope_theta, config.rope_scaling
+            config.rotary_dim or config.head_dim,
+            self.max_seq_len,
+            config.rope_theta,
+            config.rope_scaling,
         )
         head = parts.embed_tokens if config.tie_word_embeddings else mlx_model.lm_head
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size
-        self.attention_backend = attention_backend
+        self.adapters = AdapterBatch()
+        self.attention_backend, self.kv_cache_dtype = attention_backend, kv_cache_dtype
+        self.kv_dtype = mx.int8 if kv_cache_dtype == "int8" else self.dtype
         self.supports_graph_capture = attention_backend == "paged" and not self._needs_host_sync()
         run_planned = PlannedLayers if self.supports_graph_capture else EagerLayers
         self._run_planned = run_planned(self._run_layers, config.num_hidden_layers)
@@ -185,18 +228,36 @@ class Decoder:
     def kv_bytes_per_token(self) -> int:
         """See `ServingModel`."""
         config = self.config
-        numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return numbers * self.dtype.size
+        rows = 2 * config.num_kv_layers * config.num_key_value_heads
+        return rows * kv_row_width(config.head_dim, self.kv_cache_dtype) * self.kv_dtype.size
 
-    def create_paged_storage(self, num_pages: int) -> PagedStorage:
+    @property
+    def state_bytes(self) -> int:
         """See `ServingModel`."""
+        delta_net = self.config.delta_net
+        if delta_net is None:
+            return 0
+        return len(delta_net.layers) * state_shape(delta_net, self.dtype).nbytes
+
+    @property
+    def max_window(self) -> int:
+        """See `ServingModel`."""
+        return self.config.max_window
+
+    def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
+        """See `ServingModel`."""
+        config, states = self.config, None
+        if config.delta_net is not None:
+            shape = state_shape(config.delta_net, self.dtype)
+            states = StateStorage(config.delta_net.layers, num_state_slots, shape)
         return PagedStorage(
-            self.config.num_hidden_layers,
+            config.num_kv_layers,
             num_pages,
-            self.config.num_key_value_heads,
+            config.num_key_value_heads,
             self.page_size,
-            self.config.head_dim,
-            self.dtype,
+            kv_row_width(config.head_dim, self.kv_cache_dtype),
+            self.kv_dtype,
+            states,
         )
 
     def ragged_logits(
@@ -207,30 +268,51 @@ class Decoder:
         storage: PagedStorage,
     ) -> mx.array:
         """See `ServingModel`."""
-        ids, rows = as_int32(ids), as_int32(rows)
+        logits: mx.array = self.w_lm_head(self.ragged_features(ids, batch, rows, storage))
+        return logits
+
+    def ragged_features(
+        self,
+        ids: Sequence[int] | mx.array,
+        batch: RaggedBatch,
+        rows: Sequence[int] | mx.array,
+        storage: PagedStorage,
+    ) -> mx.array:
+        """Like `ragged_logits`, but returns the LM head's inputs, len(rows)×E."""
+        ids = as_int32(ids)
         if ids.shape != (batch.num_tokens,):
             raise ValueError(
                 f"Decoder: ids of shape {ids.shape} were given for a batch of "
                 f"{batch.num_tokens} tokens."
             )
-        cos_sin = self.rope.cos_sin_at(batch.positions[None])  # 1×T×D/2
-        x = self.embedding(ids[None])  # 1×T×E
+        return self._features(self.embedding(ids[None]), batch, rows, storage)
+
+    def _features(
+        self,
+        x: mx.array,
+        batch: RaggedBatch,
+        rows: Sequence[int] | mx.array,
+        storage: PagedStorage,
+    ) -> mx.array:
+        """Runs the layers and the final norm on the first layer's inputs, 1×T×E."""
+        rows = as_int32(rows)
+        cos_sin = self.rope.cos_sin_at(batch.positions[None])  # 1×T×(rotated D)/2
         x, update = self._run_planned(x, cos_sin, storage.plan(batch))
         _, x = kernels.add_rms_norm(x[0, rows], update[0, rows], self.norm, self.eps)
-        logits: mx.array = self.w_lm_head(x)
-        return logits
+        return x
 
     def _run_layers(
         self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """Runs all layers, each with its view of the KV pages; returns the last (x, update)."""
+        """Runs all layers, each with its view of the cache; returns the last (x, update)."""
+        self.adapters.ids = caches[0].attention_metadata.adapter_ids
         update = None
         for layer, cache in zip(self.layers, caches, strict=True):
             x, update = layer(x, update, cos_sin, cache)
-        assert update is not None  # a model has layers
+        assert update is not None  # there is at least one layer
         return x, update
 
     def _needs_host_sync(self) -> bool:
-        """Whether a layer reads the selected experts on the host, a sync within the step."""
+        """Whether any layer reads the expert selection on the host, a sync within the step."""
         mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
         return any(mixture.experts.needs_host_sync for mixture in mixtures)

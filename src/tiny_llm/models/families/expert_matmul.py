@@ -1,10 +1,10 @@
-"""Products of the selected experts, by device and weight format.
+"""Matmuls for the selected experts, by device and weight format.
 
     GroupedExperts     the extension's grouped matmul: 4 or 8 bits, on a CPU
     SeparateExperts    one MLP per expert: unquantized weights and float32, on a CPU
     GatheredExperts    MLX's gathered matmul: on a GPU
 
-Each maps tokens N..×E and their experts N..×K to the experts' outputs N..×K×E.
+Each maps tokens N..×E and their expert ids N..×K to expert outputs N..×K×E.
 """
 
 from dataclasses import dataclass
@@ -22,52 +22,52 @@ from .mlp import Mlp
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
-# Minimum number of products sorted by expert on a GPU: neighbors then read the same weights.
+# Minimum number of products to sort by expert on a GPU, so that neighbors read the same weights.
 MIN_SORTED_PRODUCTS = 64
 
 
 def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
-    """Sorts products by expert: the permutation and its inverse.
+    """Computes the permutation that sorts products by expert, and its inverse.
 
     Args:
-        experts: the expert of each product, P.
+        experts: expert id of each product (a token times one of its experts), P.
 
     Returns:
-        (order, inverse), P indices each. `experts[order]` is sorted, stably. `inverse` undoes it:
+        (order, inverse), P indices each: `experts[order]` is sorted stably, and
         `experts[order][inverse]` equals `experts`.
     """
-    # [task 5.1.2 sort]
+    # [task 6.1.2 sort]
     order = mx.argsort(experts)  # stable on a CPU
     return order, mx.argsort(order)
-    # [/task 5.1.2 sort]
+    # [/task 6.1.2 sort]
 
 
 def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
     """Row range of each expert, after sorting by expert. Synchronizes with the device.
 
     Args:
-        experts: sorted expert of each product, P.
+        experts: expert id of each product, sorted, P.
 
     Returns:
-        (expert, first, end) per selected expert: its products are `first` … `end` − 1.
+        (expert, first, end) per selected expert: its products are rows `first` to `end` − 1.
     """
     numbers: list[int] = experts.tolist()  # type: ignore[assignment]
-    # [task 5.1.2 runs]
+    # [task 6.1.2 runs]
     runs, first = [], 0
     for expert, same in groupby(numbers):
         end = first + len(list(same))
         runs.append((expert, first, end))
         first = end
     return runs
-    # [/task 5.1.2 runs]
+    # [/task 6.1.2 runs]
 
 
 @dataclass(frozen=True)
 class GroupedExperts:
-    """Experts on the extension's grouped matmul, with quantized matrices X×O×I.
+    """Experts computed by the extension's grouped matmul, with quantized matrices X×O×I.
 
-    A step reads each selected matrix once, and no other. The kernel reads the selection, so the
-    step's graph can be captured.
+    A step reads each selected expert's matrices once, and no others. The kernel itself reads the
+    expert ids, so the step's graph can be captured.
 
     Attributes:
         gate, up: X×I×E.
@@ -87,14 +87,14 @@ class GroupedExperts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all experts."""
+        """Size of all experts' weights in bytes."""
         return self.gate.nbytes + self.up.nbytes + self.down.nbytes
 
 
 class SeparateExperts:
-    """Experts as separate MLPs.
+    """Experts computed as separate MLPs.
 
-    The host reads the selection before the matmuls, so a step cannot be captured.
+    The host reads the expert ids before the matmuls, so a step cannot be captured.
 
     Args:
         stacked: layers with the stacked matrices X×O×I of all experts.
@@ -113,20 +113,20 @@ class SeparateExperts:
         K, E = experts.shape[-1], x.shape[-1]
         if experts.size == 0:
             return mx.zeros((*experts.shape, E), x.dtype)
-        # [task 5.1.3 separate]
+        # [task 6.1.3 separate]
         of_products = experts.flatten()  # T·K
         order, inverse = sort_by_expert(of_products)
-        rows = x.reshape(-1, E)[order // K]  # T·K×E: product p has token p // K
+        rows = x.reshape(-1, E)[order // K]  # T·K×E: product p is for token p // K
         outputs = [
             self.experts[expert](rows[first:end])
             for expert, first, end in expert_segments(of_products[order])
         ]
         return mx.concatenate(outputs)[inverse].reshape(*experts.shape, E)
-        # [/task 5.1.3 separate]
+        # [/task 6.1.3 separate]
 
 
 class GatheredExperts:
-    """Experts on MLX's gathered matmul, without a host sync.
+    """Experts computed by MLX's gathered matmul, without a host sync.
 
     Args:
         stacked: layers with the stacked matrices X×O×I of all experts.
@@ -157,10 +157,10 @@ Experts = GroupedExperts | SeparateExperts | GatheredExperts
 
 
 def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
-    """Builds the fastest implementation for these weights on this machine.
+    """Selects the fastest implementation for these weights on this machine.
 
     Args:
-        stacked: layers with the stacked matrices of all experts, by the names `PROJECTIONS`.
+        stacked: layers with the stacked matrices of all experts, named as in `PROJECTIONS`.
         dtype: dtype of the activations.
     """
     if not kernels.computes_on_cpu():
@@ -207,7 +207,7 @@ def _nbytes(stacked: Any) -> int:
 
 
 def _expert(stacked: Any, index: int) -> "_Node":
-    """One expert's layers, as views of the stacked matrices."""
+    """One expert's layers, as slices of the stacked matrices."""
     return _Node(**{name: _slice(stacked[name], index) for name in PROJECTIONS})
 
 
@@ -220,7 +220,7 @@ def _slice(layer: Any, index: int) -> "_Node":
 
 
 class _Node(Module):
-    """A layer's arrays, or layers by name."""
+    """Module with a layer's arrays, or with named layers."""
 
     def __init__(self, **parts: Any):
         super().__init__()

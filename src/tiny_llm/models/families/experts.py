@@ -3,61 +3,60 @@
     probabilities = softmax(router · x), in float32
     y = Σ probability · expert(x), over the top k experts
 
-The matmuls are in `expert_matmul.py`. Selection and weighted sum are defined here in MLX
-operations, used on a GPU; on a CPU, each is one operation of the extension.
+The matmuls are in `expert_matmul.py`. Routing and the weighted sum are implemented here with MLX
+operations, for GPUs; on a CPU, each is a single operation of the extension.
 
 Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
 Layer" (2017).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from ... import kernels
-from ...kernels.prepack import QUANTIZED_ARRAYS
 from .config import MoEConfig
-from .expert_matmul import PROJECTIONS, make_experts
+from .expert_matmul import make_experts
 from .linear import linear_from
+from .mlp import Mlp
 
 
 def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array, mx.array]:
-    """Routing: selects each token's experts and their shares.
+    """Router: selects each token's experts and their routing weights.
 
     Args:
         logits: N..×X for X experts, in any dtype; compared in float32.
         k: number of experts per token, 1 to X.
-        normalized: whether the k shares are divided by their sum, so that they add up to 1.
+        normalized: whether the k routing weights are divided by their sum.
 
     Returns:
-        (indices of the k likeliest experts, in descending order, N..×k uint32; their softmax
+        (ids of the k most probable experts, in descending order, N..×k uint32; their softmax
         probabilities over all X experts, normalized if `normalized`, N..×k float32).
     """
-    # [task 5.1.1 choose]
+    # [task 6.1.1 choose]
     scores = logits.astype(mx.float32)
     experts = mx.argsort(-scores, axis=-1)[..., :k]
     shares = mx.take_along_axis(mx.softmax(scores, axis=-1, precise=True), experts, axis=-1)
     if normalized:
         shares = shares / mx.sum(shares, axis=-1, keepdims=True)
     return experts, shares
-    # [/task 5.1.1 choose]
+    # [/task 6.1.1 choose]
 
 
 def combine_experts(outputs: mx.array, shares: mx.array) -> mx.array:
-    """Weighted sum of a token's experts: Σ_k shares[…, k] · outputs[…, k, :].
+    """Weighted sum of each token's expert outputs: Σ_k shares[…, k] · outputs[…, k, :].
 
     Args:
         outputs: N..×K×E, in any dtype; accumulated in float32.
-        shares: N..×K float32.
+        shares: routing weights, N..×K float32.
 
     Returns:
         N..×E in the dtype of `outputs`, rounded once.
     """
-    # [task 5.1.4 add-up]
+    # [task 6.1.4 add-up]
     parts = outputs.astype(mx.float32) * shares[..., None]  # N..×K×E
     return mx.sum(parts, axis=-2).astype(outputs.dtype)
-    # [/task 5.1.4 add-up]
+    # [/task 6.1.4 add-up]
 
 
 class SparseMoE:
@@ -66,7 +65,8 @@ class SparseMoE:
     Args:
         config: number of experts and their selection.
         layer: the checkpoint's layer: `gate` is the router; `switch_mlp` has the stacked matrices
-            of all experts, X×I×E or X×E×I each.
+            of all experts, X×I×E or X×E×I each; `shared_expert` and `shared_expert_gate` are
+            optional.
         dtype: dtype of the activations.
     """
 
@@ -74,19 +74,23 @@ class SparseMoE:
         self.config = config
         self.router = linear_from(layer.gate, dtype)
         self.experts = make_experts(layer.switch_mlp, dtype)
+        has_shared = config.shared_expert_intermediate_size is not None
+        self.shared_expert = SharedExpert(layer, dtype) if has_shared else None
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
         experts, shares = self.choose(x)
         outputs = self.experts(x, experts)
+        shared = None if self.shared_expert is None else self.shared_expert(x)
         # [solution only]
         if kernels.computes_on_cpu():
-            return kernels.weighted_sum(outputs, shares)
+            return kernels.weighted_sum(outputs, shares, shared)
         # [/solution only]
-        return combine_experts(outputs, shares)
+        y = combine_experts(outputs, shares)
+        return y if shared is None else y + shared
 
     def choose(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Selects the experts of each token, likeliest first, and their shares.
+        """Selects each token's experts, most probable first, and their routing weights.
 
         Args:
             x: N..×E.
@@ -103,24 +107,29 @@ class SparseMoE:
 
     @property
     def nbytes(self) -> int:
-        """Bytes read per token: the router's matrix and the selected experts'."""
+        """Weight bytes read per token: the router, the selected experts, the shared expert."""
         selected = self.experts.nbytes * self.config.top_k // self.config.num_experts
-        return self.router.nbytes + selected
+        shared = 0 if self.shared_expert is None else self.shared_expert.nbytes
+        return self.router.nbytes + selected + shared
 
 
-def stack_experts(weights: dict[str, mx.array], layers: Sequence[int], num_experts: int) -> None:
-    """Stacks the matrices of single experts, the layout of MLX's checkpoints, in place.
+class SharedExpert:
+    """MLP applied to every token, scaled by a sigmoid gate: σ(w · x) · MLP(x).
 
     Args:
-        weights: tensor name -> array; names such as `mlp.experts.3.up_proj.weight` are replaced.
-        layers: indices of the layers with experts.
-        num_experts: number of experts per layer.
+        layer: the checkpoint's layer, with `shared_expert` and `shared_expert_gate`.
+        dtype: dtype of the activations.
     """
-    for index in layers:
-        mlp = f"model.layers.{index}.mlp"
-        for name in PROJECTIONS:
-            for part in QUANTIZED_ARRAYS:
-                names = [f"{mlp}.experts.{e}.{name}.{part}" for e in range(num_experts)]
-                if all(each in weights for each in names):
-                    stacked = mx.stack([weights.pop(each) for each in names])
-                    weights[f"{mlp}.switch_mlp.{name}.{part}"] = stacked
+
+    def __init__(self, layer: Any, dtype: mx.Dtype):
+        self.mlp = Mlp(layer.shared_expert, dtype)
+        self.gate = linear_from(layer.shared_expert_gate, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the weight matrices in bytes."""
+        return self.mlp.nbytes + self.gate.nbytes
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """N..×E -> N..×E."""
+        return kernels.sigmoid_gate(self.mlp(x), self.gate(x))

@@ -1,11 +1,11 @@
-"""Linear layers and embeddings: the kernel for each weight format.
+"""Linear layers and embeddings, with the kernel for each weight format.
 
-    4 or 8 bits, scales of 16 bits    the extension     `QuantizedWeights`
-    unquantized                       the extension on a CPU, MLX on a GPU and in float32
-    other formats                     MLX               `MlxQuantizedWeights`
+    4 or 8 bits, 16-bit scales    the extension     `QuantizedWeights`
+    unquantized                   the extension on a CPU; MLX on a GPU and in float32
+    other formats                 MLX               `MlxQuantizedWeights`
 
-On a CPU, `repack.py` converts most other formats to one of the first two during loading, except
-with float32 scales or activations.
+On a CPU, `repack.py` converts most other formats to one of the first two during loading, unless
+scales or activations are float32.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ class MlxQuantizedWeights:
     """A quantized matrix O×I, multiplied by MLX.
 
     Attributes:
-        weight, scales, biases: arrays of `mx.quantize`; biases only in mode "affine".
+        weight, scales, biases: arrays from `mx.quantize`; biases only in mode "affine".
         group_size, bits, mode: see `checkpoint/quantization.py`.
-        dtype: dtype of embedded rows.
+        dtype: dtype of the returned embeddings.
     """
 
     weight: mx.array
@@ -40,15 +40,15 @@ class MlxQuantizedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Size of the arrays in bytes."""
         biases = 0 if self.biases is None else self.biases.nbytes
         return self.weight.nbytes + self.scales.nbytes + biases
 
     def multiply(self, x: mx.array) -> mx.array:
         """N..×I -> N..×O, in the dtype of `x`.
 
-        In float32 on a CPU: there MLX accumulates in the dtype of `x`, and bfloat16 loses the tail
-        of a long sum.
+        Computed in float32 on a CPU, where MLX accumulates in the dtype of `x` and a bfloat16
+        accumulator loses the tail of a long sum.
         """
         wide = x.astype(mx.float32) if kernels.computes_on_cpu() else x
         product = mx.quantized_matmul(
@@ -80,6 +80,47 @@ Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
 Table = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 
 
+@dataclass
+class AdapterBatch:
+    """LoRA adapters used in the current step, set by the decoder and read by its layers.
+
+    Attributes:
+        ids: each token's adapter id or −1, T; None if no token has an adapter.
+    """
+
+    ids: mx.array | None = None
+
+
+@dataclass(frozen=True)
+class LoraWeights:
+    """The low-rank matrices of all adapters for one linear layer (`kernels.add_lora`).
+
+    Attributes:
+        a: R×I, where R is the sum of all adapters' ranks.
+        b: R×O, premultiplied by the adapters' scales.
+        rank_offsets: A+1, int32: adapter k has rows rank_offsets[k] to rank_offsets[k + 1] − 1 of
+            `a` and `b`; no rows if it does not adapt this layer.
+        batch: the adapters used in the current step.
+    """
+
+    a: mx.array
+    b: mx.array
+    rank_offsets: mx.array
+    batch: AdapterBatch
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the matrices in bytes."""
+        return self.a.nbytes + self.b.nbytes
+
+    def add_to(self, y: mx.array, x: mx.array) -> mx.array:
+        """Adds each token's LoRA update for the input x, 1×T×I, to the output y, 1×T×O."""
+        ids = self.batch.ids
+        if ids is None:
+            return y
+        return kernels.add_lora(y, x, self.a, self.b, self.rank_offsets, ids)
+
+
 @dataclass(frozen=True)
 class Linear:
     """A linear layer: x · wᵀ + bias.
@@ -87,27 +128,30 @@ class Linear:
     Attributes:
         weight: O×I.
         bias: O; None for no bias.
+        lora: the layer's LoRA weights; None without adapters.
     """
 
     weight: Weight
     bias: mx.array | None = None
+    lora: LoraWeights | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weight."""
+        """Size of the weight in bytes."""
         return self.weight.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×I -> N..×O."""
-        return self.with_bias(_multiply(x, self.weight))
+        return self.finish(_multiply(x, self.weight), x)
 
-    def with_bias(self, product: mx.array) -> mx.array:
-        """Adds the bias, if any, to a product."""
-        return product if self.bias is None else kernels.add_bias(product, self.bias)
+    def finish(self, product: mx.array, x: mx.array) -> mx.array:
+        """Adds the bias and LoRA updates, if any, to `product`, x · wᵀ."""
+        y = product if self.bias is None else kernels.add_bias(product, self.bias)
+        return y if self.lora is None else self.lora.add_to(y, x)
 
 
 def linear_from(layer: Any, dtype: mx.Dtype) -> Linear:
-    """Builds a linear layer from a checkpoint's.
+    """Builds a linear layer from a checkpoint's layer.
 
     Args:
         layer: has `weight`, and optionally `scales`, `biases` and `bias`.
@@ -118,7 +162,7 @@ def linear_from(layer: Any, dtype: mx.Dtype) -> Linear:
 
 
 def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
-    """Builds a layer's weight; arguments as in `linear_from`."""
+    """Builds a layer's weight; see `linear_from` for arguments."""
     if "scales" not in layer:
         return layer.weight.astype(dtype)
     if is_kernel_supported(layer) and dtype != mx.float32:
@@ -139,7 +183,7 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
 
 
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table:
-    """Builds an embedding of shape V×E; other arguments as in `linear_from`."""
+    """Builds an embedding of shape V×E; see `linear_from` for other arguments."""
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)
@@ -147,23 +191,23 @@ def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table
 
 
 def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
-    """Dtype of a model's activations: that of its embedding or the embedding's scales.
+    """A model's activation dtype: the dtype of its embedding, or of the embedding's scales.
 
     Args:
         table: the embedding layer.
-        norm: the final norm; its dtype applies if the scales are not floating point.
+        norm: the final norm, whose dtype is used if the scales are not floating point.
     """
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
     return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
 
 
 def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
-    """Applies several linear layers to one input, fusing the products of equal formats."""
+    """Applies several linear layers to one input, fusing matmuls with the same weight format."""
     weights = [layer.weight for layer in layers]
     if any(isinstance(weight, MlxQuantizedWeights) for weight in weights):
         return [layer(x) for layer in layers]
     products = project_each(x, weights)  # type: ignore[arg-type]
-    return [layer.with_bias(product) for layer, product in zip(layers, products, strict=True)]
+    return [layer.finish(product, x) for layer, product in zip(layers, products, strict=True)]
 
 
 def _multiply(x: mx.array, weight: Weight) -> mx.array:

@@ -23,7 +23,7 @@ class Mlp:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrices."""
+        """Size of the weight matrices in bytes."""
         return self.w_gate.nbytes + self.w_up.nbytes + self.w_down.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -1,56 +1,101 @@
-"""Registry of model families: `config.json` to `DecoderConfig`.
+"""Model family registry: conversion of `config.json` to `DecoderConfig`.
 
 All quirks of Hugging Face configs are normalized here. Unknown fields are rejected, because they
 may change the computation.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .config import DecoderConfig, MoEConfig
-from .config_fields import Fields, boolean, positive_float, positive_int, reject_unknown_fields
-from .rope import RopeScaling
+from ...errors import short_repr
+from .config import (
+    DecoderConfig,
+    DeltaNetConfig,
+    MoEConfig,
+    SlidingWindow,
+    check_mtp_fields,
+)
+from .config_fields import (
+    Fields,
+    boolean,
+    positive_float,
+    positive_int,
+    reject_unknown_fields,
+    text_fields,
+    whole_number,
+    whole_numbers,
+)
+from .rope import RopeFields, RopeScaling
 
-# A family's sliding windows: none; in every layer if the config has a size; or in some layers if
-# `use_sliding_window` is on.
-SlidingWindow = Literal["none", "always", "switched"]
+# Sliding-window layers. "always": all, if the config has a window size; the others also require
+# `use_sliding_window`: "switched": all; "by_layer": as in `layer_types` or `max_window_layers`.
+WindowKind = Literal["none", "always", "switched", "by_layer"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a family missing from its configs.
+    """Properties of a family that its configs do not state.
 
     Attributes:
         qk_norm: see `DecoderConfig`.
         bias: attention biases: "qkv" for q, k and v; "switched" for all four projections if
             `attention_bias` is on; "none".
         mlp_bias: whether `mlp_bias` is supported.
-        window: see `SlidingWindow`.
+        window: see `WindowKind`.
         head_dim: default of `head_dim`; None for hidden_size / num_attention_heads.
         has_experts: whether layers may have experts.
+        is_hybrid: whether layers may be Gated DeltaNets; the others have gated attention.
     """
 
     qk_norm: bool = False
     bias: Literal["none", "qkv", "switched"] = "none"
     mlp_bias: bool = False
-    window: SlidingWindow = "none"
+    window: WindowKind = "none"
     head_dim: int | None = None
     has_experts: bool = False
+    is_hybrid: bool = False
 
+
+HYBRID = Family(qk_norm=True, bias="switched", head_dim=256, is_hybrid=True)
+HYBRID_MOE = replace(HYBRID, has_experts=True)
 
 FAMILIES: Mapping[str, Family] = {
-    "qwen3": Family(qk_norm=True, bias="switched", window="switched", head_dim=128),
+    "qwen3": Family(qk_norm=True, bias="switched", window="by_layer", head_dim=128),
     "qwen3_moe": Family(qk_norm=True, bias="switched", window="switched", has_experts=True),
-    "qwen2": Family(bias="qkv", window="switched"),
+    "qwen2": Family(bias="qkv", window="by_layer"),
     "llama": Family(bias="switched", mlp_bias=True),
     "mistral": Family(window="always"),
+    "qwen3_5": HYBRID,
+    "qwen3_5_text": HYBRID,
+    "qwen3_5_moe": HYBRID_MOE,
+    "qwen3_5_moe_text": HYBRID_MOE,
+    "qwen3_next": HYBRID_MOE,
 }
 
-# transformers' default for Mistral, omitted by early configs; null disables it.
-MISTRAL_WINDOW = 4096
-LAYER_TYPES = {"full_attention", "sliding_attention"}
-ACTIVATIONS = ("silu", "swish")  # two names of one function
+# Known but unsupported families: `model_type` -> reason.
+GEMMA3_REASON = (
+    "its local and global layers have different RoPE bases, its norms also follow attention and "
+    "MLP, and its MLP is a GeGLU"
+)
+REFUSED_FAMILIES: Mapping[str, str] = {
+    "gpt_oss": "its softmax has attention sinks, a learned logit per head beside the keys', and "
+    "its experts have biases and a clamped SwiGLU",
+    "gemma3": GEMMA3_REASON,
+    "gemma3_text": GEMMA3_REASON,
+}
+
+# transformers' defaults, for early configs without these fields. A null value disables the window.
+DEFAULT_WINDOW = 4096
+DEFAULT_MAX_WINDOW_LAYERS = 28
+
+# Upper bounds on config values. The kernels support even head sizes up to 256.
+MAX_LAYERS = 1000
+MAX_EXPERTS = 4096
+MAX_HEAD_DIM = 256
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+ACTIVATIONS = ("silu", "swish")  # two names for one function
 
 SUPPORTED_FIELDS = {
     "model_type",
@@ -76,17 +121,33 @@ SUPPORTED_FIELDS = {
     "layer_types",
 }
 
-SUPPORTED_MOE_FIELDS = SUPPORTED_FIELDS | {
+MOE_FIELDS = {
     "num_experts",
-    "num_local_experts",  # the same, in newer configs
+    "num_local_experts",  # `num_experts` in newer configs
     "num_experts_per_tok",
     "moe_intermediate_size",
     "norm_topk_prob",
     "decoder_sparse_step",
     "mlp_only_layers",
-    "router_aux_loss_coef",  # training only, as the next one
+    "router_aux_loss_coef",  # training only, like the next field
     "output_router_logits",
 }
+
+HYBRID_FIELDS = {
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "full_attention_interval",
+    "attn_output_gate",
+    "output_gate_type",  # of Gated DeltaNet layers
+    "partial_rotary_factor",
+    "mamba_ssm_dtype",  # the state is float32
+    "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
+}
+HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
 # Fields read by other modules, affecting training only, or redundant.
 IGNORED_FIELDS = {
@@ -100,7 +161,7 @@ IGNORED_FIELDS = {
     "keys_to_ignore_at_inference",
     "name_or_path",
     "pad_token_id",
-    "pretraining_tp",  # number of partial products
+    "pretraining_tp",  # splits matmuls without changing their result
     "quantization",
     "quantization_config",
     "tokenizer_class",
@@ -112,66 +173,100 @@ IGNORED_FIELDS = {
 IGNORED_PREFIXES = ("_", "unsloth_")
 
 
-def read_config(config: Fields) -> DecoderConfig:
-    """Parses a `config.json`, or the args of `mlx_lm`'s model.
+def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
+    """Parses a `config.json`, or an `mlx_lm` model's args.
+
+    Args:
+        config: the fields.
+        mtp: see `DecoderConfig.has_mtp`.
 
     Raises:
-        ValueError: names the unknown family, or the unknown, missing or invalid field.
+        ValueError: names the unknown family, or the unknown, missing or invalid field; or the
+            family has no MTP layer.
     """
+    config = text_fields(config)
     family = family_of(config)
     fields = {
         name: value
         for name, value in config.items()
         if name not in IGNORED_FIELDS and not name.startswith(IGNORED_PREFIXES)
     }
-    reject_unknown_fields(fields, SUPPORTED_MOE_FIELDS if family.has_experts else SUPPORTED_FIELDS)
+    reject_unknown_fields(fields, _supported_fields(family))
     if fields.get("hidden_act", "silu") not in ACTIVATIONS:
-        raise ValueError(f"config.json has hidden_act {fields['hidden_act']!r}, expected 'silu'")
+        raise ValueError(
+            f"config.json has hidden_act {short_repr(fields['hidden_act'])}, expected 'silu'"
+        )
     E, H_q = positive_int(fields, "hidden_size"), positive_int(fields, "num_attention_heads")
+    D = _head_dim(fields, family, E, H_q)
+    H = positive_int(fields, "num_key_value_heads", H_q)
+    if H_q % H != 0:
+        raise ValueError(
+            f"config.json has num_attention_heads {H_q}, expected a multiple of "
+            f"num_key_value_heads, {H}"
+        )
     attention_bias = boolean(fields, "attention_bias")
     mlp_bias = boolean(fields, "mlp_bias")
     if (attention_bias and family.bias != "switched") or (mlp_bias and not family.mlp_bias):
         name = "attention_bias" if attention_bias and family.bias != "switched" else "mlp_bias"
         raise ValueError(f"config.json has {name} true, which {config['model_type']} does not have")
-    rope = _rope_fields(fields)
+    output_gate_type = fields.get("output_gate_type") or "silu"
+    if output_gate_type not in ACTIVATIONS:
+        raise ValueError(f"config.json has output_gate_type {output_gate_type!r}, expected 'silu'")
+    partial = HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else None
+    rope = RopeFields.from_config(fields, partial)
     context = positive_int(fields, "max_position_embeddings")
     scaling = RopeScaling.from_fields(rope.scaling, context)
     if scaling is not None:
         context = scaling.scaled_context(context)
+    if mtp:
+        check_mtp_fields(fields, family.is_hybrid)
+    experts = _experts(fields, family) if family.has_experts else None
+    window = None if family.is_hybrid else _sliding_window(fields, family)
     return DecoderConfig(
         model_type=config["model_type"],
         hidden_size=E,
-        num_hidden_layers=positive_int(fields, "num_hidden_layers"),
-        intermediate_size=positive_int(fields, "intermediate_size"),
+        num_hidden_layers=positive_int(fields, "num_hidden_layers", most=MAX_LAYERS),
+        intermediate_size=_intermediate_size(fields, experts),
         num_attention_heads=H_q,
-        num_key_value_heads=positive_int(fields, "num_key_value_heads", H_q),
-        head_dim=_head_dim(fields, family, E, H_q),
+        num_key_value_heads=H,
+        head_dim=D,
         vocab_size=positive_int(fields, "vocab_size"),
-        max_position_embeddings=min(context, _window(fields, family) or context),
+        max_position_embeddings=context,
         rms_norm_eps=positive_float(fields, "rms_norm_eps"),
         rope_theta=rope.theta,
+        rotary_dim=rope.rotary_dim(D),
         rope_scaling=scaling,
         tie_word_embeddings=boolean(fields, "tie_word_embeddings"),
         qkv_bias=family.bias == "qkv" or attention_bias,
         o_proj_bias=attention_bias,
         mlp_bias=mlp_bias,
         qk_norm=family.qk_norm,
-        experts=_experts(fields) if family.has_experts else None,
+        attn_output_gate=boolean(fields, "attn_output_gate", family.is_hybrid),
+        experts=experts,
+        delta_net=DeltaNetConfig.from_fields(fields) if family.is_hybrid else None,
+        # A window at least as long as the context masks nothing.
+        sliding_window=None if window is None or window.size >= context else window,
+        has_mtp=mtp,
     )
 
 
 def config_of(args: Any) -> DecoderConfig:
-    """A model's config, from the args of `load_weights` or `mlx_lm`."""
+    """A model's config, from the `args` of a model from `load_weights` or `mlx_lm`."""
     return args if isinstance(args, DecoderConfig) else read_config(vars(args))
 
 
 def family_of(config: Fields) -> Family:
-    """Family of a config.
+    """Looks up a config's family.
 
     Raises:
-        ValueError: the family is unknown.
+        ValueError: the family is unknown or refused.
     """
     model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in REFUSED_FAMILIES:
+        raise ValueError(
+            f"a model of type '{model_type}', which tiny-llm does not serve: "
+            f"{REFUSED_FAMILIES[model_type]}; the types that it serves are {', '.join(FAMILIES)}"
+        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
             f"a model of type '{str(model_type)[:60]}'; tiny-llm serves the types "
@@ -180,76 +275,94 @@ def family_of(config: Fields) -> Family:
     return FAMILIES[model_type]
 
 
-@dataclass(frozen=True)
-class _Rope:
-    theta: float
-    scaling: Mapping[str, Any] | None
+def _supported_fields(family: Family) -> set[str]:
+    known = SUPPORTED_FIELDS | (MOE_FIELDS if family.has_experts else set())
+    if not family.is_hybrid:
+        return known
+    if family.has_experts:
+        known = known | {"shared_expert_intermediate_size"}
+    return (known | HYBRID_FIELDS) - {"use_sliding_window", "sliding_window"}
 
 
-def _rope_fields(fields: Fields) -> _Rope:
-    """RoPE base and scaling; newer configs have both in one object."""
-    both = fields.get("rope_parameters") or {}
-    if not isinstance(both, Mapping):
-        raise ValueError(f"config.json has rope_parameters {both!r}, expected an object")
-    base = both if fields.get("rope_theta") is None and "rope_theta" in both else fields
-    scaling = fields.get("rope_scaling")
-    return _Rope(
-        positive_float(base, "rope_theta", 10000.0), both or None if scaling is None else scaling
-    )
+def _intermediate_size(fields: Fields, experts: MoEConfig | None) -> int:
+    """Intermediate size of the MLPs; optional if all layers have experts."""
+    all_experts = experts is not None and len(experts.layers) == fields["num_hidden_layers"]
+    default = experts.intermediate_size if experts is not None and all_experts else None
+    return positive_int(fields, "intermediate_size", default)
 
 
-def _window(fields: Fields, family: Family) -> int | None:
-    """Size of the smallest sliding window; None without one.
-
-    The kernels do not support windows. Up to the window size, attention is full, so the window
-    limits the context instead.
-    """
+def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
+    """Parses the sliding-window fields, with the same semantics as transformers."""
     types = fields.get("layer_types")
-    if types is not None and not LAYER_TYPES.issuperset(types):
-        known = ", ".join(sorted(LAYER_TYPES))
-        raise ValueError(f"config.json has layer_types {types!r}; tiny-llm knows {known}")
-    if family.window == "always":
-        fields = {"sliding_window": MISTRAL_WINDOW, **fields}
-    else:
-        if family.window == "switched" and not boolean(fields, "use_sliding_window"):
-            return None
-        if types is not None and "sliding_attention" not in types:
-            return None
-        first = positive_int(fields, "max_window_layers", 1)  # the layers before it have no window
-        if types is None and first >= fields["num_hidden_layers"] > 1:
-            return None
-    return None if fields.get("sliding_window") is None else positive_int(fields, "sliding_window")
+    num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
+    if types is not None and not (isinstance(types, list) and all(t in LAYER_TYPES for t in types)):
+        known = ", ".join(LAYER_TYPES)
+        raise ValueError(f"config.json has layer_types {short_repr(types)}; tiny-llm knows {known}")
+    size, first = fields.get("sliding_window", DEFAULT_WINDOW), 0
+    if family.window == "none" or (
+        family.window != "always" and not boolean(fields, "use_sliding_window")
+    ):
+        size = None
+    if family.window == "by_layer":
+        first = whole_number(fields, "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
+    layers = frozenset(range(first, num_layers))
+    if size is None:
+        layers = frozenset()
+    if types is not None:
+        if len(types) != num_layers:
+            raise ValueError(
+                f"config.json has layer_types of {len(types)} layers, expected num_hidden_layers, "
+                f"{num_layers}"
+            )
+        given = frozenset(i for i, each in enumerate(types) if each == "sliding_attention")
+        if size is not None and family.window == "by_layer":
+            layers = given
+        # For Mistral, transformers ignores `layer_types`; `mlx_lm` sets all to full attention.
+        elif given != layers and (given or family.window != "always"):
+            raise ValueError(
+                f"config.json has layer_types with {len(given)} of sliding_attention, but its "
+                f"window applies to {len(layers)} of {num_layers} layers"
+            )
+    return SlidingWindow(positive_int(fields, "sliding_window", size), layers) if layers else None
 
 
-def _experts(fields: Fields) -> MoEConfig | None:
+def _experts(fields: Fields, family: Family) -> MoEConfig:
     """Parses the mixture of experts."""
     step, num_layers = (
         positive_int(fields, "decoder_sparse_step", 1),
-        positive_int(fields, "num_hidden_layers"),
+        positive_int(fields, "num_hidden_layers", most=MAX_LAYERS),
     )
-    plain = fields.get("mlp_only_layers") or []
-    if not isinstance(plain, list) or not all(isinstance(index, int) for index in plain):
-        raise ValueError(f"config.json has mlp_only_layers {plain!r}, expected a list of layers")
-    layers = {i for i in range(num_layers) if (i + 1) % step == 0 and i not in plain}
+    plain = whole_numbers(fields, "mlp_only_layers") or []
+    layers = {i for i in range(num_layers) if (i + 1) % step == 0} - set(plain)
     name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
-    num_experts, top_k = positive_int(fields, name), positive_int(fields, "num_experts_per_tok")
+    num_experts = positive_int(fields, name, most=MAX_EXPERTS)
+    top_k = positive_int(fields, "num_experts_per_tok")
     if top_k > num_experts:
         raise ValueError(f"config.json has num_experts_per_tok {top_k} > num_experts {num_experts}")
+    shared = positive_int(fields, "shared_expert_intermediate_size") if family.is_hybrid else None
     return MoEConfig(
         num_experts,
         top_k,
         positive_int(fields, "moe_intermediate_size"),
-        boolean(fields, "norm_topk_prob"),
+        boolean(fields, "norm_topk_prob", family.is_hybrid),
         frozenset(layers),
+        shared,
     )
 
 
 def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) -> int:
     if fields.get("head_dim") is not None or family.head_dim is not None:
-        return positive_int(fields, "head_dim", family.head_dim)
-    if hidden_size % num_heads != 0:
+        head_dim = positive_int(fields, "head_dim", family.head_dim)
+    elif hidden_size % num_heads != 0:
         raise ValueError(
             f"config.json has no head_dim, and hidden_size {hidden_size} is no multiple of "
             f"num_attention_heads {num_heads}"
         )
-    return hidden_size // num_heads
+    else:
+        head_dim = hidden_size // num_heads
+    if head_dim % 2 != 0 or head_dim > MAX_HEAD_DIM:
+        raise ValueError(
+            f"config.json has a head_dim of {head_dim}, expected an even number of at most "
+            f"{MAX_HEAD_DIM}"
+        )
+    return head_dim

@@ -1,6 +1,6 @@
-"""RoPE scaling beyond the training context.
+"""RoPE config fields, and RoPE scaling beyond the training context.
 
-All types change the rotation frequencies, and one also the magnitude:
+All scaling types change the rotation frequencies; yarn also changes the magnitude:
 
     linear   divides all frequencies by one factor
     llama3   divides low frequencies, keeps high ones, with a ramp in between
@@ -19,8 +19,16 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...errors import short_repr
 from ...positional_encoding import RoPE
-from .config_fields import boolean, positive_float, positive_int, reject_unknown_fields
+from .config_fields import (
+    Fields,
+    boolean,
+    positive_float,
+    positive_int,
+    reject_unknown_fields,
+    whole_numbers,
+)
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 # Fields of each type, besides type and factor.
@@ -39,18 +47,82 @@ FIELDS_BY_TYPE = {
 }
 
 
+# Multimodal RoPE sections; a text token has the same position in all sections.
+MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
+
+
+@dataclass(frozen=True)
+class RopeFields:
+    """RoPE fields of a `config.json`; newer configs group them in one object.
+
+    Attributes:
+        theta: RoPE's base.
+        scaling: fields for `RopeScaling.from_fields`.
+        partial_rotary_factor: fraction of each head's features that RoPE rotates.
+    """
+
+    theta: float
+    scaling: Mapping[str, Any] | None
+    partial_rotary_factor: float = 1.0
+
+    @classmethod
+    def from_config(cls, fields: Fields, partial: float | None) -> "RopeFields":
+        """Parses the fields.
+
+        Args:
+            fields: fields of the config.
+            partial: default `partial_rotary_factor`, for families that rotate part of each head
+                and may have multimodal sections; None for other families.
+
+        Raises:
+            ValueError: a value is invalid.
+        """
+        both = fields.get("rope_parameters") or {}
+        if not isinstance(both, Mapping):
+            raise ValueError(f"config.json has rope_parameters {both!r}, expected an object")
+        base = both if fields.get("rope_theta") is None and "rope_theta" in both else fields
+        theta, scaling = positive_float(base, "rope_theta", 10000.0), fields.get("rope_scaling")
+        scaling = both or None if scaling is None else scaling
+        if partial is None:
+            return cls(theta, scaling)
+        if isinstance(scaling, Mapping):
+            whole_numbers(scaling, "mrope_section")
+            boolean(scaling, "mrope_interleaved")
+            fields = {**fields, **scaling}
+            read = (*MROPE_FIELDS, "partial_rotary_factor")
+            scaling = {name: value for name, value in scaling.items() if name not in read} or None
+        return cls(theta, scaling, positive_float(fields, "partial_rotary_factor", partial))
+
+    def rotary_dim(self, head_dim: int) -> int | None:
+        """Number of rotated features per head; None for all.
+
+        Raises:
+            ValueError: the number is odd, less than 2 or greater than `head_dim`.
+        """
+        factor = self.partial_rotary_factor
+        if factor == 1:
+            return None
+        rotary_dim = int(head_dim * factor)
+        if rotary_dim < 2 or rotary_dim % 2 != 0 or factor > 1:
+            raise ValueError(
+                f"config.json has partial_rotary_factor {factor} and head_dim {head_dim}; their "
+                f"product must be an even number from 2 to {head_dim}"
+            )
+        return rotary_dim
+
+
 @dataclass(frozen=True)
 class RopeScaling:
     """Parameters of RoPE scaling.
 
     Attributes:
         rope_type: "linear", "llama3" or "yarn".
-        factor: scaling factor of the context.
+        factor: context scaling factor.
         original_context: context length in training.
-        low, high: bounds of the ramp, in rotations within that context: frequencies of pairs below
-            `low` are divided by the factor, those above `high` are kept.
-        attention_factor: multiplies queries and keys.
-        truncate: whether yarn's ramp starts and ends at whole pairs.
+        low, high: ramp bounds, in rotations over the original context: pairs below `low` have their
+            frequencies divided by the factor, pairs above `high` keep theirs.
+        attention_factor: factor applied to queries and keys.
+        truncate: whether yarn's ramp bounds are rounded to whole pairs.
     """
 
     rope_type: str
@@ -63,7 +135,7 @@ class RopeScaling:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any] | None, context: int) -> "RopeScaling | None":
-        """Parses `rope_scaling`, or `rope_parameters`, of a `config.json`.
+        """Parses `rope_scaling`, or `rope_parameters`, from a `config.json`.
 
         Args:
             fields: the object; None if missing.
@@ -73,18 +145,20 @@ class RopeScaling:
             None for plain RoPE.
 
         Raises:
-            ValueError: an unknown type or field, or an invalid value.
+            ValueError: the type or a field is unknown, or a value is invalid.
         """
         if fields is None:
             return None
         if not isinstance(fields, Mapping):
-            raise ValueError(f"config.json has rope_scaling {fields!r}, expected an object")
+            raise ValueError(
+                f"config.json has rope_scaling {short_repr(fields)}, expected an object"
+            )
         rope_type = (
             fields.get("rope_type") or fields.get("type") or "default"
         )  # both spellings occur
         if rope_type not in ROPE_TYPES:
             raise ValueError(
-                f"config.json has rope_scaling of the type {rope_type!r}; tiny-llm knows "
+                f"config.json has rope_scaling of the type {short_repr(rope_type)}; tiny-llm knows "
                 f"{', '.join(ROPE_TYPES)}"
             )
         known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}
@@ -118,7 +192,7 @@ class RopeScaling:
         return cls(rope_type, factor, original)
 
     def scaled_context(self, context: int) -> int:
-        """Context length of a model with `max_position_embeddings` = `context`.
+        """Scaled context length of a model with `max_position_embeddings` = `context`.
 
         For llama3, `context` is already scaled; for other types it may be the original length.
         """
@@ -127,7 +201,7 @@ class RopeScaling:
         return max(context, int(self.original_context * self.factor))
 
     def inv_freq(self, inv_freq: mx.array, base: float) -> mx.array:
-        """Scaled inverse frequencies D/2, from plain RoPE's."""
+        """Scales plain RoPE's inverse frequencies, D/2."""
         if self.rope_type == "linear":
             return inv_freq / self.factor
         if self.rope_type == "llama3":
@@ -138,10 +212,10 @@ class RopeScaling:
         return inv_freq / self.factor * (1 - kept) + inv_freq * kept
 
     def _yarn_ramp(self, num_pairs: int, base: float) -> mx.array:
-        """Ramp D/2: 0 for pairs that keep their frequency, 1 for those fully scaled."""
+        """Ramp, D/2: 0 for pairs that keep their frequency, 1 for fully scaled pairs."""
 
         def pair_with(rotations: float) -> float:
-            """Fractional index of the pair with `rotations` rotations in the original context."""
+            """Fractional index of the pair with `rotations` turns over the original context."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 
@@ -157,7 +231,7 @@ class ScaledRoPE(RoPE):
     """`RoPE` with scaling.
 
     Args:
-        dims, seq_len, base: see `RoPE`; pairs are split in halves.
+        dims, seq_len, base: see `RoPE`; a pair has one feature in each half of the head.
         scaling: scaling parameters; None for plain RoPE.
     """
 

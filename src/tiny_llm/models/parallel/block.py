@@ -1,8 +1,8 @@
-"""Transformer block split among ranks, captured as two graph nodes.
+"""Tensor-parallel transformer block, captured as two graph nodes.
 
-On one rank a whole decode step is one graph node (`kernels/graph_capture.py`). An all-reduce is an
-MLX operation and cannot be captured, so a block is two nodes here, attention and the MLP, each
-followed by an all-reduce.
+On a single rank, an entire decode step is one graph node (`kernels/graph_capture.py`). An
+all-reduce is an MLX operation and cannot be captured, so here a block is two nodes, attention and
+MLP, each followed by an all-reduce.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ HalfBlock = Callable[..., Any]
 
 
 class TensorParallelBlock:
-    """A block with both updates all-reduced over the ranks.
+    """Transformer block whose two updates are all-reduced across ranks.
 
     Args:
         block: this rank's shard.
@@ -41,22 +41,22 @@ class TensorParallelBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, view: LayerCacheView
     ) -> tuple[mx.array, mx.array]:
-        """As `DecoderBlock`, with the updates all-reduced.
+        """Same as `DecoderBlock`, with the updates all-reduced.
 
         Each half of the block returns (x, part): x is the same on all ranks, and the update is the
-        sum of all ranks' parts. `feed_forward` takes x and attention's update.
+        sum of all ranks' parts. `feed_forward` takes x and the attention update.
         """
         attention_metadata = view.attention_metadata.arrays
         attend, feed_forward = self._halves_for(len(attention_metadata))
         last = [] if update is None else [update]
         x, part, *view.buffers = attend(x, *cos_sin, *attention_metadata, *view.buffers, *last)
-        # [task 5.2.3 two-sums]
+        # [task 6.2.3 two-sums]
         x, part = feed_forward(x, all_reduce(part, self._group))
         return x, all_reduce(part, self._group)
-        # [/task 5.2.3 two-sums]
+        # [/task 6.2.3 two-sums]
 
     def _halves_for(self, num_metadata_arrays: int) -> tuple[HalfBlock, HalfBlock]:
-        """Both halves as functions of arrays, for plans with `num_metadata_arrays` arrays."""
+        """Both halves, as functions of arrays, for steps with `num_metadata_arrays` arrays."""
         if num_metadata_arrays not in self._halves:
             halves: tuple[HalfBlock, HalfBlock] = (
                 partial(self._attend, num_metadata_arrays),

@@ -1,4 +1,4 @@
-"""Messages between two ranks: length-prefixed JSON over a stream socket."""
+"""Channel between two ranks: length-prefixed JSON over a stream socket."""
 
 import json
 import socket

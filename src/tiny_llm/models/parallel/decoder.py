@@ -1,8 +1,8 @@
-"""The decoder of all families, split among ranks.
+"""Tensor-parallel decoder for all families.
 
-A rank runs the decoder of a smaller model (`models/checkpoint/sharding.py`) with four changes: the
-outputs of attention, MLP and embedding are all-reduced, and logits are gathered. `Decoder` itself
-has no notion of ranks, and a single process pays nothing.
+Each rank runs the decoder of a smaller model (`models/checkpoint/sharding.py`) with four changes:
+attention, MLP and embedding outputs are all-reduced, and logits are all-gathered. `Decoder` itself
+does not know about ranks, so a single process has no overhead.
 
 Source: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...kv_cache.int8_rows import KvCacheDtype
 from ..checkpoint.sharding import RankShard
 from ..families.decoder import Decoder, EagerLayers
 from .block import TensorParallelBlock
@@ -24,7 +25,7 @@ class TensorParallelDecoder(Decoder):
         mlx_model: this rank's shard of a checkpoint.
         part: description of the shard.
         group: the ranks.
-        page_size, attention_backend: see `Decoder`, also for errors.
+        page_size, attention_backend, kv_cache_dtype: see `Decoder`, including for errors.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class TensorParallelDecoder(Decoder):
         group: mx.distributed.Group,
         page_size: int = 128,
         attention_backend: str = "paged",
+        kv_cache_dtype: KvCacheDtype = "auto",
     ):
-        super().__init__(mlx_model, page_size, attention_backend)
+        super().__init__(mlx_model, page_size, attention_backend, kv_cache_dtype)
         self.vocab_size = part.full_config.vocab_size
         self._num_ranks = part.size
         self.embedding = VocabParallelEmbedding(self.embedding, part.vocab_range, group)
@@ -43,10 +45,15 @@ class TensorParallelDecoder(Decoder):
             TensorParallelBlock(one, group, self.supports_graph_capture) for one in self.layers
         ]
         self.w_lm_head = ParallelLMHead(self.w_lm_head, part.vocab_per_rank, self.vocab_size, group)
-        # The whole step cannot be captured, only each half of a block: see `TensorParallelBlock`.
+        # Only block halves can be captured, not an entire step: see `TensorParallelBlock`.
         self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values per token, on all ranks together."""
+        """KV cache bytes per token, summed over all ranks."""
         return super().kv_bytes_per_token * self._num_ranks
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per recurrent-state slot, summed over all ranks."""
+        return super().state_bytes * self._num_ranks

@@ -1,4 +1,4 @@
-"""The process-wide rank group: a process connects its ranks once, for all models."""
+"""Process-wide rank group, connected once and shared by all models."""
 
 import threading
 
@@ -12,14 +12,14 @@ _lock = threading.Lock()
 
 
 def get_default_group(size: int, program: str) -> RankGroup:
-    """Returns the group of this process, rank 0; the first call connects it.
+    """Returns this process's group, with this process as rank 0; the first call connects it.
 
     Args:
-        size: number of ranks, rank 0 included.
+        size: number of ranks, including rank 0.
         program: module that spawned workers run.
 
     Raises:
-        UserError: the process has a group of another size, or its group has shut down.
+        UserError: the existing group has a different size or has shut down.
     """
     global _default_group
     with _lock:
@@ -49,6 +49,6 @@ def num_launched_ranks() -> int:
 
 
 def shutdown_default_group() -> None:
-    """Shuts down the workers, for a process exit that skips exit handlers."""
+    """Shuts down the workers; required before a process exit that skips exit handlers."""
     if _default_group is not None:
         _default_group.shutdown()

@@ -1,6 +1,6 @@
-"""Rank group: broadcasts from rank 0, and the joint exit of all ranks.
+"""Rank group: broadcasts from rank 0, and coordinated exit of all ranks.
 
-`spawn.py` starts a group from rank 0; `launcher.py` joins one started by a launcher.
+`spawn.py` spawns a group from rank 0; `launcher.py` joins a group started by a launcher.
 """
 
 import atexit
@@ -22,7 +22,7 @@ LOSS_DETECTION_SECONDS = 1.0
 
 
 def divide_threads(num_ranks: int) -> str:
-    """Sets the threads per rank on this machine unless the user has set them, and returns them."""
+    """Sets and returns this machine's number of threads per rank, unless set by the user."""
     return os.environ.setdefault(NUM_THREADS_ENV, str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
@@ -31,13 +31,13 @@ class RankGroup:
 
     Args:
         size: number of ranks.
-        channels: rank -> connection for commands.
-        heartbeats: rank -> connection for heartbeats.
+        channels: rank -> command connection.
+        heartbeats: rank -> heartbeat connection.
 
     Attributes:
         size: as given.
-        comm: MLX's communicator; set once the ranks are connected.
-        on_worker_lost: callbacks that get the error message before a lost rank ends this process.
+        comm: MLX communicator; set once the ranks are connected.
+        on_worker_lost: callbacks that get the error message before a lost rank exits this process.
     """
 
     comm: Group
@@ -55,12 +55,12 @@ class RankGroup:
         atexit.register(self.shutdown)
 
     def new_id(self) -> int:
-        """Allocates an id that is unique within the group."""
+        """Allocates an id, unique within the group."""
         self._num_ids += 1
         return self._num_ids
 
     def check(self) -> None:
-        """Raises if the group has shut down.
+        """Checks that the group is running.
 
         Raises:
             UserError: the group has shut down.
@@ -78,13 +78,13 @@ class RankGroup:
                 self._on_worker_lost(rank, "")
 
     def gather_replies(self) -> Sequence[Any]:
-        """Receives one reply from every worker, in rank order; None from a lost one."""
+        """Receives one reply from every worker, in rank order; None for a lost worker."""
         return [channel.receive() for channel in self._channels.values()]
 
     def abort(self, reason: str) -> None:
         """Shuts down after a failed step on this rank.
 
-        If the cause is a lost rank, the heartbeat thread ends the process during the wait.
+        If a lost rank caused the failure, the heartbeat thread exits the process during the sleep.
         """
         time.sleep(LOSS_DETECTION_SECONDS)
         self.shutdown(reason)
@@ -107,7 +107,7 @@ class RankGroup:
         """Hook: kills the workers."""
 
     def _exit_status(self, rank: int) -> str:
-        """Exit reason of a rank that sent none."""
+        """Fallback exit reason for a rank that reported none."""
         del rank
         return "connection closed"
 
@@ -121,22 +121,22 @@ class RankGroup:
                 callback(message)
             stderr = os.dup(STDERR_FILENO)
             with open(os.devnull, "wb") as devnull:
-                os.dup2(devnull.fileno(), STDERR_FILENO)  # the ring's threads log lost sockets
-            # The leading newline ends a line that the ring may have begun.
+                os.dup2(devnull.fileno(), STDERR_FILENO)  # silences the ring threads' socket errors
+            # The leading newline ends a partial line that the ring may have written.
             os.write(stderr, f"\ntiny-llm: {message}\n".encode())
             os._exit(1)
 
 
 def monitor_rank_0(connection: socket.socket) -> Heartbeat:
-    """Starts a heartbeat that exits this process when rank 0 dies or hangs."""
+    """Starts a heartbeat thread that exits this process when rank 0 dies or hangs."""
     return Heartbeat({0: connection}, lambda *_: os._exit(1))
 
 
 class Worker:
-    """A worker's side of a group.
+    """Worker side of a rank group.
 
     Args:
-        comm: MLX's communicator.
+        comm: MLX communicator.
         channel: connection for rank 0's commands.
         heartbeat: monitors rank 0.
         on_shutdown: callback before a regular exit.
@@ -160,13 +160,13 @@ class Worker:
         self._on_shutdown = on_shutdown
 
     def shutdown(self) -> NoReturn:
-        """Exits this process at rank 0's command."""
+        """Exits this process, on rank 0's command."""
         self._heartbeat.stopped = True
         if self._on_shutdown is not None:
             self._on_shutdown()
         os._exit(0)
 
     def fail(self, reason: str) -> NoReturn:
-        """Sends rank 0 the reason for a failure and exits this process."""
+        """Reports a failure to rank 0 and exits this process."""
         self._heartbeat.report_failure(reason)
         os._exit(1)

@@ -1,10 +1,10 @@
 """Heartbeat: terminates the group when a rank dies or hangs.
 
 A collective blocks in MLX until every rank takes part, so a process waiting for a dead rank cannot
-notice it. A thread in each process sends a byte every second over a dedicated socket and monitors
-the other ranks'. When a socket closes, or is silent for `TIMEOUT_SECONDS`, the thread exits the
-process: a thread blocked in C++ cannot be stopped in any other way. The first heartbeat may take
-longer, because a process starting on a busy machine imports this package for seconds.
+detect the loss. A thread in each process sends a byte every second over dedicated sockets and
+monitors its peers' bytes. When a socket closes, or is silent for `TIMEOUT_SECONDS`, the thread
+exits the process, the only way to stop a thread blocked in C++. The first heartbeat may take
+longer, because importing this package takes seconds on a busy machine.
 """
 
 import select
@@ -26,8 +26,8 @@ class Heartbeat:
 
     Args:
         connections: rank -> stream socket, for each monitored rank.
-        on_loss: called once, in the thread, with the rank and the reason; the reason is "" if the
-            connection closed without one.
+        on_loss: callback, called once in the background thread with the rank and the reason; the
+            reason is "" if the connection closed without one.
 
     Attributes:
         stopped: set before a regular shutdown; stops the thread.
@@ -45,7 +45,7 @@ class Heartbeat:
         threading.Thread(target=self._run, name="rank-heartbeat", daemon=True).start()
 
     def report_failure(self, reason: str) -> None:
-        """Sends the other ranks the reason for this rank's exit."""
+        """Sends the reason for this rank's exit to the monitored ranks."""
         line = " ".join(reason.split()).encode()[:MAX_REASON_BYTES]
         for connection in self._connections.values():
             with suppress(OSError):  # the rank has exited
@@ -89,6 +89,6 @@ class Heartbeat:
 
 
 def _send_beat(connection: socket.socket) -> None:
-    """Sends a heartbeat, or drops it if the peer does not read: the timeout handles a hung peer."""
+    """Sends a heartbeat, or drops it if the socket is full; the timeout detects a hung peer."""
     with suppress(OSError):  # the next read detects a closed connection
         connection.send(BEAT, socket.MSG_DONTWAIT)

@@ -1,6 +1,6 @@
 """Connection setup: timeout, temporary environment, MLX's ring.
 
-MLX reads its connection settings from the environment and waits for the other ranks indefinitely.
+MLX reads its connection settings from the environment and waits indefinitely for the other ranks.
 """
 
 import faulthandler
@@ -22,8 +22,8 @@ STDERR_FILENO = 2
 def init_timeout() -> Iterator[None]:
     """Exits with status 1 and a traceback if the block takes longer than `INIT_TIMEOUT_SECONDS`.
 
-    MLX holds the GIL while it connects, so no Python thread can enforce the timeout: faulthandler's
-    is a C thread. A process has one such timer; the server's watchdog shares it.
+    MLX holds the GIL while it connects, so no Python thread can enforce the timeout; faulthandler
+    uses a C thread. A process has only one faulthandler timer; the server's watchdog shares it.
     """
     faulthandler.dump_traceback_later(INIT_TIMEOUT_SECONDS, exit=True, file=STDERR_FILENO)
     try:
@@ -48,7 +48,7 @@ def temporary_env(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Unused `host:port` addresses on the loopback interface."""
+    """Finds unused `host:port` addresses on the loopback interface."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -62,11 +62,11 @@ def free_addresses(count: int) -> list[str]:
 def connect_to_other_ranks(rank: int, addresses: Sequence[str]) -> Group:
     """Joins MLX's ring: listens at this rank's address and connects to the next rank's.
 
-    All ranks call it at about the same time. A process can join one ring in its life.
+    All ranks must call this at about the same time. A process can join only one ring.
 
     Args:
         rank: this process's rank.
-        addresses: one `host:port` for each rank.
+        addresses: one `host:port` per rank.
 
     Raises:
         RuntimeError: an address cannot be used. If other ranks are missing, the process exits; see

@@ -1,11 +1,11 @@
 """Ranks started by `mlx.launch` or `mpirun`, on one or several machines.
 
-All ranks run the same command; rank 0 executes it and the workers serve rank 0. MLX's
-collectives connect according to the launcher's environment. Over these, rank 0 broadcasts an
-address, and every worker opens four connections to it:
+All ranks run the same command line; rank 0 executes the command and the workers serve rank 0. MLX's
+collectives connect as configured by the launcher's environment. Rank 0 then broadcasts an address,
+to which every worker opens four connections:
 
     steps           rank 0's commands
-    heartbeat       heartbeats of both sides
+    heartbeat       heartbeats in both directions
     rank_alive      closes when the worker exits; rank 1's triggers rank 0's `orphan_killer.py`
     rank_0_alive    closes when rank 0 exits, which triggers the worker's `orphan_killer.py`
 
@@ -38,18 +38,18 @@ HANDSHAKE_TIMEOUT_SECONDS = 2.0
 
 
 def is_launched() -> bool:
-    """Whether a launcher has started this process as one of several."""
+    """Whether a launcher started this process as one of several ranks."""
     return _backend(os.environ) is not None
 
 
 def is_rank_0() -> bool:
-    """Whether this process, if launched, executes the command."""
+    """Whether this process is rank 0; True without a launcher."""
     names = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 def _backend(env: Mapping[str, str]) -> str | None:
-    """The launcher's MLX backend; None without a launcher or with a single rank."""
+    """MLX backend set by the launcher; None without a launcher or with a single rank."""
     if "MLX_RANK" in env and "MLX_HOSTFILE" in env:
         return "ring" if len(_ring_hosts(env)) > 1 else None
     if "MLX_RANK" in env and "MLX_IBV_DEVICES" in env:
@@ -75,7 +75,7 @@ def _ring_hosts(env: Mapping[str, str]) -> list[list[str]]:
 
 
 def _rank_0_host() -> str:
-    """Host name or address at which the workers reach rank 0; called on rank 0."""
+    """Rank 0's host name or address, as reachable by the workers; called on rank 0."""
     backend = _backend(os.environ)
     if backend == "ring":
         return _ring_hosts(os.environ)[0][0].rpartition(":")[0]
@@ -85,7 +85,7 @@ def _rank_0_host() -> str:
 
 
 def init_comm() -> Group:
-    """Connects MLX's collectives over the launcher's backend.
+    """Connects MLX's collectives using the launcher's backend.
 
     Raises:
         UserError: MLX cannot connect the ranks.
@@ -105,7 +105,7 @@ def init_comm() -> Group:
 
 
 def _widen_affinity() -> None:
-    """Lifts `mpirun`'s CPU binding if it leaves this rank less than its share of the cores.
+    """Removes `mpirun`'s CPU binding if it gives this rank less than its share of the cores.
 
     `mpirun` binds each of two ranks to a single core, and new threads inherit the binding.
     """
@@ -124,8 +124,8 @@ def _broadcast_text(comm: Group, text: str = "") -> str:
 
 
 def _handshake(rank: int, token: str, channel_name: str) -> dict[str, Any]:
-    """A worker's first message on a new connection."""
-    from importlib.metadata import version  # a megabyte that other processes need not load
+    """First message on a new connection, which identifies the worker."""
+    from importlib.metadata import version  # takes a megabyte; rarely needed
 
     versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
     common = {"machine": socket.gethostname(), "versions": versions}
@@ -174,7 +174,7 @@ def launched_group() -> RankGroup:
 
 
 def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
-    """Accepts a connection and reads its handshake; {} if that is malformed."""
+    """Accepts a connection and reads its handshake; {} for a malformed handshake."""
     connection, _ = server.accept()
     connection.settimeout(HANDSHAKE_TIMEOUT_SECONDS)
     hello: Any = None
@@ -186,18 +186,18 @@ def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _start_orphan_killer(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts the program that kills this process after a connection closes, with a delay."""
+    """Starts the program that kills this process if it outlives a closed connection."""
     command = [sys.executable, "-I", str(ORPHAN_KILLER)]
     return subprocess.Popen(command, stdin=connection.fileno(), start_new_session=True)
 
 
 class LaunchedGroup(RankGroup):
-    """Rank 0 of a launcher's ranks; see `launched_group`.
+    """Rank 0 and the workers started by a launcher; see `launched_group`.
 
     Args:
         comm, channels, heartbeats: see `RankGroup`.
-        open_sockets: connections that close when this process exits.
-        orphan_killer: program that kills this process after rank 1 has exited.
+        open_sockets: connections kept open until this process exits.
+        orphan_killer: process that kills this process if rank 1 exits first.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class LaunchedGroup(RankGroup):
         self._orphan_killer.kill()  # this process is exiting
 
     def _wait_for_exit(self) -> None:
-        # Blocks until all ranks call it. If one cannot, the orphan killer ends this process.
+        # Blocks until all ranks call it. If one cannot, the orphan killer kills this process.
         mpi.finalize()
         self._kill()
 
@@ -239,5 +239,5 @@ def launched_worker() -> Worker:
     divide_threads(num_local_ranks)
     with connections["rank_0_alive"] as connection:
         _start_orphan_killer(connection)
-    connections["rank_alive"].detach()  # open until this process exits
+    connections["rank_alive"].detach()  # stays open until this process exits
     return Worker(comm, channel, monitor_rank_0(connections["heartbeat"]), mpi.finalize)

@@ -1,13 +1,13 @@
-"""Collectives and vocabulary layers of tensor parallelism.
+"""Collectives and vocabulary-parallel layers.
 
-`all_reduce` gathers all ranks' parts and adds them in rank order. MLX's own `all_sum` is not used,
-for two reasons. Its ring adds in an order that depends on the position in the message, so a token's
-bits would depend on its batch. And it sends 2(N − 1) messages in sequence instead of N − 1:
-decoding exchanges small arrays, dominated by latency. For many ranks and long prompts, gathering
-sends more bytes.
+`all_reduce` gathers all ranks' parts and adds them in rank order, instead of using MLX's `all_sum`
+over the ring, for two reasons. The ring's summation order depends on the offset in the message, so
+a token's bits would depend on its batch. It also takes 2(N − 1) sequential messages instead of
+N − 1, and the small arrays exchanged in decoding are latency-bound. For many ranks and long
+prompts, gathering sends more bytes.
 
 Large arrays are exchanged in chunks. In MLX's ring all ranks send before any receives, so a message
-beyond the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms in one message and 1 ms in
+larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms as one message and 1 ms in
 chunks.
 """
 
@@ -26,15 +26,15 @@ MAX_MESSAGE_BYTES = 2**17  # per rank
 
 
 def all_reduce(x: mx.array, group: Group) -> mx.array:
-    """Sums an array over all ranks, with the same bits on each.
+    """Sums an array over all ranks; the result is bit-identical on every rank.
 
-    The parts are added in float32 in rank order; the sum is rounded to the dtype of `x` once.
+    The parts are added in float32 in rank order, and the sum is rounded once to the dtype of `x`.
     """
     # [solution only]
     if mpi.can_all_reduce(group):
         return _with_timer(x, partial(mx.distributed.all_sum, group=group))
     # [/solution only]
-    # [task 5.2.3 sum]
+    # [task 6.2.3 sum]
     parts = all_gather(x, group)  # N×…
     if group.size() == 2:
         return parts[0] + parts[1]  # rounded once
@@ -42,24 +42,24 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
     for rank in range(1, group.size()):
         total = total + parts[rank]
     return total.astype(x.dtype)
-    # [/task 5.2.3 sum]
+    # [/task 6.2.3 sum]
 
 
 def all_gather(x: mx.array, group: Group) -> mx.array:
-    """Stacks all ranks' arrays of one shape: N×…, where N is the number of ranks."""
+    """Stacks the ranks' arrays, of equal shape: N×…, where N is the number of ranks."""
     parts = _with_timer(x.reshape(-1), partial(_all_gather_chunked, group=group))
     return parts.reshape(group.size(), *x.shape)
 
 
 def _with_timer(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-    """Runs an exchange, timed while a profile is active."""
+    """Runs a collective, timing it if a profile is active."""
     return exchange(x) if comm_timer is None else comm_timer.time(x, exchange)
 
 
 def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
-    """n -> N×n, in chunks.
+    """All-gathers in chunks: n -> N×n.
 
-    Each chunk depends on the previous one: all ranks must exchange them in the same order.
+    Each chunk depends on the previous one, so that all ranks exchange chunks in the same order.
     """
     length = MAX_MESSAGE_BYTES // flat.dtype.size
     if flat.size <= length:
@@ -74,19 +74,19 @@ def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
 
 
 class CommTimer:
-    """Profile of the exchanges. Each is evaluated separately, which itself costs time.
+    """Profiler for collectives. Evaluates each one separately, which adds overhead.
 
     Attributes:
-        count: number of exchanges.
-        n_bytes: bytes that this rank contributed.
-        seconds: time in exchanges, waiting for slower ranks included.
+        count: number of collectives.
+        n_bytes: bytes contributed by this rank.
+        seconds: time in collectives, including waits for slower ranks.
     """
 
     def __init__(self) -> None:
         self.count, self.n_bytes, self.seconds = 0, 0, 0.0
 
     def time(self, x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-        """Evaluates an exchange and returns its result."""
+        """Evaluates and times a collective; returns its result."""
         mx.eval(x)
         began = time.perf_counter()
         result = exchange(x)
@@ -97,14 +97,14 @@ class CommTimer:
         return result
 
 
-comm_timer: CommTimer | None = None  # set by a profile, on the profiled rank
+comm_timer: CommTimer | None = None  # set while profiling, on the profiled rank
 
 
 class VocabParallelEmbedding:
-    """Embedding split by vocabulary: a rank contributes zeros for the others' tokens.
+    """Embedding split by vocabulary: a rank contributes zeros for other ranks' tokens.
 
     Args:
-        table: ids N.. -> N..×E, for this rank's tokens, numbered from 0.
+        table: this rank's embedding, N.. -> N..×E; ids are relative to `tokens.start`.
         tokens: this rank's range of the vocabulary.
         group: the ranks.
     """
@@ -116,21 +116,21 @@ class VocabParallelEmbedding:
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Embeds token ids: N.. -> N..×E."""
-        # [task 5.2.4 table]
+        # [task 6.2.4 table]
         own = ids.astype(mx.int32) - self._tokens.start
         is_own = (own >= 0) & (own < len(self._tokens))
         rows = self._table(mx.where(is_own, own, 0))
         zero = mx.zeros((), rows.dtype)
         return all_reduce(mx.where(is_own[..., None], rows, zero), self._group)
-        # [/task 5.2.4 table]
+        # [/task 6.2.4 table]
 
 
 class ParallelLMHead:
     """LM head split by vocabulary; all ranks get all logits.
 
     Args:
-        head: R×E -> R×v, for this rank's tokens.
-        vocab_per_rank: the largest v; the last rank's may be smaller.
+        head: R×E -> R×v, where v is the size of this rank's vocabulary.
+        vocab_per_rank: v of all ranks but the last, whose v may be smaller.
         vocab_size: V.
         group: the ranks.
     """
@@ -148,12 +148,12 @@ class ParallelLMHead:
         self._group = group
 
     def __call__(self, x: mx.array) -> Any:
-        """R×E -> R×V. No exchange if R = 0."""
+        """R×E -> R×V; no communication if R = 0."""
         if x.shape[0] == 0:
             return mx.zeros((0, self._vocab_size), x.dtype)
-        # [task 5.2.4 head]
+        # [task 6.2.4 head]
         own = self._head(x)  # R×v
         own = mx.pad(own, [(0, 0), (0, self._width - own.shape[1])])
         parts = all_gather(own, self._group)  # N×R×width
         return parts.swapaxes(0, 1).reshape(x.shape[0], -1)[:, : self._vocab_size]
-        # [/task 5.2.4 head]
+        # [/task 6.2.4 head]

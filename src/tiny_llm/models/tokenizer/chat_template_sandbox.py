@@ -1,8 +1,8 @@
 """Sandboxed rendering of chat templates, with time and memory limits.
 
-A template is an untrusted program. Jinja's sandbox blocks files and Python's internals, but neither
-infinite loops nor memory exhaustion: nested `{% for i in range(99999) %}` suffice. The process runs
-`chat_template_main.py`, without the rest of this package.
+A template is an untrusted program. Jinja's sandbox blocks access to files and Python internals, but
+prevents neither endless loops nor memory exhaustion: nested `{% for i in range(99999) %}` suffice.
+The sandboxed process runs `chat_template_main.py`, without the rest of this package.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class ChatTemplateSandbox:
     """Renders conversations. Thread-safe; calls are serialized.
 
     Args:
-        seconds: time limit of a conversation.
+        seconds: time limit per conversation.
         num_bytes: memory limit of the process; not enforced on macOS.
         max_bytes: size limit of the rendered text, as JSON.
     """
@@ -36,10 +36,10 @@ class ChatTemplateSandbox:
         self.process = SandboxedProcess(PROGRAM, [str(num_bytes)], seconds, max_bytes)
 
     def render(self, template: str, messages: Sequence[Mapping[str, Any]], **rest: Any) -> str:
-        """As `chat_template_main.render_chat`, within the limits.
+        """Same as `chat_template_main.render_chat`, within the limits.
 
         Raises:
-            ValueError: the template rejects the conversation, or exceeds the limits.
+            ValueError: the template rejects the conversation or exceeds the limits.
             TypeError: the conversation is not JSON-serializable.
         """
         payload = {"template": template, "messages": list(messages), "rest": rest}
@@ -50,12 +50,12 @@ class ChatTemplateSandbox:
 def render_sandboxed(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
     """Renders a conversation in the process shared by all tokenizers.
 
-    Arguments and errors as in `ChatTemplateSandbox.render`.
+    See `ChatTemplateSandbox.render` for arguments and errors.
     """
     return default_sandbox().render(template, messages, **variables)
 
 
 @cache
 def default_sandbox() -> ChatTemplateSandbox:
-    """The shared sandbox of `render_sandboxed`."""
+    """Shared sandbox for `render_sandboxed`."""
     return ChatTemplateSandbox()

@@ -1,7 +1,7 @@
 """Streaming detokenizer for byte-level BPE.
 
-A token may end within a UTF-8 sequence: `é` can be two tokens, an emoji four. Incomplete sequences
-are held back, so emitted text never changes.
+A token may end in the middle of a UTF-8 sequence: `é` can be two tokens, an emoji four. Incomplete
+sequences are held back, so emitted text never changes.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ REPLACEMENT_CHARACTER = "\ufffd"  # replaces invalid UTF-8
 class StreamingDetokenizer:
     """Detokenizes one output incrementally.
 
-    As in `mlx_lm`, a leading space is removed, and a single space is held back until the next
-    token.
+    As in `mlx_lm`, a leading space is stripped, and a token that is a single space is held back
+    until the next token.
 
     Args:
         token_bytes: token id -> bytes.
 
     Attributes:
-        text: the complete characters so far.
+        text: all complete characters so far.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]):
@@ -54,20 +54,19 @@ class StreamingDetokenizer:
 def detokenizer_keeping_space(tokenizer: Any) -> Any:
     """Creates a detokenizer that keeps a leading space.
 
-    The concatenated `last_segment`s are the tokens' text; `text` has an extra leading letter.
+    The `last_segment`s add up to the tokens' text; `text` has an extra leading letter.
     """
     detokenizer = tokenizer.detokenizer
-    if hasattr(tokenizer, "encode"):  # benchmarks' stub tokenizer has no text
+    if hasattr(tokenizer, "encode"):  # the benchmarks' stub tokenizer has none
         for token in tokenizer.encode("a"):
             detokenizer.add_token(token)  # the next token is not the first
         detokenizer.finalize()
-        letter = detokenizer.last_segment  # outside the assertion, which `python -O` removes
-        assert letter, "the letter is pending"
+        _ = detokenizer.last_segment  # drops the letter
     return detokenizer
 
 
 def with_detokenizer(tokenizer: Any) -> Any:
-    """Wraps a tokenizer of `transformers` like `mlx_lm.load`; returns any other unchanged."""
+    """Wraps a `transformers` tokenizer like `mlx_lm.load`; returns other tokenizers unchanged."""
     if hasattr(tokenizer, "detokenizer"):
         return tokenizer
     from mlx_lm.tokenizer_utils import TokenizerWrapper  # takes seconds
@@ -76,11 +75,11 @@ def with_detokenizer(tokenizer: Any) -> Any:
 
 
 def decode_byte_level(characters: str) -> bytes:
-    """Decodes a token of a byte-level vocabulary.
+    """Decodes a token from a byte-level vocabulary.
 
-    Printable Latin-1 characters encode their own byte; the other 68 bytes are encoded by the
-    characters from U+0100, in order, so that no token contains a space or a control character. All
-    other characters are text.
+    A printable Latin-1 character stands for its own byte; characters from U+0100 stand for the
+    other 68 bytes, in order, so that no token contains a space or a control character. All other
+    characters are plain text.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its
     published tokenizer.

@@ -1,7 +1,7 @@
-"""Fallback to tokenizers of `transformers`, within the same limits as `Tokenizer`.
+"""Fallback to `transformers` tokenizers, with the same limits as `Tokenizer`.
 
-`transformers` limits neither chat templates nor regular expressions. So each conversation is first
-rendered, and each text with an unknown regular expression first encoded, in a sandboxed process.
+`transformers` limits neither chat templates nor tokenizers. Therefore a sandboxed process first
+renders each conversation and, if the tokenizer has unsafe components, encodes each text.
 """
 
 import json
@@ -9,40 +9,66 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
-from ..checkpoint.safe_io import resolve_file
+from ..checkpoint.config_checks import check_sizes
+from ..checkpoint.safe_io import ModelError, check_file
+from ..checkpoint.tokenizer_config import read_optional_json
 from .chat_template_files import choose_template
 from .chat_template_sandbox import render_sandboxed
-from .sandboxed_encode import SandboxedEncoder, find_unknown_regex
+from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
+from .tokenizer_json import TOKENIZER_FILE, library_errors, read_tokenizer_json
+
+SUFFIXES = (".json", ".txt", ".jinja", ".model", ".tiktoken")
+MAX_OTHER_BYTES = 20_000_000  # per file other than tokenizer.json
+ADDED_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
 
 
 def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
-    """Loads a folder's tokenizer by `mlx_lm`, with limits. Takes seconds.
+    """Loads a folder's tokenizer with `mlx_lm`, adding limits. Takes seconds.
 
     Args:
-        folder: checkpoint folder with validated settings.
+        folder: checkpoint folder with a validated tokenizer config.
         eos_token_ids: ids of the EOS tokens.
     """
     from mlx_lm.utils import load_tokenizer
 
+    encoder = check_tokenizer_files(folder)
     tokenizer = load_tokenizer(folder, eos_token_ids=list(eos_token_ids) or None)
-    sandbox_tokenizer(tokenizer, folder)
+    sandbox_tokenizer(tokenizer, encoder)
     return tokenizer
 
 
-def sandbox_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Adds time and memory limits to a tokenizer of `mlx_lm`.
+def check_tokenizer_files(folder: Path) -> SandboxedEncoder | None:
+    """Checks the files that `transformers` may read.
 
-    Beyond the limits, `apply_chat_template` raises ValueError and `encode` UserError.
+    Returns:
+        Sandboxed encoder if the tokenizer has unsafe components, else None.
+
+    Raises:
+        ModelError: a file is not a regular file, is too large or cannot be loaded.
+    """
+    names = {file.name for file in folder.iterdir() if file.suffix in SUFFIXES}
+    for name in names - {TOKENIZER_FILE}:
+        if check_file(folder, name, MAX_OTHER_BYTES) == 0:
+            raise ModelError(f"{folder / name} is empty; download it again.")
+    for name in ADDED_TOKEN_FILES:
+        tokens = read_optional_json(folder, name)
+        check_sizes({**tokens, name: tokens}, str(folder))
+    if not (folder / TOKENIZER_FILE).exists():
+        return None
+    return sandboxed_encoder(folder, read_tokenizer_json(folder))
+
+
+def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
+    """Adds time and memory limits to an `mlx_lm` tokenizer.
+
+    Over a limit, `apply_chat_template` raises ValueError and `encode` raises UserError.
 
     Args:
-        tokenizer: as loaded by `mlx_lm`; two methods of the wrapped object are replaced.
-        folder: the checkpoint's folder.
+        tokenizer: loaded by `mlx_lm`; two methods of the wrapped tokenizer are replaced.
+        encoder: see `check_tokenizer_files`.
     """
     inner = tokenizer._tokenizer
     apply, encode = inner.apply_chat_template, inner.encode
-    encoder = _encoder(folder)
 
     def apply_within_bounds(conversation: Any, tools: Any = None, **kwargs: Any) -> Any:
         templates = kwargs.get("chat_template") or inner.chat_template
@@ -55,24 +81,16 @@ def sandbox_tokenizer(tokenizer: Any, folder: Path) -> None:
     def encode_within_bounds(text: Any, *kwargs: Any, **named: Any) -> Any:
         if encoder is not None and isinstance(text, str):
             encoder.encode(text, add_special_tokens=False)
-        return encode(text, *kwargs, **named)
+        with library_errors("the tokenizer cannot encode the text"):
+            return encode(text, *kwargs, **named)
 
     inner.apply_chat_template, inner.encode = apply_within_bounds, encode_within_bounds
-
-
-def _encoder(folder: Path) -> SandboxedEncoder | None:
-    """Sandboxed encoder of a folder's tokenizer; None if all its regular expressions are known."""
-    if not (folder / "tokenizer.json").exists():
-        return None
-    file = resolve_file(folder, "tokenizer.json")
-    expression = find_unknown_regex(tokenizers.Tokenizer.from_file(str(file)))
-    return None if expression is None else SandboxedEncoder(file, expression)
 
 
 def _render(
     tokenizer: Any, templates: str | dict[str, str], chat: Any, variables: Mapping[str, Any]
 ) -> str:
-    """Renders a conversation; values that are not plain data are replaced by their repr."""
+    """Renders a conversation; values that JSON cannot represent are replaced by their repr."""
     plain = json.loads(json.dumps({"chat": chat, "variables": variables}, default=repr))
     messages = plain["chat"][0] if isinstance(plain["chat"][0], list) else plain["chat"]
     named = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}

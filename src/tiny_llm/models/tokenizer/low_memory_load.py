@@ -1,12 +1,12 @@
-"""Loading of `tokenizer.json` without heap fragmentation.
+"""`tokenizer.json` loader that avoids heap fragmentation.
 
 The `tokenizers` library parses the file into a tree of small objects, builds the vocabulary while
-the tree exists, and frees the tree. The freed blocks lie between live ones, so little is returned
-to the system. Passing vocabulary and merges as lists avoids these holes, so the BPE model is built
-first, and the small rest of the file is parsed around it. Python keeps thousands of freed tuples in
-free lists, and with each the megabyte around it, until a garbage collection, which therefore runs
-in between. For 151,643 tokens and as many merges, as in Qwen3, 34 MB remain instead of 48 after
-trimming the heap (`memory.py`); 32 are in use.
+the tree is live, and then frees the tree. Freed blocks are interleaved with live ones, so little
+memory returns to the system. Passing vocabulary and merges as Python objects avoids this, so the
+BPE model is built first, then the small rest of the file is parsed around it. Until a garbage
+collection, Python's free lists keep thousands of freed tuples, each pinning the megabyte around it,
+so one runs in between. For Qwen3's 151,643 tokens and as many merges, 34 MB remain after trimming
+the heap (`memory.py`) instead of 48; 32 are in use.
 """
 
 import gc
@@ -16,7 +16,7 @@ from typing import Any
 
 import tokenizers
 
-# Supported fields of a BPE model besides vocabulary and merges.
+# Supported BPE model fields besides vocabulary and merges.
 BPE_FIELDS = {
     "dropout",
     "unk_token",
@@ -29,21 +29,23 @@ BPE_FIELDS = {
 
 
 class UnsupportedFormatError(Exception):
-    """The file's layout is not supported here."""
+    """The file's layout is not supported by this loader."""
 
 
-def load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
-    """Equivalent of `tokenizers.Tokenizer.from_file` with less memory for BPE models.
+def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Same as `tokenizers.Tokenizer.from_file`, with less memory for BPE models.
 
     Args:
         file: a `tokenizer.json`.
+        content: its parsed content, which is consumed.
 
     Raises:
         Exception: the library's error for an invalid file.
     """
     try:
-        return _build_tokenizer(json.loads(file.read_bytes()))
-    except Exception:  # the library reports the error, or supports the file
+        return _build_tokenizer(content)
+    except Exception:  # the library either loads the file or reports the error
+        content.clear()
         return tokenizers.Tokenizer.from_file(str(file))
 
 
@@ -61,7 +63,7 @@ def _build_tokenizer(content: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _clear_free_lists() -> None:
-    """Clears Python's free lists by a garbage collection that skips all objects."""
+    """Clears Python's free lists with a garbage collection that skips all objects."""
     gc.freeze()  # exempts all objects
     gc.collect()
     gc.unfreeze()
@@ -79,9 +81,9 @@ def _bpe_model(model: dict[str, Any]) -> tokenizers.models.BPE:
 
 
 def _added_token_ids(added: list[str], vocab: dict[str, int]) -> dict[str, int]:
-    """Ids that the library assigns to added tokens, which may differ from the file's."""
+    """Ids that the library assigns to added tokens; the file's ids may differ."""
     ids: dict[str, int] = {}
-    next_id = len(vocab)  # of tokens outside the vocabulary
+    next_id = len(vocab)  # next id for a token outside the vocabulary
     for token in added:
         if token not in ids:
             ids[token] = vocab.get(token, next_id)

@@ -1,7 +1,7 @@
 """Sandboxed process with a time limit per request.
 
-A thread cannot be killed, but a process can. Requests and responses are lines of JSON. The process
-starts on the first request, and restarts after being killed.
+A thread cannot be killed, but a process can. Requests and responses are JSON lines. The process
+starts on the first request and restarts after it has been killed.
 """
 
 import json
@@ -22,20 +22,27 @@ class SandboxedProcess:
     """Client of a sandboxed program. Thread-safe; requests are serialized.
 
     Args:
-        program: Python file. Writes a line when it is ready, then a response for each request: an
-            object, with "error" on failure.
+        program: Python file. Writes a JSON object once ready, then one per request; on failure,
+            the object has the key "error".
         arguments: command-line arguments.
-        seconds: time limit of a response.
-        max_bytes: size limit of a response.
+        seconds: time limit per response.
+        max_bytes: size limit per response.
+        startup_seconds: time limit for startup.
     """
 
     def __init__(
-        self, program: Path, arguments: Sequence[str], seconds: float, max_bytes: int
+        self,
+        program: Path,
+        arguments: Sequence[str],
+        seconds: float,
+        max_bytes: int,
+        startup_seconds: float = STARTUP_TIMEOUT_SECONDS,
     ) -> None:
         self._program = program
         self._arguments = arguments
         self._seconds = seconds
         self._max_bytes = max_bytes
+        self._startup_seconds = startup_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -44,7 +51,7 @@ class SandboxedProcess:
 
         Args:
             payload: JSON-serializable request.
-            seconds: time limit of this response; None for the default.
+            seconds: time limit for this response; None for the default.
 
         Raises:
             ValueError: the program failed or exceeded its time or memory limit.
@@ -65,6 +72,19 @@ class SandboxedProcess:
             raise ValueError(response["error"])
         return response
 
+    def start(self) -> None:
+        """Starts the program and waits until it is ready.
+
+        Raises:
+            ValueError: the program failed or exceeded its time or memory limit.
+        """
+        with self._lock:
+            try:
+                self._start()
+            except ValueError:
+                self._stop()
+                raise
+
     def close(self) -> None:
         """Kills the process."""
         with self._lock:
@@ -77,10 +97,12 @@ class SandboxedProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # A preloaded sanitizer needs more memory than the limit.
+            # A preloaded sanitizer would exceed the memory limit.
             env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         )
-        self._exchange(b"", STARTUP_TIMEOUT_SECONDS)  # waits until ready
+        ready = json.loads(self._exchange(b"", self._startup_seconds))
+        if "error" in ready:
+            raise ValueError(ready["error"])
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -96,15 +118,19 @@ class SandboxedProcess:
         deadline = time.monotonic() + seconds
         into, out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(into, False)
-        received = bytearray()
+        received, left_to_send = bytearray(), memoryview(line)
         while not received.endswith(b"\n"):
             left = deadline - time.monotonic()
-            can_read, can_write, _ = select.select([out], [into] if line else [], [], max(0, left))
-            if left <= 0 or not (can_read or can_write):
+            poll = select.poll()  # unlike `select`, supports descriptors above 1023
+            poll.register(out, select.POLLIN)
+            if left_to_send:
+                poll.register(into, select.POLLOUT)
+            ready = {file for file, _ in poll.poll(max(0, left) * 1000)}
+            if left <= 0 or not ready:
                 raise ValueError(f"it takes more than {seconds:.3g} seconds")
-            if can_write:
-                line = line[os.write(into, line[:65536]) :]
-            if can_read:
+            if into in ready:
+                left_to_send = left_to_send[os.write(into, left_to_send[:65536]) :]
+            if out in ready:
                 piece = os.read(out, 65536)
                 if not piece:
                     raise ValueError("it takes too much memory")

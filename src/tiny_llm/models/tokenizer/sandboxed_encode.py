@@ -1,42 +1,24 @@
-"""Sandboxed encoding for tokenizers with unknown regular expressions.
+"""Sandboxed encoding, for tokenizers with unsafe components.
 
-`tokenizer.json` may pre-tokenize with any regular expression. Some take exponential time on some
-texts, and the library hangs or panics. The known expressions below are those of common models and
-take a few steps per character. A tokenizer with any other expression encodes in a sandboxed process
-with a time limit proportional to the text: slower, but bounded.
+These tokenizers (see `tokenizer_json.py`) run in a separate process with a memory limit and a time
+limit proportional to the text's length: slower, but bounded.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
-from ...errors import UserError, short_repr
+from ...errors import UserError
+from ..checkpoint.safe_io import ModelError
 from .sandbox import SandboxedProcess
+from .tokenizer_json import TOKENIZER_FILE, unsafe_component
 
 PROGRAM = Path(__file__).with_name("sandboxed_encode_main.py")
+LOAD_TIMEOUT_SECONDS = 10.0  # the largest real tokenizer takes one second
 BASE_TIMEOUT_SECONDS = 3.0  # for a short text
 MIN_CHARACTERS_PER_SECOND = 200_000  # on a slow machine
 MAX_MEMORY_BYTES = 2**30  # a vocabulary of 250,000 tokens takes a third
 MAX_RESPONSE_BYTES = 2**27
-
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_PUNCTUATION = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-
-KNOWN_REGEXES = {
-    # GPT-2
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    # Qwen2, Qwen3
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_PUNCTUATION}",
-    # Llama 3, SmolLM3
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_PUNCTUATION}",
-    # Mistral's Tekken
-    rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
 
 
 class SandboxedEncoder:
@@ -44,15 +26,22 @@ class SandboxedEncoder:
 
     Args:
         file: the `tokenizer.json`.
-        expression: the unknown regular expression, for error messages.
+        component: the unsafe component, for error messages.
+
+    Raises:
+        ValueError: the `tokenizers` library cannot load the file within the limits.
     """
 
-    def __init__(self, file: Path, expression: str):
-        self._regex = expression
-        arguments = [str(file), str(MAX_MEMORY_BYTES)]
+    def __init__(self, file: Path, component: str):
+        self._component = component
         self._process = SandboxedProcess(
-            PROGRAM, arguments, BASE_TIMEOUT_SECONDS, MAX_RESPONSE_BYTES
+            PROGRAM,
+            [str(file), str(MAX_MEMORY_BYTES)],
+            BASE_TIMEOUT_SECONDS,
+            MAX_RESPONSE_BYTES,
+            LOAD_TIMEOUT_SECONDS,
         )
+        self._process.start()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Encodes a text.
@@ -66,28 +55,29 @@ class SandboxedEncoder:
             ids: list[int] = self._process.request(payload, seconds)["ids"]
         except ValueError as error:
             raise UserError(
-                "the text cannot be cut into words with the regular expression "
-                f"{short_repr(self._regex)} of tokenizer.json: {error}; send another text, or "
-                "use a model whose tokenizer.json has a common expression."
+                f"the text cannot be encoded with {self._component} of tokenizer.json: {error}; "
+                "send another text, or use a model with a common tokenizer.json."
             ) from error
         return ids
 
 
-def find_unknown_regex(tokenizer: tokenizers.Tokenizer) -> str | None:
-    """First unknown regular expression of a tokenizer; None if all are known."""
-    for part in (tokenizer.normalizer, tokenizer.pre_tokenizer):
-        if part is not None:
-            for expression in _regexes(json.loads(part.__getstate__())):
-                if expression not in KNOWN_REGEXES:
-                    return expression
-    return None
+def sandboxed_encoder(folder: Path, content: Mapping[str, Any]) -> SandboxedEncoder | None:
+    """Creates an encoder for a tokenizer with unsafe components; None if all are safe.
 
+    Args:
+        folder: the checkpoint's folder.
+        content: see `read_tokenizer_json`.
 
-def _regexes(part: Any) -> Iterator[str]:
-    """Yields the regular expressions in a component's JSON."""
-    if isinstance(part, dict):
-        if isinstance(part.get("Regex"), str):
-            yield part["Regex"]
-        part = list(part.values())
-    for below in part if isinstance(part, list) else ():
-        yield from _regexes(below)
+    Raises:
+        ModelError: the `tokenizers` library cannot load the tokenizer within the limits.
+    """
+    component = unsafe_component(content)
+    if component is None:
+        return None
+    try:
+        return SandboxedEncoder(folder / TOKENIZER_FILE, component)
+    except ValueError as error:
+        raise ModelError(
+            f"{folder / TOKENIZER_FILE} with {component} cannot be loaded: {error}; download it "
+            "again."
+        ) from error

@@ -2,8 +2,8 @@
 
     python sandboxed_encode_main.py TOKENIZER_JSON MAX_BYTES
 
-Reads requests as lines of JSON. A regular expression with too many steps makes the library panic,
-which fails a request, or at most this process.
+Requests are JSON lines. A regular expression that takes too many steps makes the library panic,
+which fails the request or, at worst, this process.
 """
 
 import json
@@ -15,13 +15,17 @@ import tokenizers
 
 
 def main() -> None:
-    """Responds to each line with token ids or an error."""
-    tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
+    """Responds to each request with token ids or an error."""
+    num_bytes = int(sys.argv[2])
+    _limit_memory(2 * num_bytes)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
+    except BaseException as error:  # a panic is not an Exception
+        print(json.dumps({"error": _one_line(error)}), flush=True)
+        return
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    num_bytes = int(sys.argv[2])
-    with suppress(ValueError, OSError):  # macOS does not support this limit
-        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    _limit_memory(num_bytes)
     print("{}", flush=True)
     for line in sys.stdin:
         payload = json.loads(line)
@@ -29,9 +33,18 @@ def main() -> None:
         try:
             encoding = tokenizer.encode(payload["text"], add_special_tokens=payload["special"])
             response = {"ids": encoding.ids}
-        except BaseException as error:  # a panic is not an Exception
-            response = {"error": f"the tokenizers library gave up ({error})".replace("\n", " ")}
+        except BaseException as error:
+            response = {"error": f"the tokenizers library gave up ({_one_line(error)})"}
         print(json.dumps(response), flush=True)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    with suppress(ValueError, OSError):  # macOS does not support this limit
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

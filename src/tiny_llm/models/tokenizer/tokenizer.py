@@ -1,10 +1,11 @@
-"""Tokenizer of a checkpoint, without `transformers`.
+"""Tokenizer for checkpoints, without `transformers`.
 
 Uses the `tokenizers` library directly, because importing `transformers` takes seconds. Token ids,
-texts and EOS tokens equal those of `mlx_lm`'s tokenizer for the same folder, which is loaded lazily
-as the fallback for unsupported features.
+texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder, which is
+loaded lazily as a fallback for unsupported features.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,7 +14,6 @@ from typing import Any
 
 import tokenizers
 
-from ..checkpoint.safe_io import MAX_TOKENIZER_BYTES, check_file_size, resolve_file
 from ..checkpoint.tokenizer_config import (
     SPECIAL_TOKEN_FIELDS,
     read_eos_token_ids,
@@ -26,9 +26,13 @@ from .chat_template_sandbox import render_sandboxed
 from .detokenizer import StreamingDetokenizer, decode_byte_level
 from .hf_fallback import load_mlx_lm_tokenizer
 from .low_memory_load import load_tokenizer_json
-from .sandboxed_encode import SandboxedEncoder, find_unknown_regex
+from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
+from .tokenizer_json import TOKENIZER_FILE, library_errors, read_tokenizer_json
 
-# Classes of `transformers` that use tokenizer.json unchanged.
+# Batches of one gain nothing from threads, and the library warns about its threads after a fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# `transformers` classes that use tokenizer.json unchanged.
 SUPPORTED_CLASSES = {
     "PreTrainedTokenizerFast",
     "Qwen2Tokenizer",
@@ -37,7 +41,7 @@ SUPPORTED_CLASSES = {
 }
 THINK_TAGS = {"<think>", "</think>"}
 
-# Settings that require `transformers` if they are on; Qwen3's are all off.
+# Settings that require `transformers` if enabled; Qwen3 enables none.
 TRANSFORMERS_ONLY_FIELDS = (
     "add_prefix_space",
     "chat_template_type",
@@ -45,7 +49,7 @@ TRANSFORMERS_ONLY_FIELDS = (
     "split_special_tokens",
 )
 
-# Arguments of `apply_chat_template` that only `transformers` implements.
+# `apply_chat_template` arguments that only `transformers` implements.
 TRANSFORMERS_ONLY_ARGUMENTS = {
     "chat_template",
     "continue_final_message",
@@ -61,13 +65,14 @@ TRANSFORMERS_ONLY_ARGUMENTS = {
 
 
 class Tokenizer:
-    """Replacement for `mlx_lm.load`'s tokenizer; see the module docstring.
+    """Drop-in replacement for `mlx_lm.load`'s tokenizer; see the module docstring.
 
     Args:
         folder: the checkpoint's folder.
         tokenizer: its `tokenizer.json`.
         config: its `tokenizer_config.json`.
         eos_token_ids: see `read_eos_token_ids`.
+        encoder: sandboxed encoder; None if all components are safe.
 
     Attributes:
         eos_token_ids: ids of the EOS tokens.
@@ -81,6 +86,7 @@ class Tokenizer:
         tokenizer: tokenizers.Tokenizer,
         config: Mapping[str, Any],
         eos_token_ids: set[int],
+        encoder: SandboxedEncoder | None = None,
     ):
         self.eos_token_ids = eos_token_ids
         self.chat_template = find_chat_template(folder, config)
@@ -96,10 +102,7 @@ class Tokenizer:
             token_id: token.content.encode()
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
         }
-        expression = find_unknown_regex(tokenizer)
-        self._encoder = (
-            None if expression is None else SandboxedEncoder(folder / "tokenizer.json", expression)
-        )
+        self._encoder = encoder
 
     @property
     def has_chat_template(self) -> bool:
@@ -108,12 +111,12 @@ class Tokenizer:
 
     @property
     def backend_tokenizer(self) -> tokenizers.Tokenizer:
-        """The `tokenizers` object, named as in `transformers`."""
+        """The underlying `tokenizers.Tokenizer`, named as in `transformers`."""
         return self._tokenizer
 
     @property
     def detokenizer(self) -> StreamingDetokenizer:
-        """A new streaming detokenizer for one output."""
+        """Creates a streaming detokenizer for one output."""
         return StreamingDetokenizer(self.token_bytes)
 
     def token_bytes(self, token: int) -> bytes:
@@ -131,17 +134,22 @@ class Tokenizer:
         Args:
             text: special tokens in the text are recognized.
             add_special_tokens: whether to apply `tokenizer.json`'s post-processor.
-            others: see `transformers`.
+            others: further arguments of `transformers`, which require the fallback.
 
         Raises:
-            UserError: an uncommon regular expression of the tokenizer exceeds its time limit; see
-                `sandboxed_encode.py`.
+            UserError: the library fails, or a tokenizer with unsafe components exceeds its limits
+                (`sandboxed_encode.py`).
         """
         if self._encoder is not None and not others:
             return self._encoder.encode(text, add_special_tokens)
         if others:
             return self._mlx_lm.encode(text, add_special_tokens=add_special_tokens, **others)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        with library_errors("the tokenizer cannot encode the text"):
+            # A batch of one, because only batch calls release the GIL.
+            (encoding,) = self._tokenizer.encode_batch(
+                [text], add_special_tokens=add_special_tokens
+            )
+        return encoding.ids
 
     def decode(
         self, ids: int | Sequence[int], skip_special_tokens: bool = False, **others: Any
@@ -150,10 +158,11 @@ class Tokenizer:
         if others:
             return self._mlx_lm.decode(ids, skip_special_tokens=skip_special_tokens, **others)
         ids = [ids] if isinstance(ids, int) else [int(token) for token in ids]
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text
 
     def get_vocab(self) -> dict[str, int]:
-        """Vocabulary: token, spelled as in `tokenizer.json`, -> id."""
+        """Vocabulary: token, as spelled in `tokenizer.json` -> id."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def add_eos_token(self, token: str | int) -> None:
@@ -175,17 +184,17 @@ class Tokenizer:
         """Renders a conversation with the chat template in a sandboxed process.
 
         Args:
-            conversation: messages {"role": …, "content": …} with further keys of the template.
+            conversation: messages {"role": …, "content": …}, plus other keys the template reads.
             tools: JSON schemas of the available tools.
             tokenize: whether to encode the rendered text.
             variables: template variables such as `add_generation_prompt` and `enable_thinking`
                 (default: `has_thinking`); other arguments as in `transformers`.
 
         Returns:
-            Token ids, or the text without `tokenize`.
+            Token ids, or the text if `tokenize` is False.
 
         Raises:
-            ValueError: the template rejects the conversation or exceeds its limits; or there is no
+            ValueError: the template rejects the conversation or exceeds its limits, or there is no
                 chat template or no message.
         """
         variables["tools"] = tools
@@ -213,11 +222,11 @@ class Tokenizer:
 
     @cached_property
     def _mlx_lm(self) -> Any:
-        """The same tokenizer loaded by `mlx_lm`."""
+        """The same tokenizer, loaded by `mlx_lm`."""
         return load_mlx_lm_tokenizer(self._folder, self.eos_token_ids)
 
     def _can_render(self, messages: Any, variables: Mapping[str, Any]) -> bool:
-        """Whether one conversation of plain data can be rendered without `transformers`."""
+        """Whether a conversation can be rendered without `transformers`."""
         return (
             self.chat_template is not None
             and not TRANSFORMERS_ONLY_ARGUMENTS & set(variables)
@@ -235,7 +244,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     """Loads a checkpoint's tokenizer: a `Tokenizer`, or `mlx_lm`'s if unsupported.
 
     Args:
-        folder: folder with `tokenizer.json` or other files that `transformers` reads.
+        folder: folder with `tokenizer.json` or other tokenizer files that `transformers` supports.
         config: its `config.json`.
 
     Raises:
@@ -243,29 +252,27 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     """
     eos_token_ids = read_eos_token_ids(folder, config)
     settings = read_tokenizer_config(folder)
-    if not (folder / "tokenizer.json").exists():
+    if not (folder / TOKENIZER_FILE).exists():
         return load_mlx_lm_tokenizer(folder, eos_token_ids)
-    file = resolve_file(folder, "tokenizer.json")
-    check_file_size(file, MAX_TOKENIZER_BYTES)
-    try:
-        tokenizer = load_tokenizer_json(file)
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
+    content = read_tokenizer_json(folder)
+    encoder = sandboxed_encoder(folder, content)
+    with library_errors(f"{TOKENIZER_FILE} cannot be read"):
+        tokenizer = load_tokenizer_json(folder / TOKENIZER_FILE, content)
     if not _is_supported(folder, tokenizer, settings):
         return load_mlx_lm_tokenizer(folder, eos_token_ids)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if settings["eos_token"] is not None:
         named = tokenizer.token_to_id(token_text(settings["eos_token"]))
-        assert named is not None  # the model type is known
+        assert named is not None  # checked by `_is_supported`
         eos_token_ids.add(named)
-    return Tokenizer(folder, tokenizer, settings, eos_token_ids)
+    return Tokenizer(folder, tokenizer, settings, eos_token_ids, encoder)
 
 
 def _is_supported(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
     """Whether `transformers` would use `tokenizer.json` unchanged.
 
-    It adds tokens listed only in other files, and a default EOS token if no file names one.
+    `transformers` adds tokens listed only in other files, and a default EOS token if none is set.
     """
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     listed = settings.get("added_tokens_decoder")

@@ -1,28 +1,25 @@
 """`POST /v1/messages`: handlers and response serialization."""
 
 import json
+import re
 import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
 from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_responses
 from ..protocol.output import ParsedOutput
-from ..protocol.output_parser import (
-    OutputParser,
-    ParsedDelta,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-)
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt
 from ..protocol.sampling import make_sampling_params
 from ..protocol.streaming import EventSourceResponse, error_event, full_response, sse_event
+from ..protocol.tool_calls import ToolCallDelta
 from .messages_schema import CountTokensRequest, MessagesRequest
 
 PATH = "/v1/messages"
@@ -42,9 +39,10 @@ router = APIRouter()
 )
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Creates a message. With `stream`, sends server-sent events."""
-    server = get_app_state(request)
-    server.check_model(body.model)
+    server = get_app_state(request, body.model, "generate")
+    lora = server.adapter_of(body.model)
     body.check_supported()
+    await server.wait_until_loaded(request, bool(body.stream))
     params = make_sampling_params(
         server.defaults,
         max_tokens=body.max_tokens,
@@ -56,8 +54,8 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
         structured_outputs=body.constraint(),
     )
     prompt = await server.prompts.run(_render_prompt, server, body)
-    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled)
-    serializer = MessageSerializer(server, body, handle, prompt)
+    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
+    serializer = MessageSerializer(server, body, handle, prompt, params)
     if not body.stream:
         return await full_response(request.receive, handle, serializer.full_response())
     return EventSourceResponse(serializer, handle, server.settings.keep_alive, PING)
@@ -66,9 +64,9 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 @router.post(f"{PATH}/count_tokens", tags=["Anthropic"], responses=ANTHROPIC_ERROR_RESPONSES)
 async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, int]:
     """Counts the input tokens of a message without creating it."""
-    server = get_app_state(request)
-    server.check_model(body.model)
+    server = get_app_state(request, body.model, "generate")
     body.check_supported()
+    await server.wait_until_loaded(request)
     prompt = await server.prompts.run(_render_prompt, server, body)
     return {"input_tokens": len(prompt.token_ids)}
 
@@ -88,34 +86,42 @@ class MessageSerializer:
     """Serializes a message, a list of content blocks.
 
     Args:
-        server, body, handle, prompt: the request's state.
+        server, body, handle, prompt, params: the request's state.
     """
 
     def __init__(
-        self, server: AppState, body: MessagesRequest, handle: RequestHandle, prompt: ChatPrompt
+        self,
+        server: AppState,
+        body: MessagesRequest,
+        handle: RequestHandle,
+        prompt: ChatPrompt,
+        params: SamplingParams,
     ):
         self._handle = handle
+        self._server = server
         self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
         self._prompt = prompt
         choice = body.tool_choice
         first_tool_call_only = choice is not None and bool(choice.disable_parallel_tool_use)
-        parser = OutputParser(
-            prompt.thinking_enabled, prompt.reasoning_open, body.uses_tools, bool(body.stream)
+        tools = body.openai_tools() if body.uses_tools else []
+        parser = self._prompts.output_parser(
+            prompt, tools, params.structured_outputs, bool(body.stream)
         )
         self._output = ParsedOutput(parser, first_tool_call_only)
         self._envelope: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex[:24]}",
             "type": "message",
             "role": "assistant",
-            "model": server.settings.model_name,
+            "model": handle.model_name,
         }
         if body.wants_diagnostics:  # earlier prompts are not stored
             self._envelope["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
         self._omit_reasoning = body.omit_reasoning
         self._blocks: list[dict[str, Any]] = []
+        self._is_first_delta = False  # of a streamed call's arguments
 
     async def full_response(self) -> Response:
-        """Returns the response, after generation has finished."""
+        """Waits for generation to finish, then returns the response."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 for part in self._output.take(output):
@@ -165,8 +171,9 @@ class MessageSerializer:
         return error_event(PATH, error)
 
     def _finish(self) -> bytes:
-        """Ensures at least one block, because many clients read the first; returns its events."""
-        self._prefix_warmup.schedule(self._prompts, self._prompt, self._output)
+        """Adds a block if there is none, as many clients read the first one; returns its events."""
+        self._prefix_warmup.schedule(self._prompts, self._prompt, self._output, self._handle.lora)
+        self._server.schedule_validation(self._handle, self._output)
         if self._blocks:
             return b""
         empty = TextDelta("")
@@ -193,12 +200,14 @@ class MessageSerializer:
             case ToolCallDelta(is_new=False):
                 return False
             case ToolCallDelta(name, arguments, call_id):
-                head = {"type": "tool_use", "id": f"toolu_{call_id[5:]}", "name": name}
+                # Any other prefix is one that the chat template requires.
+                tool_use_id = re.sub("^call_", "toolu_", call_id)
+                head = {"type": "tool_use", "id": tool_use_id, "name": name}
                 self._blocks.append({**head, "input": _parse_arguments(arguments)})
         return True
 
     def _delta_events(self, part: ParsedDelta, is_new: bool) -> bytes:
-        """Events of a parsed delta: the start of its block, if new, and the block delta."""
+        """Returns a parsed delta's events: the block start, if the block is new, and the delta."""
         index = len(self._blocks) - 1
         delta: dict[str, Any]
         match part:
@@ -210,8 +219,9 @@ class MessageSerializer:
                 delta = {"type": "thinking_delta", "thinking": text}
             case ToolCallDelta(arguments=arguments):
                 empty = {**self._blocks[-1], "input": {}}
-                if is_new and arguments:  # a complete call
-                    arguments = json.dumps(self._blocks[-1]["input"], ensure_ascii=False)
+                if self._is_first_delta and arguments and arguments[0] != "{":  # not an object
+                    arguments = json.dumps(_parse_arguments(arguments), ensure_ascii=False)
+                self._is_first_delta = is_new
                 delta = {"type": "input_json_delta", "partial_json": arguments}
         block_delta = _event({"type": "content_block_delta", "index": index, "delta": delta})
         if not is_new:
@@ -257,6 +267,6 @@ def _parse_arguments(arguments: str) -> dict[str, Any]:
         return {}
     try:
         parsed = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     return parsed if isinstance(parsed, dict) else {"arguments": arguments}

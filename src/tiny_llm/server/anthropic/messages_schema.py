@@ -1,19 +1,26 @@
 """Request schema of `POST /v1/messages`."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
-from ..http.unsupported import CONTEXT_NOT_EDITED, STATELESS, warn_once
+from ..http.unsupported import (
+    CONTEXT_NOT_EDITED,
+    STATELESS,
+    replace_images,
+    unsupported_field_message,
+    warn_once,
+)
+from ..protocol.bounded_types import BoundedList, JsonObject, ShortList, StrictModel
 from ..protocol.reasoning_effort import ReasoningEffort, thinking_budget
 from ..protocol.sampling import (
     INT64_MAX,
     OutputConstraint,
     PositiveInt,
-    StrictModel,
     auto_tool_calls,
     make_constraint,
 )
@@ -28,11 +35,11 @@ class TextBlock(CacheableModel):
 
     type: Literal["text"]
     text: str
-    citations: list[Any] | None = None
+    citations: BoundedList[Any] | None = None
 
 
 class ThinkingBlock(CacheableModel):
-    """Reasoning of an earlier turn."""
+    """Reasoning from an earlier turn."""
 
     type: Literal["thinking"]
     thinking: str
@@ -40,14 +47,14 @@ class ThinkingBlock(CacheableModel):
 
 
 class RedactedThinkingBlock(CacheableModel):
-    """Redacted reasoning of an earlier turn; ignored."""
+    """Redacted reasoning from an earlier turn; ignored."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
 class PlainTextSource(StrictModel):
-    """Inline text of a document."""
+    """A document's inline text."""
 
     type: Literal["text"]
     media_type: Literal["text/plain"]
@@ -61,12 +68,27 @@ class DocumentBlock(CacheableModel):
     source: PlainTextSource
     title: str | None = None
     context: str | None = None
-    citations: dict[str, Any] | None = None
+    citations: JsonObject | None = None
 
     @property
     def text(self) -> str:
-        """Title, context and text of the document."""
+        """The document's title, context and text."""
         return "\n".join(filter(None, (self.title, self.context, self.source.data)))
+
+
+class SearchResultBlock(CacheableModel):
+    """A search result from the client; the model gets its text."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: BoundedList[TextBlock]
+    citations: JsonObject | None = None
+
+    @property
+    def text(self) -> str:
+        """The result's title, source and text."""
+        return "\n".join((self.title, self.source, *(block.text for block in self.content)))
 
 
 class ToolUseBlock(CacheableModel):
@@ -75,17 +97,26 @@ class ToolUseBlock(CacheableModel):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
-    caller: dict[str, Any] | None = None
+    input: JsonObject
+    caller: JsonObject | None = None
 
 
 class ToolResultBlock(CacheableModel):
-    """The result of a tool call."""
+    """The result of a tool call. Images in it are replaced with text."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: (
+        str
+        | BoundedList[Annotated[TextBlock | SearchResultBlock, Field(discriminator="type")]]
+        | None
+    ) = None
     is_error: bool | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _replace_images(cls, content: Any) -> Any:
+        return replace_images(content)
 
 
 ContentBlock = Annotated[
@@ -93,6 +124,7 @@ ContentBlock = Annotated[
     | ThinkingBlock
     | RedactedThinkingBlock
     | DocumentBlock
+    | SearchResultBlock
     | ToolUseBlock
     | ToolResultBlock,
     Field(discriminator="type"),
@@ -103,7 +135,7 @@ class MessageParam(StrictModel):
     """A message. Claude Code also sends system messages between turns."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[ContentBlock]
+    content: str | BoundedList[ContentBlock]
 
 
 class ThinkingConfig(StrictModel):
@@ -118,7 +150,7 @@ class OutputFormat(StrictModel):
     """Output format."""
 
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
 class OutputConfig(StrictModel):
@@ -129,7 +161,7 @@ class OutputConfig(StrictModel):
 
 
 class ContextEdit(StrictModel):
-    """Removes the reasoning of earlier turns; the only supported edit.
+    """Removes reasoning from earlier turns; the only supported edit.
 
     A no-op, because chat templates omit earlier reasoning. Claude Code sends it.
     """
@@ -139,9 +171,9 @@ class ContextEdit(StrictModel):
 
 
 class ContextManagement(StrictModel):
-    """Edits of the conversation."""
+    """Conversation edits."""
 
-    edits: list[ContextEdit] | None = None
+    edits: ShortList[ContextEdit] | None = None
 
 
 class BillingPolicy(StrictModel):
@@ -152,7 +184,7 @@ class BillingPolicy(StrictModel):
 
 
 class Diagnostics(StrictModel):
-    """Requests the reason for a prefix cache miss after an earlier message."""
+    """Asks why the prefix cache missed, relative to an earlier message."""
 
     previous_message_id: str | None = None
 
@@ -161,13 +193,15 @@ class CountTokensRequest(CacheableModel):
     """Body of a token count request."""
 
     model: str | None = None
-    messages: Annotated[list[MessageParam], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
-    tools: list[MessagesTool] | None = None
+    messages: Annotated[BoundedList[MessageParam], Field(min_length=1)]
+    system: str | BoundedList[TextBlock] | None = None
+    tools: ShortList[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # earlier name for output_config.format
+    mcp_servers: ShortList[Any] | None = None  # must be empty
     billing_policy: BillingPolicy | None = None
     speed: Literal["standard"] | None = None
     workspace_id: str | None = None
@@ -180,6 +214,14 @@ class CountTokensRequest(CacheableModel):
         """
         if self.context_management is not None and self.context_management.edits:
             warn_once(CONTEXT_NOT_EDITED)
+        if self.mcp_servers:
+            message = unsupported_field_message("mcp_servers")
+            raise bad_request(str(message), "mcp_servers", "unsupported_parameter")
+        if self.output_format is not None and self.output_config_format is not None:
+            raise bad_request(
+                "output_format and output_config.format are the same option; give one of them.",
+                "output_format",
+            )
         if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":
             raise bad_request("tool_choice requires tools, but tools is empty.")
 
@@ -190,17 +232,17 @@ class CountTokensRequest(CacheableModel):
             ApiError: unknown tool name, or two fields constrain the output.
         """
         choice = self.tool_choice
-        output_format = self.output_config.format if self.output_config is not None else None
-        if choice is None or choice.type not in ("any", "tool"):
-            if output_format is None:
-                parallel = choice is None or not choice.disable_parallel_tool_use
-                return auto_tool_calls(self.openai_tools() if self.uses_tools else [], parallel)
-            schema = output_format.schema_
-            return make_constraint(StructuredOutputs, "output_config.format", json=schema)
+        output_format = self.output_format or self.output_config_format
+        answer = None
         if output_format is not None:
-            raise bad_request(
-                "a required tool call and output_config.format are mutually exclusive."
+            schema = output_format.schema_
+            answer = make_constraint(
+                StructuredOutputs, "output_config.format", json=schema, strict=False
             )
+        if choice is None or choice.type not in ("any", "tool"):
+            parallel = choice is None or not choice.disable_parallel_tool_use
+            tools = self.openai_tools() if self.uses_tools else []
+            return auto_tool_calls(tools, parallel, answer)
         if choice.type == "tool" and choice.name is None:
             raise bad_request("tool_choice.name is required for type 'tool'.")
         return make_constraint(
@@ -211,6 +253,11 @@ class CountTokensRequest(CacheableModel):
             name=choice.name if choice.type == "tool" else None,
             parallel=choice.type == "any" and not choice.disable_parallel_tool_use,
         )
+
+    @property
+    def output_config_format(self) -> OutputFormat | None:
+        """The format in `output_config`; None if not given."""
+        return None if self.output_config is None else self.output_config.format
 
     @property
     def uses_tools(self) -> bool:
@@ -256,12 +303,12 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
-    metadata: dict[str, Any] | None = None
+    stop_sequences: ShortList[Annotated[str, Field(min_length=1)]] | None = None
+    metadata: JsonObject | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: Diagnostics | None = None
     fallback_credit_token: str | None = None
-    thread: dict[str, Any] | None = None
+    thread: JsonObject | None = None
 
     @property
     def thinking_budget(self) -> int | None:
@@ -282,13 +329,13 @@ class MessagesRequest(CountTokensRequest):
             ApiError: a field is unsupported or conflicts with another.
         """
         super().check_supported()
-        if self.thread is not None:  # clients fall back on this code
+        if self.thread is not None:  # this error code makes clients fall back
             raise bad_request(
                 f"thread is not supported: {STATELESS}.", "thread", "thread_unsupported_request"
             )
 
 
-def _texts(content: str | list[TextBlock] | None) -> list[str]:
+def _texts(content: str | Sequence[TextBlock | SearchResultBlock] | None) -> list[str]:
     if content is None or isinstance(content, str):
         return [content or ""]
     return [block.text for block in content]
@@ -306,7 +353,7 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
     results, texts, reasoning, calls = [], [], [], []
     for block in turn.content:
         match block:
-            case TextBlock() | DocumentBlock():
+            case TextBlock() | DocumentBlock() | SearchResultBlock():
                 texts.append(block.text)
             case ThinkingBlock():
                 reasoning.append(block.thinking)
@@ -317,7 +364,8 @@ def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
             case ToolResultBlock():
                 content = "\n".join(_texts(block.content))
                 prefix = "Error: " if block.is_error else ""  # templates have no error field
-                results.append({"role": "tool", "content": prefix + content})
+                result = {"role": "tool", "tool_call_id": block.tool_use_id}
+                results.append({**result, "content": prefix + content})
     if not (texts or reasoning or calls):
         return results
     message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..protocol.sampling import StrictModel
+from ..protocol.bounded_types import JsonObject, ShortList, StrictModel
 
 
 class CacheableModel(StrictModel):
-    """Base with `cache_control`, a no-op: prompt pages are always cached."""
+    """Base class with `cache_control`, a no-op because prompt pages are always cached."""
 
-    cache_control: dict[str, Any] | None = None
+    cache_control: JsonObject | None = None
 
 
 class MessagesTool(CacheableModel):
@@ -19,13 +19,13 @@ class MessagesTool(CacheableModel):
 
     name: str
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     type: Literal["custom"] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    allowed_callers: Annotated[list[Literal["direct"]], Field(min_length=1)] | None = None
+    allowed_callers: Annotated[ShortList[Literal["direct"]], Field(min_length=1)] | None = None
     defer_loading: Literal[False] | None = None
-    input_examples: list[dict[str, Any]] | None = None
+    input_examples: ShortList[JsonObject] | None = None
 
     def openai_tool(self) -> dict[str, Any]:
         """Converts to OpenAI's format; input examples become part of the description."""
@@ -33,11 +33,13 @@ class MessagesTool(CacheableModel):
         if self.input_examples:
             lines.append("Input examples:")
             lines += [json.dumps(example, ensure_ascii=False) for example in self.input_examples]
-        function = {
+        function: dict[str, Any] = {
             "name": self.name,
             "description": "\n".join(lines),
             "parameters": self.input_schema,
         }
+        if self.strict is not None:
+            function["strict"] = self.strict
         return {"type": "function", "function": function}
 
 

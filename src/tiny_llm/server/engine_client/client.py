@@ -1,4 +1,4 @@
-"""Event-loop client of the engine: admission, dispatch of outputs, abort.
+"""Event-loop client of the engine: admission, output dispatch, abort.
 
 A client's request is a `RequestHandle`: one or more prompts with `n` completions each. All methods
 run on the event loop.
@@ -13,6 +13,8 @@ from typing import Any
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
+from ...engine.structured_output.grammar import GRAMMAR_FAILED
+from ..http.access_log import current_record
 from ..http.errors import ApiError, bad_request
 from ..settings import Settings
 from .coalescer import WakeCallback
@@ -26,25 +28,34 @@ from .messages import (
     EngineMessage,
     EngineReady,
     EngineStats,
+    LoadFailed,
+    LoadModel,
+    ModelUnloaded,
     Precompute,
     RequestAccepted,
     RequestRejected,
+    RequestUpdate,
     SnapshotRequest,
     StepReport,
+    UnloadModel,
 )
-from .metrics import Metrics
+from .metrics import Metrics, add_totals
 from .output_queue import OutputQueue
 
 ENGINE_FAILED = "The engine failed during generation; see the server's log."
 
 
 class RequestHandle:
-    """A client's request in the engine. `close` must be called, on success and on failure.
+    """A client's request to the engine. `close` must always be called, even after a failure.
 
     Attributes:
-        request_ids: engine requests, one per prompt.
-        prompt_index: index of each request's prompt.
+        request_ids: ids of the engine requests, one per prompt.
+        prompt_index: index of the prompt, by request id.
         prompt_tokens: total number of prompt tokens.
+        constraint: constraint on the output, or None.
+        lora: name of the LoRA adapter, or None.
+        output_tokens: number of generated tokens so far.
+        first_output_at: `time.monotonic()` at the first output; None until then.
         on_slow_reader: callback for a client that reads too slowly, or None.
         queue: outputs awaiting delivery.
     """
@@ -54,14 +65,19 @@ class RequestHandle:
         engine_client: "EngineClient",
         request_ids: Sequence[str],
         prompt_lengths: Sequence[int],
-        n: int,
+        params: SamplingParams,
+        lora: str | None = None,
     ):
         self.request_ids = list(request_ids)
         self.prompt_index = {request_id: index for index, request_id in enumerate(request_ids)}
         self.prompt_tokens = sum(prompt_lengths)
+        self.output_tokens = 0
+        self.first_output_at: float | None = None
         self.on_slow_reader: Callable[[], None] | None = None
         settings = engine_client.settings
-        self._num_completions = len(self.request_ids) * n
+        self.constraint = params.structured_outputs
+        self.lora = lora
+        self._num_completions = len(self.request_ids) * params.n
         self._timeout = settings.request_timeout
         limit = settings.max_queued_outputs * self._num_completions
         self.queue = OutputQueue(limit, settings.slow_reader_timeout, engine_client.schedule_wake)
@@ -69,6 +85,11 @@ class RequestHandle:
         self._engine_client = engine_client
         self._unaccepted = set(self.request_ids)  # not yet in the engine's queue
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model or adapter in responses."""
+        return self.lora or self._engine_client.settings.model_name
 
     @property
     def cached_tokens(self) -> int:
@@ -110,7 +131,7 @@ class RequestHandle:
         """Aborts unfinished completions."""
         self._engine_client.abort(self)
 
-    def handle_update(self, update: RequestAccepted | RequestRejected | StreamOutput) -> None:
+    def handle_update(self, update: RequestUpdate) -> None:
         """Processes an update from the engine."""
         match update:
             case RequestAccepted(request_id):
@@ -120,6 +141,8 @@ class RequestHandle:
             case RequestRejected(_, reason):
                 self.fail(bad_request(reason))
             case StreamOutput():
+                self.output_tokens += len(update.token_ids)
+                self.first_output_at = self.first_output_at or time.monotonic()
                 self.queue.put(update)
                 if self.on_slow_reader is not None and self.queue.is_stalled:
                     self.on_slow_reader()
@@ -128,12 +151,15 @@ class RequestHandle:
         """Ends the request with an error, before or during generation."""
         if not self._accepted.done():
             self._accepted.set_exception(error)
-            self._accepted.exception()  # retrieved: `accepted` may never be awaited
+            self._accepted.exception()  # marks it as retrieved: `accepted` may never be awaited
         self.queue.put(error)
 
     def _failure(self, output: StreamOutput) -> ApiError | None:
         match output.finish_reason:
             case "error":
+                reason = output.request_output.error or ""
+                if reason.startswith(GRAMMAR_FAILED):  # the request's fault, not the engine's
+                    return bad_request(reason[0].upper() + reason[1:])
                 return ApiError(500, ENGINE_FAILED)
             case "timeout":
                 message = f"The request did not finish within {self._timeout:g} s."
@@ -145,19 +171,20 @@ class EngineClient:
     """Sends requests to the engine thread and dispatches its messages.
 
     Args:
-        settings: limits.
-        command_queue: input queue of the engine thread.
-        lifecycle: phase of the server.
+        settings: server settings.
+        command_queue: the engine thread's input queue.
+        lifecycle: the model's lifecycle.
         metrics: counters and histograms.
         schedule_wake: `Coalescer.schedule_wake`.
 
     Attributes:
         settings, command_queue, lifecycle, metrics, schedule_wake: as given.
-        engine_info: limits and configuration of the engine; None until the model has loaded.
-        stats: the engine's state after the last step.
-        snapshot: the last requested snapshot (`engine/scheduling/snapshot.py`); None before.
+        engine_info: the engine's limits and configuration; None while the model is not loaded.
+        load_error: why the last load failed; None if it succeeded.
+        stats: gauges after the last step, and totals across loads.
+        snapshot: the latest snapshot (`engine/scheduling/snapshot.py`); None until one arrives.
         in_flight: requests with output still to be computed or delivered.
-        shutting_down: set when the process exits, which ends the viewers' event streams.
+        shutting_down: set when the process shuts down, to end the event streams of engine views.
     """
 
     def __init__(
@@ -178,11 +205,13 @@ class EngineClient:
         self.snapshot: Mapping[str, Any] | None = None
         self.in_flight: set[RequestHandle] = set()
         self.shutting_down = asyncio.Event()
-        self._load_finished = asyncio.Event()
+        self.load_error: str | None = None
+        self._earlier = EngineStats()  # totals from earlier loads
+        self._load_changed = asyncio.Event()  # set on load, unload or failure
         self._idle = asyncio.Event()
         self._idle.set()
-        self._handles: dict[str, RequestHandle | None] = {}  # None: closed by its client
-        self._unfinished: dict[str, int] = {}  # completions that the engine has not ended
+        self._handles: dict[str, RequestHandle | None] = {}  # None once closed
+        self._unfinished: dict[str, int] = {}  # number of unfinished completions
         self._request_counter = itertools.count()
         self._subscribers: list[Callable[[StepReport], None]] = []
         self._snapshot_waiters: list[asyncio.Future[None]] = []
@@ -190,18 +219,22 @@ class EngineClient:
     # ---------------------------------------------------------------- requests
 
     def submit(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, thinking_enabled: bool
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        thinking_enabled: bool,
+        lora: str | None = None,
     ) -> RequestHandle:
         """Queues prompts in the engine; see `AddRequest`. The engine validates the token ids.
 
         Raises:
             ApiError: 503 if the server is not ready, 429 if the queue is full, 400 if a prompt
-                leaves no room in the context or the request alone exceeds the queue.
+                leaves no room for output or the request alone exceeds the queue's capacity.
         """
         self.check_ready()
         assert self.engine_info is not None
         for prompt in prompts:
-            self._check_prompt(len(prompt), self.engine_info.max_seq_len)
+            self.check_prompt_length(len(prompt))
         num_completions = len(prompts) * params.n
         capacity = self.engine_info.max_num_seqs + self.settings.max_queue
         if num_completions > capacity:
@@ -219,15 +252,15 @@ class EngineClient:
                 headers={"Retry-After": "1"},
             )
         timeout = self.settings.request_timeout
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else current_record().started_at + timeout
         ids = [f"{next(self._request_counter)}" for _ in prompts]
-        handle = RequestHandle(self, ids, [len(prompt) for prompt in prompts], params.n)
+        handle = RequestHandle(self, ids, [len(prompt) for prompt in prompts], params, lora)
         self.in_flight.add(handle)
         self._idle.clear()
         for request_id, prompt in zip(ids, prompts, strict=True):
             self._handles[request_id] = handle
             self._unfinished[request_id] = params.n
-            request = AddRequest(request_id, prompt, params, thinking_enabled, deadline)
+            request = AddRequest(request_id, prompt, params, thinking_enabled, deadline, lora)
             self.command_queue.put(request)
         return handle
 
@@ -241,17 +274,22 @@ class EngineClient:
             raise ApiError(503, self.lifecycle.reason, headers={"Retry-After": "1"})
 
     def abort(self, handle: RequestHandle) -> None:
-        """Aborts a request's unfinished completions."""
+        """Aborts a request's unfinished completions.
+
+        Their ids stay in `_handles` until the engine has finished them: they still count as load.
+        """
+        # [task 5.1.4 abort]
         self.in_flight.discard(handle)
         for request_id in handle.request_ids:
             if request_id in self._handles:
                 self._handles[request_id] = None
                 self.command_queue.put(AbortRequest(request_id))
         self._update_idle()
+        # [/task 5.1.4 abort]
 
-    def precompute(self, token_ids: Sequence[int]) -> None:
-        """Computes a likely prompt prefix while the engine is idle."""
-        self.command_queue.put(Precompute(token_ids))
+    def precompute(self, token_ids: Sequence[int], lora: str | None = None) -> None:
+        """Precomputes a likely prompt prefix while the engine is idle."""
+        self.command_queue.put(Precompute(token_ids, lora))
 
     # ---------------------------------------------------------------- observers
 
@@ -266,8 +304,13 @@ class EngineClient:
         if not self._subscribers:
             self.command_queue.put(EnableEvents(False))
 
+    def report_phase(self) -> None:
+        """Sends subscribers an empty report after a phase change."""
+        for callback in list(self._subscribers):
+            callback(StepReport((), self.stats))
+
     async def refresh_snapshot(self, seconds: float) -> None:
-        """Updates `snapshot`; keeps the old one if the current step exceeds `seconds`."""
+        """Updates `snapshot`; keeps the old one if no new one arrives within `seconds`."""
         if self.engine_info is None or self.lifecycle.phase is Phase.BROKEN:
             return
         updated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -279,16 +322,33 @@ class EngineClient:
     # ---------------------------------------------------------------- load
 
     @property
+    def max_seq_len(self) -> int:
+        """Maximum number of tokens in a prompt plus its completion."""
+        assert self.engine_info is not None
+        return self.engine_info.max_seq_len
+
+    @property
     def num_unfinished(self) -> int:
-        """Number of completions that the engine has not ended."""
+        """Number of completions that the engine has not finished."""
         return sum(self._unfinished.values())
 
-    async def wait_until_loaded(self) -> None:
-        """Waits until the engine has loaded, or failed to."""
-        await self._load_finished.wait()
+    async def load(self) -> None:
+        """Loads the model; sets `engine_info`, or `load_error` if loading fails."""
+        self.load_error = None
+        self.lifecycle.transition(Phase.LOADING)
+        await self._change(LoadModel())
 
-    async def wait_until_idle(self, seconds: float) -> None:
-        """Waits until every request has ended in the engine and at its client, or a timeout."""
+    async def unload(self) -> None:
+        """Releases the model's memory. There must be no requests in flight."""
+        await self._change(UnloadModel())
+
+    async def _change(self, command: LoadModel | UnloadModel) -> None:
+        self._load_changed.clear()
+        self.command_queue.put(command)
+        await self._load_changed.wait()
+
+    async def wait_until_idle(self, seconds: float | None) -> None:
+        """Waits, for at most `seconds`, until all requests have finished and been closed."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
 
@@ -303,9 +363,19 @@ class EngineClient:
         match message:
             case EngineReady():
                 self.engine_info = message
-                self._load_finished.set()
+                if self._subscribers:
+                    self.command_queue.put(EnableEvents(True))
+                self._load_changed.set()
+            case LoadFailed(reason):
+                self.load_error = reason
+            case ModelUnloaded():
+                self.engine_info = self.snapshot = None
+                self.stats = self._earlier = add_totals(EngineStats(), self.stats)
+                self.lifecycle.transition(Phase.UNLOADED)
+                self.report_phase()
+                self._load_changed.set()
             case StepReport():
-                self.stats = message.stats
+                self.stats = add_totals(message.stats, self._earlier)
                 for update in message.updates:
                     self._dispatch(update)
                 if message.snapshot is not None:
@@ -316,9 +386,9 @@ class EngineClient:
                 self.on_engine_dead(reason)
 
     def on_engine_dead(self, reason: str) -> None:
-        """Fails every request: the engine computes no more steps."""
+        """Fails every request, because the engine will run no more steps."""
         self.lifecycle.transition(Phase.BROKEN, reason)
-        self._load_finished.set()
+        self._load_changed.set()
         self._handles.clear()
         self._unfinished.clear()
         self.fail_all(ApiError(500, ENGINE_FAILED))
@@ -336,13 +406,13 @@ class EngineClient:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _dispatch(self, update: RequestAccepted | RequestRejected | StreamOutput) -> None:
+    def _dispatch(self, update: RequestUpdate) -> None:
         request_id = update.request_id
         if request_id not in self._handles:  # after `on_engine_dead`
             return
         handle = self._handles[request_id]
         if isinstance(update, StreamOutput):
-            self.metrics.observe_output(update)
+            self.metrics.observe_output(self.settings.model_name, update)
             if update.finish_reason is not None:
                 self._unfinished[request_id] -= 1
         elif isinstance(update, RequestRejected):
@@ -353,14 +423,20 @@ class EngineClient:
         if handle is not None:
             handle.handle_update(update)
 
-    @staticmethod
-    def _check_prompt(num_tokens: int, max_seq_len: int) -> None:
+    def check_prompt_length(self, num_tokens: int) -> None:
+        """Rejects a prompt that is empty or leaves no room for output in the context.
+
+        Raises:
+            ApiError: 400.
+        """
+        assert self.engine_info is not None
+        max_seq_len = self.engine_info.max_seq_len
         if num_tokens == 0:
             raise bad_request("The prompt is empty; give at least one token.")
         if num_tokens >= max_seq_len:
             raise ApiError(
                 400,
-                # Clients of both protocols match this text and then shorten the prompt.
+                # OpenAI and Anthropic clients match this text, then shorten the prompt.
                 f"The prompt is too long: {num_tokens} tokens > {max_seq_len - 1} maximum; this "
                 f"model's maximum context length is {max_seq_len} tokens, at least one of them for "
                 "the output.",

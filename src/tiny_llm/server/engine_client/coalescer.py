@@ -1,10 +1,10 @@
 """Output coalescing between the engine thread and the event loop.
 
-Waking the event loop and writing to a socket cost more than the token that is delivered. A small
-model's step takes a few milliseconds, and a display refreshes every sixteen. Therefore only urgent
-messages wake the loop at once: a completion's first token, its end, an error, and any message after
-a pause. All others are delivered together at the next flush. The delay grows by 2 ms per stream,
-which bounds writes at 500 a second, up to `MAX_DELAY`, beyond which streams stop looking smooth.
+Waking the event loop and writing to a socket for every token is expensive: a small model's step
+takes a few milliseconds, while a display refreshes every 16 ms. Therefore only urgent messages wake
+the loop at once: a completion's first token, its end, an error, and any message after a pause. All
+others are delivered together at the next flush. The delay grows by 2 ms per stream, which bounds
+writes at 500 per second, up to `MAX_DELAY`, beyond which streams stop looking smooth.
 """
 
 import asyncio
@@ -49,11 +49,13 @@ class Coalescer:
     def post(self, message: EngineMessage) -> None:
         """Queues a message from the engine thread; wakes the loop if it is urgent."""
         assert self._loop is not None
-        self._messages.append(message)  # before reading the clock, as `_flush` reads it first
+        # [task 5.2.4 post]
+        self._messages.append(message)  # before reading the clock; `_flush` reads the clock first
         can_wait = isinstance(message, StepReport) and not message.is_urgent
         if not can_wait or time.monotonic() >= self._next_flush:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process is exiting
                 self._loop.call_soon_threadsafe(self._flush)
+        # [/task 5.2.4 post]
 
     def schedule_wake(self, wake: WakeCallback) -> None:
         """Calls `wake` at the end of the next scheduled flush; it must not raise."""

@@ -1,13 +1,15 @@
-"""Engine thread: loads the model, runs steps, reports their outputs.
+"""Engine thread: loads and unloads a model, runs steps, reports outputs.
 
-All MLX work happens here, because MLX's streams are bound to a thread. Commands are processed
+All MLX work runs in this thread, because MLX streams are thread-bound. Commands are processed
 between steps: an aborted request is removed before the next step is scheduled. Grammars are
 compiled in worker threads, so that slow compilation does not delay steps.
 
 While idle, the thread precomputes prefixes of likely next turns, one page per step, and polls for
-commands after each page. Before blocking, it releases unused memory of finished requests.
+commands after each page. Before blocking, the thread releases memory that finished requests left
+unused.
 """
 
+import gc
 import logging
 import queue
 import threading
@@ -15,15 +17,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...engine.core import MEMORY_CHECK_INTERVAL
 from ...engine.inputs.structured_outputs import ToolCalls
 from ...engine.llm import LLM
 from ...engine.scheduling.events import Event, event_fields
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.scheduling.snapshot import SNAPSHOT_INTERVAL, snapshot
 from ...errors import UserError
+from ...kernels.heap import trim_heap
 from ...models import memory
 from . import messages
 
@@ -35,7 +39,7 @@ MAX_WARMUP_PREFIXES = 4  # pending prefixes to precompute
 
 @dataclass(frozen=True)
 class GrammarReady:
-    """A worker's message: a request's grammar has been compiled, or rejected."""
+    """Sent by a worker when a request's grammar has been compiled or rejected."""
 
     request: messages.AddRequest
     reject_reason: str | None
@@ -53,8 +57,8 @@ class EngineThread(threading.Thread):
         report: receives output messages; called in this thread, must not block.
 
     Attributes:
-        step_started_at: start of the current step on the clock of `time.monotonic`, for the
-            watchdog; None between steps.
+        step_started_at: `time.monotonic()` at the start of the current step, for the watchdog; None
+            between steps.
     """
 
     def __init__(
@@ -68,80 +72,147 @@ class EngineThread(threading.Thread):
         self._load = load
         self._command_queue = command_queue
         self._report = report
-        self._workers = ThreadPoolExecutor(NUM_GRAMMAR_WORKERS, thread_name_prefix="grammars")
-        self._compiling: set[str] = set()  # ids of requests with a pending grammar
+        self._workers = _grammar_workers()
+        self._compiling: set[str] = set()  # ids of requests whose grammar is being compiled
         self._events: list[dict[str, Any]] = []
         self._snapshot_requested = False
-        self._next_snapshot = 0.0  # time of the next periodic snapshot, with subscribers
-        self._num_submitted = 0  # since memory was last trimmed
+        self._next_snapshot = 0.0  # due time of the periodic snapshot for subscribers
+        self._num_submitted = 0  # requests since memory was last trimmed
         # Newest last; when full, the oldest is dropped.
-        self._warmup_prefixes: deque[Sequence[int]] = deque(maxlen=MAX_WARMUP_PREFIXES)
+        self._warmup_prefixes: deque[messages.Precompute] = deque(maxlen=MAX_WARMUP_PREFIXES)
 
     def run(self) -> None:
-        """Loads and steps until `Shutdown`; reports `EngineDead` on any other exit."""
+        """Runs until `Shutdown`; reports `EngineDead` on any other exit."""
         try:
-            llm = self._load()
-            llm.on_worker_lost(self._on_worker_lost)
-            self._report(_engine_ready(llm))
-            self._run_loop(llm)
-        except UserError as error:  # the model cannot be loaded
-            self._report(messages.EngineDead(str(error)))
+            while not isinstance(command := self._command_queue.get(), messages.Shutdown):
+                if isinstance(command, messages.LoadModel):
+                    if not self._load_and_serve():
+                        return
+                    self._release_memory()
         except BaseException as error:
             log.exception("the engine thread failed")
             self._report(messages.EngineDead(f"the engine failed: {type(error).__name__}."))
 
+    def _load_and_serve(self) -> bool:
+        """Loads and serves a model; returns False on `Shutdown`, True on unload or load failure."""
+        try:
+            llm = self._load()
+        except UserError as error:
+            self._report(messages.LoadFailed(str(error)))
+            return True
+        except Exception as error:
+            log.exception("the model cannot be loaded")
+            self._report(messages.LoadFailed(f"the engine failed: {type(error).__name__}."))
+            return True
+        llm.on_worker_lost(self._on_worker_lost)
+        gc.collect()
+        gc.freeze()  # keeps library objects out of later garbage collections
+        self._report(_engine_ready(llm))
+        is_unloaded = self._run_loop(llm)
+        llm.close()
+        return is_unloaded
+
+    def _release_memory(self) -> None:
+        """Releases an unloaded model's memory; no references to the model may remain."""
+        self._workers.shutdown()  # an aborted request's compilation may still use the model
+        self._workers = _grammar_workers()
+        self._events.clear()
+        self._warmup_prefixes.clear()
+        gc.unfreeze()  # see `_load_and_serve`
+        gc.collect()
+        gc.freeze()
+        memory.release_free_memory()
+        self._report(messages.ModelUnloaded())
+
     def _on_worker_lost(self, reason: str) -> None:
-        """Reports a lost rank. The calling thread exits the process when this returns."""
+        """Reports a lost rank and waits for delivery; the caller then exits the process."""
         self._report(messages.EngineDead(reason))
         time.sleep(messages.SHUTDOWN_GRACE_SECONDS)
 
-    def _run_loop(self, llm: LLM) -> None:
+    def _run_loop(self, llm: LLM) -> bool:
+        """Serves until `UnloadModel` (returns True) or `Shutdown` (False).
+
+        Each iteration processes all queued commands, runs a step and reports its results. Blocks
+        until a command arrives if there is nothing to compute.
+        """
         self._report(messages.StepReport((), _engine_stats(llm)))
         while True:
-            updates: list[messages.RequestAccepted | messages.RequestRejected | StreamOutput] = []
+            # [task 5.2.3 round]
             has_work = llm.has_unfinished_requests or bool(self._warmup_prefixes)
             if not has_work:
                 self._trim_memory(llm)
-            for message in self._drain_commands(wait=not has_work):
-                self._num_submitted += isinstance(message, messages.AddRequest)
-                match message:
-                    case messages.AddRequest(request_id) if (
-                        message.params.structured_outputs is not None
-                    ):
-                        self._compiling.add(request_id)
-                        self._workers.submit(self._compile_grammar, llm, message)
-                    case messages.AddRequest():
-                        updates.append(_add_request(llm, message))
-                    case GrammarReady(request, reject_reason):
-                        updates += self._on_grammar_ready(llm, request, reject_reason)
-                    case messages.AbortRequest(request_id) if request_id in self._compiling:
-                        self._compiling.remove(request_id)
-                        updates.append(
-                            messages.RequestRejected(request_id, "The request was aborted.")
-                        )
-                    case messages.AbortRequest(request_id):
-                        llm.abort(request_id)
-                    case messages.Precompute(token_ids):
-                        self._warmup_prefixes.append(token_ids)
-                    case messages.EnableEvents(enabled):
-                        llm.scheduler.listener = self._on_event if enabled else None
-                        self._next_snapshot = 0.0
-                    case messages.SnapshotRequest():
-                        self._snapshot_requested = True
-                    case messages.Shutdown():
-                        return
-            self.step_started_at = time.monotonic()
-            if llm.has_unfinished_requests:
-                outputs = llm.step()
-                updates += outputs
-                _log_errors(outputs)
-            elif self._warmup_prefixes and not llm.precompute(self._warmup_prefixes[-1]):
+            updates: list[messages.RequestUpdate] = []
+            for command in self._drain_commands(llm, wait=not has_work):
+                if isinstance(command, messages.UnloadModel | messages.Shutdown):
+                    return isinstance(command, messages.UnloadModel)
+                updates += self._handle_command(llm, command)
+            updates += self._step(llm)
+            self._report_step(llm, updates)
+            # [/task 5.2.3 round]
+
+    def _drain_commands(
+        self, llm: LLM, wait: bool
+    ) -> Iterator[messages.EngineCommand | GrammarReady]:
+        """Yields all queued commands; with `wait`, blocks until one arrives or memory runs low."""
+        # [task 5.2.3 drain]
+        while wait:
+            try:
+                yield self._command_queue.get(timeout=MEMORY_CHECK_INTERVAL)
+                wait = False
+            except queue.Empty:
+                wait = not llm.check_memory()
+        while True:
+            try:
+                yield self._command_queue.get_nowait()
+            except queue.Empty:
+                return
+        # [/task 5.2.3 drain]
+
+    def _handle_command(
+        self, llm: LLM, command: messages.EngineCommand | GrammarReady
+    ) -> Sequence[messages.RequestUpdate]:
+        """Processes a command; returns updates for the affected requests."""
+        match command:
+            case messages.AddRequest(request_id):
+                self._num_submitted += 1
+                if command.params.structured_outputs is None:
+                    return [_add_request(llm, command)]
+                self._compiling.add(request_id)
+                self._workers.submit(self._compile_grammar, llm, command)
+            case GrammarReady(request, reject_reason):
+                return self._on_grammar_ready(llm, request, reject_reason)
+            case messages.AbortRequest(request_id) if request_id in self._compiling:
+                self._compiling.remove(request_id)
+                return [messages.RequestRejected(request_id, "The request was aborted.")]
+            case messages.AbortRequest(request_id):
+                llm.abort(request_id)
+            case messages.Precompute():
+                self._warmup_prefixes.append(command)
+            case messages.EnableEvents(enabled):
+                llm.scheduler.listener = self._on_event if enabled else None
+                self._next_snapshot = 0.0
+            case messages.SnapshotRequest():
+                self._snapshot_requested = True
+        return []
+
+    def _step(self, llm: LLM) -> Sequence[StreamOutput]:
+        """Runs a step, or precomputes a page while idle; returns the step's outputs."""
+        outputs: Sequence[StreamOutput] = ()
+        self.step_started_at = time.monotonic()
+        if llm.has_unfinished_requests:
+            outputs = llm.step()
+            _log_errors(outputs)
+        elif self._warmup_prefixes:
+            prefix = self._warmup_prefixes[-1]
+            if not llm.precompute(prefix.token_ids, prefix.lora):
                 self._warmup_prefixes.pop()
-            self.step_started_at = None
-            events, self._events = tuple(self._events), []
-            self._report(
-                messages.StepReport(tuple(updates), _engine_stats(llm), events, self._snapshot(llm))
-            )
+        self.step_started_at = None
+        return outputs
+
+    def _report_step(self, llm: LLM, updates: Sequence[messages.RequestUpdate]) -> None:
+        events, self._events = tuple(self._events), []
+        stats, snapshot_taken = _engine_stats(llm), self._snapshot(llm)
+        self._report(messages.StepReport(tuple(updates), stats, events, snapshot_taken))
 
     def _snapshot(self, llm: LLM) -> dict[str, Any] | None:
         """Takes a snapshot if one was requested or, with subscribers, if one is due."""
@@ -164,7 +235,12 @@ class EngineThread(threading.Thread):
         try:
             llm.compile_grammar(ids, request.params, enable_thinking=thinking_enabled)
         except UserError as error:
-            if isinstance(constraint, ToolCalls) and constraint.choice == "auto":
+            is_optional = (
+                isinstance(constraint, ToolCalls)
+                and constraint.choice == "auto"
+                and constraint.answer is None
+            )
+            if is_optional:
                 log.warning("tool calls are not constrained to their schemas: %s", error)
                 params = replace(request.params, structured_outputs=None)
                 request = replace(request, params=params)
@@ -191,20 +267,14 @@ class EngineThread(threading.Thread):
         if self._num_submitted >= memory.TRIM_INTERVAL and self._command_queue.empty():
             self._num_submitted = 0
             llm.release_scratch()
-            memory.trim_heap()
-
-    def _drain_commands(self, wait: bool) -> Iterator[messages.EngineCommand | GrammarReady]:
-        """Yields all queued commands; with `wait`, blocks for the first."""
-        if wait:
-            yield self._command_queue.get()
-        while True:
-            try:
-                yield self._command_queue.get_nowait()
-            except queue.Empty:
-                return
+            trim_heap()
 
     def _on_event(self, event: Event) -> None:
         self._events.append({**event_fields(event), "time": time.time()})
+
+
+def _grammar_workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(NUM_GRAMMAR_WORKERS, thread_name_prefix="grammars")
 
 
 def _add_request(
@@ -221,6 +291,7 @@ def _add_request(
             request_id=message.request_id,
             enable_thinking=message.thinking_enabled,
             timeout=timeout,
+            lora=message.lora,
         )
     except UserError as error:
         return messages.RequestRejected(message.request_id, str(error))
@@ -248,15 +319,21 @@ def _engine_ready(llm: LLM) -> messages.EngineReady:
 
 def _engine_stats(llm: LLM) -> messages.EngineStats:
     scheduler, statistics = llm.scheduler, llm.runner.statistics
+    states, disk_cache = scheduler.pages.states.counts(), llm.core.disk_cache
     return messages.EngineStats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
         pages=scheduler.config.num_pages,
         free_pages=scheduler.pages.num_available,
+        state_slots=scheduler.config.num_state_slots,
+        used_state_slots=states.used,
+        checkpoints=states.checkpoints,
         prompt_tokens=scheduler.num_prompt_tokens,
         cached_tokens=scheduler.num_cached_tokens,
         preemptions=scheduler.num_preemptions,
         steps=statistics.steps,
         draft_tokens=statistics.num_draft_tokens,
         accepted_draft_tokens=statistics.num_accepted_tokens,
+        disk_cache=None if disk_cache is None else asdict(disk_cache.stats),
+        memory_evictions=llm.core.num_memory_evictions,
     )

@@ -1,11 +1,12 @@
-"""Server phase: loading, ready, draining, broken."""
+"""Lifecycle of a model: unloaded, loading, ready, draining, broken."""
 
 from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """loading → ready → draining; any → broken, which is final."""
+    """loading → ready → unloaded → loading; any → draining; any → broken, which is final."""
 
+    UNLOADED = "unloaded"
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -13,6 +14,7 @@ class Phase(StrEnum):
 
 
 PHASE_MESSAGES = {
+    Phase.UNLOADED: "The model is not loaded; its first request loads it.",
     Phase.LOADING: "The model is loading; retry in a moment.",
     Phase.READY: "The server is ready.",
     Phase.DRAINING: "The server is shutting down and accepts no new requests.",
@@ -20,11 +22,11 @@ PHASE_MESSAGES = {
 
 
 class Lifecycle:
-    """The server's phase, with the reason that `/ready` reports."""
+    """A model's phase, with the reason that `/ready` reports."""
 
-    def __init__(self) -> None:
-        self.phase = Phase.LOADING
-        self.reason = PHASE_MESSAGES[Phase.LOADING]
+    def __init__(self, phase: Phase = Phase.LOADING) -> None:
+        self.phase = phase
+        self.reason = PHASE_MESSAGES[phase]
 
     @property
     def is_ready(self) -> bool:
@@ -32,8 +34,9 @@ class Lifecycle:
         return self.phase is Phase.READY
 
     def transition(self, phase: Phase, reason: str | None = None) -> None:
-        """Changes the phase; a no-op from broken, and from draining to ready."""
-        if self.phase is Phase.BROKEN or (self.phase is Phase.DRAINING and phase is Phase.READY):
+        """Changes the phase. Broken is final, and draining can only become broken."""
+        is_final = self.phase is Phase.DRAINING and phase is not Phase.BROKEN
+        if self.phase is Phase.BROKEN or is_final:
             return
         self.phase = phase
         self.reason = reason or PHASE_MESSAGES[phase]

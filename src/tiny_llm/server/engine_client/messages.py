@@ -1,9 +1,9 @@
 """Messages between the event loop and the engine thread.
 
 Plain data, treated as immutable. The event loop sends `EngineCommand`s. The engine thread sends
-`EngineReady` once, a `StepReport` after each step, and `EngineDead` on failure. Outputs are the
-engine's own `StreamOutput`; the event loop must not read their `request_output`, which the engine
-thread updates.
+`EngineReady` or `LoadFailed` after `LoadModel`, a `StepReport` after each step, `ModelUnloaded`
+after `UnloadModel`, and `EngineDead` on failure. Outputs are the engine's own `StreamOutput`; the
+event loop must not read their `request_output`, which the engine thread updates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,16 @@ SHUTDOWN_GRACE_SECONDS = 1.0  # for errors to reach clients before a failed proc
 
 
 @dataclass(frozen=True)
+class LoadModel:
+    """Loads the model. Other commands are dropped while no model is loaded."""
+
+
+@dataclass(frozen=True)
+class UnloadModel:
+    """Releases the model's memory. There must be no unfinished requests."""
+
+
+@dataclass(frozen=True)
 class AddRequest:
     """Adds a request for one prompt.
 
@@ -27,7 +37,8 @@ class AddRequest:
         token_ids: the prompt.
         params: sampling parameters.
         thinking_enabled: whether a structured output may begin with reasoning.
-        deadline: end of the request, on the clock of `time.monotonic`; None for no timeout.
+        deadline: `time.monotonic()` at which the request times out; None for no timeout.
+        lora: name of the LoRA adapter; None for none.
     """
 
     request_id: str
@@ -35,20 +46,22 @@ class AddRequest:
     params: SamplingParams
     thinking_enabled: bool = False
     deadline: float | None = None
+    lora: str | None = None
 
 
 @dataclass(frozen=True)
 class AbortRequest:
-    """Aborts a request and releases its pages; a no-op if it has ended."""
+    """Aborts a request and releases its pages; a no-op if it has already finished."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class Precompute:
-    """Computes a likely prompt prefix while the engine is idle."""
+    """Precomputes a likely prompt prefix while the engine is idle, with the adapter if given."""
 
     token_ids: Sequence[int]
+    lora: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,22 +78,31 @@ class SnapshotRequest:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """Ends the engine thread."""
+    """Stops the engine thread."""
 
 
-EngineCommand = AddRequest | AbortRequest | Precompute | EnableEvents | SnapshotRequest | Shutdown
+EngineCommand = (
+    LoadModel
+    | UnloadModel
+    | AddRequest
+    | AbortRequest
+    | Precompute
+    | EnableEvents
+    | SnapshotRequest
+    | Shutdown
+)
 
 # ---------------------------------------------------------------- from the engine
 
 
 @dataclass(frozen=True)
 class EngineReady:
-    """Sent once the model has loaded.
+    """The model has loaded.
 
     Attributes:
-        vocab_size: upper bound of token ids, exclusive.
-        max_seq_len: maximum tokens of a prompt and a completion: the model's context, or the
-            capacity of all pages.
+        vocab_size: exclusive upper bound on token ids.
+        max_seq_len: maximum length of prompt plus completion, in tokens: the model's context length
+            or the capacity of the KV cache, whichever is smaller.
         max_num_seqs: maximum number of running requests.
         config: the engine's configuration, for display.
     """
@@ -92,8 +114,20 @@ class EngineReady:
 
 
 @dataclass(frozen=True)
+class LoadFailed:
+    """Loading the model failed; `reason` goes to the log."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ModelUnloaded:
+    """The model's memory has been released."""
+
+
+@dataclass(frozen=True)
 class RequestRejected:
-    """The engine rejected a prompt; `reason` is a sentence for the client."""
+    """The engine rejected a prompt; `reason` is the error message for the client."""
 
     request_id: str
     reason: str
@@ -106,20 +140,31 @@ class RequestAccepted:
     request_id: str
 
 
+RequestUpdate = RequestAccepted | RequestRejected | StreamOutput
+
+
 @dataclass(frozen=True)
 class EngineStats:
-    """Engine gauges, and totals since start."""
+    """Engine gauges, and totals since start.
+
+    `disk_cache` has the fields of `DiskCacheStats`; None without --prefix-cache-dir.
+    """
 
     running: int = 0
     waiting: int = 0
     pages: int = 0
     free_pages: int = 0
+    state_slots: int = 0
+    used_state_slots: int = 0
+    checkpoints: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    disk_cache: Mapping[str, int] | None = None
+    memory_evictions: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +179,7 @@ class StepReport:
             requested.
     """
 
-    updates: tuple[RequestAccepted | RequestRejected | StreamOutput, ...]
+    updates: tuple[RequestUpdate, ...]
     stats: EngineStats
     events: tuple[Mapping[str, Any], ...] = ()
     snapshot: Mapping[str, Any] | None = None
@@ -154,4 +199,4 @@ class EngineDead:
     reason: str
 
 
-EngineMessage = EngineReady | StepReport | EngineDead
+EngineMessage = EngineReady | LoadFailed | StepReport | ModelUnloaded | EngineDead

@@ -1,6 +1,8 @@
-"""Prometheus metrics, with vLLM's names (`tiny_llm:` for `vllm:`)."""
+"""Prometheus metrics under vLLM's names, with the prefix `tiny_llm:`."""
 
-from collections.abc import Iterable
+from collections import Counter as Counts
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -29,22 +31,40 @@ LATENCY_BUCKETS = (
 )
 
 
+TOTALS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "preemptions",
+    "memory_evictions",
+    "steps",
+    "draft_tokens",
+    "accepted_draft_tokens",
+)  # `EngineStats` fields that restart at 0 with each load
+
+
 class Metrics:
-    """Metrics of one server, in a separate registry.
+    """One server's metrics, in a separate Prometheus registry.
 
     Args:
-        model: value of the `model_name` label.
+        models: values of the `model_name` label.
     """
 
-    def __init__(self, model: str):
-        self._model = model
+    def __init__(self, models: Iterable[str]):
+        self._models = list(models)
         self._registry = CollectorRegistry()
-        self._stats = EngineStats()
-        self._num_generated = 0
+        self._stats: Mapping[str, EngineStats] = {}
+        self._memory_bytes: Mapping[str, int] = {}
+        self._num_generated: Counts[str] = Counts()
         self._finished = Counter(
             "tiny_llm:request_success",  # the library appends `_total`
             "Finished requests by reason.",
             ["model_name", "finished_reason"],
+            registry=self._registry,
+        )
+        self._http_requests = Counter(
+            "tiny_llm:http_requests",
+            "HTTP requests by endpoint, method and status.",
+            ["endpoint", "method", "status"],
             registry=self._registry,
         )
         self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token.")
@@ -57,60 +77,108 @@ class Metrics:
         )
         self._registry.register(self)
 
-    def observe_output(self, output: StreamOutput) -> None:
+    def count_http_request(self, endpoint: str, method: str, status: int) -> None:
+        """Counts an HTTP request."""
+        self._http_requests.labels(endpoint, method, str(status)).inc()
+
+    def observe_output(self, model: str, output: StreamOutput) -> None:
         """Records an output."""
-        self._num_generated += len(output.token_ids)
+        self._num_generated[model] += len(output.token_ids)
         if output.finish_reason is None:
             return
-        self._finished.labels(self._model, output.finish_reason).inc()
+        self._finished.labels(model, output.finish_reason).inc()
         metrics = output.metrics
         if metrics is None or metrics.e2e_seconds is None:
             return
-        self._e2e_latency.observe(metrics.e2e_seconds)
+        self._e2e_latency.labels(model).observe(metrics.e2e_seconds)
         if metrics.queue_seconds is not None:
-            self._queue_time.observe(metrics.queue_seconds)
+            self._queue_time.labels(model).observe(metrics.queue_seconds)
         if metrics.ttft is not None:
-            self._ttft.observe(metrics.ttft)
+            self._ttft.labels(model).observe(metrics.ttft)
             num_later_tokens = metrics.num_generation_tokens - 1
             if num_later_tokens > 0:
                 decode_seconds = metrics.e2e_seconds - metrics.ttft
-                self._time_per_output_token.observe(decode_seconds / num_later_tokens)
+                self._time_per_output_token.labels(model).observe(decode_seconds / num_later_tokens)
 
-    def render(self, stats: EngineStats) -> bytes:
-        """Renders the body of `/metrics`."""
-        self._stats = stats
+    def render(self, stats: Mapping[str, EngineStats], memory_bytes: Mapping[str, int]) -> bytes:
+        """Renders the `/metrics` response.
+
+        Args:
+            stats: engine stats by model.
+            memory_bytes: declared memory of loaded models, by model.
+        """
+        self._stats, self._memory_bytes = stats, memory_bytes
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Yields the engine's stats; called by the registry."""
-        stats = self._stats
-        used = 1 - stats.free_pages / stats.pages if stats.pages else 0.0
-        for name, text, number in (
-            ("num_requests_running", "Requests running.", stats.running),
-            ("num_requests_waiting", "Requests waiting in the queue.", stats.waiting),
-            ("kv_cache_usage_perc", "KV cache usage; 1 is full.", used),
-            ("kv_cache_pages", "KV cache pages.", stats.pages),
+        """Yields the engine stats as metrics; called by the registry."""
+        for name, text, field in (
+            ("num_requests_running", "Requests running.", "running"),
+            ("num_requests_waiting", "Requests waiting in the queue.", "waiting"),
+            ("kv_cache_pages", "KV cache pages.", "pages"),
+            ("state_slots", "Recurrent state slots.", "state_slots"),
+            ("state_slots_used", "State slots used by requests.", "used_state_slots"),
+            ("state_checkpoints", "Prefix cache checkpoints of states.", "checkpoints"),
         ):
-            yield self._family(GaugeMetricFamily, name, text, number)
-        for name, text, number in (
-            ("prompt_tokens", "Prompt tokens.", stats.prompt_tokens),
-            ("generation_tokens", "Generated tokens.", self._num_generated),
-            ("prefix_cache_queries", "Prefix cache queries, in tokens.", stats.prompt_tokens),
-            ("prefix_cache_hits", "Prefix cache hits, in tokens.", stats.cached_tokens),
-            ("num_preemptions", "Preemptions.", stats.preemptions),
-            ("spec_decode_num_draft_tokens", "Draft tokens proposed.", stats.draft_tokens),
+            yield self._family(GaugeMetricFamily, name, text, self._values(field))
+        used = {
+            model: 1 - stats.free_pages / stats.pages if stats.pages else 0.0
+            for model, stats in self._stats.items()
+        }
+        yield self._family(
+            GaugeMetricFamily, "kv_cache_usage_perc", "KV cache usage; 1 is full.", used
+        )
+        yield self._family(
+            GaugeMetricFamily,
+            "model_memory_bytes",
+            "Declared memory of a model: weights and KV cache; 0 while it is not loaded.",
+            {model: self._memory_bytes.get(model, 0) for model in self._models},
+        )
+        for name, text, field in (
+            ("prompt_tokens", "Prompt tokens.", "prompt_tokens"),
+            ("prefix_cache_queries", "Prefix cache queries, in tokens.", "prompt_tokens"),
+            ("prefix_cache_hits", "Prefix cache hits, in tokens.", "cached_tokens"),
+            ("num_preemptions", "Preemptions.", "preemptions"),
             (
-                "spec_decode_num_accepted_tokens",
-                "Draft tokens accepted.",
-                stats.accepted_draft_tokens,
+                "memory_evictions",
+                "Cached pages evicted because the system was short of memory.",
+                "memory_evictions",
             ),
-            ("engine_steps", "Engine steps.", stats.steps),
+            ("spec_decode_num_draft_tokens", "Draft tokens proposed.", "draft_tokens"),
+            ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", "accepted_draft_tokens"),
+            ("engine_steps", "Engine steps.", "steps"),
         ):
-            yield self._family(CounterMetricFamily, name, text, number)
+            yield self._family(CounterMetricFamily, name, text, self._values(field))
+        generated = {model: self._num_generated[model] for model in self._models}
+        yield self._family(CounterMetricFamily, "generation_tokens", "Generated tokens.", generated)
 
-    def _family(self, kind: Any, name: str, text: str, number: float) -> Metric:
+        yield from self._disk_cache_families()
+
+    def _disk_cache_families(self) -> Iterable[Metric]:
+        """Yields on-disk prefix cache metrics, if there are any."""
+        for kind, name, text, key in (
+            (GaugeMetricFamily, "bytes", "Size of the prefix cache on disk.", "num_bytes"),
+            (CounterMetricFamily, "hits", "Prefix cache hits on disk, in tokens.", "hit_tokens"),
+            (CounterMetricFamily, "read_bytes", "Bytes read.", "read_bytes"),
+            (CounterMetricFamily, "written_bytes", "Bytes written.", "written_bytes"),
+            (CounterMetricFamily, "errors", "Unreadable pages and failed writes.", "num_errors"),
+        ):
+            values = {
+                model: stats.disk_cache[key]
+                for model, stats in self._stats.items()
+                if stats.disk_cache is not None and key in stats.disk_cache
+            }
+            if values:
+                yield self._family(kind, f"prefix_cache_disk_{name}", text, values)
+
+    def _values(self, field: str) -> dict[str, float]:
+        """Returns one stats field, by model."""
+        return {model: getattr(stats, field) for model, stats in self._stats.items()}
+
+    def _family(self, kind: Any, name: str, text: str, values: Mapping[str, float]) -> Metric:
         family = kind(f"tiny_llm:{name}", text, labels=["model_name"])
-        family.add_metric([self._model], number)
+        for model, number in values.items():
+            family.add_metric([model], number)
         return family
 
     def _histogram(self, name: str, text: str) -> Histogram:
@@ -121,4 +189,12 @@ class Metrics:
             registry=self._registry,
             buckets=LATENCY_BUCKETS,
         )
-        return histogram.labels(self._model)
+        for model in self._models:
+            histogram.labels(model)  # creates the series, so that it is reported from startup on
+        return histogram
+
+
+def add_totals(stats: EngineStats, earlier: EngineStats) -> EngineStats:
+    """Adds the totals from a model's earlier loads to the current stats."""
+    totals = {name: getattr(stats, name) + getattr(earlier, name) for name in TOTALS}
+    return replace(stats, **totals)

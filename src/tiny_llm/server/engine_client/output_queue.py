@@ -25,7 +25,7 @@ class OutputQueue:
     """Outputs for one client; used on the event loop only, with a single reader.
 
     Args:
-        limit: maximum number of outputs; then outputs are merged.
+        limit: maximum number of queued outputs; beyond it, outputs are merged.
         stall_timeout: maximum seconds for which the queue may stay full.
         schedule_wake: `Coalescer.schedule_wake`, for outputs that are not urgent.
         clock: returns the time in seconds.
@@ -43,34 +43,39 @@ class OutputQueue:
         self._wake_later = schedule_wake
         self._clock = clock
         self._items: deque[QueueItem] = deque()
-        self._waiter: asyncio.Future[None] | None = None  # the reader
+        self._waiter: asyncio.Future[None] | None = None  # set while the reader waits
         self._full_since: float | None = None
         self._wake_scheduled = False  # whether a delayed wake is pending
 
     def put(self, item: QueueItem) -> None:
-        """Adds an output, or the error that ends the request."""
+        """Adds an output, or the error that ends the request. Never blocks.
+
+        If the queue is full, the output is merged into its completion's last queued output, if any.
+        """
+        # [task 5.2.1 put]
         if isinstance(item, StreamOutput) and len(self._items) >= self._limit:
             self._full_since = self._full_since or self._clock()
             if self._merge(item):
                 return
         self._items.append(item)
-        if self._waiter is None:
-            return
-        if not isinstance(item, StreamOutput) or item.is_urgent:
-            self._wake()
-        elif not self._wake_scheduled:
-            self._wake_scheduled = True
-            self._wake_later(self._wake)
+        # [/task 5.2.1 put]
+        if self._waiter is not None:
+            self._wake_for(item)
 
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the queue has been full for longer than `stall_timeout`."""
-        return (
-            self._full_since is not None and self._clock() - self._full_since > self._stall_timeout
-        )
+    def _merge(self, new: StreamOutput) -> bool:
+        """Merges an output into its completion's last queued output; returns False if none."""
+        # [task 5.2.1 merge]
+        for position in reversed(range(len(self._items))):
+            old = self._items[position]
+            if isinstance(old, StreamOutput) and _completion(old) == _completion(new):
+                self._items[position] = merge_outputs(old, new)
+                return True
+        return False
+        # [/task 5.2.1 merge]
 
     async def get(self) -> list[QueueItem]:
-        """Waits for at least one item; returns and removes all."""
+        """Waits for at least one item, then removes and returns all items."""
+        # [task 5.2.2 get]
         if not self._items:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -79,28 +84,45 @@ class OutputQueue:
         items = list(self._items)
         self._items.clear()
         return items
+        # [/task 5.2.2 get]
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the queue has been full for longer than `stall_timeout`."""
+        # [task 5.2.2 stalled]
+        if self._full_since is None:
+            return False
+        return self._clock() - self._full_since > self._stall_timeout
+        # [/task 5.2.2 stalled]
+
+    def _wake_for(self, item: QueueItem) -> None:
+        """Wakes the reader: at once for an urgent item, else at the next flush."""
+        if not isinstance(item, StreamOutput) or item.is_urgent:
+            self._wake()
+        elif not self._wake_scheduled:
+            self._wake_scheduled = True
+            self._wake_later(self._wake)
 
     def _wake(self) -> None:
         self._wake_scheduled = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _merge(self, new: StreamOutput) -> bool:
-        """Merges an output into the last queued one of its completion; False if none."""
-        for position in range(len(self._items) - 1, -1, -1):
-            old = self._items[position]
-            if isinstance(old, StreamOutput) and (old.request_id, old.index) == (
-                new.request_id,
-                new.index,
-            ):
-                logprobs = (old.logprobs or []) + (new.logprobs or [])
-                self._items[position] = dataclasses.replace(
-                    new,
-                    text=old.text + new.text,
-                    token_ids=old.token_ids + new.token_ids,
-                    logprobs=logprobs or None,
-                    prompt_logprobs=old.prompt_logprobs or new.prompt_logprobs,
-                    is_first=old.is_first,
-                )
-                return True
-        return False
+
+def merge_outputs(old: StreamOutput, new: StreamOutput) -> StreamOutput:
+    """Merges `new` into `old`, an earlier output of the same completion."""
+    # [task 5.2.1 outputs]
+    return dataclasses.replace(
+        new,
+        text=old.text + new.text,
+        token_ids=old.token_ids + new.token_ids,
+        logprobs=(old.logprobs or []) + (new.logprobs or []) or None,
+        prompt_logprobs=old.prompt_logprobs or new.prompt_logprobs,
+        is_first=old.is_first,
+    )
+    # [/task 5.2.1 outputs]
+
+
+def _completion(output: StreamOutput) -> tuple[str, int]:
+    """Identifies an output's completion."""
+    return output.request_id, output.index

@@ -1,6 +1,6 @@
 """HTTP: connections, middleware, errors, validation messages, OpenAPI.
 
-Must not know about prompts or the engine.
+Must not know about prompts or the engine thread.
 
-Reading order: uvicorn_protocol, middleware, errors, validation, unsupported, openapi.
+Reading order: uvicorn_protocol, access_log, middleware, errors, validation, unsupported, openapi.
 """

@@ -1,4 +1,4 @@
-"""Error responses in the format of each protocol.
+"""Error responses in each protocol's format.
 
 Client errors get a one-sentence explanation; details of internal errors are only logged.
 """
@@ -11,6 +11,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from .access_log import current_record
+
 log = logging.getLogger("tiny_llm.server")
 
 # Error `type` by HTTP status: OpenAI's, Anthropic's.
@@ -20,6 +22,7 @@ ERROR_TYPES = {
     403: ("permission_error", "permission_error"),
     404: ("not_found_error", "not_found_error"),
     405: ("invalid_request_error", "invalid_request_error"),
+    408: ("timeout_error", "timeout_error"),
     413: ("invalid_request_error", "request_too_large"),
     415: ("invalid_request_error", "invalid_request_error"),
     429: ("rate_limit_error", "rate_limit_error"),
@@ -37,7 +40,7 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status, a key of `ERROR_TYPES`.
-        message: one sentence.
+        message: one-sentence explanation.
         param: the invalid field.
         code: machine-readable error code.
         headers: response headers.
@@ -80,14 +83,15 @@ class ApiError(Exception):
         }
 
     def response(self, path: str) -> Response:
-        """Error response to a request to `path`."""
+        """Error response to a request for `path`; records its message in the access log."""
+        current_record().error = self.message
         ids = request_id_headers()
         body = self.body(path, ids["request-id"])
         return JsonResponse(body, self.status, headers={**self.headers, **ids})
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A 400 error: the request is invalid."""
+    """Returns a 400 error for an invalid request."""
     return ApiError(400, message, param, code)
 
 
@@ -107,13 +111,13 @@ class JsonResponse(Response):
 
 
 def request_id_headers() -> dict[str, str]:
-    """Fresh request id, in the headers of OpenAI's and Anthropic's clients."""
+    """A new request id, in the headers that OpenAI's and Anthropic's clients read."""
     request_id = f"req_{uuid.uuid4().hex[:24]}"
     return {"x-request-id": request_id, "request-id": request_id}
 
 
 def to_json(content: Any) -> bytes:
-    """Encodes compact JSON in UTF-8."""
+    """Encodes as compact UTF-8 JSON."""
     return ENCODER.encode(content).encode("utf-8", "replace")
 
 

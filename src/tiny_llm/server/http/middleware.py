@@ -1,14 +1,18 @@
-"""ASGI middleware: Host check, API key, body size limit."""
+"""ASGI middleware: Host check, API key, body limits."""
 
+import asyncio
 import hmac
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError
+from ...engine.inputs.json_limits import JsonLimits
+from ...errors import UserError
+from ..settings import MIN_BODY_BYTES
+from .errors import ApiError, bad_request
 
 # Probes and the web page's shell, available without a key.
 PUBLIC_PATHS = {
@@ -22,20 +26,22 @@ PUBLIC_PATHS = {
     "/openapi.json",
     "/docs",
 }
+RAISE_LIMIT = "send less, or raise --max-body-bytes of the server"
+SHUTTING_DOWN = "The server is shutting down; the body did not arrive in time."
 STATIC_PREFIX = "/page/"  # files of the web page, which prompts for the key
 
 
 class HostMiddleware:
-    """Rejects requests with a foreign Host header, against DNS rebinding.
+    """Rejects requests with a foreign Host header, to prevent DNS rebinding.
 
-    Without a key, a malicious web page could use a server on its visitor's machine: it re-points
-    its own domain to that machine after loading, which makes its requests same-origin. Their Host
-    header is still the page's domain. IP addresses and names without a dot, which public DNS does
-    not resolve, are always allowed.
+    Without a key, a malicious web page could use a server on its visitor's machine: after loading,
+    it re-points its domain to that machine, which makes its requests same-origin. Their Host header
+    still names the page's domain. IP addresses and names without a dot, which public DNS does not
+    resolve, are always allowed.
 
     Args:
         app: the wrapped application.
-        names: further allowed names; "*" allows every name.
+        names: additional allowed names; "*" allows any name.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]):
@@ -66,7 +72,7 @@ class HostMiddleware:
 
 
 def _host_name(header: str) -> str:
-    """Host name of a Host header, without the port."""
+    """Host name in a Host header, without the port."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:  # invalid brackets
@@ -104,57 +110,99 @@ class ApiKeyMiddleware:
         if path in PUBLIC_PATHS or path.startswith(STATIC_PREFIX) or scope["method"] == "OPTIONS":
             return True
         headers = Headers(scope=scope)
-        bearer = headers.get("authorization", "")
-        given = headers.get("x-api-key") or bearer.removeprefix("Bearer ").strip()
-        # Constant time, against timing attacks. Starlette decodes headers as Latin-1.
-        return hmac.compare_digest(given.encode("latin-1"), self._key)
+        authorization = headers.get("authorization", "")
+        if authorization[:7].lower() == "bearer ":
+            authorization = authorization[7:].strip()
+        # Either header may hold the key: clients send placeholders in the other.
+        given = (headers.get("x-api-key", ""), authorization)
+        # Constant-time comparison prevents timing attacks. Starlette decodes headers as Latin-1.
+        return any(hmac.compare_digest(key.encode("latin-1"), self._key) for key in given)
 
 
-class BodyLimitMiddleware:
-    """Rejects bodies over the limit, with and without Content-Length.
+class BodyMiddleware:
+    """Reads the body before the application runs; rejects bodies that exceed a limit.
+
+    Size, number of JSON values and nesting depth are checked as the body arrives. After a JSON
+    error, the rest is read and dropped: many clients send all of it before reading the response.
 
     Args:
         app: the wrapped application.
-        limit: maximum size in bytes.
+        max_bytes: returns the maximum size in bytes.
+        timeout: maximum seconds between two chunks of a body.
     """
 
-    def __init__(self, app: ASGIApp, limit: int):
+    def __init__(self, app: ASGIApp, max_bytes: Callable[[], int], timeout: float):
         self._app = app
-        self._limit = limit
+        self._max_bytes = max_bytes
+        self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forwards the request, or responds with 413."""
+        """Forwards the request, or responds with 400, 408, 413 or, during shutdown, 503."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        try:
+            body = await self._read(Headers(scope=scope), receive)
+        except ApiError as error:
+            await error.response(scope["path"])(scope, receive, send)
+            return
+        if body is not None:
+            await self._app(scope, _receive_after(body, receive), send)
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
+        """Reads a body; returns None if the client disconnects.
+
+        Raises:
+            ApiError: the body exceeds a limit or stops arriving.
+        """
+        max_bytes = self._max_bytes()
         declared = headers.get("content-length", "")
         # The parser enforces Content-Length, except with chunked transfer encoding.
         if declared.isdecimal() and "transfer-encoding" not in headers:
-            respond = self._app if int(declared) <= self._limit else self._reject
-            await respond(scope, receive, send)
-            return
-        received, is_rejected = 0, False
+            _check_size(int(declared[:20]), max_bytes)
+        limits = JsonLimits("the body", max(1.0, max_bytes / MIN_BODY_BYTES), RAISE_LIMIT)
+        error: ApiError | None = None
+        pieces: list[bytes] = []
+        num_bytes, more_body = 0, True
+        while more_body:
+            message = await self._next_message(receive)
+            if message["type"] != "http.request":
+                return None
+            piece, more_body = message.get("body", b""), message.get("more_body", False)
+            num_bytes += len(piece)
+            _check_size(num_bytes, max_bytes)
+            if error is None:
+                pieces.append(piece)
+                try:
+                    limits.feed(piece)
+                except UserError as reason:
+                    error = bad_request(str(reason))
+                    pieces.clear()
+        if error is not None:
+            raise error
+        return b"".join(pieces)
 
-        async def receive_limited() -> Message:
-            nonlocal received
-            message = await receive()
-            if message["type"] == "http.request":
-                received += len(message.get("body", b""))
-            return message if received <= self._limit else {"type": "http.disconnect"}
+    async def _next_message(self, receive: Receive) -> Message:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await receive()
+        except TimeoutError:
+            reason = f"The body is incomplete: no data for {self._timeout:g} s; send it again."
+            raise ApiError(408, reason, headers={"Connection": "close"}) from None
+        except asyncio.CancelledError:  # uvicorn cancels requests at the end of a shutdown
+            raise ApiError(503, SHUTTING_DOWN, headers={"Connection": "close"}) from None
 
-        async def send_or_reject(message: Message) -> None:
-            nonlocal is_rejected
-            if received <= self._limit:
-                await send(message)
-            elif not is_rejected:  # replaces the response to the truncated body
-                is_rejected = True
-                await self._reject(scope, receive, send)
 
-        await self._app(scope, receive_limited, send_or_reject)
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise ApiError(413, f"The body exceeds the maximum of {max_bytes} bytes; {RAISE_LIMIT}.")
 
-    def _error(self) -> ApiError:
-        return ApiError(413, f"The body exceeds the maximum of {self._limit} bytes.")
 
-    async def _reject(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._error().response(scope["path"])(scope, receive, send)
+def _receive_after(body: bytes, receive: Receive) -> Receive:
+    """Returns an ASGI `receive` that yields the body, then the connection's messages."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_next() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_next

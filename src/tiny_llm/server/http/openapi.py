@@ -35,6 +35,7 @@ _DESCRIPTIONS = {
     401: "The API key is missing or wrong.",
     403: "The Host header is not allowed.",
     404: "The model does not exist.",
+    408: "The body is incomplete.",
     413: "The body exceeds the size limit.",
     415: "The content type is not JSON.",
     429: "The queue is full.",
@@ -58,6 +59,6 @@ ANTHROPIC_ERROR_RESPONSES = _errors(_ANTHROPIC_ERROR)
 
 
 def streaming_responses(errors: Responses) -> Responses:
-    """Responses of an endpoint with JSON and server-sent events."""
+    """Responses of an endpoint that returns JSON or server-sent events."""
     forms = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
     return {200: {"description": "The response.", "content": forms}, **errors}

@@ -1,8 +1,11 @@
-"""Unsupported fields and values of the protocols, with reasons."""
+"""Unsupported protocol fields and values, with reasons."""
 
 import logging
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import islice
+from typing import Any
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -21,7 +24,7 @@ FIELD_REASONS = {
     "moderation": "this server does no moderation",
     "prediction": "start the server with --speculative ngram to draft tokens from the prompt",
     "web_search_options": NO_SERVER_TOOLS,
-    # Names of vLLM, llama.cpp and SGLang
+    # vLLM, llama.cpp and SGLang
     "allowed_token_ids": "use structured_outputs or logit_bias",
     "bad_words": "use logit_bias",
     "chat_template": "the model's own template is used",
@@ -35,7 +38,7 @@ FIELD_REASONS = {
     "json_schema": "use response_format or structured_outputs",
     "length_penalty": NO_BEAMS,
     "n_predict": "use max_tokens",
-    "priority": "requests are served in order of arrival",
+    "priority": "--scheduling-policy decides the order of requests",
     "regex": "use structured_outputs",
     "truncate_prompt_tokens": "prompts are not truncated",
     "use_beam_search": NO_BEAMS,
@@ -53,7 +56,7 @@ FIELD_REASONS = {
     "mcp_servers": NO_SERVER_TOOLS,
 }
 
-# Fields with a supported default and unsupported other values.
+# Fields for which only the default value is supported.
 VALUE_REASONS = {
     "billing_policy.bill_to": "this server does no billing",
     "context_management.edits[].type": "the conversation is not edited",
@@ -62,16 +65,31 @@ VALUE_REASONS = {
     "verbosity": "the model has no such setting; request the length in a message",
     "reasoning.summary": "there are no summaries; the full reasoning is returned",
     "service_tier": "this server has a single service tier",
-    "skip_special_tokens": "special tokens are part of the text",
 }
 VALUE_REASONS["text.verbosity"] = VALUE_REASONS["verbosity"]
 VALUE_REASONS["reasoning.generate_summary"] = VALUE_REASONS["reasoning.summary"]
 
+# Types of image content parts: Messages, chat completions, Responses.
+IMAGE_TYPES = ("image", "image_url", "input_image")
+IMAGE_PLACEHOLDER = "[image omitted: this model reads text only]"
+
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Logs a warning once: agents send the same fields with each request."""
+    """Logs a warning only once, because agents send the same fields with each request."""
     log.warning("%s", sentence)
+
+
+def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
+    """Logs a single warning for all items that are dropped because their type is unknown.
+
+    Args:
+        field: name of the list.
+        items: the dropped items.
+    """
+    if items:
+        types = list(islice(dict.fromkeys(repr(item.get("type"))[:40] for item in items), 5))
+        log.warning("ignoring %d of %s, of the types %s", len(items), field, ", ".join(types))
 
 
 def unsupported_value_message(field: str, given: object, allowed: object) -> str | None:
@@ -80,7 +98,7 @@ def unsupported_value_message(field: str, given: object, allowed: object) -> str
     Args:
         field: path in the body.
         given: the given value.
-        allowed: description of the allowed values.
+        allowed: the allowed values, in words.
     """
     reason = VALUE_REASONS.get(re.sub(r"\[\d+\]", "[]", field))
     if reason is None:
@@ -92,3 +110,25 @@ def unsupported_field_message(field: str) -> str | None:
     """Explains why a field is unsupported; None for an unknown field."""
     reason = FIELD_REASONS.get(field)
     return None if reason is None else f"{field} is not supported: {reason}."
+
+
+def replace_images(content: Any) -> Any:
+    """Replaces images in a tool result with text; returns other content unchanged.
+
+    Agents resend a tool result with every later turn, so rejecting it would end the conversation.
+
+    Args:
+        content: text, or a list of parts; not validated.
+    """
+    if not isinstance(content, list):
+        return content
+    parts = [
+        {"type": "text", "text": IMAGE_PLACEHOLDER} if _is_image(part) else part for part in content
+    ]
+    if parts != content:
+        warn_once("images in tool results are replaced by a text: the model reads text only")
+    return parts
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in IMAGE_TYPES

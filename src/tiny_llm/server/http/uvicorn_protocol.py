@@ -1,18 +1,28 @@
-"""uvicorn's HTTP protocol, with bounded request heads and HTTP/1.0 streams."""
+"""uvicorn HTTP protocol: connection and header limits, HTTP/1.0 streaming."""
 
+import asyncio
+import logging
+import resource
 import socket
+from functools import lru_cache
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .errors import ApiError, to_json
+
+log = logging.getLogger("tiny_llm.server")
+
 MAX_HEADER_BYTES = 65536  # request line and headers
+HEAD_TIMEOUT = 30.0  # seconds from the connection, or the first byte, to the end of the headers
+RESERVED_FILES = 48  # file descriptors for everything but connections; about 12 are in use
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """HTTP connection of one client."""
+    """One client's HTTP connection."""
 
     def connection_made(self, transport: Any) -> None:
-        """Sets up a connection, without Nagle's algorithm.
+        """Sets up a connection with Nagle's algorithm disabled; refuses it if too many are open.
 
         asyncio sets TCP_NODELAY only on sockets created with an explicit protocol number. Without
         it, a second small write waits for the client's delayed ACK, 40 ms on Linux.
@@ -21,6 +31,40 @@ class HttpProtocol(HttpToolsProtocol):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._head_bytes = 0  # of the current request head
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._start_head_timer()
+        max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        max_connections = max(1, max_files - RESERVED_FILES)
+        if max_files != resource.RLIM_INFINITY and len(self.connections) > max_connections:
+            self._refuse(f"The server has {max_connections} connections, its maximum; retry later.")
+
+    def _refuse(self, reason: str) -> None:
+        """Responds with 503 without waiting for the request, and closes the connection."""
+        body = to_json(ApiError(503, reason).body("/"))
+        head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handles a closed connection."""
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self._on_head_timeout)
+
+    def _on_head_timeout(self) -> None:
+        """Closes the connection, unless a response is being sent."""
+        self._head_timer = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
         """Parses data; rejects an oversized request head."""
@@ -29,21 +73,24 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.send_400_response("The request head is too large.")
+        elif self._head_bytes:
+            self._start_head_timer()
 
     def on_headers_complete(self) -> None:
-        """Handles the end of a request head."""
+        """Handles a complete request head."""
         self._head_bytes = 0
+        self._stop_head_timer()
         super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":  # which lacks chunked encoding
+        if self.parser.get_http_version() == "1.0":  # has no chunked encoding
             self.cycle.chunked_encoding = True
             self.cycle.transport = _UnchunkedTransport(self.transport)  # type: ignore[assignment]
 
 
 class _UnchunkedTransport:
-    """Transport that removes uvicorn's chunked encoding.
+    """Transport that strips uvicorn's chunked encoding.
 
     Args:
-        transport: transport of the connection.
+        transport: the connection's transport.
     """
 
     def __init__(self, transport: Any):
@@ -53,8 +100,24 @@ class _UnchunkedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Writes a response head unchanged, a chunk without its framing."""
+        """Writes a response head unchanged, and a chunk without its framing."""
         if not data.startswith(b"HTTP/"):
             size, _, rest = data.partition(b"\r\n")
             data = rest[: int(size or b"0", 16)]
         self._transport.write(data)
+
+
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Event loop exception handler; logs at most one line per minute if `accept` fails.
+
+    asyncio reports each failed attempt, hundreds per second, and then pauses for a second.
+    """
+    if str(context["message"]).startswith("socket.accept()"):
+        _warn_out_of_files(int(loop.time() // 60))
+    else:
+        loop.default_exception_handler(context)
+
+
+@lru_cache(maxsize=1)
+def _warn_out_of_files(minute: int) -> None:
+    log.warning("no file descriptor is free for a new connection; raise the limit (ulimit -n)")

@@ -1,20 +1,46 @@
 """pydantic validation errors as one-sentence messages."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...errors import short_repr
 from .errors import ApiError, bad_request
 from .unsupported import unsupported_field_message, unsupported_value_message
 
-# By pydantic error type; `{field}` is the field's path.
+# Messages by pydantic error type; `{field}` is the field's path, other names are in the context.
 MESSAGES = {
+    "too_long": "{field} must have at most {max_length} elements, got {actual_length}.",
     "extra_forbidden": "{field} is not a supported field; remove it.",
     "missing": "{field} is missing; it is required.",
     "json_invalid": "The body is not valid JSON.",
 }
 
+# Requirements by pydantic error type; names in braces come from the error's context.
+AN_OBJECT, AN_INTEGER, A_NUMBER = "must be an object", "must be an integer", "must be a number"
+REQUIREMENTS = {
+    "list_type": "must be a list",
+    "string_type": "must be a string",
+    **dict.fromkeys(
+        ("dict_type", "mapping_type", "model_type", "model_attributes_type"), AN_OBJECT
+    ),
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), AN_INTEGER),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), A_NUMBER),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be greater than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "too_short": "must have {min_length} or more elements",
+    "too_long": "must have at most {max_length} elements",
+    "string_too_short": "must have {min_length} or more characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "none_required": "must be null",
+}
 
-# OpenAI's error codes, by pydantic error type; other codes are pydantic's type.
+# OpenAI's error codes, by pydantic error type; for other errors, the code is pydantic's type.
 CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
 
 
@@ -22,8 +48,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Converts pydantic's errors to a 400 error.
 
     Args:
-        errors: pydantic's list. The most deeply nested error is reported: in a union, errors of the
-            other alternatives are shallower.
+        errors: pydantic's list. The most deeply nested error is reported: in a union, errors from
+            alternatives that do not apply are shallower.
     """
     if any(error["type"] == "json_invalid" for error in errors):
         return bad_request(MESSAGES["json_invalid"])
@@ -39,11 +65,27 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             return bad_request(reason, field, "unsupported_value")
     if error["type"] in MESSAGES:
         return bad_request(
-            MESSAGES[error["type"]].format(field=field), field, CODES.get(error["type"])
+            MESSAGES[error["type"]].format(field=field, **error.get("ctx", {})),
+            field,
+            CODES.get(error["type"]),
         )
+    if error["type"] in REQUIREMENTS:
+        context = error.get("ctx", {})
+        requirement = REQUIREMENTS[error["type"]].format_map(context)
+        given = context.get("actual_length", _name_value(error["input"]))
+        return bad_request(f"{field} {requirement}, got {given}.", field, error["type"])
     reason = str(error["msg"])
     text = reason[:1].lower() + reason[1:]
     return bad_request(f"{field} is not valid: {text.rstrip('.')}.", field, error["type"])
+
+
+def _name_value(value: Any) -> str:
+    """Formats a JSON value for a message; lists and objects, which may be large, as their type."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return short_repr(value[:60] if isinstance(value, str) else value)
 
 
 def _non_text_error(error: Mapping[str, Any], field: str) -> ApiError:
@@ -58,6 +100,8 @@ def _non_text_error(error: Mapping[str, Any], field: str) -> ApiError:
 # Union alternatives that pydantic inserts into error locations: part types and Python types.
 PART_TYPES = (
     "text",
+    "input_text",
+    "search_result",
     "thinking",
     "redacted_thinking",
     "document",
@@ -69,11 +113,11 @@ PRIMITIVE_TYPES = ("str", "int", "bool")
 
 
 def _path(location: Sequence[Any], is_unknown: bool) -> str:
-    """Path of a field, e.g. `messages[0].content`; `body` for the body itself.
+    """Returns a field's path, e.g. `messages[0].content`; `body` for the body itself.
 
     Args:
         location: pydantic's location, starting with "body".
-        is_unknown: whether its last step is the name of an unknown field.
+        is_unknown: whether the last step is the name of an unknown field.
     """
     path, steps = "", location[1:]
     for position, step in enumerate(steps):

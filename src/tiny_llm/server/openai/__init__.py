@@ -1,7 +1,7 @@
-"""OpenAI's APIs: chat completions, completions and responses.
+"""OpenAI's APIs: chat completions, completions, responses and embeddings.
 
 Must not depend on Anthropic's API or the engine thread.
 
 Reading order: chat, chat_schema, completions, responses, responses_schema, responses_input,
-responses_items.
+responses_items, response_store, embeddings.
 """

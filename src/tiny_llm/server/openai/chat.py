@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
@@ -14,13 +15,7 @@ from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
 from ..protocol.logprobs import TokenTextDecoder, prompt_logprobs_field
 from ..protocol.output import ParsedOutput
-from ..protocol.output_parser import (
-    OutputParser,
-    ParsedDelta,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallDelta,
-)
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt
 from ..protocol.streaming import (
     TEXT_PLACEHOLDER,
@@ -30,6 +25,7 @@ from ..protocol.streaming import (
     full_response,
     sse_event,
 )
+from ..protocol.tool_calls import ToolCallDelta
 from ..protocol.usage import SYSTEM_FINGERPRINT, openai_usage
 from .chat_schema import ChatCompletionRequest
 
@@ -46,9 +42,10 @@ router = APIRouter()
 )
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Creates a chat completion. With `stream`, sends server-sent events."""
-    server = get_app_state(request)
-    server.check_model(body.model)
+    server = get_app_state(request, body.model, "generate")
+    lora = server.adapter_of(body.model)
     body.check_supported()
+    await server.wait_until_loaded(request, bool(body.stream))
     prompts = server.prompts
     prompt = await prompts.run(_render_prompt, server, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -56,14 +53,15 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     params = body.sampling_params(
         server.defaults, limit, logprobs, body.constraint(), body.prompt_logprobs
     )
-    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled)
-    serializer = ChatSerializer(server, body, handle, prompt, params.n)
+    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
+    serializer = ChatSerializer(server, body, handle, prompt, params)
     if not body.stream:
         return await full_response(request.receive, handle, serializer.full_response())
     return EventSourceResponse(serializer, handle, server.settings.keep_alive)
 
 
 def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
+    server.prompts.check_template_kwargs(body.chat_template_kwargs)
     messages = [message.to_template(number) for number, message in enumerate(body.messages)]
     return server.prompts.render_chat(
         messages,
@@ -79,8 +77,7 @@ class ChatSerializer:
     """Serializes the choices of one chat completion.
 
     Args:
-        server, body, handle, prompt: the request's state.
-        n: number of choices.
+        server, body, handle, prompt, params: the request's state.
     """
 
     def __init__(
@@ -89,10 +86,11 @@ class ChatSerializer:
         body: ChatCompletionRequest,
         handle: RequestHandle,
         prompt: ChatPrompt,
-        n: int,
+        params: SamplingParams,
     ):
         self._body = body
         self._handle = handle
+        self._server = server
         self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
         self._prompt = prompt
         self._prompt_ids = prompt.token_ids
@@ -100,23 +98,22 @@ class ChatSerializer:
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": server.settings.model_name,
+            "model": handle.model_name,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
+        tools = body.usable_tools
         first_tool_call_only = body.parallel_tool_calls is False
         self._outputs = [
             ParsedOutput(
-                OutputParser(
-                    prompt.thinking_enabled,
-                    prompt.reasoning_open,
-                    body.uses_tools,
-                    bool(body.stream),
+                self._prompts.output_parser(
+                    prompt, tools, params.structured_outputs, bool(body.stream)
                 ),
                 first_tool_call_only,
                 include_reasoning=body.include_reasoning is not False,
             )
-            for _ in range(n)
+            for _ in range(params.n)
         ]
+        n = params.n
         as_token_ids = bool(body.return_tokens_as_token_ids)
         self._token_decoders = [TokenTextDecoder(server.prompts, as_token_ids) for _ in range(n)]
         # Non-streaming responses: fields not accumulated by the parsers.
@@ -126,7 +123,7 @@ class ChatSerializer:
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = options is not None and options.is_continuous
-        # Whether text chunks contain only text; these are encoded from a template.
+        # Whether text chunks contain only text, and so can be encoded from a template.
         self._is_text_only = not (body.logprobs or body.return_token_ids or self._continuous_usage)
         self._event_templates: dict[
             tuple[int, type[TextDelta] | type[ReasoningDelta]], EventTemplate
@@ -135,7 +132,7 @@ class ChatSerializer:
     # ---------------------------------------------------------------- non-streaming
 
     async def full_response(self) -> Response:
-        """Returns the response, after generation has finished."""
+        """Waits for generation to finish, then returns the response."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 self._outputs[output.index].take(output)
@@ -147,7 +144,7 @@ class ChatSerializer:
                     output.prompt_logprobs,
                     self._body.prompt_logprobs,
                 )
-        self._schedule_warmup()
+        self._on_finished()
         return JsonResponse(
             {
                 **self._envelope,
@@ -221,7 +218,7 @@ class ChatSerializer:
 
     def end_events(self) -> bytes:
         """See `OutputSerializer`: usage, if requested."""
-        self._schedule_warmup()
+        self._on_finished()
         usage = sse_event(self._chunk([], with_usage=True)) if self._include_usage else b""
         return usage + b"data: [DONE]\n\n"
 
@@ -229,12 +226,16 @@ class ChatSerializer:
         """See `OutputSerializer`."""
         return error_event(PATH, error)
 
-    def _schedule_warmup(self) -> None:
+    def _on_finished(self) -> None:
+        for output in self._outputs:
+            self._server.schedule_validation(self._handle, output)
         if len(self._outputs) == 1:
-            self._prefix_warmup.schedule(self._prompts, self._prompt, self._outputs[0])
+            self._prefix_warmup.schedule(
+                self._prompts, self._prompt, self._outputs[0], self._handle.lora
+            )
 
     def _text_event(self, index: int, part: TextDelta | ReasoningDelta) -> bytes:
-        """A chunk that contains only text or reasoning."""
+        """Encodes a chunk that contains only text or reasoning."""
         kind = type(part)
         template = self._event_templates.get((index, kind))
         if template is None:
@@ -262,7 +263,7 @@ class ChatSerializer:
 
 
 def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
-    """Converts a parsed delta to OpenAI's; a tool call's name precedes its arguments.
+    """Converts a parsed delta to OpenAI's format; a tool call's name precedes its arguments.
 
     Args:
         part: parsed delta.

@@ -1,17 +1,20 @@
 """Request schema of `POST /v1/chat/completions`."""
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ...engine.inputs.structured_outputs import ToolCalls
+from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
+from ..http.unsupported import replace_images
+from ..protocol.bounded_types import BoundedList, JsonObject, ShortList, StrictModel
+from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.reasoning_effort import ReasoningEffort
 from ..protocol.sampling import (
     OutputConstraint,
     PositiveInt,
     SamplingFields,
-    StrictModel,
     auto_tool_calls,
     make_constraint,
 )
@@ -20,8 +23,9 @@ from ..protocol.sampling import (
 class TextPart(StrictModel):
     """A text content part. Images and audio are not supported."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text"]  # the Responses API uses the second
     text: str
+    cache_control: JsonObject | None = None  # no-op: prompt pages are always cached
 
 
 class RefusalPart(StrictModel):
@@ -44,12 +48,12 @@ class FunctionDefinition(StrictModel):
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
 class Tool(StrictModel):
-    """A tool; functions only."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -60,6 +64,7 @@ class FunctionCall(StrictModel):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None  # added by OpenAI's client, on `parse`
 
 
 class MessageToolCall(StrictModel):
@@ -72,19 +77,30 @@ class MessageToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """A message. Response fields (`refusal` and below) are accepted from clients that echo them."""
+    """A message. Response fields (`refusal` and below) are accepted from clients that echo them.
+
+    Images in a tool result are replaced with text.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | BoundedList[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: BoundedList[MessageToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # newer name of reasoning_content
-    refusal: None = None
-    annotations: list[Any] | None = None
+    reasoning: str | None = None  # newer name for reasoning_content
+    refusal: str | None = None
+    annotations: BoundedList[Any] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = None  # added by OpenAI's client, on `parse`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _replace_tool_images(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("role") == "tool":
+            return {**given, "content": replace_images(given.get("content"))}
+        return given
 
     def to_template(self, number: int) -> dict[str, Any]:
         """Converts the message for the chat template.
@@ -96,12 +112,14 @@ class ChatMessage(StrictModel):
             ApiError: the message has no content.
         """
         path = f"messages[{number}]"
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        content = self.content
+        if content is None and self.role == "assistant":
+            content = self.refusal or ("" if self.tool_calls else None)
+        if content is None:
             raise bad_request(
                 f"{path} has no content; only an assistant message with tool_calls may omit it.",
                 f"{path}.content",
             )
-        content = self.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)  # as `LLM` and vLLM do
         role = "system" if self.role == "developer" else self.role
@@ -112,7 +130,10 @@ class ChatMessage(StrictModel):
         if self.name is not None:
             message["name"] = self.name
         if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            client_fields = {"function": {"parsed_arguments"}}
+            message["tool_calls"] = [
+                call.model_dump(exclude=client_fields) for call in self.tool_calls
+            ]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
@@ -127,7 +148,7 @@ class StreamOptions(StrictModel):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether each chunk contains usage; like vLLM's, requires `include_usage`."""
+        """Whether each chunk contains usage; requires `include_usage`, like in vLLM."""
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
@@ -138,7 +159,7 @@ class NamedFunction(StrictModel):
 
 
 class NamedToolChoice(StrictModel):
-    """Forces a call of one function."""
+    """Forces a call to one function."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -148,7 +169,7 @@ class AllowedTools(StrictModel):
     """A subset of the tools, with mode `auto` or `required`."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedToolChoice], Field(min_length=1)]
+    tools: Annotated[ShortList[NamedToolChoice], Field(min_length=1)]
 
 
 class AllowedToolsChoice(StrictModel):
@@ -171,22 +192,16 @@ def check_continuation(continue_final: bool | None, add_generation: bool | None)
         )
 
 
-class TemplateVariables(StrictModel):
-    """Chat template variables a client may set."""
-
-    enable_thinking: bool | None = None
-
-
 class ChatCompletionRequest(SamplingFields):
     """Body of a chat completion request."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[BoundedList[ChatMessage], Field(min_length=1)]
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: ShortList[Tool] | None = None
     tool_choice: (
         Literal["auto", "none", "required"] | NamedToolChoice | AllowedToolsChoice | None
     ) = None
@@ -195,15 +210,15 @@ class ChatCompletionRequest(SamplingFields):
     continue_final_message: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: TemplateVariables | None = None
+    chat_template_kwargs: JsonObject | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: ShortList[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: JsonObject | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium"] | None = None
 
     @property
     def effort(self) -> ReasoningEffort | None:
@@ -228,7 +243,7 @@ class ChatCompletionRequest(SamplingFields):
         for name in self._allowed_names or ():
             if name not in known:
                 raise bad_request(
-                    f"tool_choice allows '{name}', which is not in tools.", "tool_choice"
+                    f"tool_choice allows '{name[:60]}', which is not in tools.", "tool_choice"
                 )
 
     def constraint(self) -> OutputConstraint | None:
@@ -237,18 +252,8 @@ class ChatCompletionRequest(SamplingFields):
         Raises:
             ApiError: a schema is missing, or two fields constrain the output.
         """
-        calls = self._required_tool_calls()
-        response_format = (
-            None if self.response_format is None else self.response_format.constraint()
-        )
-        if response_format is None:
-            return calls or self._auto_tool_calls()
-        if calls is not None:
-            raise bad_request(
-                "a required tool call and response_format are mutually exclusive.",
-                "response_format",
-            )
-        return response_format
+        answer = None if self.response_format is None else self.response_format.constraint()
+        return self._required_tool_calls() or self._auto_tool_calls(answer)
 
     def _required_tool_calls(self) -> ToolCalls | None:
         """The constraint for a required tool call; None if calls are optional."""
@@ -267,20 +272,23 @@ class ChatCompletionRequest(SamplingFields):
             parallel=self.parallel_tool_calls is not False and name is None,
         )
 
-    def _auto_tool_calls(self) -> ToolCalls | None:
-        """The constraint for optional calls; None if another field determines the output's end."""
-        if not self.uses_tools or self.structured_outputs or self.ignore_eos or self.min_tokens:
-            return None
-        return auto_tool_calls(self.usable_tools, self.parallel_tool_calls)
+    def _auto_tool_calls(self, answer: StructuredOutputs | None) -> OutputConstraint | None:
+        """The constraint for optional calls and `answer`.
+
+        Calls are not constrained if another field constrains the output or its length.
+        """
+        if self.structured_outputs or self.ignore_eos or self.min_tokens:
+            return answer
+        return auto_tool_calls(self.usable_tools, self.parallel_tool_calls, answer)
 
     @property
-    def _allowed_names(self) -> list[str] | None:
+    def _allowed_names(self) -> set[str] | None:
         """Names of the tools that tool_choice allows; None for all."""
         if not isinstance(self.tool_choice, AllowedToolsChoice):
             return None
-        return [tool.function.name for tool in self.tool_choice.allowed_tools.tools]
+        return {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
 
-    @property
+    @cached_property
     def usable_tools(self) -> list[dict[str, Any]]:
         """Tools the model may call, for the chat template."""
         if self.tool_choice == "none":
@@ -298,11 +306,8 @@ class ChatCompletionRequest(SamplingFields):
         return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:
-        """Chat template variables."""
-        variables: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            variables["enable_thinking"] = self.reasoning_effort != "none"
-        given = self.chat_template_kwargs
-        if given is not None and given.enable_thinking is not None:
-            variables["enable_thinking"] = given.enable_thinking
+        """Chat template variables; the client's own take precedence."""
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None and variables.get(THINKING_VARIABLE) is None:
+            variables[THINKING_VARIABLE] = self.reasoning_effort != "none"
         return variables

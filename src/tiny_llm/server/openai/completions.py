@@ -14,11 +14,12 @@ from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
 from ..http.errors import ApiError, JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
+from ..protocol.bounded_types import TokenIds
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
 from ..protocol.output import ParsedOutput
 from ..protocol.output_parser import OutputParser
 from ..protocol.prompts import check_token_ids
-from ..protocol.sampling import INT64_MAX, OutputConstraint, SamplingFields, TokenId
+from ..protocol.sampling import INT64_MAX, OutputConstraint, SamplingFields
 from ..protocol.streaming import (
     TEXT_PLACEHOLDER,
     EventSourceResponse,
@@ -35,7 +36,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 router = APIRouter()
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+PromptIds = Annotated[TokenIds, Field(min_length=1)]
 
 
 class CompletionRequest(SamplingFields):
@@ -43,9 +44,9 @@ class CompletionRequest(SamplingFields):
 
     prompt: (
         str
-        | TokenIds
-        | Annotated[list[str], Field(min_length=1, max_length=256)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
+        | PromptIds
+        | Annotated[list[str], Field(min_length=1, max_length=256, fail_fast=True)]
+        | Annotated[list[PromptIds], Field(min_length=1, max_length=256, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
     stream_options: StreamOptions | None = None
@@ -72,7 +73,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Alternatives per prompt token; None for no prompt logprobs."""
+        """Number of alternatives per prompt token; None for no prompt logprobs."""
         requested = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in requested if number is not None), default=None)
 
@@ -105,9 +106,10 @@ class CompletionRequest(SamplingFields):
 )
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Creates completions. With `stream`, sends server-sent events."""
-    server = get_app_state(request)
-    server.check_model(body.model)
+    server = get_app_state(request, body.model, "generate")
+    lora = server.adapter_of(body.model)
     body.check_supported()
+    await server.wait_until_loaded(request, bool(body.stream))
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     params = body.sampling_params(
         server.defaults, limit, body.logprobs, body.constraint(), body.num_prompt_logprobs
@@ -116,7 +118,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         encoded = _encode(server, body)
     else:
         encoded = await server.prompts.run(_encode, server, body)
-    handle = await server.submit([ids for ids, _ in encoded], params)
+    handle = await server.submit([ids for ids, _ in encoded], params, lora=lora)
     serializer = CompletionSerializer(server, body, handle, encoded, params.n)
     if not body.stream:
         return await full_response(request.receive, handle, serializer.full_response())
@@ -124,11 +126,12 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
-    """Token ids and text of each prompt; empty text for token ids without echo."""
+    """Returns each prompt's token ids and text; without echo, token ids have empty text."""
     prompts, encoded = server.prompts, []
     for prompt in body.prompts():
         if isinstance(prompt, str):
             token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
+            server.engine_client.check_prompt_length(len(token_ids))  # before encoding the next
             encoded.append((token_ids, prompt))
         else:
             if body.echo:  # otherwise the engine checks them
@@ -162,7 +165,7 @@ class CompletionSerializer:
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": server.settings.model_name,
+            "model": handle.model_name,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         self._prompt_ids = [ids for ids, _ in encoded]
@@ -172,9 +175,7 @@ class CompletionSerializer:
         self._pending: dict[int, list[StreamOutput]] = {}
         self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
         self._outputs = [
-            ParsedOutput(
-                OutputParser(thinking_enabled=False, reasoning_open=False, parse_tool_calls=False)
-            )
+            ParsedOutput(OutputParser(thinking_enabled=False, reasoning_open=False))
             for _ in self._echoed
         ]
         as_token_ids = bool(body.return_tokens_as_token_ids)
@@ -197,7 +198,7 @@ class CompletionSerializer:
     # ---------------------------------------------------------------- non-streaming
 
     async def full_response(self) -> Response:
-        """Returns the response, after generation has finished."""
+        """Waits for generation to finish, then returns the response."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 for index, ready in self._ready_outputs(output):
@@ -257,7 +258,7 @@ class CompletionSerializer:
         """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
-        if logprobs:  # of the prompt
+        if logprobs:  # the echoed prompt's
             chunks = self._chunk([self._choice(index, self._echoed[index], None)])
             logprobs.clear()
         parsed.take(output)
@@ -292,8 +293,8 @@ class CompletionSerializer:
     def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
         """Returns the outputs ready to be sent, each with its choice index.
 
-        With prompt logprobs, a prompt's outputs are held back until these arrive, with the prompt's
-        completion 0.
+        If prompt logprobs are requested, a prompt's outputs are held back until its completion 0
+        delivers them.
         """
         if self._body.max_tokens == 0:  # the engine generates at least one token
             reason = output.finish_reason and "length"

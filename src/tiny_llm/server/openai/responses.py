@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
@@ -14,14 +15,15 @@ from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
 from ..protocol.logprobs import TokenTextDecoder
 from ..protocol.output import ParsedOutput
-from ..protocol.output_parser import OutputParser, ReasoningDelta
+from ..protocol.output_parser import ReasoningDelta
 from ..protocol.prompts import ChatPrompt
 from ..protocol.sampling import make_sampling_params
+from ..protocol.streaming import RESPONSES_PATH as PATH
 from ..protocol.streaming import EventSourceResponse, full_response, sse_event
+from .response_store import Conversation, ResponseStore
+from .responses_input import to_chat_messages
 from .responses_items import Event, OutputItems
 from .responses_schema import ResponsesRequest
-
-PATH = "/v1/responses"
 
 router = APIRouter()
 
@@ -34,18 +36,21 @@ router = APIRouter()
 )
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Creates a response. With `stream`, sends server-sent events."""
-    server = get_app_state(request)
-    server.check_model(body.model)
+    server = get_app_state(request, body.model, "generate")
+    lora = server.adapter_of(body.model)
     body.check_supported()
+    await server.wait_until_loaded(request, bool(body.stream))
     params = make_sampling_params(
         server.defaults,
         **body.shared_params(body.max_output_tokens),
         logprobs=body.logprobs,
         structured_outputs=body.constraint(),
     )
-    prompt = await server.prompts.run(_render_prompt, server, body)
-    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled)
-    serializer = ResponseSerializer(server, body, handle, prompt)
+    store: ResponseStore = request.app.state.response_store
+    conversation = store.resolve(body.input, body.previous_response_id)
+    prompt = await server.prompts.run(_render_prompt, server, body, conversation)
+    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled, lora)
+    serializer = ResponseSerializer(server, body, handle, prompt, params, store, conversation)
     if not body.stream:
         return await full_response(request.receive, handle, serializer.full_response())
     return EventSourceResponse(serializer, handle, server.settings.keep_alive)
@@ -54,41 +59,55 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 @router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERROR_RESPONSES)
 async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[str, Any]:
     """Counts the input tokens of a response without creating it."""
-    server = get_app_state(request)
-    server.check_model(body.model)
+    server = get_app_state(request, body.model, "generate")
     body.check_supported()
-    prompt = await server.prompts.run(_render_prompt, server, body)
+    await server.wait_until_loaded(request)
+    store: ResponseStore = request.app.state.response_store
+    conversation = store.resolve(body.input, body.previous_response_id)
+    prompt = await server.prompts.run(_render_prompt, server, body, conversation)
     return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
 
-def _render_prompt(server: AppState, body: ResponsesRequest) -> ChatPrompt:
-    return server.prompts.render_chat(
-        body.to_template_messages(), body.usable_tools, body.template_variables()
-    )
+def _render_prompt(
+    server: AppState, body: ResponsesRequest, conversation: Conversation
+) -> ChatPrompt:
+    messages = to_chat_messages(conversation.items, body.instructions, conversation.num_stored)
+    return server.prompts.render_chat(messages, body.usable_tools, body.template_variables())
 
 
 class ResponseSerializer:
     """Serializes a response, a list of output items.
 
     Args:
-        server, body, handle, prompt: the request's state.
+        server, body, handle, prompt, params, store, conversation: the request's state.
     """
 
     def __init__(
-        self, server: AppState, body: ResponsesRequest, handle: RequestHandle, prompt: ChatPrompt
+        self,
+        server: AppState,
+        body: ResponsesRequest,
+        handle: RequestHandle,
+        prompt: ChatPrompt,
+        params: SamplingParams,
+        store: ResponseStore,
+        conversation: Conversation,
     ):
         self._body = body
+        self._store = store
+        self._is_stored = store.is_enabled and body.store is not False
+        self._conversation = conversation
         self._handle = handle
+        self._server = server
         self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
         self._prompt = prompt
-        self._model = server.settings.model_name
+        self._model = handle.model_name
         self._params = {"temperature": body.temperature, "top_p": body.top_p}
         self._params = {
             name: server.defaults.get(name, 1.0) if value is None else value
             for name, value in self._params.items()
         }
-        parser = OutputParser(
-            prompt.thinking_enabled, prompt.reasoning_open, body.uses_tools, bool(body.stream)
+        parser = self._prompts.output_parser(
+            prompt, body.usable_tools, params.structured_outputs, bool(body.stream)
         )
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
         self._texts = TokenTextDecoder(self._prompts)
@@ -99,7 +118,7 @@ class ResponseSerializer:
         self._sequence_number = -1
 
     async def full_response(self) -> Response:
-        """Returns the response, after generation has finished."""
+        """Waits for generation to finish, then returns the response."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 self._take(output)
@@ -134,8 +153,12 @@ class ResponseSerializer:
         return events
 
     def _finish(self) -> list[Event]:
-        self._prefix_warmup.schedule(self._prompts, self._prompt, self._output)
-        return self._items.finish(self._is_incomplete)
+        self._prefix_warmup.schedule(self._prompts, self._prompt, self._output, self._handle.lora)
+        self._server.schedule_validation(self._handle, self._output)
+        events = self._items.finish(self._is_incomplete)
+        if self._is_stored:
+            self._store.add(self._id, self._conversation, self._items.items)
+        return events
 
     def error_events(self, error: ApiError) -> bytes:
         """See `OutputSerializer`."""
@@ -175,7 +198,7 @@ class ResponseSerializer:
             "model": self._model,
             "output": self._items.items if is_done else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "safety_identifier": body.safety_identifier,
             "reasoning": {
@@ -183,9 +206,9 @@ class ResponseSerializer:
                 "summary": None,
             },
             "service_tier": "default",
-            "store": False,
+            "store": self._is_stored,
             **self._params,
-            "text": {"format": self._format(), "verbosity": "medium"},
+            "text": {"format": self._format(), "verbosity": self._verbosity},
             "tool_choice": body.tool_choice or "auto",
             "tools": [
                 {
@@ -205,6 +228,11 @@ class ResponseSerializer:
             "user": body.user,
             "metadata": body.metadata or {},
         }
+
+    @property
+    def _verbosity(self) -> str:
+        text = self._body.text
+        return (None if text is None else text.verbosity) or "medium"
 
     def _format(self) -> dict[str, Any]:
         text = self._body.text

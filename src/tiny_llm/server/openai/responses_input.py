@@ -1,25 +1,23 @@
 """Responses input items, converted to chat template messages."""
 
-import logging
 from base64 import b64decode, b64encode
 from typing import Any
 
 from ..http.errors import bad_request
-from ..http.unsupported import STATELESS
-
-log = logging.getLogger("tiny_llm.server")
+from ..http.unsupported import replace_images, warn_ignored
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def to_chat_messages(
-    given: str | list[dict[str, Any]], instructions: str | None
+    given: str | list[dict[str, Any]], instructions: str | None, num_stored: int = 0
 ) -> list[dict[str, Any]]:
-    """Converts input to messages. Items of unknown types are dropped with a warning.
+    """Converts the input to messages. Items of unknown types are dropped with a warning.
 
     Args:
         given: the user's text, or input items.
         instructions: system message, or None.
+        num_stored: number of leading items that come from stored responses.
 
     Raises:
         ApiError: an item does not match its type, or no message remains.
@@ -30,7 +28,8 @@ def to_chat_messages(
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
     reasoning = None
-    for number, item in enumerate(given):
+    ignored = []
+    for number, item in enumerate(given, -num_stored):
         path = f"input[{number}]"
         if item.get("type") == "reasoning":
             reasoning = _join_parts(item.get("content") or [], f"{path}.content")
@@ -38,24 +37,25 @@ def to_chat_messages(
             continue
         message = _to_message(item, path)
         if message is None:
-            log.warning("ignoring %s of type %.40r", path, item.get("type"))
+            ignored.append(item)
             continue
         if reasoning and message["role"] == "assistant":
             message["reasoning_content"] = reasoning
         reasoning = None
         same_turn = bool(messages) and messages[-1]["role"] == "assistant"
         if same_turn and "tool_calls" in message and "reasoning_content" not in message:
-            calls = messages[-1].get("tool_calls", [])  # merge with the turn's text and calls
-            messages[-1]["tool_calls"] = [*calls, *message["tool_calls"]]
+            # Merge with the turn's text and calls.
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
             messages.append(message)
+    warn_ignored("input", ignored)
     if not any(message["role"] != "system" for message in messages):
         raise bad_request("input must contain at least one message.", "input")
     return messages
 
 
 def _to_message(item: dict[str, Any], path: str) -> dict[str, Any] | None:
-    """Converts an item to a message; None for an unknown type."""
+    """Converts an item to a message; returns None if its type is unknown."""
     match item.get("type", "message"):
         case "message":
             role = item.get("role")
@@ -69,12 +69,10 @@ def _to_message(item: dict[str, Any], path: str) -> dict[str, Any] | None:
             function = {name: _string(item, name, path) for name in ("name", "arguments")}
             call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
             return {"role": "assistant", "content": "", "tool_calls": [call]}
-        case "item_reference":
-            raise bad_request(f"{path} references a stored item: {STATELESS}.", path)
         case "function_call_output":
-            output = item.get("output")
+            output = replace_images(item.get("output"))
             text = _join_parts(output, f"{path}.output") if output is not None else ""
-            return {"role": "tool", "content": text}
+            return {"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text}
     return None
 
 
@@ -86,7 +84,7 @@ def _string(item: dict[str, Any], name: str, path: str) -> str:
 
 
 def _join_parts(content: Any, path: str) -> str:
-    """Joins content parts with newlines; a string stays as it is."""
+    """Joins content parts with newlines; returns a string unchanged."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,7 +1,7 @@
 """Output items of a response, and their streaming events.
 
-Reasoning is a `reasoning` item, text a `message` with one part, a tool call a `function_call`. At
-most one item is open at a time.
+Reasoning becomes a `reasoning` item, text a `message` with one part, and a tool call a
+`function_call`. At most one item is open at a time.
 """
 
 import uuid
@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
+from ..protocol.tool_calls import ToolCallDelta
 from .responses_input import encode_reasoning
 
 Event = dict[str, Any]
 
-# Text items: id prefix, content part type, prefix of their text events.
+# Items with text: id prefix, content part type, prefix of the text event names.
 ITEM_TYPES = {
     "message": ("msg", "output_text", "response.output_text"),
     "reasoning": ("rs", "reasoning_text", "response.reasoning_text"),

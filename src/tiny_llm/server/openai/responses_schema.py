@@ -1,29 +1,26 @@
-"""Request schema of `POST /v1/responses`; nothing is stored between requests."""
+"""Request schema of `POST /v1/responses`."""
 
-import logging
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
-from ..http.unsupported import CONTEXT_NOT_EDITED, warn_once
+from ..http.unsupported import CONTEXT_NOT_EDITED, warn_ignored, warn_once
+from ..protocol.bounded_types import BoundedList, JsonObject, ShortList, StrictModel
 from ..protocol.reasoning_effort import ReasoningEffort
 from ..protocol.sampling import (
     CommonFields,
     OutputConstraint,
     PositiveInt,
-    StrictModel,
     auto_tool_calls,
     make_constraint,
 )
-from .responses_input import to_chat_messages
-
-log = logging.getLogger("tiny_llm.server")
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-# Values of `include`. All but these two concern server-side tools and images: no-ops here.
+# Values of `include`. All except the two above are for server-side tools and images: no-ops here.
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -37,7 +34,7 @@ Included = Literal[
 
 
 class Reasoning(StrictModel):
-    """Reasoning options. There are no summaries; "auto" is accepted and has no effect."""
+    """Reasoning options. Summaries are not supported; "auto" is a no-op."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = None
@@ -51,7 +48,7 @@ class TextFormat(StrictModel):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
     description: str | None = None
 
@@ -60,7 +57,7 @@ class TextOptions(StrictModel):
     """Text output options."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium"] | None = None
 
 
 class ResponseStreamOptions(StrictModel):
@@ -72,12 +69,12 @@ class ResponseStreamOptions(StrictModel):
 class ResponsesRequest(CommonFields):
     """Body of a response request. Tools and items of unknown types are dropped with a warning."""
 
-    input: str | list[dict[str, Any]]
+    input: str | BoundedList[JsonObject]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
     max_tool_calls: PositiveInt | None = None  # server-side tools only: no-op
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: ShortList[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
@@ -86,12 +83,12 @@ class ResponsesRequest(CommonFields):
     truncation: Literal["auto", "disabled"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = None
-    include: list[Included] | None = None
-    client_metadata: dict[str, Any] | None = None
-    context_management: list[dict[str, Any]] | None = None
+    include: ShortList[Included] | None = None
+    client_metadata: JsonObject | None = None
+    context_management: ShortList[JsonObject] | None = None
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: JsonObject | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -107,12 +104,6 @@ class ResponsesRequest(CommonFields):
         Raises:
             ApiError: a field is unsupported or conflicts with another.
         """
-        if self.previous_response_id is not None:
-            raise bad_request(
-                "previous_response_id is not supported: responses are not stored; send the whole "
-                "conversation as input.",
-                "previous_response_id",
-            )
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.background:
@@ -129,16 +120,14 @@ class ResponsesRequest(CommonFields):
                 "tool_choice requires a tool call, but tools is empty.", "tool_choice"
             )
         self._check_choice()
-        for number, tool in enumerate(self.tools or ()):
-            if tool.get("type") != "function":
-                log.warning("ignoring tools[%d] of type %.40r", number, tool.get("type"))
+        warn_ignored("tools", [tool for tool in self.tools or () if tool.get("type") != "function"])
 
     def _check_choice(self) -> None:
         choice = self.tool_choice
         if choice in (None, "auto", "none", "required"):
             return
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            names, mode = self._allowed_names or [], choice.get("mode")
+            names, mode = self._allowed_names or set(), choice.get("mode")
             known = {tool["function"]["name"] for tool in self.function_tools}
             if names and known.issuperset(names) and mode in ("auto", "required"):
                 return
@@ -154,17 +143,16 @@ class ResponsesRequest(CommonFields):
             )
 
     @property
-    def _allowed_names(self) -> list[Any] | None:
+    def _allowed_names(self) -> set[str] | None:
         """Names of the tools that tool_choice allows; None for all."""
         choice = self.tool_choice
         if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
             return None
         listed = choice.get("tools")
         tools = listed if isinstance(listed, list) else []
-        names = [tool.get("name") for tool in tools if isinstance(tool, dict)]
-        return [str(name) for name in names]
+        return {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
 
-    @property
+    @cached_property
     def usable_tools(self) -> list[dict[str, Any]]:
         """Tools the model may call."""
         if self.tool_choice == "none":
@@ -183,23 +171,18 @@ class ResponsesRequest(CommonFields):
         choice = self.tool_choice
         is_subset = self._allowed_names is not None
         mode = choice["mode"] if isinstance(choice, dict) and is_subset else choice
+        answer = None if text_format is None else _text_constraint(text_format)
         if mode in (None, "auto", "none"):
-            constraint = None if text_format is None else _text_constraint(text_format)
-            if constraint is not None or self.ignore_eos:
-                return constraint
-            return auto_tool_calls(self.usable_tools, self.parallel_tool_calls)
+            tools = [] if self.ignore_eos else self.usable_tools
+            return auto_tool_calls(tools, self.parallel_tool_calls, answer)
         name = choice["name"] if isinstance(choice, dict) and not is_subset else None
-        if text_format is not None and text_format.type != "text":
-            raise bad_request(
-                "a required tool call and text.format are mutually exclusive.", "text.format"
-            )
         parallel = name is None and self.parallel_tool_calls is not False
         fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": parallel}
         return make_constraint(ToolCalls, "tool_choice", self.usable_tools, **fields)
 
     @property
     def logprobs(self) -> int | None:
-        """Alternatives per text token; None for no logprobs."""
+        """Number of alternatives per text token; None for no logprobs."""
         if self.top_logprobs is not None or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
@@ -209,9 +192,9 @@ class ResponsesRequest(CommonFields):
         """Whether reasoning items get `encrypted_content`, which clients send back."""
         return ENCRYPTED in (self.include or ())
 
-    @property
+    @cached_property
     def function_tools(self) -> list[dict[str, Any]]:
-        """Function tools, in chat completion format."""
+        """Function tools, in the format of chat completions."""
         functions = []
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
@@ -220,7 +203,7 @@ class ResponsesRequest(CommonFields):
                 raise bad_request(
                     f"tools[{number}].name must be a string.", f"tools[{number}].name"
                 )
-            keys = ("name", "description", "parameters")
+            keys = ("name", "description", "parameters", "strict")
             function = {key: tool[key] for key in keys if tool.get(key) is not None}
             functions.append({"type": "function", "function": function})
         return functions
@@ -234,14 +217,6 @@ class ResponsesRequest(CommonFields):
         """Chat template variables."""
         return {} if self.effort is None else {"enable_thinking": self.effort != "none"}
 
-    def to_template_messages(self) -> list[dict[str, Any]]:
-        """Converts the input to chat template messages.
-
-        Raises:
-            ApiError: an item does not match its type, or no message remains.
-        """
-        return to_chat_messages(self.input, self.instructions)
-
 
 def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:
     if text_format.type == "text":
@@ -250,4 +225,9 @@ def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:
         return make_constraint(StructuredOutputs, "text.format", json_object=True)
     if text_format.schema_ is None:
         raise bad_request("text.format.schema is required.", "text.format")
-    return make_constraint(StructuredOutputs, "text.format", json=text_format.schema_)
+    return make_constraint(
+        StructuredOutputs,
+        "text.format",
+        json=text_format.schema_,
+        strict=bool(text_format.strict),
+    )

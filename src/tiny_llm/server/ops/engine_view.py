@@ -12,6 +12,7 @@ from ..context import get_app_state
 from ..engine_client.client import EngineClient
 from ..engine_client.messages import StepReport
 from ..http.errors import to_json
+from ..http.openapi import ERROR_RESPONSES
 from ..protocol.streaming import KEEP_ALIVE_COMMENT, Events, sse_event
 
 MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
@@ -20,18 +21,18 @@ SNAPSHOT_TIMEOUT = 0.5  # maximum wait in seconds for the current step
 router = APIRouter()
 
 
-@router.get("/engine/state", tags=["engine"])
-async def state(request: Request) -> dict[str, Any]:
-    """Returns engine statistics, with requests and KV pages (`snapshot`), after the last step."""
-    engine_client = get_app_state(request).engine_client
+@router.get("/engine/state", tags=["engine"], responses={404: ERROR_RESPONSES[404]})
+async def state(request: Request, model: str | None = None) -> dict[str, Any]:
+    """Returns engine statistics, requests and KV pages (`snapshot`) as of the last step."""
+    engine_client = get_app_state(request, model).engine_client
     await engine_client.refresh_snapshot(SNAPSHOT_TIMEOUT)
     return {**engine_state(engine_client), "snapshot": engine_client.snapshot}
 
 
 @router.get("/engine/events", tags=["engine"], include_in_schema=False)
-async def events(request: Request) -> Response:
-    """Streams the engine's state and the events of each step."""
-    server = get_app_state(request)
+async def events(request: Request, model: str | None = None) -> Response:
+    """Streams the engine's state and the events of each step; does not load the model."""
+    server = get_app_state(request, model)
     subscriber = EventSubscriber(server.engine_client)
     return StreamingResponse(
         subscriber.events(server.settings.keep_alive),
@@ -62,7 +63,7 @@ def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
 
 
 class EventSubscriber:
-    """Subscriber to engine events, which are reported only while there are subscribers."""
+    """Subscriber to engine events, which are reported only while someone is subscribed."""
 
     def __init__(self, engine_client: EngineClient):
         self._engine_client = engine_client

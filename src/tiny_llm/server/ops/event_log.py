@@ -1,7 +1,7 @@
-"""Event log of `--record FILE`: `engine/scheduling/events.py` as JSON.
+"""Event log for `--record FILE`: `engine/scheduling/events.py` as JSON.
 
-The web page replays event logs. Events are streamed to `FILE.part`, which is renamed at the end:
-FILE is always complete.
+The web page replays event logs. Events are streamed to `FILE.part`, which is renamed at the end, so
+that FILE is always complete.
 """
 
 import json
@@ -29,14 +29,14 @@ class EventLogWriter:
     """
 
     def __init__(self, file: Path):
-        if file.exists() and not file.is_file():  # renaming would replace a device file
-            raise UserError(f"--record: '{file}' is not a regular file; give another name.")
         self._file = file
         self._temp_file = file.with_name(f"{file.name}.part")
         self._stream: TextIO | None = None
         try:
+            if file.exists() and not file.is_file():  # renaming would replace a device file
+                raise UserError(f"--record: '{file}' is not a regular file; give another name.")
             self._stream = self._temp_file.open("w", encoding="utf-8")
-        except OSError as error:
+        except OSError as error:  # `exists` also raises it if the name is too long
             raise UserError(f"--record: '{file}' cannot be written ({error.strerror}).") from error
         self._start_time: float | None = None
 

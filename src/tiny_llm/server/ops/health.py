@@ -8,38 +8,46 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from ..context import get_app_state
+from ..context import AppState, get_app_state, get_app_states
 from ..http.openapi import ERROR_RESPONSES
 
+UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: ERROR_RESPONSES[404]}
 router = APIRouter()
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health", tags=["service"])
-async def health() -> dict[str, str]:
-    """Liveness probe. Always 200, whatever the state of the engine."""
+@router.get("/health", tags=["service"], responses=UNKNOWN_MODEL)
+async def health(request: Request, model: str | None = None) -> dict[str, str]:
+    """Liveness probe: 200 for any served model, regardless of its engine's state."""
+    get_app_state(request, model)
     return {"status": "ok"}
 
 
 @router.post("/ping", include_in_schema=False)
 @router.get("/ping", tags=["service"])
-async def ping() -> dict[str, str]:
-    """Alias of `/health` for hosting services."""
-    return await health()
+async def ping(request: Request) -> dict[str, str]:
+    """Alias of `/health`, used by hosting services."""
+    return await health(request)
 
 
-@router.get("/load", tags=["service"])
-async def load(request: Request) -> dict[str, int]:
-    """Returns the number of requests in flight, for load balancers."""
-    return {"server_load": len(get_app_state(request).engine_client.in_flight)}
+@router.get("/load", tags=["service"], responses=UNKNOWN_MODEL)
+async def load(request: Request, model: str | None = None) -> dict[str, int]:
+    """Returns the load, for load balancers: requests in flight, for one model or in total."""
+    states = get_app_states(request) if model is None else [get_app_state(request, model)]
+    return {"server_load": sum(len(state.engine_client.in_flight) for state in states)}
 
 
 @router.head("/ready", include_in_schema=False)
-@router.get("/ready", tags=["service"], responses={503: ERROR_RESPONSES[503]})
-async def ready(request: Request) -> dict[str, str]:
-    """Readiness probe: 200 if new requests are accepted, else 503 with the reason."""
-    engine_client = get_app_state(request).engine_client
-    engine_client.check_ready()
+@router.get("/ready", tags=["service"], responses={503: ERROR_RESPONSES[503], **UNKNOWN_MODEL})
+async def ready(request: Request, model: str | None = None) -> dict[str, str]:
+    """Readiness probe: 200 if new requests are accepted, else 503 with the reason.
+
+    With `model`, that model must be loaded; without it, all models that are loaded at startup.
+    """
+    states = get_app_states(request) if model is None else [get_app_state(request, model)]
+    for state in states:
+        if model is not None or state.is_needed:
+            state.engine_client.check_ready()
     return {"status": "ready"}
 
 
@@ -54,47 +62,55 @@ async def get_version() -> dict[str, str]:
 @router.get("/metrics", tags=["service"], response_class=Response)
 async def metrics(request: Request) -> Response:
     """Returns metrics in the Prometheus text format."""
-    engine_client = get_app_state(request).engine_client
-    return Response(
-        engine_client.metrics.render(engine_client.stats), media_type=CONTENT_TYPE_LATEST
-    )
+    clients = [state.engine_client for state in get_app_states(request)]
+    stats = {client.settings.model_name: client.stats for client in clients}
+    memory = {
+        state.settings.model_name: state.engine.spec.memory_bytes
+        for state in get_app_states(request)
+        if state.engine.is_loaded
+    }
+    return Response(clients[0].metrics.render(stats, memory), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.head("/", include_in_schema=False)
 async def head() -> Response:
-    """Connectivity check of Anthropic's clients."""
+    """Connectivity check used by Anthropic's clients."""
     return Response()
 
 
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> dict[str, Any]:
-    """Lists the served model, in OpenAI's format (`data`) and Codex's (`models`)."""
-    server = get_app_state(request)
+    """Lists the models and their adapters, in OpenAI's format (`data`) and Codex's (`models`)."""
+    listed = [_describe(name, state) for state in get_app_states(request) for name in state.names]
+    page = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
+    codex_models = [{**model, "slug": model["id"]} for model in listed]
+    return {"object": "list", "data": listed, "models": codex_models, **page}
+
+
+def _describe(name: str, server: AppState) -> dict[str, Any]:
+    """Describes a served model, under one of its names, or an adapter, in OpenAI's format."""
+    is_adapter = name in server.settings.adapter_names
     model: dict[str, Any] = {
-        "id": server.settings.model_name,
+        "id": name,
         "object": "model",
         "created": server.created,
         "owned_by": "tiny-llm",
-        "root": server.settings.model_name,
-        "parent": None,
+        "root": name if is_adapter else server.settings.model_name,
+        "parent": server.settings.model_name if is_adapter else None,
         "permission": [],
         "type": "model",
-        "display_name": server.settings.model_name,
+        "display_name": name,
+        "loaded": server.engine_client.lifecycle.is_ready,
+        "task": server.engine.spec.task,
         "created_at": datetime.fromtimestamp(server.created, UTC).isoformat(),
     }
     if server.engine_client.engine_info is not None:
         model["max_model_len"] = server.max_model_len
-    codex_models = [{**model, "slug": server.settings.model_name}]
-    name = server.settings.model_name
-    page = {"first_id": name, "last_id": name, "has_more": False}
-    return {"object": "list", "data": [model], "models": codex_models, **page}
+    return model
 
 
-@router.get("/v1/models/{name:path}", tags=["OpenAI"], responses={404: ERROR_RESPONSES[404]})
+@router.get("/v1/models/{name:path}", tags=["OpenAI"], responses=UNKNOWN_MODEL)
 async def model(name: str, request: Request) -> dict[str, Any]:
-    """Returns the served model in OpenAI's format."""
-    get_app_state(request).check_model(name)
-    listed = await models(request)
-    served_model: dict[str, Any] = listed["data"][0]
-    return served_model
+    """Returns a served model in OpenAI's format."""
+    return _describe(name, get_app_state(request, name))

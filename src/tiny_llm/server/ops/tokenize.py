@@ -9,9 +9,9 @@ from starlette.responses import Response
 from ..context import get_app_state
 from ..http.errors import JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES
-from ..openai.chat_schema import ChatMessage, TemplateVariables, Tool, check_continuation
+from ..openai.chat_schema import ChatMessage, Tool, check_continuation
+from ..protocol.bounded_types import BoundedList, JsonObject, ShortList, StrictModel, TokenIds
 from ..protocol.prompts import PromptRenderer, check_token_ids
-from ..protocol.sampling import StrictModel, TokenId
 
 router = APIRouter()
 
@@ -20,20 +20,20 @@ class TokenizeRequest(StrictModel):
     """Body of a tokenization request. Exactly one of `prompt` and `messages` must be set."""
 
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[BoundedList[ChatMessage], Field(min_length=1)] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None  # default: true for text, false for chat
     add_generation_prompt: bool | None = None  # default: true unless continue_final_message
     continue_final_message: bool = False
-    chat_template_kwargs: TemplateVariables | None = None
-    tools: list[Tool] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: ShortList[Tool] | None = None
     return_token_strs: bool | None = None
 
     def encode(self, prompts: PromptRenderer) -> list[int]:
         """Tokenizes the prompt or the messages.
 
         Raises:
-            ApiError: not exactly one of them is given.
+            ApiError: neither or both of `prompt` and `messages` are given.
         """
         if (self.prompt is None) == (self.messages is None):
             raise bad_request("Exactly one of prompt and messages must be given.", "prompt")
@@ -42,12 +42,11 @@ class TokenizeRequest(StrictModel):
         check_continuation(self.continue_final_message, self.add_generation_prompt)
         messages = [message.to_template(index) for index, message in enumerate(self.messages or ())]
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        template_kwargs = self.chat_template_kwargs or TemplateVariables()
-        variables = template_kwargs.model_dump(exclude_none=True)
+        prompts.check_template_kwargs(self.chat_template_kwargs)
         chat = prompts.render_chat(
             messages,
             tools,
-            variables,
+            self.chat_template_kwargs or {},
             self.add_generation_prompt is not False,
             self.continue_final_message,
             bool(self.add_special_tokens),
@@ -58,15 +57,15 @@ class TokenizeRequest(StrictModel):
 class DetokenizeRequest(StrictModel):
     """Body of a detokenization request."""
 
-    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)]
+    tokens: TokenIds
     model: str | None = None
 
 
 @router.post("/tokenize", tags=["service"], responses=ERROR_RESPONSES)
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """Tokenizes a text, or a conversation rendered with the chat template."""
-    server = get_app_state(request)
-    server.check_model(body.model)
+    """Tokenizes text, or a conversation rendered with the chat template."""
+    server = get_app_state(request, body.model)
+    await server.wait_until_loaded(request)
     prompts = server.prompts
     ids = await prompts.run(body.encode, prompts)
     return {
@@ -80,8 +79,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 @router.post("/detokenize", tags=["service"], responses=ERROR_RESPONSES)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Converts token ids to text."""
-    server = get_app_state(request)
-    server.check_model(body.model)
+    server = get_app_state(request, body.model)
+    await server.wait_until_loaded(request)
     prompts = server.prompts
     check_token_ids(server.engine_client.engine_info, body.tokens)
     return JsonResponse({"prompt": await prompts.run(prompts.decode, body.tokens)})

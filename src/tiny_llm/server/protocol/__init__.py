@@ -2,6 +2,6 @@
 
 Must not know any single protocol's schema.
 
-Reading order: prompts, sampling, reasoning_effort, output_parser, partial_json, output,
-logprobs, usage, streaming, disconnect, prefix_warmup.
+Reading order: prompts, bounded_types, sampling, reasoning_effort, tool_calls, output_parser,
+output, logprobs, usage, streaming, disconnect, prefix_warmup.
 """

@@ -1,6 +1,6 @@
 """Cancellation of a request when its client disconnects.
 
-ASGI reports a disconnect through `receive` only, so a task waits there during generation. On exit,
+ASGI reports a disconnect only through `receive`, so a task awaits it during generation. On exit,
 the request is always closed, which releases its engine resources.
 """
 
@@ -29,7 +29,7 @@ class CancelOnDisconnect:
         self.is_slow = False
         self._receive = receive
         self._handle = handle
-        self._is_done = False  # left or cancelled
+        self._is_done = False  # whether the block has exited or been cancelled
         self._was_cancelled = False
 
     def __enter__(self) -> "CancelOnDisconnect":
@@ -45,7 +45,8 @@ class CancelOnDisconnect:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> bool:
-        """Closes the request; suppresses its own cancellation."""
+        """Closes the request; suppresses a cancellation by `_cancel_task`."""
+        # [task 5.1.4 leave]
         self._is_done = True
         self._disconnect_task.cancel()
         self._handle.on_slow_reader = None
@@ -53,18 +54,24 @@ class CancelOnDisconnect:
         # A concurrent cancellation from elsewhere must still propagate.
         is_ours = self._was_cancelled and kind is asyncio.CancelledError
         return is_ours and self._task.uncancel() == 0
+        # [/task 5.1.4 leave]
 
     def _on_slow_reader(self) -> None:
         self.is_slow = self.is_slow or not self._is_done
         self._cancel_task()
 
     def _cancel_task(self) -> None:
+        """Cancels the block, at most once and only while it runs."""
+        # [task 5.1.4 cancel]
         if not self._is_done:
             self._is_done = self._was_cancelled = True
             self._task.cancel()
+        # [/task 5.1.4 cancel]
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
     """Waits until the client closes the connection."""
+    # [task 5.1.4 wait]
     while (await receive())["type"] != "http.disconnect":
         pass
+    # [/task 5.1.4 wait]

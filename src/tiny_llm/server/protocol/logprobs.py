@@ -1,4 +1,4 @@
-"""Log-probabilities in the formats of the protocols."""
+"""Log-probabilities in each protocol's format."""
 
 import codecs
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ def content_logprobs(
 class TokenTextDecoder:
     """Decodes tokens one by one; the concatenated texts are the completion's text.
 
-    A character that spans several tokens belongs to the last of them; the others are empty.
+    If a character spans several tokens, the last one gets its text and the others are empty.
 
     Args:
-        prompts: maps tokens to bytes.
+        prompts: prompt renderer, which maps tokens to bytes.
         as_token_ids: whether to return ids instead of text, as vLLM does: `token_id:17`.
 
     Attributes:
@@ -51,14 +51,14 @@ class TokenTextDecoder:
         return self._decoder.decode(self._prompts.token_bytes(token))
 
     def peek(self, token: int) -> str:
-        """Decodes a possible next token without consuming it."""
+        """Decodes a candidate next token without consuming it."""
         state = self._decoder.getstate()
         text = self.decode(token)
         self._decoder.setstate(state)
         return text
 
     def logprobs(self, output: StreamOutput, top: int) -> list[dict[str, Any]]:
-        """Log-probabilities of an output, in the format of chat completions and responses."""
+        """Returns an output's log-probabilities in the format of chat completions and responses."""
         entries = []
         for token, logprobs_by_id in content_logprobs(output, self.as_token_ids):
             pairs = sort_by_logprob(logprobs_by_id)[:top]
@@ -75,7 +75,7 @@ class TokenTextDecoder:
 
 
 def clamp_logprob(logprob: float) -> float:
-    """Clamps a log-probability: JSON has no infinity."""
+    """Clamps a log-probability, because JSON has no infinity."""
     return max(logprob, -9999.0)
 
 
@@ -85,12 +85,12 @@ def sort_by_logprob(logprobs_by_id: Mapping[int, float]) -> list[tuple[int, floa
 
 
 class CompletionLogprobs:
-    """Accumulates `logprobs` of a text completion, with echo also the prompt's.
+    """Accumulates a text completion's `logprobs`, and with `echo` also the prompt's.
 
     Args:
-        prompts: maps tokens to texts.
+        prompts: prompt renderer, which maps tokens to text.
         top: number of most likely tokens per position.
-        as_token_ids: whether to return ids instead of texts.
+        as_token_ids: whether to return ids instead of text.
     """
 
     def __init__(self, prompts: PromptRenderer, top: int, as_token_ids: bool):
@@ -101,7 +101,7 @@ class CompletionLogprobs:
         self.clear()
 
     def clear(self) -> None:
-        """Removes the tokens, which have been sent."""
+        """Removes the accumulated tokens after they have been sent."""
         self._tokens: list[str] = []
         self._own: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
@@ -136,7 +136,7 @@ class CompletionLogprobs:
         self._offset += len(text)
 
     def _name(self, other: int, token: int, taken: Mapping[str, float]) -> str:
-        """Key of a token in `top_logprobs`: its text or, if taken, its bytes, as in OpenAI's API.
+        """Key for a token in `top_logprobs`: its text or, if taken, its bytes, as in OpenAI's API.
 
         Args:
             other: the token to name.
@@ -168,7 +168,7 @@ def prompt_logprobs_field(
     """vLLM's `prompt_logprobs`: the most likely tokens and the actual one per position.
 
     Args:
-        prompts: maps tokens to texts.
+        prompts: prompt renderer, which maps tokens to text.
         token_ids: the prompt.
         scored: `StreamOutput.prompt_logprobs`; may hold more than `top` tokens per position.
         top: requested number of tokens besides the actual one; None if not requested.

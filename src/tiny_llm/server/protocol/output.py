@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from ...engine.scheduling.outputs import StreamOutput
-from .output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from .output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta
+from .tool_calls import ToolCallDelta
 
 
 @dataclass
@@ -13,12 +14,13 @@ class ParsedOutput:
     Args:
         parser: splits the text into content, reasoning and tool calls.
         first_tool_call_only: whether to drop tool calls after the first.
-        include_reasoning: whether to return reasoning; its tokens are counted in any case.
+        include_reasoning: whether to return reasoning; its tokens are counted either way.
 
     Attributes:
         text, reasoning: content and reasoning so far.
-        calls: tool calls; of streamed calls, the first delta of each.
-        tokens: number of tokens, `reasoning_tokens` of them in the reasoning.
+        calls: tool calls; for each streamed call, its first delta.
+        arguments: each call's arguments so far.
+        tokens: number of tokens, of which `reasoning_tokens` are in the reasoning.
         in_content: whether the last output was content rather than reasoning or a tag.
         finish_reason: "stop", "length" or "tool_calls"; None until the end.
         stop_reason: see `StreamOutput`.
@@ -30,6 +32,7 @@ class ParsedOutput:
     text: str = ""
     reasoning: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
     tokens: int = 0
     reasoning_tokens: int = 0
     in_content: bool = True
@@ -45,12 +48,15 @@ class ParsedOutput:
         if was_thinking or self.parser.in_reasoning:
             self.reasoning_tokens += len(output.token_ids)
         if output.finish_reason is not None:
-            deltas += self.parser.finish()
+            at_stop_string = isinstance(output.stop_reason, str)
+            deltas += self.parser.finish(output.finish_reason != "stop" or at_stop_string)
         deltas = [delta for delta in deltas if self._add(delta)]
         if output.finish_reason is not None:
             self.stop_reason = output.stop_reason
-            has_calls = self.calls and output.finish_reason == "stop"
-            self.finish_reason = "tool_calls" if has_calls else output.finish_reason
+            is_complete = output.finish_reason == "stop" and not self.parser.has_incomplete_call
+            self.finish_reason = (
+                "tool_calls" if self.calls and is_complete else output.finish_reason
+            )
         return deltas
 
     def _add(self, delta: ParsedDelta) -> bool:
@@ -63,8 +69,11 @@ class ParsedOutput:
                 self.reasoning += text
             case ToolCallDelta():
                 if not delta.is_new:
-                    return delta.id == self.calls[-1].id  # False for a dropped call
+                    is_kept = delta.id == self.calls[-1].id  # False for a dropped call
+                    self.arguments[-1] += delta.arguments if is_kept else ""
+                    return is_kept
                 if self.calls and self.first_tool_call_only:
                     return False
                 self.calls.append(delta)
+                self.arguments.append(delta.arguments)
         return True

@@ -2,8 +2,8 @@
 
 A thinking model's chat template drops earlier reasoning, so the next prompt diverges from the
 cached tokens at the first completion. Once a completion has finished, the next prompt is known up
-to the user's message. The engine computes that prefix while idle, so that the next turn only has to
-prefill the new message.
+to the user's message. The engine precomputes that prefix while idle, so that the next turn only has
+to prefill the new message.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from ..settings import Settings
 from .output import ParsedOutput
 from .prompts import ChatPrompt, PromptRenderer
 
-IDLE_DELAY = 0.05  # seconds after a completion
+IDLE_DELAY = 0.05  # seconds to wait after a completion
 
 
 class PrefixWarmup:
     """Schedules precomputation of likely next turns.
 
     Args:
-        settings: turns it on or off.
+        settings: server settings; `prefix_warmup` enables it.
         engine_client: client of the engine thread.
     """
 
@@ -30,18 +30,26 @@ class PrefixWarmup:
         self._engine_client = engine_client
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def schedule(self, prompts: PromptRenderer, prompt: ChatPrompt, output: ParsedOutput) -> None:
-        """Schedules the turn that follows a finished completion.
+    def schedule(
+        self,
+        prompts: PromptRenderer,
+        prompt: ChatPrompt,
+        output: ParsedOutput,
+        lora: str | None = None,
+    ) -> None:
+        """Schedules precomputation of the turn after a finished completion, with its adapter.
 
         Tool calls are skipped: how much reasoning is sent back with them depends on the client.
         """
         is_complete = output.finish_reason == "stop" and bool(output.text) and not output.calls
         if self._enabled and is_complete and prompt.template_input is not None:
-            task = asyncio.ensure_future(self._precompute(prompts, prompt, output.text))
+            task = asyncio.ensure_future(self._precompute(prompts, prompt, output.text, lora))
             self._tasks.add(task)  # asyncio keeps no reference
             task.add_done_callback(self._tasks.discard)
 
-    async def _precompute(self, prompts: PromptRenderer, prompt: ChatPrompt, text: str) -> None:
+    async def _precompute(
+        self, prompts: PromptRenderer, prompt: ChatPrompt, text: str, lora: str | None
+    ) -> None:
         await asyncio.sleep(IDLE_DELAY)
         if not self._is_idle():
             return
@@ -51,7 +59,7 @@ class PrefixWarmup:
         except ApiError:  # the template rejects another turn
             return
         if self._is_idle():
-            self._engine_client.precompute(prefix)
+            self._engine_client.precompute(prefix, lora)
 
     def _is_idle(self) -> bool:
         return self._engine_client.lifecycle.is_ready and self._engine_client.num_unfinished == 0

@@ -1,6 +1,7 @@
 """Tokenization and chat template rendering in worker threads."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,14 +9,20 @@ from typing import Any, TypeVar
 
 from ...engine.inputs.chat_messages import check_unicode
 from ...engine.inputs.chat_template import render_chat
+from ...engine.inputs.length_check import check_length
+from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
+from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError
+from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import bad_request
-from .output_parser import THINK_TAG
+from .output_parser import THINK_TAG, OutputParser
+from .tool_calls import ToolCallOptions
 
 T = TypeVar("T")
 Message = dict[str, Any]
 
 NUM_TOKENIZER_WORKERS = 2  # tokenizing releases the GIL; template rendering does not
+THINKING_VARIABLE = "enable_thinking"  # accepted whether or not the template reads it
 PLACEHOLDER = "next-user-message"  # placeholder for the user's next message in a rendered prompt
 
 
@@ -28,7 +35,7 @@ class ChatPrompt:
         reasoning_open: whether the prompt ends inside an open reasoning block.
         thinking_enabled: whether the completion may start with reasoning; False when continuing
             the final message.
-        template_input: source of the prompt; None when continuing the final message.
+        template_input: inputs of the chat template; None when continuing the final message.
     """
 
     token_ids: list[int]
@@ -51,10 +58,15 @@ class PromptRenderer:
 
     Args:
         tokenizer: the model's tokenizer; shared by the worker threads.
+        max_tokens: returns the model's context length.
+        tool_call_parser: name of the tool-call format, see `find_format`.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Any, max_tokens: Callable[[], int], tool_call_parser: str = AUTO):
         self.tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        template = getattr(tokenizer, "chat_template", None)
+        self._tool_call_format = find_format(tool_call_parser, template)
         self._workers = ThreadPoolExecutor(NUM_TOKENIZER_WORKERS, thread_name_prefix="prompts")
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -70,12 +82,14 @@ class PromptRenderer:
         """Encodes text.
 
         Raises:
-            ApiError: the text has an unpaired surrogate, or the tokenizer rejects it.
+            ApiError: the text has an unpaired surrogate or is too long for the context, or the
+                tokenizer rejects it.
         """
         try:
             check_unicode("the prompt", text)
+            check_length(self.tokenizer, "the prompt", text, self._max_tokens())
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except UserError as error:  # the sandboxed encoder raises it too
+        except UserError as error:  # also raised by the sandboxed encoder
             raise bad_request(str(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -83,19 +97,37 @@ class PromptRenderer:
         return str(self.tokenizer.decode(list(token_ids)))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's UTF-8 bytes, possibly a partial character."""
+        """Returns a token's UTF-8 bytes, which may end within a character."""
         if hasattr(self.tokenizer, "token_bytes"):
             return bytes(self.tokenizer.token_bytes(token_id))
         return self.decode([token_id]).encode("utf-8", "replace")
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Tokens as spelled in `tokenizer.json`, such as `Ġa` for " a"."""
+        """Returns tokens as spelled in `tokenizer.json`, e.g. `Ġa` for " a"."""
         backend = self.tokenizer.backend_tokenizer
         return [backend.id_to_token(token) or "" for token in token_ids]
 
     def token_text(self, token_id: int) -> str:
-        """A token's text, with `�` for partial characters."""
+        """Returns a token's text, with `�` for partial characters."""
         return self.token_bytes(token_id).decode(errors="replace")
+
+    def check_template_kwargs(self, variables: Mapping[str, Any] | None) -> None:
+        """Rejects template variables that have no effect.
+
+        Args:
+            variables: the request's `chat_template_kwargs`.
+
+        Raises:
+            ApiError: the model's chat template does not read a variable, or a value is invalid.
+        """
+        template = str(getattr(self.tokenizer, "chat_template", None))
+        for name, value in (variables or {}).items():
+            path = f"chat_template_kwargs.{name[:60]}"
+            if name == THINKING_VARIABLE:
+                if not isinstance(value, bool | None):
+                    raise bad_request(f"{path} must be true or false.", path)
+            elif name in TRANSFORMERS_ONLY_ARGUMENTS or not _is_read(name, template):
+                raise bad_request(f"{path} is not read by the model's chat template.", path)
 
     def render_chat(
         self,
@@ -111,7 +143,7 @@ class PromptRenderer:
         Args:
             messages: chat template messages.
             tools: functions in OpenAI's format, or None.
-            variables: other template variables, such as `enable_thinking`.
+            variables: other template variables, such as `enable_thinking`; None is ignored.
             add_generation_prompt: whether to open the assistant's turn at the end.
             continue_final_message: whether the model continues the final message, which must be
                 from the assistant.
@@ -121,7 +153,9 @@ class PromptRenderer:
         Raises:
             ApiError: no chat template, or the template failed.
         """
-        template_input = ChatTemplateInput(messages, tools, variables)
+        tools = None if tools is None else [_without_strict(tool) for tool in tools]
+        given = {name: value for name, value in variables.items() if value is not None}
+        template_input = ChatTemplateInput(messages, tools, given)
         text = self._render(template_input, add_generation_prompt and not continue_final_message)
         if continue_final_message:
             text = _truncate_after(text, messages[-1])
@@ -130,10 +164,33 @@ class PromptRenderer:
         reasoning_open = text.rstrip().endswith(THINK_TAG)
         return ChatPrompt(token_ids, reasoning_open, self.thinking_enabled, template_input)
 
+    def output_parser(
+        self,
+        prompt: ChatPrompt,
+        tools: Sequence[Mapping[str, Any]],
+        constraint: StructuredOutputs | ToolCalls | None,
+        is_stream: bool,
+    ) -> OutputParser:
+        """Returns an output parser for a prompt's completion.
+
+        Args:
+            prompt: the prompt.
+            tools: the tools that the model may call.
+            constraint: the completion's constraint.
+            is_stream: whether to emit tool calls incrementally.
+        """
+        has_form = isinstance(constraint, StructuredOutputs) or (
+            constraint is not None and constraint.answer is not None
+        )
+        options = ToolCallOptions(self._tool_call_format, tools, is_stream, has_form)
+        return OutputParser(
+            prompt.thinking_enabled, prompt.reasoning_open, options if tools else None
+        )
+
     def next_turn_prefix(self, before: ChatTemplateInput, completion: str) -> list[int]:
         """Returns the known prefix of the next turn's prompt, up to the user's next message.
 
-        Not the last prompt plus its completion: templates omit earlier reasoning.
+        It is not the last prompt plus its completion, because templates omit earlier reasoning.
 
         Args:
             before: the last turn's template input.
@@ -156,6 +213,18 @@ class PromptRenderer:
             )
         except UserError as error:
             raise bad_request(str(error)) from error
+
+
+def _is_read(name: str, template: str) -> bool:
+    """Whether a template may read a variable, i.e. the name occurs in its source."""
+    may_occur = len(name) <= len(template) and name.isidentifier()
+    return may_occur and re.search(rf"\b{name}\b", template) is not None
+
+
+def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Removes a function's `strict`, which is for the grammar, not the model."""
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {**tool, "function": function}
 
 
 def _truncate_after(text: str, message: Message) -> str:

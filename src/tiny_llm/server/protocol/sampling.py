@@ -1,16 +1,25 @@
 """Sampling fields of OpenAI's protocols, and default parameters."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...errors import UserError
+from ...models.checkpoint.safe_io import ModelError
+from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
 from ..http.errors import bad_request
+from .bounded_types import (
+    BoundedDict,
+    BoundedList,
+    GrammarText,
+    JsonObject,
+    ShortList,
+    StrictModel,
+)
 from .reasoning_effort import UNLIMITED, ReasoningEffort, thinking_budget
 
 # Keys of generation_config.json that set defaults, as in vLLM.
@@ -34,29 +43,22 @@ T = TypeVar("T")
 OutputConstraint = StructuredOutputs | ToolCalls
 
 PositiveInt = Annotated[int, Field(ge=1, le=INT64_MAX)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-
-
-class StrictModel(BaseModel):
-    """Base of request bodies: rejects unknown fields and type coercion."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StructuredOutputsFields(StrictModel):
     """Constraint on the output, as in vLLM. Exactly one field must be set."""
 
-    json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    json_: Annotated[JsonObject | bool | str | None, Field(alias="json")] = None
+    regex: GrammarText | None = None
+    choice: BoundedList[str] | None = None
+    grammar: GrammarText | None = None
     json_object: bool | None = None
 
     def constraint(self) -> StructuredOutputs:
         """Converts to the engine's constraint.
 
         Raises:
-            ApiError: not exactly one field is set, or a value is invalid.
+            ApiError: none or several of the fields are set, or a value is invalid.
         """
         fields = self.model_dump(by_alias=True, exclude_none=True)
         return make_constraint(StructuredOutputs, "structured_outputs", **fields)
@@ -66,8 +68,8 @@ class ResponseFormat(StrictModel):
     """Output format. `schema`, with type `json_object`, is a llama.cpp extension."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    json_schema: JsonObject | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
     def constraint(self) -> StructuredOutputs | None:
         """Converts to the engine's constraint; None for text.
@@ -84,8 +86,10 @@ class ResponseFormat(StrictModel):
                 raise bad_request(
                     "response_format.json_schema.schema is missing.", "response_format"
                 )
-        fields = {"json_object": True} if schema is None else {"json": schema}
-        return make_constraint(StructuredOutputs, "response_format", **fields)
+        if schema is None:
+            return make_constraint(StructuredOutputs, "response_format", json_object=True)
+        is_strict = (self.json_schema or {}).get("strict") is True
+        return make_constraint(StructuredOutputs, "response_format", json=schema, strict=is_strict)
 
 
 class CommonFields(StrictModel):
@@ -97,7 +101,7 @@ class CommonFields(StrictModel):
     top_k: Annotated[int, Field(ge=-1, le=INT64_MAX)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | ShortList[str] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
@@ -105,7 +109,7 @@ class CommonFields(StrictModel):
     thinking_token_budget: Annotated[int, Field(ge=UNLIMITED, le=INT64_MAX)] | None = None
     stream: bool | None = None
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
 
     @property
     def effort(self) -> ReasoningEffort | None:
@@ -113,10 +117,10 @@ class CommonFields(StrictModel):
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
-        """Returns the fields as arguments of `make_sampling_params`.
+        """Returns the fields as arguments for `make_sampling_params`.
 
         Args:
-            max_tokens: maximum tokens of the completion; None if not given.
+            max_tokens: maximum tokens in the completion; None if not given.
         """
         return {
             **{name: getattr(self, name) for name in SAMPLING_FIELDS},
@@ -130,9 +134,9 @@ class CommonFields(StrictModel):
 class SamplingFields(CommonFields):
     """Fields shared by chat completions and completions."""
 
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: BoundedList[Annotated[int, Field(ge=0, le=INT64_MAX)]] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: BoundedDict[Annotated[float, Field(ge=-100, le=100)]] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
     structured_outputs: StructuredOutputsFields | None = None
     response_format: ResponseFormat | None = None
@@ -141,7 +145,7 @@ class SamplingFields(CommonFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
-    skip_special_tokens: Literal[False] | None = None
+    skip_special_tokens: bool | None = None  # no-op: end tokens are never part of the text
 
     def sampling_params(
         self,
@@ -155,7 +159,7 @@ class SamplingFields(CommonFields):
 
         Args:
             defaults: default parameters.
-            max_tokens: maximum tokens of the completion.
+            max_tokens: maximum tokens in the completion.
             logprobs: number of top log-probabilities per token, or None.
             constraint: from `response_format` or tools, or None.
             prompt_logprobs: number of top log-probabilities per prompt token, or None.
@@ -228,7 +232,7 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
     Args:
         kind: `StructuredOutputs` or `ToolCalls`.
         param: the request's field, for errors.
-        args, fields: arguments of `kind`.
+        args, fields: arguments for `kind`.
 
     Raises:
         ApiError: the constraint is invalid.
@@ -239,16 +243,20 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
         raise bad_request(str(error), param) from error
 
 
-def auto_tool_calls(tools: list[dict[str, Any]], parallel: bool | None) -> ToolCalls | None:
-    """Constraint of `tool_choice` "auto": tool calls are optional but follow their schemas.
+def auto_tool_calls(
+    tools: list[dict[str, Any]], parallel: bool | None, answer: StructuredOutputs | None = None
+) -> OutputConstraint | None:
+    """Constraint for `tool_choice` "auto": tool calls are optional but must match their schemas.
 
     Args:
         tools: available tools.
-        parallel: whether several calls are allowed; None allows them.
+        parallel: whether several calls are allowed; None means they are.
+        answer: constraint on an output without calls, or None.
     """
     if not tools:
-        return None
+        return answer
     fields: dict[str, Any] = {"choice": "auto", "parallel": parallel is not False}
+    fields["answer"] = answer
     return make_constraint(ToolCalls, "tools", tools, **fields)
 
 
@@ -258,13 +266,19 @@ def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:
     Args:
         folder: model folder.
         source: "auto" reads `generation_config.json` (`do_sample: false` means greedy); "vllm"
-            leaves the engine's defaults.
+            keeps the engine's defaults.
+
+    Raises:
+        ModelError: the file is unreadable, or a default is invalid.
     """
-    file = folder / "generation_config.json"
-    if source == "vllm" or not file.is_file():
+    if source == "vllm":
         return {}
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_optional_json(folder, GENERATION_CONFIG)
     defaults = {key: config[key] for key in GENERATION_CONFIG_KEYS if config.get(key) is not None}
+    try:
+        SamplingParams(**defaults)
+    except UserError as error:
+        raise ModelError(f"{folder / GENERATION_CONFIG} cannot be used: {error}") from error
     return {**defaults, "temperature": 0.0} if config.get("do_sample") is False else defaults
 
 

@@ -1,4 +1,4 @@
-"""Responses: server-sent event streams and full JSON responses."""
+"""Server-sent event streams and full JSON responses."""
 
 import asyncio
 import logging
@@ -11,17 +11,20 @@ from starlette.types import Receive, Scope, Send
 
 from ...engine.scheduling.outputs import StreamOutput
 from ..engine_client.client import RequestHandle
+from ..http.access_log import current_record
 from ..http.errors import ANTHROPIC_PATHS, INTERNAL_ERROR, ApiError, request_id_headers, to_json
 from .disconnect import CancelOnDisconnect
 
 log = logging.getLogger("tiny_llm.server")
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
-HEADER_DELAY = 0.1  # maximum wait for the first token, to send it in one write with the headers
+HEADER_DELAY = 0.1  # maximum seconds that headers wait for the first token, to share one write
 
-# Encoded events of the engine view.
+# Encoded events for the engine view.
 Events = AsyncIterator[bytes]
-TEXT_PLACEHOLDER = "\0"  # placeholder text of an `EventTemplate`
+RESPONSES_PATH = "/v1/responses"
+NO_BUFFERING_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 
 
 class OutputSerializer(Protocol):
@@ -31,7 +34,7 @@ class OutputSerializer(Protocol):
         """Events before the first output."""
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """Events for one step's additions to a completion."""
+        """Events for new output of a completion."""
 
     def end_events(self) -> bytes:
         """Events after the last output."""
@@ -41,31 +44,57 @@ class OutputSerializer(Protocol):
 
 
 def sse_event(data: Any, name: str | None = None) -> bytes:
-    """Encodes a server-sent event."""
+    """Encodes a server-sent event.
+
+    Args:
+        data: the payload, sent as JSON.
+        name: the event's type; None for the default, "message".
+    """
+    # [task 5.1.1 event]
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + to_json(data) + b"\n\n"
+    # [/task 5.1.1 event]
 
 
-def error_event(path: str, error: ApiError) -> bytes:
-    """Events that end a failed stream, in the protocol of `path` (except Responses)."""
+def error_event(path: str, error: ApiError, num_events: int = 0) -> bytes:
+    """Events that end a failed stream.
+
+    Args:
+        path: the request's path, which selects the protocol.
+        error: the error.
+        num_events: number of events sent; the sequence number of the Responses protocol.
+    """
+    if path == RESPONSES_PATH:
+        event = {"type": "error", "code": "server_error", "message": error.message, "param": None}
+        return sse_event({**event, "sequence_number": num_events}, "error")
     if path.startswith(ANTHROPIC_PATHS):
         return sse_event(error.body(path), "error")
     return sse_event(error.body(path)) + b"data: [DONE]\n\n"
 
 
+def stream_headers() -> dict[str, str]:
+    """Returns an event stream's response headers."""
+    content_type = {"Content-Type": "text/event-stream; charset=utf-8"}
+    return {**content_type, **NO_BUFFERING_HEADERS, **request_id_headers()}
+
+
 class EventTemplate:
-    """A pre-encoded event with one variable text.
+    """A pre-encoded event in which only one text varies.
 
     Args:
         with_text: the event with `TEXT_PLACEHOLDER` as its text.
     """
 
     def __init__(self, with_text: bytes):
+        # [task 5.1.1 template]
         self._prefix, self._suffix = with_text.split(to_json(TEXT_PLACEHOLDER))
+        # [/task 5.1.1 template]
 
     def __call__(self, text: str) -> bytes:
         """Encodes the event with `text`."""
+        # [task 5.1.1 fill]
         return self._prefix + to_json(text) + self._suffix
+        # [/task 5.1.1 fill]
 
 
 class EventSourceResponse(Response):
@@ -82,8 +111,6 @@ class EventSourceResponse(Response):
             event send pings, which reset client timeouts.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         serializer: OutputSerializer,
@@ -91,21 +118,20 @@ class EventSourceResponse(Response):
         keep_alive: float,
         keep_alive_event: bytes = KEEP_ALIVE_COMMENT,
     ):
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(headers={**headers, **request_id_headers()})
+        super().__init__(headers=stream_headers())
         del self.headers["content-length"]
         self._serializer = serializer
         self._handle = handle
         self._keep_alive = keep_alive
         self._keep_alive_event = keep_alive_event
         self._start_data: bytes | None = None  # start events; None until created
-        self._headers_sent = False  # the start events included
+        self._headers_sent = False  # headers and start events
         self._last_sent = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends events until the end, a disconnect, or a slow-reader timeout."""
+        """Sends events until the output ends, the client disconnects, or it reads too slowly."""
         try:
             with CancelOnDisconnect(receive, self._handle) as connection:
                 await self._send_all(send)
@@ -115,47 +141,64 @@ class EventSourceResponse(Response):
             log.warning("dropped a client that reads its stream too slowly")
 
     async def _send_all(self, send: Send) -> None:
+        """Sends the whole stream; a failure becomes its last event."""
         self._schedule_keep_alive(HEADER_DELAY, send)
+        # [task 5.1.3 errors]
         try:
             last = await self._send_outputs(send)
         except ApiError as error:
-            self._make_start_events()
-            last = self._serializer.error_events(error)
+            last = self._error_events(error)
         except Exception:
             log.exception("stream failed")
-            self._make_start_events()
-            last = self._serializer.error_events(ApiError(500, INTERNAL_ERROR))
+            last = self._error_events(ApiError(500, INTERNAL_ERROR))
         self._cancel_keep_alive()
         await self._send(send, last, is_last=True)
+        # [/task 5.1.3 errors]
 
     async def _send_outputs(self, send: Send) -> bytes:
-        """Sends the outputs; returns the end events."""
-        serializer = self._serializer
+        """Sends the events of each batch of outputs in one write; returns the end events."""
+        # [task 5.1.2 outputs]
         async for outputs in self._handle.stream_outputs():
             self._make_start_events()
-            data = b"".join(map(serializer.delta_events, outputs))
+            data = b"".join(map(self._serializer.delta_events, outputs))
             if data:
                 await self._send(send, data)
-        return serializer.end_events()
+        return self._serializer.end_events()
+        # [/task 5.1.2 outputs]
+
+    def _error_events(self, error: ApiError) -> bytes:
+        """Events that end the stream with an error, which also goes to the access log."""
+        current_record().error = error.message
+        self._make_start_events()
+        return self._serializer.error_events(error)
 
     def _make_start_events(self) -> None:
-        """Creates the start events, as late as possible: they may contain cache hits."""
+        """Creates the start events as late as possible, as they may report prefix cache hits."""
         if self._start_data is None:
             self._start_data = self._serializer.start_events()
 
     async def _send(self, send: Send, data: bytes, is_last: bool = False) -> None:
+        """Sends a chunk of the body, preceded by headers and start events if it is the first.
+
+        Args:
+            send: ASGI's `send`.
+            data: encoded events.
+            is_last: whether the body ends here.
+        """
         self._last_sent = time.monotonic()
+        # [task 5.1.2 send]
         if not self._headers_sent:
-            self._headers_sent = True
+            self._headers_sent = True  # before `await`, which lets a keep-alive run
             data = (self._start_data or b"") + data
             start = {"type": "http.response.start", "status": self.status_code}
             await send({**start, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        # [/task 5.1.2 send]
 
     # ---------------------------------------------------------------- keep-alive against timeouts
 
     def _schedule_keep_alive(self, seconds: float, send: Send) -> None:
-        """Sets the timer of the next silence check."""
+        """Sets the timer for the next silence check."""
         self._timer = asyncio.get_running_loop().call_later(
             seconds, self._on_keep_alive_timer, send
         )
@@ -186,7 +229,7 @@ class EventSourceResponse(Response):
 async def full_response(
     receive: Receive, handle: RequestHandle, response: Awaitable[Response]
 ) -> Response:
-    """Awaits a full response; cancelled by a disconnect."""
+    """Awaits a full response; cancels it if the client disconnects."""
     with CancelOnDisconnect(receive, handle):
         return await response
     return Response(status_code=499)  # the client has disconnected

@@ -11,7 +11,7 @@ SYSTEM_FINGERPRINT = f"tiny-llm-{version('tiny-llm')}"  # OpenAI's field
 
 
 def openai_usage(handle: RequestHandle, outputs: Iterable[ParsedOutput]) -> dict[str, Any]:
-    """OpenAI's `usage` object of chat and text completions."""
+    """Returns OpenAI's `usage` object for chat and text completions."""
     listed = list(outputs)
     tokens = sum(output.tokens for output in listed)
     return {

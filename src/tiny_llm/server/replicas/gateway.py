@@ -1,8 +1,8 @@
 """Gateway: forwards requests to replicas, with retry on replica loss.
 
-Nothing is sent to the client before the replica has sent the first part of the body. Until then, a
+Nothing is sent to the client before the replica has sent the first chunk of the body. Until then, a
 request whose replica is lost is retried on another one. Afterwards, its stream ends with an error
-event of its protocol.
+event in its protocol's format.
 """
 
 import asyncio
@@ -13,9 +13,8 @@ from typing import Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from ..http.errors import ApiError
-from ..openai import responses
 from ..protocol.disconnect import wait_for_disconnect
-from ..protocol.streaming import error_event, sse_event
+from ..protocol.streaming import error_event
 from .routing import routing_key
 
 REPLICA_LOST = "The replica that computed this response was lost; retry."
@@ -50,7 +49,7 @@ class ReplicaPool(Protocol):
         """Yields the ASGI messages of the response; closing the generator aborts the request.
 
         Raises:
-            ReplicaLostError: at any time.
+            ReplicaLostError: the replica was lost, before or during the response.
         """
 
 
@@ -103,7 +102,7 @@ class Gateway:
 
 
 class _ForwardedResponse:
-    """Forwards a response; holds its start back until the first body message."""
+    """Forwards a response; holds back its start until the first body message."""
 
     def __init__(self, path: str, send: Send):
         self.has_started = False
@@ -132,28 +131,14 @@ class _ForwardedResponse:
         """
         assert self._start is not None
         if dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
-            data = stream_error(self._path, error, self._num_events)
+            data = error_event(self._path, error, self._num_events)
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
             return
         raise ReplicaLostError(error.message)
 
 
-def stream_error(path: str, error: ApiError, num_events: int) -> bytes:
-    """Encodes the event that ends a failed stream.
-
-    Args:
-        path: the request's path, which selects the protocol.
-        error: the error.
-        num_events: number of events sent; the sequence number of the Responses protocol.
-    """
-    if path == responses.PATH:
-        event = {"type": "error", "code": "server_error", "message": error.message, "param": None}
-        return sse_event({**event, "sequence_number": num_events}, "error")
-    return error_event(path, error)
-
-
 def _picklable_scope(scope: Scope) -> Scope:
-    """The picklable part of an ASGI scope."""
+    """Returns the picklable entries of an ASGI scope."""
     names = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
     entries = {name: scope[name] for name in (*names, "root_path", "client") if name in scope}
     headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
@@ -161,7 +146,7 @@ def _picklable_scope(scope: Scope) -> Scope:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """Reads a body; None if the client disconnects first."""
+    """Reads a body; returns None if the client disconnects first."""
     parts = []
     while (message := await receive())["type"] == "http.request":
         parts.append(message.get("body", b""))

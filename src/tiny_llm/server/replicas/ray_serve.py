@@ -19,8 +19,8 @@ from rich.console import Console
 from starlette.types import ASGIApp, Message
 
 from ...models.hub import find_config, find_model
-from ..http.middleware import BodyLimitMiddleware
-from ..settings import Settings
+from ..http.middleware import BodyMiddleware
+from ..settings import MIN_BODY_BYTES, Settings
 from .gateway import Gateway, ReplicaLostError, ReplicaRequest
 from .replica import Replica
 
@@ -36,13 +36,13 @@ class RayServeArgs(BaseModel):
     """Arguments of `serve run` (name=value), and `args` in a configuration file.
 
     Attributes:
-        model: name, hub id or folder, as for `tiny-llm serve`; available on every machine.
+        model: name, hub id or folder, as for `tiny-llm serve`; must be available on every machine.
         served_model_name: the model's name in the API.
         replicas: number of replicas; with max_replicas, the minimum.
         max_replicas: maximum for autoscaling; None for a fixed number.
         target_ongoing_requests: autoscaling target: running and waiting requests per replica.
         max_ongoing_requests: maximum requests per replica; more wait in the gateway.
-        imbalanced_threshold: difference in queue length from which load outweighs prefix affinity.
+        imbalanced_threshold: queue length difference beyond which load outweighs prefix affinity.
         cpus: CPUs that Ray reserves per replica.
         threads: compute threads per replica.
         kv_cache_bytes, max_num_seqs, max_num_batched_tokens, load_format: as for `tiny-llm serve`.
@@ -67,18 +67,18 @@ class RayServeArgs(BaseModel):
     max_num_batched_tokens: int = 256
     load_format: str = "auto"
     api_key: str | None = None
-    max_body_bytes: int = 2**24
+    max_body_bytes: int = MIN_BODY_BYTES
     drain_timeout: float = 30.0
 
     def engine(self) -> dict[str, object]:
-        """Arguments of `LLM`."""
+        """Arguments for `LLM`."""
         names = {"kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "load_format"}
         return self.model_dump(include=names)
 
     def settings(self) -> Settings:
         """Settings of each replica. Any Host is allowed: only Ray's proxy is exposed."""
         return Settings(
-            model_name=self.served_model_name or Path(self.model).name or self.model,
+            model_names=(self.served_model_name or Path(self.model).name or self.model,),
             api_key=self.api_key or os.environ.get("TINY_LLM_API_KEY") or None,
             allowed_hosts=("*",),
             max_body_bytes=self.max_body_bytes,
@@ -97,7 +97,7 @@ class RayReplica:
         await self._replica.start()
 
     def check_health(self) -> None:
-        """Periodic health check of Ray; a replica that raises is replaced."""
+        """Ray's periodic health check; a replica that raises is replaced."""
         self._replica.check_alive()
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
@@ -128,7 +128,7 @@ class RayReplicaPool:
             async for messages in batches:
                 yield messages
         except RayTaskError:
-            raise  # an exception in the replica's code, which a retry would repeat
+            raise  # an exception in the replica's code, which would recur on a retry
         except (RayActorError, TaskCancelledError) as error:
             raise ReplicaLostError(str(error)) from error
         finally:
@@ -136,10 +136,11 @@ class RayReplicaPool:
 
 
 class RayGateway:
-    """Ray Serve ingress: receives all requests of the HTTP proxy."""
+    """Ray Serve ingress: receives all requests from the HTTP proxy."""
 
     def __init__(self, handle: DeploymentHandle, max_body_bytes: int):
-        self._app = BodyLimitMiddleware(Gateway(RayReplicaPool(handle)), limit=max_body_bytes)
+        gateway = Gateway(RayReplicaPool(handle))
+        self._app = BodyMiddleware(gateway, lambda: max_body_bytes, Settings.body_timeout)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the ASGI application; the name is Ray's."""

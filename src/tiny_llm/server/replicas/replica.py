@@ -8,12 +8,13 @@ from typing import Any
 from starlette.types import Message
 
 from ... import demo
+from ...engine.factory import resolve_task
 from ...engine.llm import LLM
 from ...models.checkpoint.layout import has_tokenizer
 from ..app import build_app
 from ..http.errors import ApiError
 from ..process import ServerProcess
-from ..settings import Settings
+from ..settings import ModelSpec, Settings
 from .gateway import ReplicaRequest
 
 
@@ -23,17 +24,20 @@ class Replica:
     Args:
         folder: model folder.
         settings: server settings.
-        engine: arguments of `LLM`, except the model.
+        engine: arguments for `LLM`, except the model.
     """
 
     def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
         tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH
 
-        def load() -> LLM:
-            return LLM(str(folder), seed=None, **engine)
+        task = resolve_task("auto", str(folder))
 
-        self._process = ServerProcess(settings, tokenizer_folder, load, None)
-        self._app = build_app(self._process.server)
+        def load() -> LLM:
+            return LLM(str(folder), seed=None, task=task, **engine)
+
+        spec = ModelSpec(settings.model_names, tokenizer_folder, load, task)
+        self._process = ServerProcess(settings, [spec], None)
+        self._app = build_app(self._process.models)
 
     async def start(self) -> None:
         """Loads the model; returns once the replica is ready.
@@ -50,14 +54,14 @@ class Replica:
         Raises:
             ApiError: 503, the engine has failed.
         """
-        lifecycle = self._process.server.engine_client.lifecycle
+        lifecycle = self._process.models[0].engine_client.lifecycle
         if lifecycle.phase == "broken":
             raise ApiError(503, lifecycle.reason)
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """Yields the ASGI messages of the response, in batches of all that are available.
+        """Yields the ASGI messages of the response; each batch holds all that are available.
 
-        Closing the generator acts as `http.disconnect`: the request is aborted within a step.
+        Closing the generator acts like `http.disconnect`: the request is aborted within a step.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         disconnected = asyncio.Event()

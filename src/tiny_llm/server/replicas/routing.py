@@ -2,21 +2,23 @@
 
 A prefix-aware router compares text, independently of the protocol. The key contains the parts of a
 prompt in chat template order: system message, then the turns. It need not equal the prompt: two
-keys only have to share a prefix where their prompts do.
+keys only have to share a prefix if their prompts do.
 """
 
 import json
 from typing import Any
 
-# Prompt fields in prompt order: Messages, Responses, chat completions, completions.
+# Prompt fields of all protocols, in prompt order.
 FIELDS = ("system", "instructions", "messages", "input", "prompt")
 
 
 def routing_key(body: bytes) -> str:
-    """Returns a request's routing key; empty without a prompt.
+    """Returns a request's routing key: the texts of `FIELDS`, joined by newlines.
+
+    Fields without text are omitted; without a prompt, the key is empty.
 
     Args:
-        body: raw body. Invalid JSON has an empty key; the replica rejects it.
+        body: raw body. The key for invalid JSON is empty; the replica rejects it.
     """
     try:
         fields = json.loads(body)
@@ -24,13 +26,21 @@ def routing_key(body: bytes) -> str:
         return ""
     if not isinstance(fields, dict):
         return ""
+    # [task 5.7.1 key]
     return "\n".join(text for field in FIELDS if (text := _text(fields.get(field))))
+    # [/task 5.7.1 key]
 
 
 def _text(value: Any) -> str:
-    """Joins all texts and token ids of a value, in order."""
+    """Joins all texts and token ids of a value with spaces, in order.
+
+    Args:
+        value: a string, a number, a list of values, or an object with "text" or "content"; anything
+            else has no text. May be nested deeper than Python's recursion limit.
+    """
+    # [task 5.7.1 text]
     pending, texts = [value], []
-    while pending:  # iterative: a body can be nested deeper than Python's recursion limit
+    while pending:
         part = pending.pop()
         if isinstance(part, str):
             texts.append(part)
@@ -41,3 +51,4 @@ def _text(value: Any) -> str:
         elif isinstance(part, dict):
             pending.extend(part[name] for name in ("text", "content") if name in part)
     return " ".join(texts)
+    # [/task 5.7.1 text]

@@ -14,16 +14,17 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 struct AttentionBlock {
     int rows;
     int64_t D;
-    int64_t width;   // D, rounded up to whole vectors
-    float* scores;   // rows × KEYS; later the weights
-    float* out;      // rows × width, before division by sums
-    float* keys;     // score_steps × KEYS; shares memory with `values`
-    float* values;   // KEYS × width, loaded after scoring: both would not fit in L1
-    float* sums;     // rows × LANES: per-lane sums of the weights
-    float* largest;  // rows: running maximum of the scores
-    float* query;    // rows × D elements, or half as many pairs
-    float scale;     // of the scores
-    Format format;   // of query, keys and values
+    int64_t width;     // D, rounded up to whole vectors
+    float* scores;     // rows × KEYS; later the weights
+    float* out;        // rows × width, before division by sums
+    float* keys;       // score_steps × KEYS; shares memory with `values`
+    float* values;     // KEYS × width, loaded after scoring: both would not fit in L1
+    float* sums;       // rows × LANES: per-lane sums of the weights
+    float* largest;    // rows: running maximum of the scores
+    float* query;      // rows × D elements, or half as many pairs
+    float scale;       // of the scores
+    Format format;     // of query and out
+    Format kv_format;  // of keys and values: format or int8
 };
 
 /// Scratch size of a block in floats.
@@ -33,7 +34,8 @@ inline int64_t block_scratch(int rows, int64_t D) {
 }
 
 /// A block before its first key. The caller fills in `query`.
-inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format, float* scratch) {
+inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format, Format kv_format,
+                                 float* scratch) {
     AttentionBlock block;
     auto take = [&](int64_t floats) {
         float* taken = scratch;
@@ -45,6 +47,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     block.width = rounded_up(D);
     block.scale = scale;
     block.format = format;
+    block.kv_format = kv_format;
     block.scores = take(rows * KEYS);
     block.out = take(rows * block.width);
     block.keys = block.values = take(KEYS * block.width);
@@ -65,19 +68,20 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
 
 /// Rows ≥ `first` attend to a tile: attention_block_simd.cpp.
 ///
-/// visible: per row of the block, number of visible keys in the tile; non-decreasing. mask: null,
-///   or rows × KEYS values added to the scores.
-void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
-            const Tile& tile, Prefetcher& ahead);
+/// visible: per row of the block, number of leading keys of the tile that are not after the row's
+///   query; non-decreasing. hidden: null, or number of those before its window, likewise. mask:
+///   null, or rows × KEYS values added to the scores.
+void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
+            const float* mask, const Tile& tile, Prefetcher& ahead);
 
 // --- the whole block ----------------------------------------------------------------------------
 
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
     float* to = block.query + row * block.D;
-    if (in_pairs(block.format)) {
+    if (in_pairs(block.kv_format)) {
         to[(block.D - 1) / 2] = 0;  // D may be odd: pads the last pair
-        memcpy(to, element(query, from, block.format), bytes_of(block.D, block.format));
+        memcpy(to, element(query, from, block.format), block.D * item_bytes(block.format));
         return;
     }
     int64_t d = 0;
@@ -90,20 +94,23 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
     }
 }
 
-/// The block attends to keys 0 … end − 1.
+/// The block attends to keys 0 … end − 1, except those before all rows' windows.
 ///
 /// visible_keys(row): number of leading visible keys of a row; non-decreasing, at most `end`.
+/// hidden_keys(row): how many of these are before its window; non-decreasing.
 /// tile_at(first, tile): writes the addresses of keys and values from `first` on. For first ≥ end:
 ///   those likely to be needed next, as a prefetch hint, or none.
 /// mask: null, or rows × KEYS values filled by load_mask(first, count), which returns whether any
 ///   of these keys is visible to any row.
-template <typename VisibleKeys, typename TileAt, typename LoadMask>
+template <typename VisibleKeys, typename HiddenKeys, typename TileAt, typename LoadMask>
 void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& visible_keys,
-                   const TileAt& tile_at, const float* mask, const LoadMask& load_mask) {
-    const int64_t distance = end < KEYS ? end : KEYS;
+                   const HiddenKeys& hidden_keys, const TileAt& tile_at, const float* mask,
+                   const LoadMask& load_mask) {
+    const int64_t begin = hidden_keys(0) / KEYS * KEYS, most_hidden = hidden_keys(block.rows - 1);
+    const int64_t distance = end - begin < KEYS ? end - begin : KEYS;
     Tile tiles[2], after;
-    tile_at(0, tiles[0]);
-    for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
+    tile_at(begin, tiles[begin / KEYS % 2]);
+    for (int64_t first_key = begin; first_key < end; first_key += KEYS) {
         const int now = first_key / KEYS % 2;
         const Tile& tile = tiles[now];
         Tile& next = tiles[1 - now];
@@ -112,16 +119,23 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
         if (next.count < tile.count && first_key + distance < end) {
             tile_at(end, after);  // prefetched while this tile is computed
         }
-        Prefetcher ahead(tile, next, after, bytes_of(block.D, block.format));
+        Prefetcher ahead(tile, next, after, row_bytes(block.D, block.kv_format));
         if (mask == nullptr || load_mask(first_key, tile.count)) {
-            int visible[MAX_BLOCK_ROWS];
+            const auto in_tile = [&](int64_t keys) {
+                const int64_t count = keys - first_key;
+                return static_cast<int>(count < 0 ? 0 : count < KEYS ? count : KEYS);
+            };
+            int visible[MAX_BLOCK_ROWS], hidden[MAX_BLOCK_ROWS];
             int first = block.rows;  // first row with a visible key in this tile
             for (int row = block.rows - 1; row >= 0; row--) {
-                const int64_t seen = visible_keys(row) - first_key;
-                visible[row] = static_cast<int>(seen < 0 ? 0 : seen < KEYS ? seen : KEYS);
+                visible[row] = in_tile(visible_keys(row));
                 first = visible[row] > 0 ? row : first;
             }
-            attend(block, first, visible, mask, tile, ahead);
+            const bool hides = first_key < most_hidden;
+            for (int row = 0; row < block.rows && hides; row++) {
+                hidden[row] = in_tile(hidden_keys(row));
+            }
+            attend(block, first, visible, hides ? hidden : nullptr, mask, tile, ahead);
         }
     }
 }

@@ -24,10 +24,13 @@ inline void rescale(const AttentionBlock& block, int row, float factor) {
     }
 }
 
-/// Turns a row's scores, times scale, into weights exp(score − largest); zero for keys ≥ `visible`.
+/// Turns a row's scores, times scale, into weights exp(score − largest); zero for keys ≥ `visible`
+/// and, if SKIPS, for the first `skipped` keys.
 ///
 /// mask: null, or KEYS values to add; −inf hides a key whatever its score.
-inline void softmax_weights(const AttentionBlock& block, int row, int visible, const float* mask) {
+template <bool SKIPS>
+inline void softmax_weights(const AttentionBlock& block, int row, int visible, int skipped,
+                            const float* mask) {
     const Floats hidden = splat(-__builtin_inff());
     float* scores = block.scores + row * KEYS;
     const float before = block.largest[row];
@@ -41,6 +44,9 @@ inline void softmax_weights(const AttentionBlock& block, int row, int visible, c
         }
         if (visible < KEYS) {
             x[v] = lane_numbers() < visible - v * LANES ? x[v] : hidden;
+        }
+        if constexpr (SKIPS) {
+            x[v] = lane_numbers() < skipped - v * LANES ? hidden : x[v];
         }
         most = max(x[v], most);
     }
@@ -61,6 +67,42 @@ inline void softmax_weights(const AttentionBlock& block, int row, int visible, c
     store(sums, 0, Format::float32, total);
 }
 
+/// Multiplies the scores or weights of rows ≥ `first` by the scales of the tile's int8 keys or
+/// values.
+inline void multiply_by_scales(const AttentionBlock& block, int first, const void* const* int8_rows,
+                               int count) {
+    float scales[KEYS] = {};
+    for (int i = 0; i < count; i++) {
+        scales[i] = int8_scale(int8_rows[i], block.D);
+    }
+    for (int row = first; row < block.rows; row++) {
+        float* scores = block.scores + row * KEYS;
+        for (int key = 0; key < KEYS; key += LANES) {
+            store(scores, key, Format::float32,
+                  load_bits<Floats>(scores + key) * load_bits<Floats>(scales + key));
+        }
+    }
+}
+
+/// The softmax of all rows ≥ `first`, given the products of queries and stored keys.
+inline void softmax_rows(const AttentionBlock& block, int first, const int* visible,
+                         const int* hidden, const float* mask, const Tile& tile) {
+    if (block.kv_format == Format::int8) {
+        multiply_by_scales(block, first, tile.keys, tile.count);
+    }
+    for (int row = first; row < block.rows; row++) {
+        const float* own_mask = mask == nullptr ? nullptr : mask + row * KEYS;
+        if (hidden == nullptr) {
+            softmax_weights<false>(block, row, visible[row], 0, own_mask);
+        } else {
+            softmax_weights<true>(block, row, visible[row], hidden[row], own_mask);
+        }
+    }
+    if (block.kv_format == Format::int8) {
+        multiply_by_scales(block, first, tile.values, tile.count);
+    }
+}
+
 // --- a tile -------------------------------------------------------------------------------------
 
 // With few rows, memory would idle during the products, so they are cut into slices of this many
@@ -72,7 +114,7 @@ inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : 
 /// scores = query · keys, for rows ≥ `first`.
 template <typename Number>
 inline void score(const AttentionBlock& block, int first, Prefetcher& ahead) {
-    const int rows = block.rows - first, steps = score_steps(block.D, block.format);
+    const int rows = block.rows - first, steps = score_steps(block.D, block.kv_format);
     const auto query = (const Number*)(block.query + first * block.D);
     const auto keys = (const Number*)block.keys;
     float* scores = block.scores + first * KEYS;
@@ -114,10 +156,27 @@ inline void add_values(const AttentionBlock& block, int first, const int* visibl
     }
 }
 
+/// out += weights · values, for rows ≥ `first` and keys hidden[row] … visible[row] − 1 of a tile
+/// with keys before a window; row by row.
+__attribute__((noinline)) void add_values_in_window(const AttentionBlock& block, int first,
+                                                    const int* visible, const int* hidden,
+                                                    Prefetcher& ahead) {
+    const int columns = static_cast<int>(block.width);
+    ahead.fetch(1);
+    for (int row = first; row < block.rows; row++) {
+        const int from = hidden[row];
+        if (from < visible[row]) {
+            multiply_add(1, columns, visible[row] - from, block.scores + row * KEYS + from, KEYS,
+                         block.values + from * block.width, block.width,
+                         block.out + row * block.width, block.width);
+        }
+    }
+}
+
 /// The last ROWS rows of the block, from `first` on, attend to a tile, without intermediate stores.
 template <int ROWS, Format FORMAT>
-void attend_few(const AttentionBlock& block, int first, const int* visible, const float* mask,
-                const Tile& tile, Prefetcher& ahead) {
+void attend_few(const AttentionBlock& block, int first, const int* visible, const int* hidden,
+                const float* mask, const Tile& tile, Prefetcher& ahead) {
     const int64_t D = block.D, width = block.width;
     float* scores = block.scores + first * KEYS;
     float* out = block.out + first * width;
@@ -128,47 +187,57 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
         }
         score_few<ROWS, FORMAT>(keys, block.query + first * D, D, scores + key, ahead);
     }
-    for (int row = first; row < block.rows; row++) {
-        softmax_weights(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
-    }
-    const int shared = visible[first];
-    add_values_few<ROWS, FORMAT>(scores, tile.values, 0, shared, D, out, width, ahead);
-    for (int row = 1; row < ROWS; row++) {
-        add_values_few<1, FORMAT>(scores + row * KEYS, tile.values, shared, visible[first + row], D,
+    softmax_rows(block, first, visible, hidden, mask, tile);
+    const auto add_own = [&](int row, int from) {
+        add_values_few<1, FORMAT>(scores + row * KEYS, tile.values, from, visible[first + row], D,
                                   out + row * width, width, ahead);
+    };
+    const int shared = visible[first];
+    if (hidden == nullptr) {
+        add_values_few<ROWS, FORMAT>(scores, tile.values, 0, shared, D, out, width, ahead);
+    } else {
+        add_own(0, hidden[first]);
+    }
+    for (int row = 1; row < ROWS; row++) {
+        add_own(row, hidden == nullptr ? shared : hidden[first + row]);
     }
     ahead.fetch(1);
 }
 
 template <Format FORMAT>
-void attend_few(const AttentionBlock& block, int first, const int* visible, const float* mask,
-                const Tile& tile, Prefetcher& ahead) {
+void attend_few(const AttentionBlock& block, int first, const int* visible, const int* hidden,
+                const float* mask, const Tile& tile, Prefetcher& ahead) {
     switch (block.rows - first) {
         case 1:
-            return attend_few<1, FORMAT>(block, first, visible, mask, tile, ahead);
+            return attend_few<1, FORMAT>(block, first, visible, hidden, mask, tile, ahead);
         case 2:
-            return attend_few<2, FORMAT>(block, first, visible, mask, tile, ahead);
+            return attend_few<2, FORMAT>(block, first, visible, hidden, mask, tile, ahead);
         case 3:
-            return attend_few<3, FORMAT>(block, first, visible, mask, tile, ahead);
+            return attend_few<3, FORMAT>(block, first, visible, hidden, mask, tile, ahead);
         default:
             static_assert(FEW_ROWS == 4);
-            return attend_few<4, FORMAT>(block, first, visible, mask, tile, ahead);
+            return attend_few<4, FORMAT>(block, first, visible, hidden, mask, tile, ahead);
     }
 }
 
 }  // namespace
 
-void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
-            const Tile& tile, Prefetcher& ahead) {
-    const Format format = block.format;
+void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
+            const float* mask, const Tile& tile, Prefetcher& ahead) {
+    const Format format = block.kv_format;
     if (block.rows - first <= FEW_ROWS) {
         switch (format) {
             case Format::float32:
-                return attend_few<Format::float32>(block, first, visible, mask, tile, ahead);
+                return attend_few<Format::float32>(block, first, visible, hidden, mask, tile,
+                                                   ahead);
             case Format::float16:
-                return attend_few<Format::float16>(block, first, visible, mask, tile, ahead);
+                return attend_few<Format::float16>(block, first, visible, hidden, mask, tile,
+                                                   ahead);
+            case Format::int8:
+                return attend_few<Format::int8>(block, first, visible, hidden, mask, tile, ahead);
             default:
-                return attend_few<Format::bfloat16>(block, first, visible, mask, tile, ahead);
+                return attend_few<Format::bfloat16>(block, first, visible, hidden, mask, tile,
+                                                    ahead);
         }
     }
     load_keys(tile, block.D, format, block.keys, ahead);
@@ -177,11 +246,13 @@ void attend(const AttentionBlock& block, int first, const int* visible, const fl
     } else {
         score<float>(block, first, ahead);
     }
-    for (int row = first; row < block.rows; row++) {
-        softmax_weights(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
-    }
+    softmax_rows(block, first, visible, hidden, mask, tile);
     load_values(tile, block.D, format, block.values, ahead);
-    add_values(block, first, visible, ahead);
+    if (hidden == nullptr) {
+        add_values(block, first, visible, ahead);
+    } else {
+        add_values_in_window(block, first, visible, hidden, ahead);
+    }
 }
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -50,25 +50,23 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
             sums[row] = fma(splat(((const Number*)numbers[row])[i]), column, sums[row]);
         }
     };
+    constexpr int per = PER_WORD<FORMAT>;
+    constexpr int words_per_fetch = FORMAT == Format::int8 ? 2 : 4;
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
-        if (i % 4 == 0) {
+        if (i % words_per_fetch == 0) {
             ahead.fetch_and_remind();
         }
-        if constexpr (FORMAT != Format::bfloat16) {
-            if (i < count) {
-                add(i, x[i], float());
-            }
-        } else if constexpr (MULTIPLIES_PAIRS) {
+        if constexpr (FORMAT == Format::bfloat16 && MULTIPLIES_PAIRS) {
             if (2 * i < count) {
                 add(i, as_ints(x[i]), int32_t());
             }
         } else {
-            if (2 * i < count) {
-                add(2 * i, as_floats(as_ints(x[i]) << 16), float());
-            }
-            if (2 * i + 1 < count) {
-                add(2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff), float());
+#pragma GCC unroll 4
+            for (int k = 0; k < per; k++) {
+                if (per * i + k < count) {
+                    add(per * i + k, element_of_words<FORMAT>(x[i], k), float());
+                }
             }
         }
     }

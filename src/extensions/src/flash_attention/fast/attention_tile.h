@@ -2,6 +2,7 @@
 // unchanged where the instruction set multiplies bfloat16 pairs.
 #pragma once
 
+#include "common/int8_rows.h"
 #include "common/simd_transpose.h"
 #include "src/flash_attention/flash_attention_kernels.h"
 
@@ -18,10 +19,6 @@ struct Tile {
 
 inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-inline int64_t bytes_of(int64_t D, Format format) {
-    return D * (format == Format::float32 ? 4 : 2);
-}
-
 /// Whether scores are sums over pairs of elements in their storage order.
 inline bool in_pairs(Format format) { return MULTIPLIES_PAIRS && format == Format::bfloat16; }
 
@@ -31,7 +28,7 @@ inline int score_steps(int64_t D, Format format) {
 }
 
 inline const void* element(const void* row, int64_t d, Format format) {
-    return static_cast<const char*>(row) + bytes_of(d, format);
+    return static_cast<const char*>(row) + d * item_bytes(format);
 }
 
 /// Tile of the keys first … end − 1; empty if first ≥ end.
@@ -117,22 +114,41 @@ class Prefetcher {
 
 namespace {
 
-// Columns of keys transposed at once. Two adjacent bfloat16 elements move as one 32-bit word, which
-// halves the shuffles.
+// Elements that move as one 32-bit word through a transposition, which saves shuffles. float16 is
+// widened first.
 template <Format FORMAT>
-constexpr int COLUMNS = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
+constexpr int PER_WORD = FORMAT == Format::bfloat16 ? 2
+                         : FORMAT == Format::int8   ? 4
+                                                    : 1;
 
-// Loads `count` columns of LANES keys starting at column d, one vector each; for bfloat16 two
-// columns each, as 32-bit words.
+// Columns of keys transposed at once.
+template <Format FORMAT>
+constexpr int COLUMNS = PER_WORD<FORMAT> * LANES;
+
+// Element k of each word, as float32.
+template <Format FORMAT>
+inline Floats element_of_words(Floats words, int k) {
+    const Ints bits = as_ints(words);
+    switch (FORMAT) {
+        case Format::bfloat16:
+            return as_floats(k == 0 ? bits << 16 : bits & ~0xffff);
+        case Format::int8:
+            return __builtin_convertvector((bits << (24 - 8 * k)) >> 24, Floats);
+        default:
+            return words;
+    }
+}
+
+// Loads `count` columns of LANES keys starting at column d, PER_WORD columns per vector.
 template <Format FORMAT>
 __attribute__((always_inline)) inline void load_transposed(const void* const* keys, int64_t d,
                                                            auto count, Floats* x) {
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
-        if constexpr (FORMAT == Format::bfloat16) {
+        if constexpr (PER_WORD<FORMAT> > 1) {
             const void* from = element(keys[i], d, FORMAT);
             x[i] = count == COLUMNS<FORMAT> ? load_bits<Floats>(from)
-                                            : load_bits<Floats>(from, count, 2);
+                                            : load_bits<Floats>(from, count, 4 / PER_WORD<FORMAT>);
         } else {
             x[i] = count == COLUMNS<FORMAT> ? load(keys[i], d, FORMAT)
                                             : load(keys[i], d, FORMAT, count);
@@ -141,8 +157,8 @@ __attribute__((always_inline)) inline void load_transposed(const void* const* ke
     transpose(x);
 }
 
-// to = columns d … d + count − 1 of LANES rows, transposed: rows of LANES, KEYS apart. Pairs of
-// bfloat16 are separated, unless they are multiplied as pairs.
+// to = columns d … d + count − 1 of LANES rows, transposed: rows of LANES, KEYS apart. Elements of
+// a word are separated, unless they are multiplied as pairs.
 template <Format FORMAT>
 __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_t d, int count,
                                                  float* to) {
@@ -151,22 +167,19 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
     const auto put = [&](int column, Floats keys) {
         store(to, column * KEYS, Format::float32, keys);
     };
+    if constexpr (FORMAT == Format::bfloat16 && MULTIPLIES_PAIRS) {
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        if (FORMAT != Format::bfloat16) {
-            if (i < count) {
-                put(i, x[i]);
-            }
-        } else if (MULTIPLIES_PAIRS) {
+        for (int i = 0; i < LANES; i++) {
             if (2 * i < count) {
                 put(i, x[i]);
             }
-        } else {
-            if (2 * i < count) {
-                put(2 * i, as_floats(as_ints(x[i]) << 16));
-            }
-            if (2 * i + 1 < count) {
-                put(2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff));
+        }
+    } else {
+#pragma GCC unroll 64
+        for (int column = 0; column < COLUMNS<FORMAT>; column++) {
+            if (column < count) {
+                constexpr int per = PER_WORD<FORMAT>;
+                put(column, element_of_words<FORMAT>(x[column / per], column % per));
             }
         }
     }
@@ -175,11 +188,17 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
 /// keys = the tile's, transposed: score_steps × KEYS. Columns beyond the last key repeat it, up to
 /// a whole vector.
 inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, Prefetcher& ahead) {
-    const bool narrow = format == Format::bfloat16;
-    const int64_t step = narrow ? COLUMNS<Format::bfloat16> : COLUMNS<Format::float32>;
-    const auto transpose_some = narrow                      ? transpose_columns<Format::bfloat16>
-                                : format == Format::float16 ? transpose_columns<Format::float16>
-                                                            : transpose_columns<Format::float32>;
+    int64_t step = LANES;
+    auto transpose_some = transpose_columns<Format::float32>;
+    if (format == Format::float16) {
+        transpose_some = transpose_columns<Format::float16>;
+    } else if (format == Format::bfloat16) {
+        step = COLUMNS<Format::bfloat16>;
+        transpose_some = transpose_columns<Format::bfloat16>;
+    } else if (format == Format::int8) {
+        step = COLUMNS<Format::int8>;
+        transpose_some = transpose_columns<Format::int8>;
+    }
     for (int first = 0; first < tile.count; first += LANES) {
         const void* from[LANES];
         for (int i = 0; i < LANES; i++) {

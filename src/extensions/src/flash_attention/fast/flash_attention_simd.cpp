@@ -22,7 +22,7 @@ struct HeadInBuffer {
     void find_rows(const void* array, const Strides& strides, int64_t first, int count,
                    const void** rows) const {
         const void* row = element(array, row_offset(strides, b, h, first), job.format);
-        const int64_t step = bytes_of(strides.token, job.format);
+        const int64_t step = strides.token * item_bytes(job.format);
         for (int i = 0; i < count; i++) {
             rows[i] = static_cast<const char*>(row) + i * step;
         }
@@ -46,7 +46,6 @@ Floats mask_vector(const FlashAttentionJob& job, int64_t i) {
     if (job.mask_kind == MaskKind::additive) {
         return load(job.mask, i, job.mask_format);
     }
-    typedef uint8_t Bytes __attribute__((vector_size(LANES)));
     const Bytes visible = load_bits<Bytes>(static_cast<const uint8_t*>(job.mask) + i);
     return __builtin_convertvector(visible, Ints) != 0 ? Floats{} : splat(-__builtin_inff());
 }
@@ -90,7 +89,7 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
                      int rows, float* scratch) {
     const int64_t group = job.H_q / job.H;
     float* mask = job.mask_kind == MaskKind::none ? nullptr : scratch;
-    const AttentionBlock block = make_block(rows, job.D, job.scale, job.format,
+    const AttentionBlock block = make_block(rows, job.D, job.scale, job.format, job.format,
                                             mask == nullptr ? scratch : scratch + rows * KEYS);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
@@ -109,7 +108,8 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
     const auto fill_mask = [&](int64_t first, int count) {
         return load_mask(block, job, b, h, first_row, first, count, mask);
     };
-    attend_to_all(block, end, visible, tile_at, mask, fill_mask);
+    const auto no_window = [](int) { return int64_t{0}; };
+    attend_to_all(block, end, visible, no_window, tile_at, mask, fill_mask);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         finish_row(block, i, job.out, out_offset(job, b, h * group + row % group, row / group));

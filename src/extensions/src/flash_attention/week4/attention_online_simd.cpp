@@ -39,10 +39,10 @@ Floats exp2_of_negative(Floats x) {
 // Turns the scores of `count` keys into weights 2^(score − largest) and adds them to the state,
 // which is rescaled for a larger maximum. `scores` is padded to a whole vector.
 void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
-    // [task 4.6.2 softmax]
     for (int s = count; s % LANES != 0; s++) {
-        scores[s] = -__builtin_inff();
+        scores[s] = -__builtin_inff();  // weight 0
     }
+    // [task 4.6.2 softmax]
     Floats most = splat(state.largest);
     for (int s = 0; s < count; s += LANES) {
         most = max(load_bits<Floats>(scores + s), most);
@@ -72,8 +72,8 @@ void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
 template <Format format>
 void add_values(const float* weights, const void* values, const KeyTile& tile, int count, int64_t D,
                 float* out) {
-    // [task 4.6.2 values]
     int64_t d = 0;
+    // [task 4.6.2 values]
     for (; d + VECTOR_BLOCK * LANES <= D; d += VECTOR_BLOCK * LANES) {
         Floats sums[VECTOR_BLOCK];
         for (int v = 0; v < VECTOR_BLOCK; v++) {
@@ -90,6 +90,7 @@ void add_values(const float* weights, const void* values, const KeyTile& tile, i
             store(out, d + v * LANES, Format::float32, sums[v]);
         }
     }
+    // [/task 4.6.2 values]
     for (; d < D; d += LANES) {
         const int columns = static_cast<int>(D - d < LANES ? D - d : LANES);
         Floats total = load_bits<Floats>(out + d);
@@ -99,7 +100,6 @@ void add_values(const float* weights, const void* values, const KeyTile& tile, i
         }
         store(out, d, Format::float32, total);
     }
-    // [/task 4.6.2 values]
 }
 
 // A row's query as float32, zero-padded to a whole vector.

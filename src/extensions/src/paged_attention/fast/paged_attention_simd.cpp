@@ -7,11 +7,12 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Keys and values of a sequence's head h, in pages.
+// Keys and values of a sequence's head h, in pages, from key `begin` on. Earlier keys, which are
+// hidden and may have no page, have the address of that key.
 struct HeadInPages {
     const PagedAttentionJob& job;
     const PagedSequence& sequence;
-    int64_t h;
+    int64_t h, begin;
 
     void find_keys(int64_t first, int count, const void** rows) const {
         find_rows(job.key_pages, first, count, rows);
@@ -22,12 +23,20 @@ struct HeadInPages {
 
    private:
     void find_rows(const void* pages, int64_t first, int count, const void** rows) const {
-        const int64_t row_bytes = bytes_of(job.D, job.format);
-        for (int i = 0; i < count;) {  // page by page
-            const void* row = element(pages, key_offset(job, sequence, h, first + i), job.format);
+        const int64_t step = row_bytes(job.D, job.kv_format);
+        int i = 0;
+        if (first < begin && count > 0) {
+            const int64_t index = key_offset(job, sequence, h, begin) / job.D;
+            for (; i < begin - first && i < count; i++) {
+                rows[i] = static_cast<const char*>(pages) + index * step;
+            }
+        }
+        while (i < count) {  // page by page
+            const int64_t index = key_offset(job, sequence, h, first + i) / job.D;
+            const char* row = static_cast<const char*>(pages) + index * step;
             const int64_t in_page = job.page_size - (first + i) % job.page_size;
             for (int64_t k = 0; k < in_page && i < count; k++, i++) {
-                rows[i] = static_cast<const char*>(row) + k * row_bytes;
+                rows[i] = row + k * step;
             }
         }
     }
@@ -42,7 +51,8 @@ int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows) {
 void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                      int64_t first_row, int rows, const PagedSequence* next, float* scratch) {
     const int64_t group = job.H_q / job.H;
-    const AttentionBlock block = make_block(rows, job.D, job.scale, job.format, scratch);
+    const AttentionBlock block =
+        make_block(rows, job.D, job.scale, job.format, job.kv_format, scratch);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         const int64_t from = query_offset(job, sequence, h * group + row % group, row / group);
@@ -51,18 +61,23 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
     const auto visible = [&](int row) {
         return visible_keys(job, sequence, (first_row + row) / group);
     };
-    const int64_t end = visible(rows - 1);  // the last row sees most
+    const auto hidden = [&](int row) {
+        return hidden_keys(job, sequence, (first_row + row) / group);
+    };
+    const int64_t begin = hidden(0), end = visible(rows - 1);  // the last row sees most
     const auto tile_at = [&](int64_t first, Tile& tile) {
         if (first < end) {
-            find_tile(HeadInPages{job, sequence, h}, first, end, tile);
+            find_tile(HeadInPages{job, sequence, h, begin}, first, end, tile);
         } else if (next != nullptr) {
-            find_tile(HeadInPages{job, *next, (h + 1) % job.H}, first - end, next->S, tile);
+            const int64_t next_begin = hidden_keys(job, *next, 0);
+            find_tile(HeadInPages{job, *next, (h + 1) % job.H, next_begin},
+                      next_begin / KEYS * KEYS + first - end, next->S, tile);
         } else {
             tile.count = 0;
         }
     };
     const auto no_mask = [](int64_t, int) { return true; };
-    attend_to_all(block, end, visible, tile_at, nullptr, no_mask);
+    attend_to_all(block, end, visible, hidden, tile_at, nullptr, no_mask);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         finish_row(block, i, job.out,

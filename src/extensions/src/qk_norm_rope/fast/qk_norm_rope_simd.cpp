@@ -46,15 +46,41 @@ void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const fl
     // [/task 4.5.3 head]
 }
 
+// One head with W < D/2: rotates the first 2·W elements, and only normalizes the others.
+template <Format F>
+void rotate_part(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
+                 int64_t out) {
+    const float norm = job.weight ? rms_norm_factor<F>(job.x, x, job.D, job.eps) : 1;
+    const auto normalized = [&](int64_t i, int count) {
+        const Floats value = load_up_to(job.x, x + i, F, count);
+        if (job.weight == nullptr) {
+            return value;
+        }
+        return round_to(round_to(value * norm, F) * load_up_to(job.weight, i, F, count), F);
+    };
+    for_vectors(job.W, [&](int64_t i, int count) {
+        const Floats n1 = normalized(i, count), n2 = normalized(i + job.W, count);
+        const Floats c = load_up_to(cos, i, Format::float32, count);
+        const Floats s = load_up_to(sin, i, Format::float32, count);
+        store(job.out, out + i, F, n1 * c - n2 * s, count);
+        store(job.out, out + i + job.W, F, n1 * s + n2 * c, count);
+    });
+    const int64_t rotated = 2 * job.W;
+    for_vectors(job.D - rotated, [&](int64_t i, int count) {
+        store(job.out, out + rotated + i, F, normalized(rotated + i, count), count);
+    });
+}
+
 template <Format F>
 void rotate_tokens(const QkNormRopeJob& job, int64_t first, int64_t last) {
     for (int64_t token = first; token < last; token++) {
         const int64_t b = token / job.L, l = token % job.L;
-        const int64_t angles = b * job.angle_stride + l * (job.D / 2);
+        const int64_t angles = b * job.angle_stride + l * job.W;
         for (int64_t h = 0; h < job.H; h++) {
             const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
-            rotate_head<F>(job, x, job.cos + angles, job.sin + angles,
-                           ((b * job.H + h) * job.L + l) * job.D);
+            const auto rotate = 2 * job.W == job.D ? rotate_head<F> : rotate_part<F>;
+            rotate(job, x, job.cos + angles, job.sin + angles,
+                   ((b * job.H + h) * job.L + l) * job.D);
         }
     }
 }

@@ -8,10 +8,12 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// R = M · rows_of_integers rows, grouped by quantization group.
+typedef int32_t PairOfShorts __attribute__((may_alias));
+
+// R = M · rows_of_integers rows, by group of weights.
 struct Activations {
     int64_t R, group_size;
-    int16_t* integers;  // groups × R × group_size
+    int16_t* integers;  // groups × R × group_size, each word's in pairs
     Factors* factors;   // groups × R
 
     Activations(const QuantizedMatmulJob& job, void* scratch)
@@ -20,16 +22,18 @@ struct Activations {
           integers(static_cast<int16_t*>(scratch)),
           factors(reinterpret_cast<Factors*>(integers + R * job.I)) {}
 
-    const Shorts* group(int64_t g, int64_t r) const {
-        return reinterpret_cast<const Shorts*>(integers + (g * R + r) * group_size);
+    int64_t row_pairs() const { return group_size / 2; }
+    const PairOfShorts* pairs(int64_t g, int64_t row) const {
+        return reinterpret_cast<const PairOfShorts*>(integers + (g * R + row) * group_size);
     }
 };
 
-// Position of element i of a group after unpacking: bytes with two 4-bit values unpack to a vector
-// of even and a vector of odd elements.
+// Position of element i. A word of b is unpacked in pairs of weights, one of its lower and one of
+// its upper half: elements p and n/2 + p of n.
 inline int place_of(int i, int bits) {
-    const int run = i / (2 * SHORTS) * (2 * SHORTS);
-    return bits == 8 ? i : run + i % 2 * SHORTS + (i - run) / 2;
+    const int per_word = 32 / bits, half = per_word / 2;
+    const int word = i / per_word, k = i % per_word;
+    return word * per_word + k % half * 2 + k / half;
 }
 
 void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t m, int64_t g) {

@@ -7,57 +7,51 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 constexpr int SHORTS = 2 * LANES;  // 16-bit lanes per vector
 typedef int16_t Shorts __attribute__((vector_size(SHORTS * 2), may_alias));
+typedef uint16_t UnsignedShorts __attribute__((vector_size(SHORTS * 2), may_alias));
 
 namespace {
 
-/// Widens SHORTS bytes to 16-bit lanes. (GCC 12 emits four instructions for
-/// __builtin_convertvector.)
-inline Shorts load_bytes(const uint8_t* from) {
-#if defined(__AVX2__)
-    return (Shorts)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from));
-#elif defined(__aarch64__)
-    return (Shorts)vmovl_u8(vld1_u8(from));
-#endif
-}
-
-/// Looks up the values 0 … 15 in x in a table of 16 signed bytes.
-inline Shorts look_up(const int8_t (&table)[16], Shorts x) {
+/// Looks up each 16-bit lane, a value of 0 … 15, in a table of 16 bytes.
+inline Shorts look_up(const uint8_t (&table)[16], UnsignedShorts x) {
+    x |= 0x8000;  // the upper byte finds nothing: 0
 #if defined(__AVX2__)
     const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
-    const __m256i high = _mm256_slli_epi16((__m256i)x, 8);  // low bytes are zero
-    return (Shorts)_mm256_srai_epi16(_mm256_shuffle_epi8(bytes, high), 8);
+    return (Shorts)_mm256_shuffle_epi8(bytes, (__m256i)x);
 #elif defined(__aarch64__)
-    const int8x16_t high = vreinterpretq_s8_s16(vshlq_n_s16((int16x8_t)x, 8));
-    const int8x16_t found = vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s8(high));
-    return (Shorts)vshrq_n_s16(vreinterpretq_s16_s8(found), 8);
+    return (Shorts)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)x);
 #endif
 }
 
-/// sums + a · b, adding the products of two 16-bit lanes per 32-bit lane. The pairing of lanes
-/// depends on the instruction set.
-inline Ints multiply_add(Ints sums, Shorts a, Shorts b) {
+/// Sums of pairs of products in LANES 32-bit lanes. NEON multiplies to 32-bit lanes without adding
+/// neighbours, so it needs two registers, one per half of the 16-bit lanes.
+struct PairSums {
 #if defined(__AVX2__)
-    return sums + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    Ints all;
 #elif defined(__aarch64__)
-    const int32x4_t low = vmlal_s16((int32x4_t)sums, vget_low_s16((int16x8_t)a),  //
-                                    vget_low_s16((int16x8_t)b));
-    return (Ints)vmlal_high_s16(low, (int16x8_t)a, (int16x8_t)b);
+    Ints first, last;
+#endif
+};
+
+/// Adds weights[2l] · a[2l] + weights[2l + 1] · a[2l + 1] to lane l, of 16-bit lanes.
+inline void multiply_add(PairSums& sums, Ints a, Shorts weights) {
+#if defined(__AVXVNNI__)
+    sums.all = (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums.all, (__m256i)a, (__m256i)weights);
+#elif defined(__AVX2__)
+    sums.all += (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)weights);
+    // Otherwise GCC reassociates integer sums: it multiplies first, and spills the products.
+    keep_in_register(sums.all);
+#elif defined(__aarch64__)
+    const auto x = (int16x8_t)a, y = (int16x8_t)weights;
+    sums.first = (Ints)vmlal_s16((int32x4_t)sums.first, vget_low_s16(x), vget_low_s16(y));
+    sums.last = (Ints)vmlal_high_s16((int32x4_t)sums.last, x, y);
 #endif
 }
 
-/// Lane o of the result is the sum of all lanes of x[o].
-inline Ints sum_each(const Ints (&x)[LANES]) {
+inline Ints total_of(const PairSums& sums) {
 #if defined(__AVX2__)
-    auto pairs = [&](int i) __attribute__((always_inline)) {
-        return _mm256_hadd_epi32((__m256i)x[i], (__m256i)x[i + 1]);
-    };
-    const __m256i low = _mm256_hadd_epi32(pairs(0), pairs(2));
-    const __m256i high = _mm256_hadd_epi32(pairs(4), pairs(6));
-    return (Ints)_mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
-                                  _mm256_permute2x128_si256(low, high, 0x31));
+    return sums.all;
 #elif defined(__aarch64__)
-    return (Ints)vpaddq_s32(vpaddq_s32((int32x4_t)x[0], (int32x4_t)x[1]),
-                            vpaddq_s32((int32x4_t)x[2], (int32x4_t)x[3]));
+    return (Ints)vpaddq_s32((int32x4_t)sums.first, (int32x4_t)sums.last);
 #endif
 }
 

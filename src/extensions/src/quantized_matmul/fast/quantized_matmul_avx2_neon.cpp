@@ -1,228 +1,309 @@
-// quantized_matmul for AVX2 and NEON, which have no bfloat16 products but integer ones: activations
-// become 16-bit integers, too, and every sum over a group is exact.
+// quantized_matmul for AVX2 and NEON, which lack bfloat16 products but multiply 16-bit integers:
+// activations are converted to 16-bit fixed point, and every sum over a group is exact.
 //
 // 1. prepare: a group of activations a[i] becomes step · A[i] with integers |A[i]| < 2¹⁵. The step
 //    is a power of two, so only A is rounded (fixed_point_rounding.h).
-// 2. unpack: a byte of weights widens to a 16-bit lane: one 8-bit value, or two 4-bit ones.
-// 3. multiply: Σ q·A in 32 bits; 255 · 32767 · 128 < 2³¹. Integer sums do not depend on the order,
-//    so a single row may unpack on the fly while many rows share unpacked weights.
-// 4. total += (scale · step) · Σ q·A + bias · (step · Σ A), in float32, group after group.
+// 2. unpack: a vector holds one word of b for each of LANES outputs. Shifts and masks turn a word
+//    into pairs of weights in 16-bit lanes: one from its lower half, one from its upper half.
+// 3. multiply: one instruction multiplies 2 · LANES weights by a pair of activations and adds each
+//    output's two products. Σ q·A fits in 32 bits: 255 · 32767 · 128 < 2³¹. A sum is never split
+//    across lanes, and integer sums do not depend on the order.
+// 4. total += (scale · step) · Σ q·A + bias · (step · Σ A), in float32, one group after another.
+//
+// With many rows, step 3 is the bottleneck: a multiplication and, without VNNI, an addition. Up to
+// ROWS_TOGETHER rows share a register of weights. With few rows, weights are unpacked as they are
+// multiplied; with many rows, each group is unpacked once for all rows. Byte lanes (vpmaddubsw, 32
+// products) would need as many instructions as 16-bit lanes, because a 16-bit activation takes two
+// bytes, plus additions of partial sums.
 //
 // Error bound. |a − step·A| ≤ step/2 ≤ 1.004 · 2⁻¹⁵ · max |a|, and 0 for a bfloat16 value (8
 // significant bits) above 2⁻⁷ of its group's maximum. The maximum of 128 values is at most √128
-// times their root mean square, so the activations' error is less than 2⁻¹¹ of that, whereas
-// rounding the weights to bfloat16 has errors up to 2⁻⁹. The same A multiplies q and the bias, so
-// the error is relative to Σ w·a and not to its two larger terms. float16 (11 bits) uses a second
-// row of integers for the remainder, with steps 2¹⁵ times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max
-// |a|.
+// times their root mean square, so the activations' error is less than 2⁻¹¹ of the root mean
+// square, whereas rounding the weights to bfloat16 causes errors up to 2⁻⁹. The same A multiplies q
+// and the bias, so the error is relative to Σ w·a, not to the larger scale and bias terms that
+// cancel in it. float16 (11 bits) uses a second row of integers for the remainder, with steps 2¹⁵
+// times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
 //
-// A group with NaN or infinity makes its row NaN. Steps are at least 2⁻¹¹¹.
-#include <stdlib.h>
-
+// NaN or infinity in a group makes the whole row NaN. Steps are at least 2⁻¹¹¹.
+#include "common/scratch.h"
 #include "common/simd.h"
+#include "common/simd_transpose.h"
 #include "src/quantized_matmul/fast/fixed_point_activations.h"
 #include "src/quantized_matmul/fast/fixed_point_vectors.h"
 #include "src/quantized_matmul/fast/floating_point_weights.h"
+#include "src/quantized_matmul/fast/row_tiles.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int DIRECT_ROWS = 2;               // up to here, unpacking on the fly is cheaper
-constexpr int64_t CACHE_BYTES = 256 * 1024;  // of activations, reused by every panel
-constexpr int64_t FAR_AHEAD = 16 * 1024;     // prefetch distance in bytes of weights
+constexpr int PACK_VECTORS = 2;                     // vectors of outputs per pack
+constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
+constexpr int ROWS_TOGETHER = 6;                    // their sums fill the AVX2 registers
+constexpr int DIRECT_ROWS = 2 * ROWS_TOGETHER;      // up to two tiles, unpacking in each is cheaper
+constexpr int STEP = 4;                             // pairs of weights per step: one or two words
+constexpr int64_t CACHE_BYTES = 256 * 1024;         // block of activations, reused by every pack
+constexpr int64_t WEIGHTS_AHEAD = 4096;             // prefetch distance in bytes of weights
 
 // --- weights ------------------------------------------------------------------------------------
 
-// LANES outputs, starting at `first`; the last panel may have fewer.
-struct FixedPointPanel {
+// PACK_OUTPUTS outputs, starting at `first`, in the layout of common/prepacked.h.
+struct Pack {
     const QuantizedMatmulJob* job;
     int64_t first;
-    int outputs;
-    Floats* scales;  // groups, one output per lane
-    Floats* biases;
-    const uint8_t* rows[LANES];  // of weights; lanes past the last output repeat its row
+    int outputs;             // fewer than PACK_OUTPUTS in the last pack
+    const uint32_t* words;   // words per row × PACK_OUTPUTS
+    const uint16_t* scales;  // groups × PACK_OUTPUTS
+    const uint16_t* biases;  // groups × PACK_OUTPUTS; nullptr for floating-point weights
+
+    const uint32_t* group(int64_t g) const {
+        return words + g * job->group_size * job->bits / 32 * PACK_OUTPUTS;
+    }
+    Floats factor(const uint16_t* of, int64_t g, int v) const {
+        return load(of, g * PACK_OUTPUTS + v * LANES, job->scale_format);
+    }
 };
 
-// Transposes O × groups 16-bit values to groups vectors of float32, one output per lane.
-void load_by_group(const FixedPointPanel& panel, const uint16_t* in, Floats* out) {
-    const int64_t groups = panel.job->I / panel.job->group_size;
-    const int last = panel.outputs - 1;
-    in += panel.first * groups;
-    for (int64_t g = 0; g < groups; g += LANES) {
-        const int count = groups - g < LANES ? static_cast<int>(groups - g) : LANES;
-        Halves block[LANES];
-        if (count == LANES && last == LANES - 1) {
+// Pack that points into prepacked weights.
+Pack prepacked(const QuantizedMatmulJob& job, int64_t first) {
+    const int64_t groups = job.I / job.group_size;
+    return {&job,
+            first,
+            PACK_OUTPUTS,
+            job.b + first * (job.I * job.bits / 32),
+            job.scales + first * groups,
+            job.biases == nullptr ? nullptr : job.biases + first * groups};
+}
+
+// Transposes PACK_OUTPUTS rows of `matrix`, starting at row `first`, into `out`: columns ×
+// PACK_OUTPUTS. A vector has LANES elements. Lanes past the last output repeat the last row.
+template <typename Vector>
+void interleave(const void* matrix, int64_t columns, int64_t first, int outputs, void* out) {
+    constexpr int64_t BYTES = sizeof(Vector) / LANES, LINE = 64;
+    const char* rows[PACK_OUTPUTS];
+    for (int o = 0; o < PACK_OUTPUTS; o++) {
+        const int64_t row = first + (o < outputs ? o : outputs - 1);
+        rows[o] = static_cast<const char*>(matrix) + row * columns * BYTES;
+    }
+    const char* next = rows[0] + PACK_OUTPUTS * columns * BYTES;  // next pack, prefetched in order
+    char* to = static_cast<char*>(out);
+    for (int64_t c = 0; c < columns; c += LANES) {
+        const int count = columns - c < LANES ? static_cast<int>(columns - c) : LANES;
+        for (int v = 0; v < PACK_VECTORS; v++) {
+            Vector block[LANES];
 #pragma GCC unroll 8
-            for (int o = 0; o < LANES; o++) {
-                block[o] = load_bits<Halves>(in + o * groups + g);
+            for (int lane = 0; lane < LANES; lane++) {
+                const char* from = rows[v * LANES + lane] + c * BYTES;
+                block[lane] = count == LANES ? load_bits<Vector>(from)
+                                             : load_bits<Vector>(from, count, BYTES);
             }
-        } else {
-            for (int o = 0; o < LANES; o++) {
-                block[o] = load_bits<Halves>(in + (o < last ? o : last) * groups + g, count, 2);
+            transpose(block);
+#pragma GCC unroll 8
+            for (int i = 0; i < LANES; i++) {
+                if (i < count) {
+                    memcpy(to + ((c + i) * PACK_OUTPUTS + v * LANES) * BYTES, &block[i],
+                           sizeof(Vector));
+                }
             }
         }
-        transpose(block);
-        const bool narrow = panel.job->scale_format == Format::float16;
-        Floats* to = out + g;  // padded to a multiple of LANES
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES; i++) {
-            to[i] = narrow ? widen_float16(block[i]) : widen_bfloat16(block[i]);
+        for (int64_t byte = 0; byte < LANES * PACK_OUTPUTS * BYTES; byte += LINE) {
+            __builtin_prefetch(next + c * PACK_OUTPUTS * BYTES + byte);
         }
     }
 }
 
-// Step 2: unpacks SHORTS bytes of weights to one or two vectors.
-struct EightBits {
-    static constexpr int PARTS = 1;
-    static void unpack(const uint8_t* bytes, Shorts* weights) { weights[0] = load_bytes(bytes); }
-};
-struct FourBits {
-    static constexpr int PARTS = 2;
-    static void unpack(const uint8_t* bytes, Shorts* weights) {
-        const Shorts wide = load_bytes(bytes);
-        weights[0] = wide & 15;
-        weights[1] = wide >> 4;
+// Size of a pack in bytes: words, scales and biases.
+int64_t pack_bytes(const QuantizedMatmulJob& job) {
+    return PACK_OUTPUTS * (job.I * job.bits / 8 + 2 * 2 * (job.I / job.group_size));
+}
+
+// Pack of row-major weights, interleaved into `memory`.
+Pack interleaved(const QuantizedMatmulJob& job, int64_t first, int outputs, void* memory) {
+    const int64_t columns = job.I * job.bits / 32, groups = job.I / job.group_size;
+    auto words = static_cast<uint32_t*>(memory);
+    auto scales = reinterpret_cast<uint16_t*>(words + columns * PACK_OUTPUTS);
+    uint16_t* biases = job.biases == nullptr ? nullptr : scales + groups * PACK_OUTPUTS;
+    interleave<Floats>(job.b, columns, first, outputs, words);
+    interleave<Halves>(job.scales, groups, first, outputs, scales);
+    if (biases != nullptr) {
+        interleave<Halves>(job.biases, groups, first, outputs, biases);
     }
+    return {&job, first, outputs, words, scales, biases};
+}
+
+// Step 2: pair p of the words of LANES outputs.
+template <int BITS>
+struct Integers {
+    static constexpr int PAIRS = 16 / BITS;  // per word
+    static UnsignedShorts unpack(const uint32_t* words, int p) {
+        const UnsignedShorts x = load_bits<UnsignedShorts>(words) >> (BITS * p);
+        return p == PAIRS - 1 ? x : x & static_cast<uint16_t>((1 << BITS) - 1);
+    }
+    static Shorts pair(const uint32_t* words, int p) { return (Shorts)unpack(words, p); }
 };
-struct FloatingPoint : FourBits {
-    static void unpack(const uint8_t* bytes, Shorts* weights) {
-        FourBits::unpack(bytes, weights);
-        weights[0] = look_up(TWICE_E2M1, weights[0]) + OFFSET;
-        weights[1] = look_up(TWICE_E2M1, weights[1]) + OFFSET;
+struct FloatingPoint : Integers<4> {
+    static Shorts pair(const uint32_t* words, int p) {
+        return look_up(E2M1_INTEGERS, unpack(words, p));
     }
 };
 
-// Prefetches weights of later panels while SHORTS bytes of each row, starting at byte i, are used.
-//
-// A panel's rows are LANES separate streams, read side by side, which the hardware prefetcher does
-// not recognize. Therefore the next panel's bytes are prefetched in address order, as many at a
-// time as are used. Farther ahead, bytes are prefetched into the L2 cache, which allows more
-// outstanding requests than L1.
+// A group's weights, unpacked on each use.
 template <typename Numbers>
-__attribute__((always_inline)) inline void fetch_ahead(const FixedPointPanel& panel, int64_t i) {
-    const uint8_t* next_panel = panel.rows[0] + LANES * panel.job->I / Numbers::PARTS;
-    for (int line = 0; line < LANES * SHORTS; line += 64) {
-        __builtin_prefetch(next_panel + i * LANES + line);
-        __builtin_prefetch(next_panel + i * LANES + line + FAR_AHEAD, 0, 2);
+struct PackedGroup {
+    static constexpr int WORDS = STEP / Numbers::PAIRS;  // per step
+    const uint32_t* words;
+
+    // Pair i of a step, for vector v of outputs.
+    Shorts pair(int64_t step, int i, int v) const {
+        const int64_t word = step * WORDS + i / Numbers::PAIRS;
+        return Numbers::pair(words + word * PACK_OUTPUTS + v * LANES, i % Numbers::PAIRS);
+    }
+    // Prefetches a later step. Access is sequential, but hardware prefetching stops at page ends.
+    __attribute__((always_inline)) void fetch(int64_t step) const {
+        const char* line = reinterpret_cast<const char*>(words + step * WORDS * PACK_OUTPUTS);
+        for (int64_t byte = 0; byte < WORDS * PACK_OUTPUTS * 4; byte += 64) {
+            __builtin_prefetch(line + WEIGHTS_AHEAD + byte);
+        }
+    }
+};
+
+// A group's weights, unpacked in advance.
+struct UnpackedGroup {
+    const Shorts (*pairs)[PACK_VECTORS];
+
+    Shorts pair(int64_t step, int i, int v) const { return pairs[step * STEP + i][v]; }
+    void fetch(int64_t) const {}
+};
+
+template <typename Numbers>
+void unpack_group(const PackedGroup<Numbers>& group, int64_t pairs, Shorts (*out)[PACK_VECTORS]) {
+    for (int64_t step = 0; step < pairs / STEP; step++) {
+        group.fetch(step);
+#pragma GCC unroll 4
+        for (int i = 0; i < STEP; i++) {
+#pragma GCC unroll 2
+            for (int v = 0; v < PACK_VECTORS; v++) {
+                out[step * STEP + i][v] = group.pair(step, i, v);
+            }
+        }
     }
 }
 
 // --- products -----------------------------------------------------------------------------------
 
-// Step 3 for one row of integers: Σ q·A of a group, unpacking on the fly.
-template <typename Numbers>
-inline Ints dot_direct(const FixedPointPanel& panel, int64_t g, const Shorts* a) {
-    constexpr int PARTS = Numbers::PARTS;
-    const int64_t bytes = panel.job->group_size / PARTS;
-    Ints sums[LANES] = {};
-    for (int64_t i = g * bytes; i < (g + 1) * bytes; i += SHORTS, a += PARTS) {
-        fetch_ahead<Numbers>(panel, i);
-#pragma GCC unroll 8
-        for (int o = 0; o < LANES; o++) {
-            Shorts weights[PARTS];
-            Numbers::unpack(panel.rows[o] + i, weights);
+// Step 4 for ROWS rows: `totals` is rows × PACK_VECTORS.
+template <int ROWS>
+inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
+                      const PairSums (&sums)[ROWS][PACK_VECTORS], Floats* totals) {
 #pragma GCC unroll 2
-            for (int part = 0; part < PARTS; part++) {
-                sums[o] = multiply_add(sums[o], a[part], weights[part]);
+    for (int v = 0; v < PACK_VECTORS; v++) {
+        Floats scale = pack.factor(pack.scales, g, v), bias;
+        if (pack.biases != nullptr) {
+            bias = pack.factor(pack.biases, g, v);
+        } else {
+            make_affine(&scale, &bias, 1);
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++) {
+            const Floats products = __builtin_convertvector(total_of(sums[r][v]), Floats);
+            Floats& total = totals[r * PACK_VECTORS + v];
+            total = fma(scale * splat(factors[r].step), products, total);
+            total = fma(bias, splat(factors[r].sum), total);
+        }
+    }
+}
+
+// Steps 3 and 4: one group of ROWS rows.
+template <int ROWS, typename Weights>
+__attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& weights,
+                                              const Activations& a, int64_t g, int64_t row,
+                                              Floats* totals) {
+    const int64_t row_pairs = a.row_pairs();
+    const PairOfShorts* pairs = a.pairs(g, row);
+    PairSums sums[ROWS][PACK_VECTORS] = {};
+    for (int64_t step = 0; step < row_pairs / STEP; step++) {
+        weights.fetch(step);
+#pragma GCC unroll 4
+        for (int i = 0; i < STEP; i++) {
+            Shorts w[PACK_VECTORS];
+#pragma GCC unroll 2
+            for (int v = 0; v < PACK_VECTORS; v++) {
+                w[v] = weights.pair(step, i, v);
+            }
+#pragma GCC unroll 6
+            for (int r = 0; r < ROWS; r++) {
+                const Ints x = splat(pairs[r * row_pairs + step * STEP + i]);
+#pragma GCC unroll 2
+                for (int v = 0; v < PACK_VECTORS; v++) {
+                    multiply_add(sums[r][v], x, w[v]);
+                }
             }
         }
     }
-    return sum_each(sums);
+    add_group<ROWS>(pack, g, a.factors + g * a.R + row, sums, totals);
 }
 
-// Step 3 with unpacked weights: vectors × LANES outputs.
-inline Ints dot_unpacked(const Shorts (*weights)[LANES], int vectors, const Shorts* a) {
-    Ints sums[LANES] = {};
-    for (int v = 0; v < vectors; v++) {
-#pragma GCC unroll 8
-        for (int o = 0; o < LANES; o++) {
-            sums[o] = multiply_add(sums[o], a[v], weights[v][o]);
-        }
-    }
-    return sum_each(sums);
-}
-
-// Step 4.
-inline Floats add_group(Floats total, Ints dot, const FixedPointPanel& panel, int64_t g,
-                        Factors factors) {
-    const Floats products = __builtin_convertvector(dot, Floats);
-    total = fma(panel.scales[g] * splat(factors.step), products, total);
-    return fma(panel.biases[g], splat(factors.sum), total);
-}
-
+// Few rows: every tile unpacks all weights of the pack.
 template <typename Numbers>
-void few_rows(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
+void few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
               Floats* totals) {
-    const int64_t groups = panel.job->I / panel.job->group_size;
-    for (int64_t g = 0; g < groups; g++) {
-        const Factors* factors = a.factors + g * a.R + first_row;
-        for (int64_t r = 0; r < rows; r++) {
-            const Ints dot = dot_direct<Numbers>(panel, g, a.group(g, first_row + r));
-            totals[r] = add_group(totals[r], dot, panel, g, factors[r]);
+    const int64_t groups = pack.job->I / a.group_size;
+    for_tiles<ROWS_TOGETHER>(rows, [&]<int ROWS>(int64_t row) {
+        for (int64_t g = 0; g < groups; g++) {
+            multiply_group<ROWS>(pack, PackedGroup<Numbers>{pack.group(g)}, a, g, first_row + row,
+                                 totals + row * PACK_VECTORS);
         }
-    }
+    });
 }
 
-// Unpacked weights of one group of a panel: vectors × LANES outputs.
+// Many rows: each group is unpacked once for all tiles.
 template <typename Numbers>
-void unpack_group(const FixedPointPanel& panel, int64_t g, Shorts (*weights)[LANES]) {
-    constexpr int PARTS = Numbers::PARTS;
-    const int64_t bytes = panel.job->group_size / PARTS;
-    for (int64_t i = 0; i < bytes; i += SHORTS) {
-        fetch_ahead<Numbers>(panel, g * bytes + i);
-#pragma GCC unroll 8
-        for (int o = 0; o < LANES; o++) {
-            Shorts parts[PARTS];
-            Numbers::unpack(panel.rows[o] + g * bytes + i, parts);
-            for (int part = 0; part < PARTS; part++) {
-                weights[i / SHORTS * PARTS + part][o] = parts[part];
-            }
-        }
-    }
-}
-
-template <typename Numbers>
-void many_rows(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
+void many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                Floats* totals) {
-    const int64_t groups = panel.job->I / panel.job->group_size;
-    Shorts weights[MAX_GROUP / SHORTS][LANES];
+    const int64_t groups = pack.job->I / a.group_size;
+    Shorts pairs[MAX_GROUP / 2][PACK_VECTORS];
     for (int64_t g = 0; g < groups; g++) {
-        unpack_group<Numbers>(panel, g, weights);
-        const Factors* factors = a.factors + g * a.R + first_row;
-        for (int64_t r = 0; r < rows; r++) {
-            const Ints dot = dot_unpacked(weights, static_cast<int>(a.group_size) / SHORTS,
-                                          a.group(g, first_row + r));
-            totals[r] = add_group(totals[r], dot, panel, g, factors[r]);
+        unpack_group(PackedGroup<Numbers>{pack.group(g)}, a.row_pairs(), pairs);
+        for_tiles<ROWS_TOGETHER>(rows, [&]<int ROWS>(int64_t row) {
+            multiply_group<ROWS>(pack, UnpackedGroup{pairs}, a, g, first_row + row,
+                                 totals + row * PACK_VECTORS);
+        });
+    }
+}
+
+// Rounds and stores output rows, after adding the two rows of integers of a float16 row.
+void store_rows(const Pack& pack, int64_t first_row, int64_t rows, const Floats* totals) {
+    const QuantizedMatmulJob& job = *pack.job;
+    const int together = rows_of_integers(job.format);
+    for (int64_t r = 0; r < rows; r += together) {
+        for (int v = 0; v < PACK_VECTORS && v * LANES < pack.outputs; v++) {
+            const Floats* total = totals + r * PACK_VECTORS + v;
+            const int count = pack.outputs - v * LANES < LANES ? pack.outputs - v * LANES : LANES;
+            store(job.out, (first_row + r) / together * job.O + pack.first + v * LANES, job.format,
+                  together == 2 ? total[0] + total[PACK_VECTORS] : total[0], count);
         }
     }
 }
 
-// Computes one panel of outputs for some rows of integers.
-void run_panel(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
-               Floats* totals) {
-    const QuantizedMatmulJob& job = *panel.job;
-    for (int64_t r = 0; r < rows; r++) {
-        totals[r] = Floats{};
+// Computes one pack of outputs for `rows` rows of integers, starting at `first_row`.
+void run_pack(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
+              Floats* totals) {
+    for (int64_t i = 0; i < rows * PACK_VECTORS; i++) {
+        totals[i] = Floats{};
     }
     const auto multiply = [&]<typename Numbers>() {
         const auto run = rows <= DIRECT_ROWS ? few_rows<Numbers> : many_rows<Numbers>;
-        run(panel, a, first_row, rows, totals);
+        run(pack, a, first_row, rows, totals);
     };
-    if (job.biases == nullptr) {
+    if (pack.biases == nullptr) {
         multiply.template operator()<FloatingPoint>();
-    } else if (job.bits == 4) {
-        multiply.template operator()<FourBits>();
+    } else if (pack.job->bits == 4) {
+        multiply.template operator()<Integers<4>>();
     } else {
-        multiply.template operator()<EightBits>();
+        multiply.template operator()<Integers<8>>();
     }
-    const int together = rows_of_integers(job.format);
-    for (int64_t r = 0; r < rows; r += together) {
-        const Floats total = together == 2 ? totals[r] + totals[r + 1] : totals[r];
-        store(job.out, (first_row + r) / together * job.O + panel.first, job.format, total,
-              panel.outputs);
-    }
+    store_rows(pack, first_row, rows, totals);
 }
 
 // --- the kernel ---------------------------------------------------------------------------------
@@ -244,38 +325,27 @@ void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, in
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
     const Activations activations(job, const_cast<void*>(scratch));
-    const int64_t groups = (job.I / job.group_size + LANES - 1) / LANES * LANES;
     int64_t block = CACHE_BYTES / (job.I * 2) / 2 * 2;  // rows of integers per cache block
     block = block < 16 ? 16 : block;
     block = block < activations.R ? block : activations.R;
-    auto memory =
-        static_cast<Floats*>(aligned_alloc(sizeof(Floats), (2 * groups + block) * sizeof(Floats)));
-    const auto weights = reinterpret_cast<const uint8_t*>(job.b);
-    FixedPointPanel panel = {&job, 0, 0, memory, memory + groups, {}};
+    const int64_t totals = block * PACK_VECTORS * static_cast<int64_t>(sizeof(Floats));
+    const int64_t bytes = totals + (job.prepacked ? 0 : pack_bytes(job));
+    char* memory = reinterpret_cast<char*>(thread_scratch((bytes + 3) / 4));
     for (int64_t row = 0; row < activations.R; row += block) {
         const int64_t rows = activations.R - row < block ? activations.R - row : block;
-        for (int64_t o = first_output; o < last_output; o += LANES) {
-            panel.first = o;
-            panel.outputs = last_output - o < LANES ? static_cast<int>(last_output - o) : LANES;
-            for (int i = 0; i < LANES; i++) {
-                const int64_t existing = o + (i < panel.outputs ? i : panel.outputs - 1);
-                panel.rows[i] = weights + existing * job.I * job.bits / 8;
-            }
-            load_by_group(panel, job.scales, panel.scales);
-            if (job.biases != nullptr) {
-                load_by_group(panel, job.biases, panel.biases);
-            } else {
-                make_affine(panel.scales, panel.biases, groups);
-            }
-            run_panel(panel, activations, row, rows, memory + 2 * groups);
+        for (int64_t o = first_output; o < last_output; o += PACK_OUTPUTS) {
+            const int64_t left = last_output - o;
+            const int outputs = left < PACK_OUTPUTS ? static_cast<int>(left) : PACK_OUTPUTS;
+            const Pack pack =
+                job.prepacked ? prepacked(job, o) : interleaved(job, o, outputs, memory + totals);
+            run_pack(pack, activations, row, rows, reinterpret_cast<Floats*>(memory));
         }
     }
-    free(memory);
 }
 
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_avx2_neon = {scratch_bytes, prepare, run,
-                                                          /*prepack_rows=*/0};
+                                                          /*prepack_rows=*/PACK_OUTPUTS};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

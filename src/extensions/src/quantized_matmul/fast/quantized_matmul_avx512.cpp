@@ -11,6 +11,7 @@
 
 #include "common/scratch.h"
 #include "src/quantized_matmul/fast/quantized_matmul_avx512_panel.h"
+#include "src/quantized_matmul/fast/row_tiles.h"
 
 namespace tiny_llm_ext {
 
@@ -91,27 +92,6 @@ __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const We
     add_group(panel, weights, first_row, group, products, totals);
 }
 
-// Calls f.operator()<rows>(): loops over a compile-time number of rows unroll.
-template <int MOST, typename Function>
-inline void with_rows(int64_t rows, const Function& f) {
-    if (rows == MOST) {
-        f.template operator()<MOST>();
-    } else if constexpr (MOST > 1) {
-        with_rows<MOST - 1>(rows, f);
-    }
-}
-
-// Calls f.operator()<ROWS>(row) for near-equal portions of `rows` rows.
-template <typename Function>
-void for_portions(int64_t rows, const Function& f) {
-    const int64_t portions = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (int64_t i = 0; i < portions; i++) {
-        const int64_t row = rows * i / portions;
-        with_rows<MAX_ROWS>(rows * (i + 1) / portions - row,
-                            [&]<int ROWS>() { f.template operator()<ROWS>(row); });
-    }
-}
-
 inline void clear(__m512* totals, int64_t rows) {
     for (int64_t i = 0; i < rows * PANELS; i++) {
         totals[i] = _mm512_setzero_ps();
@@ -130,7 +110,7 @@ template <int BITS, int PLANES>
 void run_in_place(const Avx512Panel& panel) {
     const InPlace weights(panel);
     __m512 totals[MAX_ROWS * PANELS];
-    for_portions(panel.job->M, [&]<int ROWS>(int64_t row) {
+    for_tiles<MAX_ROWS>(panel.job->M, [&]<int ROWS>(int64_t row) {
         clear(totals, ROWS);
         for (int64_t group = 0; group < panel.layout.groups; group++) {
             multiply_group<ROWS, TABLES_IN_REGISTERS<ROWS, BITS>, PLANES>(panel, weights, row,
@@ -152,7 +132,7 @@ void run_transposed(const Avx512Panel& panel, Transposed& weights, __m512* total
         for (int64_t word = 0; word < layout.words; word += BLOCK) {
             const int64_t end = layout.words - word < BLOCK ? layout.words : word + BLOCK;
             weights.load_words(panel, word, static_cast<int>(end - word));
-            for_portions(rows, [&]<int ROWS>(int64_t row) {
+            for_tiles<MAX_ROWS>(rows, [&]<int ROWS>(int64_t row) {
                 for (int64_t group = word / layout.words_per_group;
                      group < end / layout.words_per_group; group++) {
                     multiply_group<ROWS, TABLES_IN_REGISTERS<ROWS, BITS>, PLANES>(

@@ -6,14 +6,14 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// round_to for values in `top` / 2 … `top`, a power of two, which share one spacing. float32 has
-// that spacing near `shift`, so adding `shift` discards all finer bits.
+// round_to for values in 1 … 2, which share one spacing. float32 has that spacing near `shift`, so
+// adding `shift` discards all finer bits.
 template <Format F>
-inline Floats round_up_to(float top, Floats x) {
+inline Floats round_1_to_2(Floats x) {
     if (F == Format::float32) {
         return x;
     }
-    const float shift = 0.75f * top * (F == Format::float16 ? 0x1p13f : 0x1p16f);
+    const float shift = F == Format::float16 ? 0x1.8p13f : 0x1.8p16f;
     return (x + shift) - shift;
 }
 
@@ -22,11 +22,9 @@ template <Format F>
 inline Floats silu(Floats x) {
     // [task 4.5.4 silu]
     const Ints sign = Ints{} + INT32_MIN;
-    const Floats power =
-        round_to(exp_of_negative(as_floats(as_ints(x) | sign)), F);  // e^−|x|, 0 … 1
-    const Floats sigmoid = round_up_to<F>(1, 1.0f / round_up_to<F>(2, 1.0f + power));
-    // 1 − sigmoid is exact: a smaller multiple of the same spacing.
-    return round_to(x * (x < 0.0f ? 1.0f - sigmoid : sigmoid), F);
+    const Floats z = round_to(exp_of_negative(as_floats(as_ints(x) | sign)), F);  // e^−|x|, 0 … 1
+    const Floats sigmoid = round_to((x < 0.0f ? z : splat(1.0f)) / round_1_to_2<F>(1.0f + z), F);
+    return round_to(x * sigmoid, F);
     // [/task 4.5.4 silu]
 }
 

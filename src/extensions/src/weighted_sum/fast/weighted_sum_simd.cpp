@@ -9,6 +9,9 @@ namespace {
 // `count` ≤ LANES elements starting at e.
 inline Floats sum_of(const WeightedSumJob& job, int64_t n, int64_t e, int count) {
     Floats sum = {};
+    if (job.base != nullptr) {
+        sum = load_up_to(job.base, n * job.E + e, job.format, count);
+    }
     for (int64_t k = 0; k < job.K; k++) {
         const int64_t place = (n * job.K + k) * job.E + e;
         const Floats x =

@@ -66,14 +66,14 @@ function parseEvent(block) {
   return data.length ? { name, data: data.join("\n") } : null;
 }
 
-const texts = new Map(); // joined token ids -> text; null while pending
+const texts = new Map(); // model and joined token ids -> text; null while pending
 
-/** Returns the text of tokens; null while pending, then calls `refresh`. */
-export function textOf(ids, refresh) {
-  const key = ids.join(",");
+/** Returns the text of a model's tokens; null while pending, then calls `refresh`. */
+export function textOf(model, ids, refresh) {
+  const key = `${model}:${ids.join(",")}`;
   if (!texts.has(key)) {
     texts.set(key, null);
-    ask("detokenize", { body: { tokens: ids } })
+    ask("detokenize", { body: { model: model || null, tokens: ids } })
       .then((response) => response.json())
       .then((detokenized) => { texts.set(key, detokenized.prompt); refresh(); })
       .catch(() => {});

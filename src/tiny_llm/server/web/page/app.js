@@ -10,8 +10,9 @@ import { Live, Player, parseRecording } from "./event_sources.js";
 import { Tree } from "./prefix_tree.js";
 
 const FRAME_MS = 100; // refresh interval of the engine view
+const MODELS_MS = 2000; // refresh interval of the list of models, if there are several
 const STATUS = {
-  connecting: "connecting…", loading: "loading model…", ready: "ready", draining: "shutting down…",
+  connecting: "connecting…", unloaded: "loads on first use", loading: "loading model…", ready: "ready", draining: "shutting down…",
   broken: "engine failed", gone: "server unreachable", key: "API key required", recording: "recording",
 };
 
@@ -20,15 +21,16 @@ function App() {
   const refresh = () => setTick((tick) => tick + 1);
   const live = useRef(null);
   const [player, setPlayer] = useState(null);
-  const [model, setModel] = useState("");
+  const [models, setModels] = useState([]);
+  const [chosen, setChosen] = useState(null); // name of the selected model
   const [view, setView] = useState("chat"); // visible panel on narrow screens
   const [needsKey, setNeedsKey] = useState(false);
   const [fileError, setFileError] = useState(null);
   const [focus, setFocus] = useState(null);
 
-  function connect() {
+  function connect(model) {
     live.current?.stop();
-    live.current = new Live(() => { if (live.current?.status === "key") setNeedsKey(true); });
+    live.current = new Live(model, () => { if (live.current?.status === "key") setNeedsKey(true); });
   }
 
   useEffect(() => {
@@ -38,9 +40,16 @@ function App() {
   }, []);
 
   const status = live.current?.status ?? "connecting";
+  const list = () => ask("v1/models").then((response) => response.json()).then(({ data }) => setModels(data)).catch(() => {});
+  // Aliases of a model have the same root.
+  const choices = models.filter(({ root }, index) => models.findIndex((other) => other.root === root) === index);
+  const model = chosen ?? models[0]?.id ?? "", hasChoice = choices.length > 1;
   useEffect(() => {
-    ask("v1/models").then((response) => response.json()).then((models) => setModel(models.data[0].id)).catch(() => {});
-  }, [status]);
+    list();
+    const timer = hasChoice ? setInterval(list, MODELS_MS) : null;
+    return () => clearInterval(timer);
+  }, [status, hasChoice]);
+  const accepts = ["ready", "unloaded", ...(hasChoice ? ["loading"] : [])].includes(status);
 
   async function open(file) {
     if (!file) return;
@@ -61,7 +70,12 @@ function App() {
     <header onDragOver=${(event) => event.preventDefault()}
       onDrop=${(event) => { event.preventDefault(); open(event.dataTransfer.files[0]); }}>
       <h1>tiny-llm</h1>
-      <span class="model">${model}</span>
+      ${hasChoice
+        ? html`<select class="model" aria-label="Model" value=${model}
+            onChange=${(event) => { setChosen(event.target.value); connect(event.target.value); }}>
+            ${choices.map(({ id, loaded }) => html`<option value=${id}>${id} (${loaded ? "loaded" : "not loaded"})</option>`)}
+          </select>`
+        : html`<span class="model">${model}</span>`}
       <span class="status ${status}" role="status"><i class="dot"></i>${STATUS[status] ?? status}</span>
       <nav aria-label="View">
         ${["chat", "engine"].map((name) => html`<button type="button" aria-pressed=${view === name}
@@ -73,17 +87,17 @@ function App() {
     ${fileError && html`<p class="error bar" role="alert">${fileError}
       <button type="button" class="link" onClick=${() => setFileError(null)}>dismiss</button></p>`}
     <main class=${`shows-${view}`}>
-      <${Chat} model=${model} ready=${status === "ready"} askForKey=${() => setNeedsKey(true)} />
+      <${Chat} model=${model} ready=${accepts} askForKey=${() => setNeedsKey(true)} />
       <section class="engine panel" aria-label="Engine">
         ${player && html`<${Playback} player=${player} close=${() => { player.stop(); setPlayer(null); }} />`}
-        ${source && html`<${Engine} source=${source} focus=${focus} setFocus=${setFocus} refresh=${refresh}
-          hasServer=${!player || status === "ready"} />`}
+        ${source && html`<${Engine} source=${source} model=${model} focus=${focus} setFocus=${setFocus} refresh=${refresh}
+          hasServer=${status === "ready"} />`}
       </section>
     </main>
-    ${needsKey && html`<${KeyForm} done=${(key) => { setKey(key); setNeedsKey(false); connect(); }} />`}`;
+    ${needsKey && html`<${KeyForm} done=${(key) => { setKey(key); setNeedsKey(false); connect(chosen); }} />`}`;
 }
 
-function Engine({ source, focus, setFocus, refresh, hasServer }) {
+function Engine({ source, model, focus, setFocus, refresh, hasServer }) {
   const run = source.run, now = source.now();
   run.prune(now);
   return html`
@@ -94,7 +108,7 @@ function Engine({ source, focus, setFocus, refresh, hasServer }) {
     <p class="stats">${summary(run, source.gauges).join(" ")}</p>
     <h2>Requests</h2><${Requests} run=${run} focus=${focus} setFocus=${setFocus} />
     <h2>KV cache pages</h2><${Pages} run=${run} focus=${focus} />
-    <h2>Prefix cache</h2><${Tree} run=${run} focus=${focus} setFocus=${setFocus} refresh=${refresh} hasServer=${hasServer} />
+    <h2>Prefix cache</h2><${Tree} run=${run} model=${model} focus=${focus} setFocus=${setFocus} refresh=${refresh} hasServer=${hasServer} />
     <h2>Throughput and latency</h2><${Plots} run=${run} now=${now} />`;
 }
 

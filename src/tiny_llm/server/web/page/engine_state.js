@@ -14,6 +14,8 @@ export class EngineState {
     this.pages = null; // page counts by state
     this.owners = new Map(); // page -> ids of its requests
     this.tree = { pages: [], parents: [], labels: {} };
+    this.states = null; // recurrent state slots by state; only for models that have any
+    this.checkpoints = new Set(); // pages of the tree with a checkpoint of the state
     this.numPages = 0;
     this.pageSize = 0;
     this.tokenSamples = []; // {time, tokens}: generated tokens
@@ -99,6 +101,10 @@ const HANDLERS = {
     }
   },
 
+  state_slot_counts(run, event) {
+    run.states = event;
+  },
+
   tokens_added(run, event) {
     const one = run.request(event.request_id);
     const count = event.token_ids.length;
@@ -117,6 +123,8 @@ const HANDLERS = {
 
   snapshot(run, event) {
     Object.assign(run, { numPages: event.num_pages, pageSize: event.page_size, tree: event.tree });
+    run.states = event.states ?? null;
+    run.checkpoints = new Set(event.states?.checkpoint_pages);
     run.owners = new Map();
     for (const given of event.requests) {
       const one = run.request(given.request_id);

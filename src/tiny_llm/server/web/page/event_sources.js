@@ -5,10 +5,14 @@ import { HttpError, ask, events } from "./api.js";
 
 const RETRY_MS = 2000;
 
-/** Subscribes to the engine's events until `stop` is called. */
+/** Subscribes to a model's engine events until `stop` is called. */
 export class Live {
-  /** @param changed callback for a new event or status. */
-  constructor(changed) {
+  /**
+   * @param model name of the model; null or undefined for the first.
+   * @param changed callback for a new event or status.
+   */
+  constructor(model, changed) {
+    this._path = model ? `engine/events?model=${encodeURIComponent(model)}` : "engine/events";
     this.run = new EngineState();
     this.status = "connecting";
     this.gauges = null;
@@ -30,7 +34,7 @@ export class Live {
   async _follow() {
     while (!this._abort.signal.aborted) {
       try {
-        const response = await ask("engine/events", { signal: this._abort.signal });
+        const response = await ask(this._path, { signal: this._abort.signal });
         this.run = new EngineState();
         for await (const { name, data } of events(response)) this._take(name, JSON.parse(data));
         this.status = "gone";
@@ -46,6 +50,7 @@ export class Live {
   _take(name, data) {
     if (name === "state") {
       this.status = data.phase;
+      if (data.phase === "unloaded") this.run = new EngineState();
       this.gauges = data;
       this.run.config = data.config;
     } else {

@@ -1,4 +1,5 @@
-// KV cache pages, one square each: used by one request, shared, cached or free.
+// KV cache pages, one square each: used by one request, shared, cached or free. A dot marks pages
+// with a checkpoint of the recurrent state, for models that have one.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 
@@ -56,6 +57,10 @@ export function Pages({ run, focus }) {
         pen.fillStyle = colors.getPropertyValue("--panel");
         pen.fillRect(x + 3, y + 3, CELL - 8, CELL - 8);
       }
+      if (run.checkpoints.has(page)) {
+        pen.fillStyle = colors.getPropertyValue("--text");
+        pen.fillRect(x + 3.5, y + 3.5, 2, 2);
+      }
       if (page === cursor) {
         pen.strokeStyle = colors.getPropertyValue("--text");
         pen.strokeRect(x - 0.5, y - 0.5, CELL - 1, CELL - 1);
@@ -84,6 +89,7 @@ export function Pages({ run, focus }) {
       onMouseMove=${(event) => setCursor(pageAt(event))} onMouseLeave=${() => setCursor(null)}
       onBlur=${() => setCursor(null)} onKeyDown=${onKey}></canvas></div>
     <p class="page-info" role="status">${cursor === null ? sizeInfo(run, drawn) : pageInfo(run, cursor, stateOf(cursor))}</p>
+    ${run.states && html`<p class="states">${stateInfo(run.states)}</p>`}
   </div>`;
 }
 
@@ -96,7 +102,14 @@ function sizeInfo(run, drawn) {
 
 function pageInfo(run, page, state) {
   const owners = run.owners.get(page) ?? [];
-  if (!owners.length) return `Page ${page} is ${LABELS[state]}.`;
+  const end = run.checkpoints.has(page) ? ", with a checkpoint." : ".";
+  if (!owners.length) return `Page ${page} is ${LABELS[state]}${end}`;
   const ids = `${owners.slice(0, 8).join(", ")}${owners.length > 8 ? ", …" : ""}`;
-  return owners.length === 1 ? `Page ${page} is used by request ${ids}.` : `Page ${page} is shared by requests ${ids}.`;
+  return owners.length === 1 ? `Page ${page} is used by request ${ids}${end}` : `Page ${page} is shared by requests ${ids}${end}`;
+}
+
+/** Recurrent state slots and checkpoints in one sentence. */
+function stateInfo({ free, cached, used, checkpoints }) {
+  const noun = checkpoints === 1 ? "checkpoint" : "checkpoints";
+  return `State slots: ${used} of ${free + cached + used} used by requests, ${free} free; ${checkpoints} ${noun} (•).`;
 }

@@ -5,18 +5,18 @@ import { textOf } from "./api.js";
 
 const MAX_LINES = 60;
 
-export function Tree({ run, focus, setFocus, refresh, hasServer }) {
+export function Tree({ run, model, focus, setFocus, refresh, hasServer }) {
   const { branches, hidden } = outline(run);
   if (!branches.length) return html`<p class="none">The prefix cache is empty.</p>`;
   return html`<ul class="tree">
-    ${branches.map((one) => html`<${Branch} key=${one.page} one=${one} run=${run} focus=${focus}
+    ${branches.map((one) => html`<${Branch} key=${one.page} one=${one} run=${run} model=${model} focus=${focus}
       setFocus=${setFocus} refresh=${refresh} hasServer=${hasServer} />`)}
   </ul>${hidden > 0 && html`<p class="none">${hidden} more branches not shown.</p>`}`;
 }
 
-function Branch({ one, run, focus, setFocus, refresh, hasServer }) {
+function Branch({ one, run, model, focus, setFocus, refresh, hasServer }) {
   const label = run.tree.labels[one.page];
-  const text = label && hasServer ? textOf(label, refresh) : null;
+  const text = label && hasServer ? textOf(model, label, refresh) : null;
   const tokens = one.count * run.pageSize;
   return html`<li>
     <span class="branch">
@@ -31,7 +31,7 @@ function Branch({ one, run, focus, setFocus, refresh, hasServer }) {
       ${one.readers.length > 12 && html`<span class="quiet">+${one.readers.length - 12} more</span>`}
     </span>
     ${one.children.length > 0 && html`<ul>${one.children.map((child) => html`<${Branch} key=${child.page}
-      one=${child} run=${run} focus=${focus} setFocus=${setFocus} refresh=${refresh} hasServer=${hasServer} />`)}</ul>`}
+      one=${child} run=${run} model=${model} focus=${focus} setFocus=${setFocus} refresh=${refresh} hasServer=${hasServer} />`)}</ul>`}
   </li>`;
 }
 

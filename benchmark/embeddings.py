@@ -1,0 +1,124 @@
+"""Embeddings beside sentence-transformers and llama.cpp, interleaved.
+
+    python -m benchmark.embeddings --work FOLDER [--torch-python P] [--llama-python P]
+
+Random weights in Qwen3-Embedding-0.6B's shape, 4-bit or bfloat16. The texts are token ids:
+tokenizers are not measured. The cosine between a system's vector and ours in bfloat16 shows that
+both compute the same model.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from .gguf_file import write_gguf
+from .make_checkpoint import shape_config, write_checkpoint
+from .peers import show
+from .roofline import usable_threads
+from .systems.client import WorkerProcess, exit_on_sigterm
+from .timing import Times
+
+SHAPE = "qwen3-0.6b"
+CASES = ((1, 32), (1, 512), (16, 32), (16, 128))  # texts, tokens each
+LIMIT_S = 900  # per measurement
+MODULES = ("Transformer", "Pooling", "Normalize")
+OURS = "tiny-llm, bfloat16"
+
+
+def write_models(work: Path) -> dict[str, Path]:
+    """Writes the checkpoints, unless they exist: kind -> path."""
+    paths = {"bf16": work / "embedding-bf16", "4bit": work / "embedding-4bit"}
+    for kind, folder in paths.items():
+        if not (folder / "modules.json").exists():  # written last
+            write_checkpoint(folder, shape_config(SHAPE), 4 if kind == "4bit" else None)
+            mark_as_embedding_model(folder)
+    paths["gguf"] = work / "embedding-q4_0.gguf"
+    if not paths["gguf"].exists():
+        write_gguf(paths["4bit"], paths["gguf"])
+    return paths
+
+
+def mark_as_embedding_model(folder: Path) -> None:
+    """Adds sentence-transformers' files to a checkpoint: last token, unit length."""
+    modules = []
+    for number, name in enumerate(MODULES):
+        path = f"{number}_{name}" if number else ""
+        kind = f"sentence_transformers.models.{name}"
+        modules.append({"idx": number, "name": str(number), "path": path, "type": kind})
+        (folder / path).mkdir(exist_ok=True)
+    hidden_size = shape_config(SHAPE)["hidden_size"]
+    pooling = {"word_embedding_dimension": hidden_size, "pooling_mode_lasttoken": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def start_workers(args: argparse.Namespace) -> dict[str, WorkerProcess]:
+    """Starts one worker per system and format."""
+    paths = write_models(args.work)
+    return {
+        OURS: WorkerProcess(sys.executable, "tiny_llm_worker", [str(paths["bf16"]), "--embed"]),
+        "sentence-transformers, bfloat16": WorkerProcess(
+            args.torch_python, "sentence_transformers_worker", [str(paths["bf16"])]
+        ),
+        "tiny-llm, 4 bits": WorkerProcess(
+            sys.executable, "tiny_llm_worker", [str(paths["4bit"]), "--embed"]
+        ),
+        "llama.cpp, Q4_0": WorkerProcess(
+            args.llama_python,
+            "llama_cpp_worker",
+            [str(paths["gguf"]), "--threads", str(usable_threads())],
+        ),
+    }
+
+
+def main() -> int:
+    """Prints tokens per second by system and case; the last line of output is JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="cache of checkpoints, 2 GB")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--llama-python", default=sys.executable)
+    parser.add_argument("--torch-python", default=sys.executable)
+    args = parser.parse_args()
+    exit_on_sigterm()
+    args.work.mkdir(parents=True, exist_ok=True)
+    workers = start_workers(args)
+    seconds: dict[tuple[str, tuple[int, int]], list[float]] = {}
+    vectors: dict[str, np.ndarray] = {}
+    try:
+        for number in range(args.rounds + 1):
+            for case in CASES:
+                for name, worker in workers.items():
+                    request = {"kind": "embed", "batch": case[0], "tokens": case[1]}
+                    reply = worker.ask(request, LIMIT_S)
+                    if "seconds" not in reply:
+                        show(f"{name}: {next(iter(reply.values()))}")
+                        return 1
+                    vectors[name] = np.array(reply["vector"])
+                    if number > 0:  # the first round warms up
+                        seconds.setdefault((name, case), []).append(reply["seconds"])
+            show(f"round {number} of {args.rounds}")
+    finally:
+        for worker in workers.values():
+            worker.close()
+    print(f"| tokens/s, median (best) | {' | '.join(f'{n} × {t}' for n, t in CASES)} | cosine |")
+    print(f"|---|{'---:|' * (len(CASES) + 1)}")
+    figures = {}
+    for name in workers:
+        cells = []
+        for case in CASES:
+            times, tokens = Times.of(seconds[name, case]), case[0] * case[1]
+            figures[f"{name}, {case[0]} x {case[1]}"] = tokens / times.median
+            cells.append(f"{tokens / times.median:,.0f} ({tokens / times.minimum:,.0f})")
+        cosine = float(vectors[name] @ vectors[OURS])
+        print(f"| {name} | {' | '.join(cells)} | {cosine:.4f} |")
+    print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Qwen3.5's weights in the layout of llama.cpp's `qwen35`, for `gguf_file`.
+
+A checkpoint groups a delta net's value heads by key head. llama.cpp broadcasts key heads in turns:
+value head i belongs to key head i mod H_k, so the value heads are reordered.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+LAYER_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+VECTOR_NAMES = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+ROPE_SECTIONS = [11, 11, 10, 0]  # of image positions; no effect on text
+FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_dt.bias")
+
+
+def is_hybrid(config: Mapping[str, Any]) -> bool:
+    """Whether a parsed `config.json` is Qwen3.5's."""
+    return str(config["model_type"]).startswith("qwen3_5")
+
+
+def add_parameters(writer: Any, config: Mapping[str, Any]) -> None:
+    """Writes the delta net's dimensions and the partial RoPE's."""
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))
+    writer.add_rope_dimension_sections(ROPE_SECTIONS)
+    writer.add_full_attention_interval(config["full_attention_interval"])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+
+
+def converted(name: str, weight: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """A checkpoint's weight in llama.cpp's layout.
+
+    Args:
+        name: its name in llama.cpp.
+        weight: its values.
+        config: the parsed `config.json`.
+    """
+    width = config["linear_value_head_dim"]
+    keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    part = name.split(".", 2)[-1]
+    if part == "ssm_a":
+        weight = -np.exp(weight)
+    if part in ("ssm_a", "ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
+        return _in_turns(weight, 1, config)
+    if part == "attn_gate.weight":
+        return _in_turns(weight, width, config)
+    if part == "ssm_out.weight":
+        return np.ascontiguousarray(_in_turns(weight.T, width, config).T)
+    if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
+        weight = weight.reshape(len(weight), -1)
+        return np.concatenate([weight[:keys], _in_turns(weight[keys:], width, config)])
+    return weight
+
+
+def _in_turns(rows: np.ndarray, width: int, config: Mapping[str, Any]) -> np.ndarray:
+    """Reorders value heads of `width` rows each: one of every key head in turns."""
+    num_key_heads = config["linear_num_key_heads"]
+    heads = rows.reshape(num_key_heads, -1, width, *rows.shape[1:])
+    return heads.swapaxes(0, 1).reshape(rows.shape)

@@ -1,0 +1,39 @@
+// Rows of an 8-bit KV cache: D signed integers, then their scale as float32.
+//
+//     x[d] ≈ row[d] · scale,   scale = max |x| / 127
+//
+// A row is a token's key or value of one head. It is quantized once, when it is written, so its
+// bits depend on nothing else. A row with an infinite or NaN element has the scale NaN.
+#pragma once
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+constexpr int64_t INT8_SCALE_BYTES = 4;
+
+namespace {  // internal linkage: see common/half.h
+
+/// Bytes per element.
+[[maybe_unused]] inline int64_t item_bytes(Format format) {
+    return format == Format::float32 ? 4 : format == Format::int8 ? 1 : 2;
+}
+
+/// Bytes of a row of D elements, its scale included.
+[[maybe_unused]] inline int64_t row_bytes(int64_t D, Format format) {
+    return D * item_bytes(format) + (format == Format::int8 ? INT8_SCALE_BYTES : 0);
+}
+
+/// Scale of an int8 row.
+[[maybe_unused]] inline float int8_scale(const void* row, int64_t D) {
+    float scale;
+    memcpy(&scale, static_cast<const char*>(row) + D, sizeof scale);
+    return scale;
+}
+
+}  // namespace
+
+/// Quantizes D contiguous elements of x to a row. Defined in src/paged_cache_write/.
+void quantize_row_reference(const void* x, Format format, int64_t D, void* row);
+
+}  // namespace tiny_llm_ext

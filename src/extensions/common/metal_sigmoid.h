@@ -1,0 +1,17 @@
+// Activations of Metal kernels, in float32.
+#pragma once
+
+#include <metal_stdlib>
+
+namespace tiny_llm_ext {
+
+/// 1 / (1 + e⁻ˣ) without overflow or cancellation: e⁻|x| is at most 1.
+inline float sigmoid(float x) {
+    const float power = metal::exp(-metal::abs(x));
+    return (x < 0.0f ? power : 1.0f) / (1.0f + power);
+}
+
+/// x · sigmoid(x).
+inline float silu(float x) { return x * sigmoid(x); }
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,17 @@
+// Scalar activations of the reference kernels. common/simd.h has their vector forms.
+#pragma once
+
+#include <cmath>
+
+namespace tiny_llm_ext {
+
+/// 1 / (1 + e⁻ˣ) without overflow or cancellation: e⁻|x| is at most 1.
+inline float sigmoid(float x) {
+    const float power = std::exp(-std::abs(x));
+    return (x < 0 ? power : 1) / (1 + power);
+}
+
+/// x · sigmoid(x).
+inline float silu(float x) { return x * sigmoid(x); }
+
+}  // namespace tiny_llm_ext

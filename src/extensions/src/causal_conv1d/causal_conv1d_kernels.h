@@ -1,0 +1,33 @@
+// CPU kernels of causal_conv1d on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+#include "common/state_slots.h"
+
+namespace tiny_llm_ext {
+
+constexpr int64_t MAX_CONV_WIDTH = 8;
+
+/// Channels per call of a kernel, at most: their taps and inputs stay in the L1 cache.
+constexpr int64_t CONV_CHANNELS = 256;
+
+struct CausalConv1dJob {
+    int64_t C, K;
+    Format format, weight_format;  // of x and states; of weight
+    const void* x;                 // T × C, rows x_stride elements apart
+    const void* weight;            // C × K at the strides below
+    void* states;                  // S × (K − 1) × C
+    float* y;                      // T × C
+    int64_t x_stride;
+    int64_t weight_strides[2];
+    StateSlots slots;
+};
+
+/// The reference: computes channels first … last − 1 of a sequence, at most CONV_CHANNELS. Same
+/// interface: causal_conv1d in fast/causal_conv1d_simd.cpp.
+void causal_conv1d_reference(const CausalConv1dJob& job, int64_t sequence, int64_t first,
+                             int64_t last);
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,15 @@
+// Parameters of the kernels in causal_conv1d.metal.
+#pragma once
+
+namespace tiny_llm_ext {
+
+enum { CAUSAL_CONV1D_WIDTH = 8 };  // K, at most
+
+struct CausalConv1dParams {
+    int T, B, S;  // tokens, sequences, slots
+    int C, K;
+    long x_stride;           // of rows, in elements
+    long weight_strides[2];  // of C and K, in elements
+};
+
+}  // namespace tiny_llm_ext

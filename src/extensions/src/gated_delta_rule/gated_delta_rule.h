@@ -1,0 +1,69 @@
+// gated_delta_rule: Recurrence of a gated delta net over a ragged batch, with state.
+//
+// For each token, in order, and each value head h with key head h / (H_v / H_k):
+//
+//     q ← q / √(Σ q² + 1e-6) / √D_k,   k ← k / √(Σ k² + 1e-6)
+//     β = σ(b),   γ = exp(−exp(A_log) · softplus(a + dt_bias))
+//     S ← γ S,   δ = β (v − Sᵀk),   S ← S + k δᵀ,   o = Sᵀq           S: D_k×D_v
+//
+// All in float32, token by token: on one instruction set or GPU, the bits depend neither on how a
+// sequence is split into steps, nor on the other sequences, nor on the number of threads. Between
+// two of them, results differ by a few roundings of float32, because kernels sum in other orders
+// and apply the factors of q and k to sums instead of elements.
+//
+// State slots: as in causal_conv1d.h.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "common/capturable.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// Outputs of a gated delta net's recurrence, and the updated states.
+///
+/// qkv: T×(2·H_k·D_k + H_v·D_v) float32: query heads, key heads and value heads of each token.
+/// a, b: T×H_v, float32, float16 or bfloat16, both of one dtype.
+/// A_log, dt_bias: H_v float32.
+/// states: S×H_v×D_k×D_v float32, D_k up to 256. Updated in place as in causal_conv1d.
+/// cu_seqlens, read_slots, write_slots, overwrite: as in causal_conv1d.
+/// num_k_heads: H_k; H_k divides H_v.
+///
+/// Returns o T×H_v×D_v float32, and states S×H_v×D_k×D_v.
+/// Throws std::invalid_argument for anything else.
+std::pair<mx::array, mx::array> gated_delta_rule(const mx::array& qkv, const mx::array& a,
+                                                 const mx::array& b, const mx::array& A_log,
+                                                 const mx::array& dt_bias, const mx::array& states,
+                                                 const mx::array& cu_seqlens,
+                                                 const mx::array& read_slots,
+                                                 const mx::array& write_slots, int num_k_heads,
+                                                 bool overwrite = false, mx::StreamOrDevice s = {});
+
+/// The graph node. Inputs, any strides: states, qkv, a, b, A_log, dt_bias, cu_seqlens, read_slots,
+/// write_slots. Outputs: states, o.
+class GatedDeltaRule : public mx::Primitive, public Capturable {
+   public:
+    GatedDeltaRule(mx::Stream stream, int num_k_heads, bool overwrite)
+        : mx::Primitive(stream), num_k_heads_(num_k_heads), overwrite_(overwrite) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+    const char* name() const override { return "TinyLlmGatedDeltaRule"; }
+    bool is_equivalent(const mx::Primitive& other) const override {
+        return num_k_heads_ == static_cast<const GatedDeltaRule&>(other).num_k_heads_;
+    }
+    bool writes_in_place() const override { return true; }
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+   private:
+    int num_k_heads_;
+    bool overwrite_;
+};
+
+}  // namespace tiny_llm_ext

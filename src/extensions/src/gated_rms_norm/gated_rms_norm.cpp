@@ -1,0 +1,26 @@
+// gated_rms_norm: validation and graph.
+#include "src/gated_rms_norm/gated_rms_norm.h"
+
+#include "common/checks.h"
+#include "common/gpu.h"
+
+namespace tiny_llm_ext {
+
+mx::array gated_rms_norm(const mx::array& o, const mx::array& z, const mx::array& weight, float eps,
+                         mx::StreamOrDevice s) {
+    constexpr const char* NAME = "gated_rms_norm";
+    check(o.dtype() == mx::float32, NAME, "expected o in float32, got ", o.dtype());
+    check(is_float(z.dtype()), NAME, "expected z in float32, float16 or bfloat16, got ", z.dtype());
+    check(o.ndim() >= 1, NAME, "expected o with at least one dimension, got a scalar");
+    check(z.shape() == o.shape(), NAME, "expected z of the shape of o, ", o.shape(), ", got ",
+          z.shape());
+    check(weight.shape() == mx::Shape{o.shape(-1)}, NAME, "expected weight of shape (", o.shape(-1),
+          "), the last dimension of o, got ", weight.shape());
+    check(weight.dtype() == mx::float32 || weight.dtype() == z.dtype(), NAME,
+          "expected weight in float32 or the dtype of z, ", z.dtype(), ", got ", weight.dtype());
+    return mx::array(z.shape(), z.dtype(),
+                     placed(std::make_shared<GatedRmsNorm>(stream_for(NAME, z.dtype(), s), eps)),
+                     {o, z, weight});
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,25 @@
+// CPU kernels of gated_rms_norm on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+struct GatedRmsNormJob {
+    int64_t M, D;
+    float eps;
+    Format format, weight_format;  // of z and out; of weight
+    const float* o;                // M × D, rows o_stride elements apart
+    const void* z;                 // M × D, rows z_stride elements apart
+    const void* weight;            // D
+    void* out;                     // M × D; may be the memory of z
+    int64_t o_stride, z_stride;
+};
+
+/// The reference: computes rows first … last − 1. Same interface: gated_rms_norm in
+/// fast/gated_rms_norm_simd.cpp.
+void gated_rms_norm_reference(const GatedRmsNormJob& job, int64_t first, int64_t last);
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,24 @@
+// CPU kernels of sigmoid_gate on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+struct SigmoidGateJob {
+    int64_t M, D;
+    Format format;     // of all arrays
+    const void* x;     // M × D, rows x_stride elements apart
+    const void* gate;  // M × D, or M × 1 if gate_step is 0; rows gate_stride elements apart
+    void* out;         // M × D; may be the memory of x
+    int64_t x_stride, gate_stride;
+    int64_t gate_step;  // from one element of a row's gate to the next: 1 or 0
+};
+
+/// The reference: computes rows first … last − 1. Same interface: sigmoid_gate in
+/// fast/sigmoid_gate_simd.cpp.
+void sigmoid_gate_reference(const SigmoidGateJob& job, int64_t first, int64_t last);
+
+}  // namespace tiny_llm_ext

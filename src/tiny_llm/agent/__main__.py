@@ -1,0 +1,122 @@
+"""Agent: a model that calls tools until it answers.
+
+With --workspace, the tools list, read and edit files in one folder; otherwise, the tool is a
+calculator. The model is --model in this process, a server's at --url, or --script, a JSON list of
+its messages. With --script and --model, the model only prefills the prompts.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..cli.parsing.arguments import API_KEY_VARIABLE, api_key, in_range
+from ..cli.parsing.command import CommandParser, console, run_command
+from ..cli.parsing.input_text import read_prompt
+from ..engine.llm import LLM
+from ..errors import UserError
+from .compaction import Compaction
+from .loop import DEFAULT_MAX_STEPS, Agent, Transcript
+from .models import ChatModel, LocalModel, Message, OpenAIModel, ScriptedModel
+from .tools import calculator
+from .workspace import DEFAULT_MAX_OUTPUT, MIN_OUTPUT, Workspace
+
+MAX_SHOWN = 200  # characters shown per tool result
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:
+    """Runs the command. Exit status: 0 after an answer, 1 at the step limit, 2 for a user error."""
+    return run_command(prog, lambda: _run(make_parser(prog).parse_args(argv)))
+
+
+def make_parser(prog: str) -> CommandParser:
+    """Builds the command's argument parser."""
+    parser = CommandParser(prog, __doc__, "tiny_llm.agent")
+    add = parser.add_argument
+    add("--task", default="What is 4718 + 2593?", metavar="TEXT", help="task; - reads stdin")
+    add("--workspace", metavar="DIR", help="folder of the tools that list, read and edit files")
+    add(
+        "--max-output",
+        type=in_range(MIN_OUTPUT),
+        default=DEFAULT_MAX_OUTPUT,
+        metavar="N",
+        help="longest result of a --workspace tool, in characters",
+    )
+    add("--model", metavar="NAME", help="as in `main`, default demo; with --url, its first model")
+    add("--url", metavar="URL", help="OpenAI-compatible API, such as http://127.0.0.1:8000/v1")
+    add("--api-key", metavar="KEY", help=f"API key for --url; or set {API_KEY_VARIABLE}")
+    add("--script", metavar="FILE", help="the model's messages, as JSON")
+    add("--max-steps", type=in_range(1), default=DEFAULT_MAX_STEPS, metavar="N", help="step limit")
+    add("--max-tokens", type=in_range(1), default=512, metavar="N", help="of one message")
+    add("--temperature", type=in_range(0, convert=float), default=0.0, metavar="T", help="0 greedy")
+    add("--seed", type=in_range(0), default=0, metavar="N", help="seed of the sampling")
+    add("--compact", type=in_range(1), metavar="N", help="longest conversation, in characters")
+    add("--compact-to", type=in_range(1), metavar="N", help="length after compaction; half")
+    add("--solution", choices=("ref", "tiny_llm", "mine"), help="mine: the learner's tree")
+    return parser
+
+
+def make_model(args: argparse.Namespace) -> ChatModel:
+    """Loads the model specified by the flags.
+
+    Raises:
+        UserError: the model cannot be loaded, or the flags conflict.
+    """
+    if args.url is not None:
+        if args.script is not None:
+            raise UserError("--script has no effect with --url; leave one of the two out.")
+        options = {"temperature": args.temperature, "max_tokens": args.max_tokens}
+        return OpenAIModel(args.url, args.model, api_key(args.api_key), **options)
+    script = None
+    if args.script is not None:
+        try:
+            text = Path(args.script).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"--script {args.script} cannot be read: {error}.") from error
+        script = ScriptedModel.from_json(text)
+        if args.model is None:
+            return script
+    return LocalModel(LLM(args.model or "demo"), args.temperature, args.max_tokens, script)
+
+
+def describe(step: Sequence[Message]) -> list[str]:
+    """Formats a step (an assistant message and its calls' results) as lines of text."""
+    message, *results = step
+    lines = [message["content"]] if message["content"] else []
+    for call, result in zip(message.get("tool_calls") or [], results, strict=True):
+        text = " ".join(result["content"].split())
+        short = text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+        lines += [f"{call['function']['name']}({call['function']['arguments']})", f"    → {short}"]
+    return lines
+
+
+def _run(args: argparse.Namespace) -> int:
+    compact = None
+    if args.compact is not None:
+        compact = Compaction(args.compact, args.compact_to or max(1, args.compact // 2))
+    workspace = None if args.workspace is None else Workspace(args.workspace, args.max_output)
+    tools = calculator() if workspace is None else workspace.tools()
+    agent = Agent(make_model(args), tools, args.max_steps, compact=compact)
+    transcript = agent.start(read_prompt(args.task))
+    shown = len(transcript.messages)
+
+    def show(transcript: Transcript) -> None:
+        nonlocal shown
+        print("\n".join(describe(transcript.messages[shown:])), flush=True)
+        shown = len(transcript.messages)
+
+    agent.resume(transcript, args.seed, show)
+    usage = agent.model.usage
+    if usage.prompt_tokens:
+        computed = usage.prompt_tokens - usage.cached_tokens
+        console.print(
+            f"{usage.requests} prompts of up to {usage.max_prompt_tokens} tokens | "
+            f"{usage.prompt_tokens} tokens, {computed} computed, {usage.hit_rate:.0%} cached"
+        )
+    if transcript.stop_reason == "max_steps":
+        console.print(f"no answer after {transcript.steps} steps (--max-steps)")
+    return 0 if transcript.stop_reason == "answer" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

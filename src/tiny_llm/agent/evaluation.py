@@ -1,0 +1,107 @@
+"""Evaluation: tasks whose outcome is observed in files, over several seeds.
+
+Reports contain no times, dates or paths, and the engine's output does not depend on the batch or
+on cached prefixes, so repeated evaluations print identical reports.
+"""
+
+import contextlib
+import hashlib
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+
+from ..errors import UserError
+from .branches import Check, MakeAgent, passes
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """A task: name, agent's prompt, check of the outcome, and initial files by path."""
+
+    name: str
+    prompt: str
+    check: Check
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, order=True)
+class Result:
+    """Outcome of a case (a task with one seed); `stop_reason` may be "error"."""
+
+    task: str
+    number: int
+    passed: bool
+    steps: int
+    stop_reason: str
+
+
+def case_seed(task: str, number: int) -> int:
+    """First 4 bytes, big-endian, of the SHA-256 of "task/number"."""
+    # [task 7.5.1 seed]
+    digest = hashlib.sha256(f"{task}/{number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+    # [/task 7.5.1 seed]
+
+
+def run_case(task: EvalTask, number: int, make_agent: MakeAgent) -> Result:
+    """Runs a case in a new workspace and checks the resulting files.
+
+    A `UserError`, e.g. for a prompt beyond the model's context, ends the run, not the evaluation.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder)
+        # [task 7.5.2 case]
+        for path, text in task.files.items():
+            (workspace / path).parent.mkdir(parents=True, exist_ok=True)
+            (workspace / path).write_text(text, encoding="utf-8")
+        agent = make_agent(workspace)
+        transcript = agent.start(task.prompt)
+        with contextlib.suppress(UserError):
+            agent.resume(transcript, case_seed(task.name, number))
+        passed = passes(task.check, workspace)
+        reason = transcript.stop_reason or "error"
+        return Result(task.name, number, passed, transcript.steps, reason)
+        # [/task 7.5.2 case]
+
+
+def wilson_interval(passed: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson score interval: all rates p with |passed/total − p| ≤ z √(p (1 − p) / total).
+
+    Args:
+        passed, total: numbers of cases; total is at least 1.
+        z: normal quantile; 1.96 for 95 % confidence.
+    """
+    # [task 7.5.3 interval]
+    rate, extra = passed / total, z * z / total
+    half = math.sqrt(extra * rate * (1 - rate) + extra * extra / 4)
+    low, high = ((rate + extra / 2 + side) / (1 + extra) for side in (-half, half))
+    return max(0.0, low), min(1.0, high)
+    # [/task 7.5.3 interval]
+
+
+def report(results: Sequence[Result]) -> str:
+    """Formats one line per task, sorted by name, a line for all tasks, and a digest.
+
+    Independent of the order of `results`. The digest line is "digest " and the first 16 hex digits
+    of SHA-256 over the `repr` of the sorted list of results as tuples.
+    """
+    # [task 7.5.4 report]
+    ordered = sorted(results)
+    lines = [
+        summary(name, [result for result in ordered if result.task == name])
+        for name in sorted({result.task for result in ordered})
+    ]
+    digest = hashlib.sha256(repr([astuple(result) for result in ordered]).encode()).hexdigest()
+    return "\n".join([*lines, summary("all", ordered), f"digest {digest[:16]}"])
+    # [/task 7.5.4 report]
+
+
+def summary(name: str, results: Sequence[Result]) -> str:
+    """Formats one line: cases passed, pass rate with its interval, mean number of steps."""
+    passed, total = sum(result.passed for result in results), len(results)
+    low, high = wilson_interval(passed, total)
+    steps = sum(result.steps for result in results) / total
+    rates = f"{passed / total:4.0%}  ({low:.0%} to {high:.0%})"
+    return f"{name:10} {passed:3} of {total:<3} {rates:20} {steps:.1f} steps"

@@ -1,0 +1,255 @@
+"""Chat models of the agent: the engine, a server by URL, and a script.
+
+A message is a dictionary in OpenAI's chat format. An assistant message without `tool_calls` is an
+answer; a call's arguments are the model's unparsed JSON text.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..engine.inputs.prompts import ChatOptions, encode_prompt
+from ..engine.inputs.sampling_params import SamplingParams
+from ..engine.llm import LLM
+from ..engine.tool_calls.registry import AUTO, find_format
+from ..errors import UserError
+from ..server.protocol.output_parser import OutputParser, TextDelta
+from ..server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
+
+Message = dict[str, Any]
+TIMEOUT_SECONDS = 600.0  # a large model may prefill for minutes
+
+
+@dataclass
+class Usage:
+    """Token counts over all requests to a model.
+
+    Attributes:
+        requests: number of requests.
+        prompt_tokens: total length of the prompts.
+        cached_tokens: prompt tokens found in the prefix cache.
+        max_prompt_tokens: length of the longest prompt.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    max_prompt_tokens: int = 0
+
+    def add(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Counts one request."""
+        self.requests += 1
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+        self.max_prompt_tokens = max(self.max_prompt_tokens, prompt_tokens)
+
+    @property
+    def hit_rate(self) -> float:
+        """Fraction of prompt tokens found in the prefix cache."""
+        return self.cached_tokens / max(1, self.prompt_tokens)
+
+
+class ChatModel(Protocol):
+    """A model that writes the next assistant message.
+
+    Attributes:
+        usage: token counts so far.
+    """
+
+    usage: Usage
+
+    def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
+        """Returns the assistant message that follows `messages`.
+
+        Args:
+            messages: the conversation, not modified.
+            tools: function tools in OpenAI's format.
+            seed: sampling seed; the same arguments give the same message.
+
+        Raises:
+            UserError: the model rejects the request, e.g. a prompt beyond its context.
+        """
+
+
+def assistant(text: str | None = None, *calls: tuple[str, Any], turn: int = 0) -> Message:
+    """Builds an assistant message.
+
+    Args:
+        text: content.
+        calls: (name, arguments) of each tool call; arguments are an object or JSON text.
+        turn: number that makes the calls' ids unique in a conversation.
+    """
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{turn}_{index}",
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+                },
+            }
+            for index, (name, arguments) in enumerate(calls)
+        ]
+    return message
+
+
+Script = Sequence[Message] | Callable[[Sequence[Message], int], Message]
+
+
+class ScriptedModel:
+    """Test double that replays a script.
+
+    Args:
+        script: assistant messages in order, or a function of the conversation and the seed.
+
+    Attributes:
+        prompts: the conversation of each request.
+    """
+
+    def __init__(self, script: Script):
+        self.usage = Usage()
+        self.prompts: list[list[Message]] = []
+        self._script = script
+
+    @classmethod
+    def from_json(cls, text: str) -> "ScriptedModel":
+        """Reads a script: a JSON list of answers (strings) and calls ([name, arguments] pairs).
+
+        Raises:
+            UserError: the text is not a valid script.
+        """
+        try:
+            turns = [
+                [turn] if isinstance(turn, str) else [None, *turn] for turn in json.loads(text)
+            ]
+            return cls([assistant(*turn, turn=number) for number, turn in enumerate(turns)])
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                'a script must be a JSON list such as [[["read_file", {"path": "a.txt"}]], '
+                f'"The answer."]: {error}.'
+            ) from error
+
+    def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
+        """See `ChatModel`."""
+        number = len(self.prompts)
+        self.prompts.append(list(messages))
+        self.usage.add(0, 0)
+        if callable(self._script):
+            return self._script(messages, seed)
+        if number >= len(self._script):
+            raise UserError(f"the script has {number} messages, and the agent asked for one more.")
+        return self._script[number]
+
+
+class LocalModel:
+    """A model run by the engine.
+
+    Args:
+        llm: the engine.
+        temperature, max_tokens: see `SamplingParams`.
+        script: messages to return instead of the model's; the engine then only prefills the
+            prompts, which fills its prefix cache.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        temperature: float = 0.0,
+        max_tokens: int | None = None,
+        script: ScriptedModel | None = None,
+    ):
+        self.usage = Usage()
+        self._llm = llm
+        self._script = script
+        self._params = {"temperature": temperature, "max_tokens": 1 if script else max_tokens}
+        self._format = find_format(AUTO, getattr(llm.tokenizer, "chat_template", None))
+
+    def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
+        """See `ChatModel`."""
+        params = SamplingParams(**self._params, seed=seed)  # type: ignore[arg-type]
+        options = {"tools": tools, "show_progress": False}
+        [output] = self._llm.generate([list(messages)], params, **options)  # type: ignore[arg-type]
+        if output.error is not None:
+            raise UserError(output.error)
+        self.usage.add(len(output.prompt_token_ids), output.num_cached_tokens)
+        if self._script is not None:
+            return self._script.complete(messages, tools, seed)
+        parser = OutputParser(True, False, ToolCallOptions(self._format, tools) if tools else None)
+        deltas = [*parser.feed(output.text), *parser.finish(output.finish_reason == "length")]
+        text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+        calls = [(d.name, d.arguments) for d in deltas if isinstance(d, ToolCallDelta)]
+        message = assistant(text or None, *calls, turn=len(messages))
+        for call in message.get("tool_calls", ()):
+            call["id"] = self._format.valid_call_id(call["id"])
+        return message
+
+    def cached_pages(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
+        """Prefix cache pages that hold the beginning of a conversation, in order."""
+        scheduler, chat = self._llm.scheduler, ChatOptions(tools=tools)
+        max_length = scheduler.config.max_seq_len
+        token_ids = encode_prompt(self._llm.tokenizer, list(messages), chat, max_length)
+        return [node.page for node in scheduler.pages.cache.match(token_ids)]
+
+
+class OpenAIModel:
+    """A model on any server with OpenAI's chat completions API.
+
+    Args:
+        base_url: e.g. "http://127.0.0.1:8000/v1".
+        model: model name; None for the first in the server's list.
+        api_key: bearer token, or None.
+        options: additional request fields, e.g. temperature.
+    """
+
+    def __init__(
+        self, base_url: str, model: str | None = None, api_key: str | None = None, **options: Any
+    ):
+        if not base_url.startswith(("http://", "https://")):
+            raise UserError(f"the URL must begin with http:// or https://, got '{base_url}'.")
+        self.usage = Usage()
+        self._url = base_url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._options = options
+        self.model: str = model or next(self._models())
+
+    def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
+        """See `ChatModel`."""
+        body = {**self._options, "model": self.model, "messages": list(messages), "seed": seed}
+        reply = self._request("/chat/completions", {**body, "tools": tools} if tools else body)
+        try:
+            message = reply["choices"][0]["message"]
+            kept = {key: message[key] for key in ("content", "tool_calls") if message.get(key)}
+            usage = reply.get("usage") or {}
+            details = usage.get("prompt_tokens_details") or {}
+            self.usage.add(usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{self._url} returned no chat completion.") from error
+        return {"role": "assistant", "content": None, **kept}
+
+    def _models(self) -> Iterator[str]:
+        listed = self._request("/models", None).get("data")
+        if not listed:
+            raise UserError(f"{self._url}/models lists no models; name one.")
+        yield from (str(entry["id"]) for entry in listed)
+
+    def _request(self, path: str, body: Any) -> Message:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+                reply = json.load(response)
+        except urllib.error.HTTPError as error:
+            text = " ".join(error.read(2000).decode(errors="replace").split())
+            raise UserError(f"server error {error.code}: {text or error.reason}") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"the request to {self._url}{path} failed: {error}.") from error
+        if not isinstance(reply, dict):
+            raise UserError(f"{self._url}{path} returned no JSON object.")
+        return reply

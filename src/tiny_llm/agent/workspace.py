@@ -1,0 +1,180 @@
+"""Workspace: list, read and edit files inside one folder, with bounded output."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .tools import Tool, ToolError
+
+DEFAULT_MAX_OUTPUT = 4000  # characters
+MIN_OUTPUT = 100  # longer than the longest `cut_note`
+
+
+class Workspace:
+    """A folder whose files the agent can access.
+
+    Args:
+        root: the folder.
+        max_output: maximum length of a tool result in characters.
+
+    Raises:
+        UserError: the folder does not exist, or `max_output` is too small.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], max_output: int = DEFAULT_MAX_OUTPUT):
+        self.root = Path(root).resolve()
+        if not self.root.is_dir():
+            raise UserError(f"the workspace {root} is not a folder; create it first.")
+        if max_output < MIN_OUTPUT:
+            raise UserError(f"max_output must be at least {MIN_OUTPUT}, got {max_output}.")
+        self.max_output = max_output
+
+    def resolve(self, path: str) -> Path:
+        """Returns a file's absolute path, with `..` and symbolic links resolved.
+
+        Args:
+            path: path given by the model, relative to the root.
+
+        Raises:
+            ToolError: the path is outside the root.
+        """
+        # [task 7.2.1 resolve]
+        resolved = Path(os.path.realpath(self.root / path))
+        if not resolved.is_relative_to(self.root):
+            raise ToolError(f"{path} is outside of the workspace; give a path relative to it")
+        return resolved
+        # [/task 7.2.1 resolve]
+
+    def list_files(self) -> str:
+        """Lists all files, sorted, one path per line; does not follow links to folders."""
+        paths = [
+            Path(folder, name).relative_to(self.root).as_posix()
+            for folder, _, names in os.walk(self.root)
+            for name in names
+        ]
+        return bounded("\n".join(sorted(paths)) or "no files", self.max_output)
+
+    def read_file(self, path: str, first_line: int = 1) -> str:
+        """Reads a text file, starting at line `first_line`.
+
+        Raises:
+            ToolError: the file does not exist or is not UTF-8.
+        """
+        lines = self._read(self.resolve(path), path).splitlines(keepends=True)
+        return bounded("".join(lines[first_line - 1 :]), self.max_output)
+
+    def edit_file(self, path: str, old: str, new: str) -> str:
+        """Replaces the only occurrence of `old` with `new`; an empty `old` creates a file.
+
+        Raises:
+            ToolError: `old` does not occur exactly once; the file is missing, or already exists.
+        """
+        target = self.resolve(path)
+        if not old:
+            if target.exists():
+                raise ToolError(f"{path} exists; give the text to replace in old")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, new.encode())
+            return f"created {path}"
+        write_atomically(target, replace_once(self._read(target, path), old, new).encode())
+        return f"edited {path}"
+
+    def tools(self) -> list[Tool]:
+        """The workspace's tools."""
+        text = {"type": "string"}
+        line = {"type": "integer", "minimum": 1}
+        return [
+            Tool("list_files", "List all files.", _object({}), self.list_files),
+            Tool(
+                "read_file",
+                "Read a file, from first_line on.",
+                _object({"path": text}, first_line=line),
+                self.read_file,
+            ),
+            Tool(
+                "edit_file",
+                "Replace old, which must occur exactly once, by new. An empty old creates a file.",
+                _object({"path": text, "old": text, "new": text}),
+                self.edit_file,
+            ),
+        ]
+
+    def _read(self, target: Path, path: str) -> str:
+        if not target.is_file():
+            raise ToolError(f"there is no file {path}; list_files lists them")
+        try:
+            return target.read_bytes().decode()  # unlike read_text, preserves line endings
+        except UnicodeDecodeError as error:
+            raise ToolError(f"{path} is not a text file") from error
+
+
+def _object(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """JSON schema of an object with required and optional properties."""
+    return {"properties": {**required, **optional}, "required": list(required)}
+
+
+def replace_once(text: str, old: str, new: str) -> str:
+    """Replaces the only occurrence of `old`, which must not be empty.
+
+    Raises:
+        ToolError: `old` does not occur, or occurs several times (overlaps count). The message
+            says which, and how to fix it.
+    """
+    # [task 7.2.2 replace]
+    first = text.find(old)
+    if first < 0:
+        raise ToolError("old does not occur in the file; read the file and copy the text exactly")
+    if text.find(old, first + 1) >= 0:
+        raise ToolError("old occurs several times; include the lines before and after it")
+    return text[:first] + new + text[first + len(old) :]
+    # [/task 7.2.2 replace]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file atomically: even after a crash, it has either the old or the new content.
+
+    Preserves the file's permissions. Leaves no temporary file behind on failure.
+    """
+    # [task 7.2.3 write]
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, name)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    # [/task 7.2.3 write]
+
+
+def bounded(text: str, limit: int) -> str:
+    """Truncates a text to at most `limit` characters: head, note, tail.
+
+    Args:
+        text: returned unchanged if short enough.
+        limit: at least `MIN_OUTPUT`.
+
+    Returns:
+        Head and tail, whose lengths differ by at most one, around `cut_note(cut, len(text))`,
+        where `cut` is the exact number of omitted characters.
+    """
+    # [task 7.2.4 bounded]
+    if len(text) <= limit:
+        return text
+    kept = limit - len(cut_note(len(text), len(text)))
+    tail = kept // 2
+    head = kept - tail
+    return text[:head] + cut_note(len(text) - kept, len(text)) + text[len(text) - tail :]
+    # [/task 7.2.4 bounded]
+
+
+def cut_note(cut: int, total: int) -> str:
+    """Line that replaces the omitted characters."""
+    return f"\n[… {cut} of {total} characters cut …]\n"

@@ -1,0 +1,158 @@
+"""Open-loop load: arrivals, latencies, percentiles, goodput.
+
+A closed-loop client waits for a response before its next request, which hides a slow server's
+queueing. An open-loop client sends each request when it is due, like independent users.
+
+All times are in seconds on one clock.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...engine.inputs.sampling_params import SamplingParams
+from ...engine.llm import LLM
+from .workload import Workload
+
+
+def poisson_arrivals(num_requests: int, rate: float, seed: int) -> list[float]:
+    """Arrival times of a Poisson process; the first is 0.
+
+    Gaps between arrivals are independent and exponentially distributed. Changing the rate
+    only rescales the arrivals of a seed.
+
+    Args:
+        num_requests: at least 1.
+        rate: mean number of requests per second.
+        seed: seed of the random gaps.
+    """
+    rng = np.random.default_rng(seed)
+    # [task 5.3.1 arrivals]
+    gaps = rng.exponential(1 / rate, num_requests - 1)
+    return [0.0, *np.cumsum(gaps).tolist()]
+    # [/task 5.3.1 arrivals]
+
+
+@dataclass
+class RequestTimes:
+    """Event times of one request.
+
+    Attributes:
+        arrival: when the request was due, even if it was sent later.
+        first_token, last_token: NaN before the first token.
+        num_tokens: output tokens so far.
+    """
+
+    arrival: float
+    first_token: float = math.nan
+    last_token: float = math.nan
+    num_tokens: int = 0
+
+    def record(self, now: float, num_tokens: int) -> None:
+        """Records `num_tokens` new tokens: one, plus any accepted draft tokens."""
+        # [task 5.3.2 record]
+        if self.num_tokens == 0:
+            self.first_token = now
+        self.last_token = now
+        self.num_tokens += num_tokens
+        # [/task 5.3.2 record]
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token, including queueing."""
+        # [task 5.3.2 ttft]
+        return self.first_token - self.arrival
+        # [/task 5.3.2 ttft]
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per output token after the first; None if there is only one."""
+        # [task 5.3.2 tpot]
+        if self.num_tokens == 1:
+            return None
+        return (self.last_token - self.first_token) / (self.num_tokens - 1)
+        # [/task 5.3.2 tpot]
+
+
+def run_open_loop(
+    llm: LLM,
+    workload: Workload,
+    arrivals: Sequence[float],
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[RequestTimes]:
+    """Runs a workload; each request is added before the first step after its arrival.
+
+    Args:
+        llm: an engine without requests.
+        workload: the requests.
+        arrivals: each request's arrival in seconds after the first, in ascending order.
+        clock: the current time.
+        sleep: waits for a number of seconds, which must not be negative.
+
+    Returns:
+        Times of each request, in order of arrival.
+    """
+    started = clock()
+    pending = deque(zip(workload.prompts, workload.output_lens, arrivals, strict=True))
+    requests: dict[str, RequestTimes] = {}  # by request id
+    # [task 5.3.3 loop]
+    while pending or llm.has_unfinished_requests:
+        while pending and started + pending[0][2] <= clock():
+            prompt, output_len, arrival = pending.popleft()
+            params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+            requests[llm.add_request(prompt, params)] = RequestTimes(started + arrival)
+        if llm.has_unfinished_requests:
+            for output in llm.step():
+                requests[output.request_id].record(clock(), len(output.token_ids))
+        else:
+            sleep(max(0.0, started + pending[0][2] - clock()))
+    # [/task 5.3.3 loop]
+    served = [one.num_tokens for one in requests.values()]
+    drawn = workload.output_lens
+    assert served == drawn, f"expected outputs of {drawn} tokens, got {served}"
+    return list(requests.values())
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Smallest value that at least `percent` % of the values do not exceed; no interpolation.
+
+    Args:
+        values: at least one, in any order.
+        percent: above 0, at most 100.
+    """
+    # [task 5.3.4 percentile]
+    rank = math.ceil(len(values) * percent / 100)
+    return sorted(values)[rank - 1]
+    # [/task 5.3.4 percentile]
+
+
+@dataclass(frozen=True)
+class SLO:
+    """Service level objective: upper bounds on a request's latencies.
+
+    Attributes:
+        ttft: bound on the time to first token.
+        tpot: bound on the time per output token after the first.
+    """
+
+    ttft: float = math.inf
+    tpot: float = math.inf
+
+    def is_met(self, request: RequestTimes) -> bool:
+        """Whether a request meets both bounds; one-token outputs have no TPOT to check."""
+        # [task 5.3.4 is-met]
+        return request.ttft <= self.ttft and (request.tpot is None or request.tpot <= self.tpot)
+        # [/task 5.3.4 is-met]
+
+
+def goodput(requests: Sequence[RequestTimes], slo: SLO) -> float:
+    """Requests per second that meet the SLO, from the first arrival to the last token."""
+    # [task 5.3.4 goodput]
+    seconds = max(one.last_token for one in requests) - min(one.arrival for one in requests)
+    return sum(map(slo.is_met, requests)) / seconds
+    # [/task 5.3.4 goodput]

@@ -1,0 +1,260 @@
+"""Memory table: a model's weights, KV memory and speed on this machine.
+
+Computed from `config.json` and the headers of the weight files, without reading weights. A model
+that is not downloaded needs only its config.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import mlx.core as mx
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .. import kernels
+from ..engine.execution.kv_memory import (
+    check_kv_cache_bytes,
+    choose_kv_cache_bytes,
+    choose_max_seq_len,
+    split_kv_memory,
+)
+from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
+from ..models.heads.pooling import Task
+from ..models.memory import available_memory, total_memory
+from ..models.model_size import ModelSize, model_size
+from .parsing.arguments import DEFAULT_BLOCK_SIZE
+
+SHORT_CONTEXT = 1024  # context length of the first tokens/s row
+MEASURED_BYTES = 2**27  # larger than most processor caches
+MEASURED_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Capacity with one KV cache dtype.
+
+    Attributes:
+        sizes: size of the target model, then of the draft model, if any.
+        kv_cache_bytes: KV memory in bytes.
+        reason: why `kv_cache_bytes` was chosen; empty if the user gave it.
+        num_tokens: capacity of all pages in tokens.
+        num_state_slots: number of recurrent-state slots.
+        max_seq_len: maximum tokens of a prompt and its completion.
+    """
+
+    sizes: Sequence[ModelSize]
+    kv_cache_bytes: int
+    reason: str
+    num_tokens: int
+    num_state_slots: int
+    max_seq_len: int
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Sequence[ModelSize],
+        kv_cache_bytes: int | None,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int | None,
+        available: int,
+    ) -> "Fit":
+        """Splits the KV memory like `LLM`; see `LLM` for arguments and errors.
+
+        `available` is the free memory in bytes before the weights are loaded.
+        """
+        max_seq_len, reason = choose_max_seq_len(max_model_len, sizes), ""
+        if kv_cache_bytes is None:
+            available = max(0, available - sum(size.weight_bytes for size in sizes))
+            kv_cache_bytes, reason = choose_kv_cache_bytes(
+                block_size, max_num_seqs, max_seq_len, sizes, available
+            )
+        else:
+            kv_cache_bytes = check_kv_cache_bytes(kv_cache_bytes)
+        num_pages, num_slots = split_kv_memory(kv_cache_bytes, block_size, max_num_seqs, sizes)
+        num_tokens = num_pages * block_size
+        return cls(sizes, kv_cache_bytes, reason, num_tokens, num_slots, max_seq_len)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(size.weight_bytes for size in self.sizes)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache bytes per token."""
+        return sum(size.kv_bytes_per_token for size in self.sizes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a recurrent-state slot; 0 for models without recurrent state."""
+        return sum(size.state_bytes for size in self.sizes)
+
+    @property
+    def is_loadable(self) -> bool:
+        """Whether the weights fit in the machine's memory."""
+        return self.weight_bytes <= total_memory()
+
+    @property
+    def longest_prompt(self) -> int:
+        """Maximum prompt length that leaves room for one output token, which needs no KV slot."""
+        return min(self.max_seq_len - 1, self.num_tokens)
+
+    def tokens_per_second(self, context: int, bandwidth: float) -> float:
+        """Upper bound on tokens/s for one request without draft tokens, given memory bandwidth.
+
+        Args:
+            context: number of cached tokens.
+            bandwidth: memory bandwidth in bytes per second.
+        """
+        target = self.sizes[0]
+        states = 2 * target.state_bytes  # read and written
+        return bandwidth / (target.step_bytes + states + context * target.kv_bytes_per_token)
+
+
+def fits_of_flags(
+    args: argparse.Namespace, folder: Path, draft_folder: Path | None
+) -> dict[KvCacheDtype, Fit]:
+    """Capacity for each KV cache dtype, from the flags of `check` or `serve`.
+
+    Raises:
+        UserError: a folder has no model, or a flag is incompatible with the model.
+    """
+    load_format = getattr(args, "load_format", "auto")
+    sizes = [model_size(folder, args.tensor_parallel_size, load_format)]
+    if draft_folder is not None:
+        sizes.append(model_size(draft_folder, 1, load_format))
+    options = (
+        args.kv_cache_bytes,
+        args.block_size or DEFAULT_BLOCK_SIZE,
+        args.max_num_seqs,
+        args.max_model_len,
+        available_memory(),
+    )
+    return {
+        dtype: Fit.of([replace(size, kv_cache_dtype=dtype) for size in sizes], *options)
+        for dtype in KV_CACHE_DTYPES
+    }
+
+
+def print_fits(
+    console: Console,
+    name: str,
+    fits: Mapping[KvCacheDtype, Fit],
+    task: Task,
+    bandwidth: float | None = None,
+) -> None:
+    """Prints the table, followed by the machine's memory and the sources of the figures.
+
+    Args:
+        console: output console.
+        name: the model's name.
+        fits: capacity by KV cache dtype.
+        task: the model's task; a pooling model's table has no decode speed.
+        bandwidth: memory bandwidth in bytes per second; None omits the speeds.
+    """
+    bandwidth = bandwidth if task == "generate" else None
+    console.print(memory_table(name, fits, bandwidth))
+    for line in _notes(fits, bandwidth):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def memory_table(
+    name: str, fits: Mapping[KvCacheDtype, Fit], bandwidth: float | None = None
+) -> Table:
+    """Renders the table; arguments as in `print_fits`."""
+    first = next(iter(fits.values()))
+    table = Table(title=escape(name), title_justify="left")
+    table.add_column("--kv-cache-dtype")
+    for dtype in fits:
+        activations = str(first.sizes[0].dtype).removeprefix("mlx.core.")
+        table.add_column(f"auto ({activations})" if dtype == "auto" else dtype, justify="right")
+
+    def add(label: str, text: Callable[[Fit], str]) -> None:
+        table.add_row(label, *map(text, fits.values()))
+
+    with_draft = " with the draft model" if len(first.sizes) > 1 else ""
+    add(f"weights{with_draft}", lambda fit: format_bytes(fit.weight_bytes))
+    add("KV cache per token", lambda fit: format_bytes(fit.kv_bytes_per_token))
+    if first.state_bytes:
+        add("state per request", lambda fit: format_bytes(fit.state_bytes))
+    add("context in tokens", lambda fit: f"{fit.max_seq_len:,}")
+    if not first.is_loadable:
+        return table
+    add("KV memory", lambda fit: format_bytes(fit.kv_cache_bytes))
+    if first.state_bytes:
+        add("states in KV memory", lambda fit: f"{fit.num_state_slots:,}")
+    add("tokens in KV memory", lambda fit: f"{fit.num_tokens:,}")
+    add("longest prompt in tokens", lambda fit: f"{fit.longest_prompt:,}")
+    if bandwidth is not None:
+        longest = min(fit.longest_prompt for fit in fits.values())
+        for context in sorted({min(SHORT_CONTEXT, longest), longest}):
+            add(
+                f"tokens/s after {context:,} tokens",
+                lambda fit, context=context: _format(fit.tokens_per_second(context, bandwidth)),  # type: ignore[misc]
+            )
+    return table
+
+
+def _notes(fits: Mapping[KvCacheDtype, Fit], bandwidth: float | None) -> Iterator[str]:
+    """Notes printed below the table."""
+    first = next(iter(fits.values()))
+    total, available = total_memory(), available_memory()
+    yield f"memory: {format_bytes(total)}, of which {format_bytes(available)} are available"
+    if not first.is_loadable:
+        yield "the weights do not fit in the memory; choose a smaller model or fewer bits"
+        return
+    if first.reason:
+        yield f"KV memory: {first.reason}; --kv-cache-bytes sets it"
+    if bandwidth is not None:
+        speed = f"{bandwidth / 1e9:.1f} GB/s"
+        yield f"tokens/s: one request, limited by the memory bandwidth, measured as {speed}"
+    needed = first.weight_bytes + first.kv_cache_bytes
+    if needed > available:
+        missing = format_bytes(needed - available)
+        yield f"weights and KV memory exceed the available memory by {missing}"
+
+
+def measure_bandwidth(num_bytes: int) -> float | None:
+    """Measures a 4-bit matrix-vector product's bandwidth in bytes/s; None without the extension.
+
+    Args:
+        num_bytes: size of the model's weights; small models fit in processor caches.
+    """
+    if not kernels.is_built() or not kernels.runs_on_default_device():
+        return None
+    rows, I, group_size = max(kernels.prepack_rows(), 1), 4096, 64
+    row_bytes = I // 2 + I // group_size * 4
+    blocks = max(1, min(num_bytes, MEASURED_BYTES) // row_bytes // rows)
+
+    def zeros(width: int, dtype: mx.Dtype) -> mx.array:
+        shape = (blocks, width, rows) if rows > 1 else (blocks, width)
+        return mx.zeros(shape, dtype)
+
+    weight = zeros(I // 8, mx.uint32)
+    scales, biases = (zeros(I // group_size, mx.bfloat16) for _ in range(2))
+    x = mx.ones((1, I), mx.bfloat16)
+    mx.eval(weight, scales, biases, x)
+    seconds: list[float] = []
+    end = time.perf_counter() + MEASURED_SECONDS
+    while not seconds or time.perf_counter() < end:
+        started = time.perf_counter()
+        mx.eval(kernels.quantized_matmul(scales, biases, group_size, 4, x, weight))
+        seconds.append(time.perf_counter() - started)
+    return (weight.nbytes + scales.nbytes + biases.nbytes) / min(seconds)
+
+
+def format_bytes(number: float) -> str:
+    """Formats bytes in decimal units: 2.26 GB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}" if unit == "GB" else f"{number / size:.1f} {unit}"
+    return f"{number:.0f} B"
+
+
+def _format(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:,.1f}" if tokens_per_second < 100 else f"{tokens_per_second:,.0f}"

@@ -1,0 +1,200 @@
+"""Models of `serve`: parsing, supported flags, memory budget."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UserError
+from ..models.heads.pooling import TASKS
+from ..models.memory import total_memory
+from ..models.model_size import model_size
+from .memory_table import fits_of_flags
+from .parsing.arguments import flag_of
+
+PIN = "pin"
+KV_CACHE_BYTES = 2**29  # default per model if several are served
+OPTIONS = (*TASKS, PIN)
+
+# Flags that require a single model: namespace attribute names, mapped to defaults.
+SINGLE_MODEL_FLAGS = {
+    "draft_model": None,
+    "tensor_parallel_size": 1,
+    "served_model_name": None,
+    "task": "auto",
+    "chat_template": None,
+    "max_model_len": None,
+    "adapter_path": None,
+    "lora_modules": None,
+    "record": None,
+}
+
+
+@dataclass(frozen=True)
+class ModelArgument:
+    """Parsed `--model` argument.
+
+    Attributes:
+        name: short name, Hub id or folder.
+        task: the model's task; "auto" if not given.
+        is_pinned: whether the model is loaded at startup and never unloaded.
+    """
+
+    name: str
+    task: str = "auto"
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """A model's declared memory in bytes.
+
+    Attributes:
+        name: the model's name in the API.
+        weights, kv_cache: bytes for each.
+        is_pinned: see `ModelArgument`.
+    """
+
+    name: str
+    weights: int
+    kv_cache: int
+    is_pinned: bool
+
+    @property
+    def total(self) -> int:
+        """Total of weights and KV cache."""
+        return self.weights + self.kv_cache
+
+
+def parse_model_argument(text: str) -> ModelArgument:
+    """Parses `PATH[=task][,pin]`; the path of an existing folder is taken literally.
+
+    Raises:
+        UserError: an unknown option, or more than one task.
+    """
+    name, separator, given = text.rpartition("=")
+    if not separator or Path(text).expanduser().is_dir():
+        return ModelArgument(text)
+    options = given.split(",")
+    tasks = [option for option in options if option in TASKS]
+    unknown = [option for option in options if option not in OPTIONS]
+    if unknown or len(tasks) > 1 or not name:
+        raise UserError(
+            f"--model {text}: '{given}' is not a list of at most one task ({', '.join(TASKS)}) "
+            f"and {PIN}; give PATH, PATH=embed, PATH=pin or PATH=embed,pin."
+        )
+    return ModelArgument(name, tasks[0] if tasks else "auto", PIN in options)
+
+
+def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> None:
+    """Rejects flags that this set of models does not support.
+
+    Raises:
+        UserError: names the first unsupported flag.
+    """
+    if len(models) > 1:
+        for name, default in SINGLE_MODEL_FLAGS.items():
+            if getattr(args, name) != default:
+                fix = "give the task as --model PATH=TASK" if name == "task" else "leave it out"
+                raise UserError(
+                    f"{flag_of(name)} supports a single --model, got {len(models)}; {fix}."
+                )
+    elif models[0].task != "auto" and args.task not in ("auto", models[0].task):
+        raise UserError(
+            f"--task {args.task} contradicts --model {models[0].name}={models[0].task}; leave one "
+            "of them out."
+        )
+    if args.idle_unload is not None:
+        for name in ("tensor_parallel_size", "record"):
+            if getattr(args, name) != SINGLE_MODEL_FLAGS[name]:
+                raise UserError(
+                    f"{flag_of(name)} needs a model that is always loaded; leave out --idle-unload."
+                )
+
+
+def api_name(model: ModelArgument) -> str:
+    """A model's default API name: the last component of its path."""
+    return Path(model.name).name or model.name
+
+
+def choose_kv_cache_bytes(
+    args: argparse.Namespace, folders: Sequence[Path], draft: Path | None
+) -> None:
+    """Sets `kv_cache_bytes` if not given and there are several models or a memory budget.
+
+    A single model without a budget is sized from the available memory at load time.
+    """
+    if args.kv_cache_bytes is not None:
+        return
+    if len(folders) > 1:
+        args.kv_cache_bytes = KV_CACHE_BYTES
+    elif args.max_memory is not None:
+        fit = fits_of_flags(args, folders[0], draft)[args.kv_cache_dtype or "auto"]
+        args.kv_cache_bytes = max(1, min(fit.kv_cache_bytes, args.max_memory - fit.weight_bytes))
+
+
+def memory_needs(
+    args: argparse.Namespace,
+    models: Sequence[ModelArgument],
+    names: Sequence[Sequence[str]],
+    folders: Sequence[Path],
+    draft: Path | None,
+) -> list[MemoryNeed]:
+    """Declares each model's memory.
+
+    Args:
+        args: parsed flags.
+        models, names, folders: the models, their API names and their folders.
+        draft: folder of the draft model, whose KV cache is part of `--kv-cache-bytes`.
+
+    Raises:
+        UserError: two models have the same API name, or a folder does not contain a model.
+    """
+    first_names = [name for name, *_ in names]
+    for name in first_names:
+        if first_names.count(name) > 1:
+            raise UserError(
+                f"two models have the name '{name}' in the API; give folders with different names."
+            )
+    draft_bytes = 0 if draft is None else model_size(draft, 1, args.load_format).weight_bytes
+    return [
+        MemoryNeed(
+            name,
+            model_size(folder, 1, args.load_format).weight_bytes + draft_bytes,
+            args.kv_cache_bytes or 0,  # 0: sized when the single model is loaded
+            model.is_pinned,
+        )
+        for name, model, folder in zip(first_names, models, folders, strict=True)
+    ]
+
+
+def memory_budget(max_memory: int | None, needs: Sequence[MemoryNeed]) -> int | None:
+    """Memory budget shared by all models; defaults to the machine's memory if there are several.
+
+    Raises:
+        UserError: a model does not fit alongside the pinned models, or the budget exceeds the
+            machine's memory.
+    """
+    total = total_memory()
+    if max_memory is None:
+        if len(needs) == 1:
+            return None  # no budget: limited by the machine
+        given, max_memory = "the machine's memory of", total
+    elif max_memory > total:
+        raise UserError(
+            f"--max-memory must not exceed the memory, got {max_memory:,}; this machine has "
+            f"{total:,} bytes."
+        )
+    else:
+        given = "--max-memory"
+    pinned = sum(need.total for need in needs if need.is_pinned)
+    for need in needs:
+        others = pinned - need.total * need.is_pinned
+        if others + need.total > max_memory:
+            beside = f", beside {others:,} of the other pinned models" if others else ""
+            raise UserError(
+                f"{given} {max_memory:,} bytes is too small: the model '{need.name}' takes "
+                f"{need.total:,} bytes ({need.weights:,} of weights, {need.kv_cache:,} of KV cache)"
+                f"{beside}; raise --max-memory or lower --kv-cache-bytes."
+            )
+    return max_memory

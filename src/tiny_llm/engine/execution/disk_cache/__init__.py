@@ -1,0 +1,11 @@
+"""Disk tier of the prefix cache, attached to the scheduler and models.
+
+File I/O is in `kv_cache/disk`. Must not know about text or sampling.
+
+Reading order: cache, keys, fingerprint, opening.
+"""
+
+from .cache import DiskCache
+from .opening import check_disk_cache_options, make_disk_cache
+
+__all__ = ["DiskCache", "check_disk_cache_options", "make_disk_cache"]

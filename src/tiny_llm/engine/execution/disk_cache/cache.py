@@ -1,0 +1,291 @@
+"""DiskCache: disk tier of the prefix cache, a directory of pages.
+
+    write-behind   full pages and checkpointed recurrent states are copied after the step that
+                   completed them; a background thread writes the copies
+    read-ahead     a request whose next pages are on disk is admitted, then waits for a background
+                   thread to read them while other requests continue; the pages are then shared
+                   like computed ones
+
+Unreadable pages are recomputed. The cache does not affect output tokens: pages with equal keys are
+bit-identical (`keys.py`).
+"""
+
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ....kv_cache.disk.reader import PageLoad, PageReader
+from ....kv_cache.disk.store import PageStore, StoredPage
+from ....kv_cache.disk.writer import PageWriter
+from ....kv_cache.rows import read_row, row_bytes, write_rows
+from ...scheduling.prefix_cache import PrefixNode
+from ...scheduling.request import EngineRequest
+from ...scheduling.scheduler import Scheduler
+from ..paged_model import PagedModel
+from .keys import page_key, state_key, stored_keys
+
+CLOSE_SECONDS = 5.0  # time limit for writing queued pages at exit
+WAIT_SECONDS = 0.005  # maximum wait for a page when no request has tokens to compute
+
+
+@dataclass(frozen=True)
+class DiskCacheStats:
+    """Totals since startup, and the store's size.
+
+    Attributes:
+        hit_tokens: prompt tokens read from disk instead of computed.
+        read_bytes, written_bytes: bytes of pages and recurrent states.
+        num_bytes: size of the store.
+        num_errors: number of failed reads and writes.
+    """
+
+    hit_tokens: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    num_bytes: int = 0
+    num_errors: int = 0
+
+
+@dataclass(eq=False)
+class RequestLoad:
+    """Pages being read for a request.
+
+    Attributes:
+        request: the request.
+        load: the pages, followed by the last page's recurrent state if the model has one.
+        num_pages: number of pages in the load, excluding the state.
+        num_copied: number of pages already copied to the request's pages.
+    """
+
+    request: EngineRequest
+    load: PageLoad
+    num_pages: int
+    num_copied: int = 0
+
+
+class DiskCache:
+    """Writes prefix cache pages to a store, and reads them back for admitted requests.
+
+    Args:
+        store: the pages on disk.
+        scheduler: the engine's scheduler, whose callbacks are set.
+        models: target and draft model, whose pages are stored together.
+        root: fingerprint of the models, used as the key of the empty prefix.
+        page_seconds: time to compute a page; pages are read only if reading is faster.
+    """
+
+    def __init__(
+        self,
+        store: PageStore,
+        scheduler: Scheduler,
+        models: Sequence[PagedModel],
+        root: bytes,
+        page_seconds: float,
+    ):
+        self.hit_tokens = 0
+        self._store, self._scheduler, self._models = store, scheduler, models
+        self._page_bytes = sum(row_bytes(model.page_arrays) for model in models)
+        self._state_bytes = sum(row_bytes(model.state_arrays) for model in models)
+        self.reads_are_faster = store.read_seconds(self._page_bytes) < page_seconds
+        self._writer = PageWriter(store)
+        self._reader = PageReader(store, self._writer)
+        pages = scheduler.pages
+        self._root = root
+        # Key and depth (number of preceding pages) of each page in the tree.
+        self._keys: dict[PrefixNode, tuple[bytes, int]] = {}
+        self._new_pages: dict[PrefixNode, None] = {}
+        self._new_states: dict[PrefixNode, None] = {}
+        self._loads: dict[str, RequestLoad] = {}
+        self._reported = DiskCacheStats()
+        scheduler.start_load = self._start_load
+        pages.on_share = self._on_share
+        pages.states.checkpoints.on_add = self._on_checkpoint
+        self._discard_checkpoint = pages.cache.on_evict
+        pages.cache.on_evict = self._on_evict
+        self._writer.start()
+        self._reader.start()
+        self._finalizer = weakref.finalize(self, _close, self._writer, self._reader)
+
+    @property
+    def stats(self) -> DiskCacheStats:
+        """Totals and the store's size."""
+        return DiskCacheStats(
+            self.hit_tokens,
+            self._reader.read_bytes,
+            self._writer.written_bytes,
+            self._store.num_bytes,
+            self._writer.num_errors,
+        )
+
+    def close(self) -> None:
+        """Writes new pages for at most `CLOSE_SECONDS`, then stops the threads."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while (
+            (self._new_pages or self._new_states)
+            and self._writer.has_room(0)  # False after an error
+            and time.monotonic() < deadline
+        ):
+            self.store_new()
+            self._writer.flush(deadline - time.monotonic())
+        pages = self._scheduler.pages
+        self._scheduler.start_load = lambda request: 0
+        pages.on_share = pages.states.checkpoints.on_add = lambda node: None
+        pages.cache.on_evict = self._discard_checkpoint
+        for item in self._loads.values():
+            self._reader.cancel(item.load)
+            self._scheduler.finish_load(item.request, 0)
+        self._loads.clear()
+        self._finalizer()
+
+    # ---------------------------------------------------------------- writing
+
+    def _key(self, node: PrefixNode) -> tuple[bytes, int]:
+        """Returns a page's key and depth; a root's are computed on first use."""
+        if node.parent is None and node not in self._keys:
+            self._keys[node] = page_key(self._root, node.tokens), -1
+        return self._keys[node]
+
+    def _on_share(self, node: PrefixNode) -> None:
+        """Registers a page newly inserted into the tree."""
+        assert node.parent is not None
+        parent, depth = self._key(node.parent)
+        key = page_key(parent, node.tokens)
+        self._keys[node] = key, depth + 1
+        if key not in self._store:
+            self._new_pages[node] = None
+
+    def _on_checkpoint(self, node: PrefixNode) -> None:
+        """Registers a recurrent state for storing."""
+        if state_key(self._keys[node][0]) not in self._store:
+            self._new_states[node] = None
+
+    def _on_evict(self, node: PrefixNode) -> None:
+        self._discard_checkpoint(node)
+        self._new_pages.pop(node, None)
+        self._new_states.pop(node, None)
+        del self._keys[node]
+
+    def on_finish(self, request: EngineRequest) -> None:
+        """Registers the last checkpoint of a request about to be released."""
+        checkpoints, node = self._scheduler.pages.states.checkpoints, request.last_node
+        while node is not None and node.parent is not None and node not in checkpoints.by_node:
+            node = node.parent
+        if node is not None and node in checkpoints.by_node:
+            self._on_checkpoint(node)
+
+    def store_rest(self) -> bool:
+        """Like `store_new`, while idle; returns whether the statistics have changed since."""
+        self.store_new()
+        before, self._reported = self._reported, self.stats
+        return before != self._reported
+
+    def store_new(self) -> None:
+        """Copies new pages and states into the writer's queue, as many as fit.
+
+        Called between steps, when pages in the tree and checkpoints do not change.
+        """
+        for node in list(self._new_pages):
+            if not self._writer.has_room(self._page_bytes):
+                return
+            key, depth = self._keys[node]
+            row = b"".join(read_row(model.page_arrays, node.page) for model in self._models)
+            self._writer.put(StoredPage(key, depth, row))
+            del self._new_pages[node]
+        by_node = self._scheduler.pages.states.checkpoints.by_node
+        for node in list(self._new_states):
+            if node in by_node:  # otherwise a later checkpoint has replaced it
+                if not self._writer.has_room(self._state_bytes):
+                    return
+                key, depth = self._keys[node]
+                slot = by_node[node].slot
+                row = b"".join(read_row(model.state_arrays, slot) for model in self._models)
+                self._writer.put(StoredPage(state_key(key), depth, row))
+            del self._new_states[node]
+
+    # ---------------------------------------------------------------- reading
+
+    def _start_load(self, request: EngineRequest) -> int:
+        """Starts reading an admitted request's pages; returns the number of their tokens."""
+        pages, size = self._scheduler.pages, self._scheduler.config.page_size
+        is_scored = request.num_scored == request.num_to_score
+        path, node = [], request.last_node
+        while node is not None:
+            path.append(self._key(node)[0])
+            node = node.parent
+        # At least one token must be computed for its logits.
+        missing = range(request.num_shared, (request.num_tokens - 1) // size)
+        tokens = (pages.tokens_of_page(request, index) for index in missing)
+        keys = stored_keys(path[0], tokens, self._store)
+        states = [state_key(key) for key in (*path, *keys)] if self._state_bytes else []
+        self._writer.touch([*path, *keys, *states])
+        if self._state_bytes:
+            while keys and state_key(keys[-1]) not in self._store:
+                keys.pop()
+        if not (keys and is_scored and self.reads_are_faster) or self._reader.is_stalled:
+            return 0
+        wanted = [(key, self._page_bytes) for key in keys]
+        if self._state_bytes:
+            wanted.append((state_key(keys[-1]), self._state_bytes))
+        self._cancel(request.request_id)
+        load = self._reader.start_load(wanted)
+        self._loads[request.request_id] = RequestLoad(request, load, len(keys))
+        return len(keys) * size
+
+    def _cancel(self, request_id: str) -> None:
+        item = self._loads.pop(request_id, None)
+        if item is not None:
+            self._reader.cancel(item.load)
+
+    def poll(self) -> None:
+        """Copies the pages read so far to the requests' pages."""
+        for request_id, item in list(self._loads.items()):
+            if not item.request.num_loading:  # preempted or finished
+                self._cancel(request_id)
+                continue
+            rows, is_done = self._reader.take(item.load)
+            first = item.request.num_shared + item.num_copied
+            num_pages = min(len(rows), item.num_pages - item.num_copied)
+            states = rows[num_pages:]
+            for model in self._models:
+                model.ensure_capacity(max(item.request.page_ids) + 1)
+            arrays = [model.page_arrays for model in self._models]
+            _copy(rows[:num_pages], arrays, item.request.page_ids[first : first + num_pages])
+            item.num_copied += num_pages
+            if is_done or item.num_copied + len(states) == len(item.load.pages):
+                self._cancel(request_id)
+                self._finish(item, states)
+
+    def _finish(self, item: RequestLoad, states: Sequence[bytearray]) -> None:
+        """Ends a load; unreadable pages are left to be recomputed."""
+        num_tokens = item.num_copied * self._scheduler.config.page_size
+        if self._state_bytes:
+            slot = self._scheduler.pages.states.load_slot(item.request)
+            for model in self._models:
+                model.ensure_capacity(0, slot + 1)
+            _copy(states, [model.state_arrays for model in self._models], [slot] * len(states))
+            num_tokens *= len(states)  # pages are useless without the state
+        self.hit_tokens += num_tokens
+        self._scheduler.finish_load(item.request, num_tokens)
+
+    def wait(self) -> None:
+        """Waits up to `WAIT_SECONDS` for a page; used when no request has tokens to compute."""
+        self._reader.wait(WAIT_SECONDS)
+
+
+def _copy(
+    rows: Sequence[bytearray], arrays: Sequence[list[mx.array]], indices: Sequence[int]
+) -> None:
+    """Copies serialized rows, with one part per model, to rows `indices` of the arrays."""
+    parts = [memoryview(row) for row in rows]
+    for model_arrays in arrays if rows else ():
+        size = row_bytes(model_arrays)
+        write_rows(model_arrays, indices, [part[:size] for part in parts])
+        parts = [part[size:] for part in parts]
+
+
+def _close(writer: PageWriter, reader: PageReader) -> None:
+    reader.close()
+    writer.close(CLOSE_SECONDS)

@@ -1,0 +1,106 @@
+"""Factory for the disk cache, given the arguments of `LLM`."""
+
+import logging
+import os
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ....errors import UserError, check_int, short_repr
+from ....kv_cache.disk.store import STORE_ERRORS, PageStore, stored_bytes
+from ....kv_cache.rows import row_bytes
+from ...scheduling.config import SchedulerConfig
+from ...scheduling.scheduler import Scheduler
+from ..paged_model import PagedModel, Span
+from .cache import DiskCache
+from .fingerprint import fingerprint
+
+log = logging.getLogger("tiny_llm.engine")
+
+
+def check_disk_cache_options(
+    directory: Any, max_bytes: Any, enable_prefix_caching: bool, tensor_parallel_size: Any
+) -> None:
+    """Validates the disk cache options.
+
+    Raises:
+        UserError: an argument is invalid, or has no effect.
+    """
+    if directory is None:
+        if max_bytes is not None:
+            raise UserError(
+                f"prefix_cache_disk_bytes={short_repr(max_bytes)} requires prefix_cache_dir; give "
+                "both, or neither."
+            )
+        return
+    if not isinstance(directory, str | os.PathLike):
+        raise UserError(f"prefix_cache_dir must be a path, got {short_repr(directory)}.")
+    if Path(directory).exists() and not Path(directory).is_dir():
+        raise UserError(f"prefix_cache_dir must be a directory; {directory} is a file.")
+    if not enable_prefix_caching:
+        raise UserError(
+            "prefix_cache_dir requires enable_prefix_caching=True; leave one of them out."
+        )
+    if tensor_parallel_size != 1:
+        raise UserError(
+            "prefix_cache_dir does not support tensor_parallel_size above 1, got "
+            f"{short_repr(tensor_parallel_size)}; leave one of them out."
+        )
+    if max_bytes is not None:
+        if isinstance(max_bytes, float) and max_bytes.is_integer():
+            max_bytes = int(max_bytes)
+        check_int("prefix_cache_disk_bytes", max_bytes, 1)
+
+
+def make_disk_cache(
+    directory: str | os.PathLike[str],
+    max_bytes: float,
+    scheduler: Scheduler,
+    models: Sequence[PagedModel],
+) -> DiskCache | None:
+    """Opens a disk cache; warns and returns None if the directory cannot be used.
+
+    Raises:
+        UserError: `max_bytes` is smaller than a page, or all layers have a sliding window.
+    """
+    if scheduler.config.window:
+        raise UserError(
+            "prefix_cache_dir does not support a model whose layers all have a sliding window; "
+            "leave it out."
+        )
+    num_bytes = stored_bytes(sum(max(map(row_bytes, _rows(model))) for model in models))
+    if max_bytes < num_bytes:
+        raise UserError(
+            f"prefix_cache_disk_bytes must be at least {num_bytes}, a page of "
+            f"{scheduler.config.page_size} tokens or a recurrent state, got {max_bytes}."
+        )
+    root = fingerprint(model.model for model in models)
+    try:
+        store = PageStore(Path(directory), int(max_bytes), root)
+        return DiskCache(store, scheduler, models, root, _page_seconds(models, scheduler.config))
+    except STORE_ERRORS as error:
+        log.warning(
+            "prefix cache on disk: %s cannot be used (%s); going on without", directory, error
+        )
+        return None
+
+
+def _rows(model: PagedModel) -> tuple[list[mx.array], list[mx.array]]:
+    return model.page_arrays, model.state_arrays
+
+
+def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> float:
+    """Measures the time to compute one page, before any request uses the pages."""
+    num_pages = max(1, min(config.max_num_batched_tokens // config.page_size, config.num_pages, 2))
+    num_tokens = min(num_pages * config.page_size, config.max_num_batched_tokens)
+    span, seconds = Span([0] * num_tokens, 0, array("i", range(num_pages))), 0.0
+    for model in models:
+        model.logits([span], [0])  # warm-up
+        started = time.perf_counter()
+        model.logits([span], [0])
+        seconds += time.perf_counter() - started
+    return seconds / num_tokens * config.page_size

@@ -1,0 +1,143 @@
+"""KV memory budget of an engine, and its split into pages and state slots."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...errors import UserError, check_int, short_repr
+from ...models.memory import total_memory
+from ..scheduling.config import MIN_STATE_SLOTS
+
+
+class KvSize(Protocol):
+    """KV cache sizes of a model, loaded (`ServingModel`) or not (`models/model_size.py`)."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """See `ServingModel`."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """See `ServingModel`."""
+        ...
+
+    @property
+    def max_seq_len(self) -> int:
+        """See `ServingModel`."""
+        ...
+
+
+def choose_max_seq_len(max_model_len: int | None, models: Sequence[KvSize]) -> int:
+    """Returns the maximum number of prompt plus output tokens.
+
+    Args:
+        max_model_len: requested maximum; None for the models' context length.
+        models: all models of the engine.
+
+    Raises:
+        UserError: `max_model_len` is less than 2 or exceeds the models' context length.
+    """
+    context = min(model.max_seq_len for model in models)
+    if max_model_len is None:
+        return context
+    check_int("max_model_len", max_model_len, 2)
+    if max_model_len > context:
+        raise UserError(
+            f"max_model_len must be at most {context}, the model's context, got "
+            f"{short_repr(max_model_len)}."
+        )
+    return max_model_len
+
+
+def choose_kv_cache_bytes(
+    page_size: int,
+    max_num_seqs: int,
+    max_seq_len: int,
+    models: Sequence[KvSize],
+    available: int,
+) -> tuple[int, str]:
+    """Chooses the KV memory: three quarters of the available memory.
+
+    The rest is for activations and other programs. The result is at most what `max_num_seqs`
+    requests of `max_seq_len` tokens use, and at least the minimum that `split_kv_memory`
+    accepts.
+
+    Args:
+        page_size: tokens per page.
+        max_num_seqs: upper bound on concurrently running requests.
+        max_seq_len: upper bound on prompt plus output tokens of a request.
+        models: all models of the engine.
+        available: bytes of memory available beyond the weights.
+
+    Returns:
+        (bytes, explanation of the choice).
+    """
+    check_int("max_num_seqs", max_num_seqs, 1)
+    page_bytes, state_bytes = _page_and_state_bytes(page_size, models)
+    pages = max_num_seqs * -(-max_seq_len // page_size) * page_bytes
+    states = max_state_slots(max_num_seqs) * state_bytes
+    usable = states + max(pages, states)  # `split_kv_memory` gives states up to half
+    minimum = page_bytes + MIN_STATE_SLOTS * state_bytes
+    if available * 3 // 4 >= usable:
+        return usable, f"as {max_num_seqs} requests of {max_seq_len:,} tokens use"
+    reason = f"3/4 of the {available / 1e9:.2f} GB that are available beside the weights"
+    # If not even one page fits, `split_kv_memory` raises.
+    return max(available * 3 // 4, min(minimum, total_memory())), reason
+
+
+def max_state_slots(max_num_seqs: int) -> int:
+    """Returns the maximum number of state slots, which leaves most of a large budget to pages.
+
+    Each request has one slot; the others hold checkpoints and the states after draft tokens.
+    """
+    return 2 * max_num_seqs + 16
+
+
+def check_kv_cache_bytes(kv_cache_bytes: float) -> int:
+    """Validates a user-specified KV memory size; returns it as an integer.
+
+    Raises:
+        UserError: the size is not a positive integer, or exceeds the machine's memory.
+    """
+    if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
+        kv_cache_bytes = int(kv_cache_bytes)
+    check_int("kv_cache_bytes", kv_cache_bytes, 1)
+    number, total_bytes = int(kv_cache_bytes), total_memory()
+    if number > total_bytes:
+        raise UserError(
+            f"kv_cache_bytes must not exceed the memory, got {short_repr(number)}; this machine "
+            f"has {total_bytes} bytes."
+        )
+    return number
+
+
+def split_kv_memory(
+    kv_cache_bytes: int, page_size: int, max_num_seqs: int, models: Sequence[KvSize]
+) -> tuple[int, int]:
+    """Returns the numbers of pages and state slots that fit in `kv_cache_bytes`.
+
+    State slots get up to half of the memory.
+
+    Raises:
+        UserError: the memory is too small for one page and `MIN_STATE_SLOTS` state slots.
+    """
+    check_int("max_num_seqs", max_num_seqs, 1)
+    page_bytes, state_bytes = _page_and_state_bytes(page_size, models)
+    min_bytes = page_bytes + MIN_STATE_SLOTS * state_bytes
+    if kv_cache_bytes < min_bytes:
+        states = f" and {MIN_STATE_SLOTS} state slots of {state_bytes} bytes" if state_bytes else ""
+        raise UserError(
+            f"kv_cache_bytes must be at least {min_bytes}, a page of {page_size} tokens{states}, "
+            f"got {kv_cache_bytes}."
+        )
+    num_slots = 0
+    if state_bytes:
+        num_slots = int(min(kv_cache_bytes // 2 // state_bytes, max_state_slots(max_num_seqs)))
+        num_slots = max(MIN_STATE_SLOTS, num_slots)
+    return int((kv_cache_bytes - num_slots * state_bytes) // page_bytes), num_slots
+
+
+def _page_and_state_bytes(page_size: int, models: Sequence[KvSize]) -> tuple[int, int]:
+    """Returns the bytes per page and per state slot, summed over all models."""
+    page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
+    return page_bytes, sum(model.state_bytes for model in models)

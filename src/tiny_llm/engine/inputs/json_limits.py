@@ -1,0 +1,87 @@
+"""Limits on a client's JSON, enforced on the text before parsing.
+
+Parsing holds the GIL, and Python objects take up to 27 times as much memory as their JSON text.
+Counting values and nesting levels in the text takes a few microseconds per kilobyte.
+"""
+
+from ...errors import UserError
+
+MAX_DEPTH = 100  # nesting levels; Python's recursion limit is 1000
+MAX_VALUES = 2**17  # for example token ids; 15 ms to parse and validate
+MAX_CONTAINERS = 2**14  # objects and lists; 40 ms if each is validated as a Pydantic model
+PIECE_CHARS = 2**16
+
+_OPENING, _CLOSING = b"[{", b"]}"
+_NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
+
+
+class JsonLimits:
+    """Counts values and nesting levels in JSON documents that arrive in pieces.
+
+    Args:
+        what: subject of the error message, for example "the body".
+        scale: factor on `MAX_VALUES` and `MAX_CONTAINERS`, which bound the sum over all documents.
+        hint: end of the error message for these two limits.
+
+    Attributes:
+        num_values: values so far; an empty object or list counts as two.
+        num_containers: objects and lists so far.
+    """
+
+    def __init__(self, what: str, scale: float = 1.0, hint: str = "send fewer"):
+        self._what = what
+        self._max_values = int(scale * MAX_VALUES)
+        self._max_containers = int(scale * MAX_CONTAINERS)
+        self._hint = hint
+        self.num_values = 0
+        self.num_containers = 0
+        self._start_document()
+
+    def _start_document(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._backslash = b""  # start of an escape sequence split across pieces
+
+    def check(self, text: str) -> None:
+        """Counts a complete document.
+
+        Raises:
+            UserError: see `feed`.
+        """
+        self._start_document()
+        for start in range(0, len(text), PIECE_CHARS):
+            self.feed(text[start : start + PIECE_CHARS].encode("utf-8", "replace"))
+
+    def feed(self, piece: bytes) -> None:
+        """Counts the next piece of a document. Invalid JSON is not detected.
+
+        Raises:
+            UserError: there are too many values or nesting levels.
+        """
+        unescaped = (self._backslash + piece).replace(rb"\\", b"")
+        self._backslash = unescaped[-1:] if unescaped.endswith(b"\\") else b""
+        parts = unescaped.replace(rb"\"", b"").split(b'"')
+        structure = b"".join(parts[self._in_string :: 2])  # text outside strings
+        self._in_string ^= len(parts) % 2 == 0
+        brackets = structure.translate(None, _NOT_BRACKETS)
+        num_opening = sum(map(brackets.count, (b"[", b"{")))
+        self._check_depth(brackets, num_opening)
+        self.num_values += structure.count(b",") + num_opening
+        self.num_containers += num_opening
+        for num, limit, kind in (
+            (self.num_values, self._max_values, "JSON values"),
+            (self.num_containers, self._max_containers, "JSON objects and lists"),
+        ):
+            if num > limit:
+                raise UserError(f"{self._what} has more than {limit:,} {kind}; {self._hint}.")
+
+    def _check_depth(self, brackets: bytes, num_opening: int) -> None:
+        if self._depth + num_opening > MAX_DEPTH:
+            depth = self._depth
+            for bracket in brackets:
+                depth += 1 if bracket in _OPENING else -1
+                if depth > MAX_DEPTH:
+                    raise UserError(
+                        f"{self._what} is nested more than {MAX_DEPTH} levels deep; flatten it."
+                    )
+        self._depth += 2 * num_opening - len(brackets)

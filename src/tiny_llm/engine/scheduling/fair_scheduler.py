@@ -1,0 +1,234 @@
+"""FairScheduler: shortest prompt first, with bounded overtaking.
+
+Extends the first-come, first-served `Scheduler` in two ways:
+
+- Prompts are computed in order of their remaining tokens, shortest first, and a short prompt may be
+  admitted before a longer one ahead of it in the queue. A request overtaken by as many prompt
+  tokens as it has itself becomes *protected*: it takes precedence over all later requests, and none
+  of them is admitted before it.
+- With a step time target, steps with decoding requests get only as many prompt tokens as fit the
+  target, which limits the inter-token latency of streams. A prompt token's cost grows with its
+  position, so it is measured by position (`PromptCosts`): a step with decoding requests has room
+  for a short chat prompt, but only for a few tokens at the end of a long one.
+
+Small chunks are inefficient: each step rereads the weights, and all keys and values of the prompt
+so far. If fewer than `MIN_CHUNK` tokens fit the target, the prompt is computed in *long steps*,
+each `LONG_STEP` times the target. After a long step, the next `STEPS_BETWEEN` steps compute only
+what fits the target, mostly decoding requests alone, but for no longer than the long step took.
+Thus 95 % of inter-token latencies meet the target if decoding is fast, and prompts get at least
+half of the compute time.
+
+No starvation: overtaking delays a request by at most its own prompt's length. The request is then
+protected and ordered as in `Scheduler`, whose argument applies, except that up to `STEPS_BETWEEN`
+steps may pass between two of its chunks. Output tokens do not depend on the schedule.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from operator import attrgetter
+
+from .config import SchedulerConfig
+from .events import Listener
+from .outputs import Chunk, SchedulerOutput
+from .page_manager import PageKey
+from .request import EngineRequest, RequestState
+from .scheduler import Scheduler
+
+MAX_CANDIDATES = 32  # queued requests considered in a step, oldest first
+MIN_CHUNK = 32  # prompt tokens
+LONG_STEP = 10  # duration in multiples of the step time target
+STEPS_BETWEEN = 19  # one in 20 inter-token latencies is long
+
+arrival = attrgetter("arrival_index")
+
+
+class PromptCosts:
+    """Measured seconds per prompt token, by the token's position.
+
+    Positions from 2ⁿ⁻¹ to 2ⁿ − 1 share one cost. A cost rises immediately and decays slowly: a
+    single fast step is weak evidence.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by n
+
+    def record(self, position: int, num_tokens: int, seconds: float) -> None:
+        """Records the duration of a step with a chunk of `num_tokens` that ends at `position`."""
+        key = position.bit_length()
+        self._seconds[key] = max(seconds / num_tokens, 0.8 * self._seconds.get(key, 0.0))
+
+    def seconds_per_token(self, position: int) -> float:
+        """Estimates a token's cost; falls back to the nearest measured position."""
+        if not self._seconds:
+            return 0.0
+        key = position.bit_length()
+        return self._seconds[min(self._seconds, key=lambda other: abs(other - key))]
+
+
+class FairScheduler(Scheduler):
+    """Scheduler with bounded overtaking and a step time target.
+
+    Args:
+        config, listener: see `Scheduler`.
+        step_time_target: target duration of steps with decoding requests, in seconds; None for no
+            limit on their prompt tokens.
+        min_chunk: see `MIN_CHUNK`.
+
+    Attributes:
+        costs: measured costs of prompt tokens.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        listener: Listener | None = None,
+        step_time_target: float | None = None,
+        min_chunk: int = MIN_CHUNK,
+    ):
+        super().__init__(config, listener)
+        self.costs = PromptCosts()
+        self._step_time_target = step_time_target
+        self._min_chunk = min_chunk
+        self._long_step = -1  # index of the last long step
+        # Steps and seconds until the next long step is allowed, whichever ends first.
+        self._steps_between, self._seconds_between = 0, 0.0
+
+    def add(self, request: EngineRequest) -> None:
+        """See `Scheduler`."""
+        super().add(request)
+        request.num_uncached = self._num_uncached(request)
+
+    def schedule(self) -> SchedulerOutput:
+        """See `Scheduler`."""
+        preempted_before = self.num_preemptions
+        chunks = self._schedule_decoding()
+        budget = self.config.max_num_batched_tokens - sum(chunk.num_tokens for chunk in chunks)
+        may_admit = self.num_preemptions == preempted_before
+        chunks += self._schedule_prompts(
+            budget, may_admit, self._step_time_target if chunks else None
+        )
+        return self._finish_plan(SchedulerOutput(self._num_steps, tuple(chunks)))
+
+    def record_step_time(self, step: SchedulerOutput, seconds: float) -> None:
+        """Updates the costs if the step has a single prompt chunk; postpones the next long step."""
+        chunks = [chunk for chunk in step.chunks if chunk.end - chunk.start > 1]
+        if len(chunks) == 1 and chunks[0].num_tokens >= self._min_chunk:
+            self.costs.record(chunks[0].end, chunks[0].num_tokens, seconds)
+        self._steps_between -= 1
+        self._seconds_between -= seconds
+        if step.index == self._long_step:
+            self._steps_between, self._seconds_between = STEPS_BETWEEN, seconds
+
+    def _schedule_prompts(
+        self, budget: int, may_admit: bool, seconds: float | None = None
+    ) -> list[Chunk]:
+        """Returns prompt chunks in priority order.
+
+        Args:
+            budget: maximum number of tokens.
+            may_admit: whether queued requests are considered.
+            seconds: maximum estimated duration, except for a long step; None for no limit.
+        """
+        candidates = [request for request in self.running if request.num_uncomputed > 1]
+        in_flight: set[PageKey] = {
+            (request.last_node, self.pages.tokens_of_page(request, request.num_shared))
+            for request in candidates
+        }
+        if may_admit:
+            candidates += islice(self.waiting, MAX_CANDIDATES)
+        candidates.sort(key=_priority, reverse=True)
+        chunks: list[Chunk] = []
+        barrier: int | None = None  # arrival index of a protected request that does not fit
+        while budget > 0 and candidates:
+            request = candidates.pop()
+            limit = budget
+            if seconds is not None:
+                is_long = not chunks and min(self._steps_between, self._seconds_between) <= 0
+                limit = min(budget, self._num_fitting(request, seconds, is_long))
+            is_queued = request.state is not RequestState.RUNNING
+            if is_queued and barrier is not None and request.arrival_index > barrier:
+                continue
+            if limit == 0 or (is_queued and not self._admit(request, in_flight)):
+                if is_queued and _is_protected(request) and barrier is None:
+                    barrier = request.arrival_index
+                continue
+            chunks.append(self._prefill(request, limit, in_flight))
+            num_tokens = chunks[-1].num_tokens
+            budget -= num_tokens
+            if seconds is not None:
+                seconds -= num_tokens * self.costs.seconds_per_token(chunks[-1].end)
+            self._count_overtaking(request, num_tokens)
+        return chunks
+
+    def _num_fitting(self, request: EngineRequest, seconds: float, may_be_long: bool) -> int:
+        """Returns the number of a request's prompt tokens that fit in the step's remaining time.
+
+        Args:
+            request: running or queued.
+            seconds: time left in the step.
+            may_be_long: whether to start a long step if too few tokens fit.
+        """
+        num_left = _num_uncomputed(request)
+        cost = self.costs.seconds_per_token(request.num_tokens - num_left + self._min_chunk)
+        required = min(num_left, self._min_chunk)
+        if required * cost > max(seconds, 0):
+            if not may_be_long:
+                return 0
+            self._long_step = self._num_steps
+            seconds *= LONG_STEP
+        return max(required, num_left if num_left * cost <= seconds else int(seconds / cost))
+
+    def _admit(self, request: EngineRequest, in_flight: set[PageKey]) -> bool:
+        """Admits a queued request from any position; returns False if it does not fit."""
+        self.waiting.remove(request)
+        self.waiting.appendleft(request)
+        admitted = self._admit_head(in_flight)
+        self._sort()
+        return admitted
+
+    def _preempt(self, request: EngineRequest) -> None:
+        """See `Scheduler`."""
+        super()._preempt(request)
+        request.num_uncached = self._num_uncached(request)
+        self._sort()
+
+    def _sort(self) -> None:
+        """Restores arrival order in the queue and among running requests."""
+        self.running.sort(key=arrival)
+        self.waiting = deque(sorted(self.waiting, key=arrival))
+
+    def _count_overtaking(self, request: EngineRequest, num_tokens: int) -> None:
+        """Counts a chunk as overtaking the older requests with unfinished prompts."""
+        for other in [*_older(self.running, request), *_older(self.waiting, request)]:
+            # A protected request in the queue waits for memory, not for other prompts.
+            if other.num_uncomputed > 1 and not _is_protected(other):
+                other.num_overtaken += num_tokens
+
+    def _num_uncached(self, request: EngineRequest) -> int:
+        return request.num_tokens - len(self.pages.match(request)) * self.config.page_size
+
+
+def _is_protected(request: EngineRequest) -> bool:
+    return request.num_overtaken >= request.num_prompt_tokens
+
+
+def _priority(request: EngineRequest) -> tuple[int, int]:
+    """Sort key of prompts: protected ones by arrival, then the others by remaining tokens."""
+    if _is_protected(request):
+        return -1, request.arrival_index
+    return _num_uncomputed(request), request.arrival_index
+
+
+def _num_uncomputed(request: EngineRequest) -> int:
+    """Number of tokens to compute; a queued request's prefix cache hits are excluded."""
+    is_running = request.state is RequestState.RUNNING
+    return request.num_uncomputed if is_running else request.num_uncached
+
+
+def _older(requests: Iterable[EngineRequest], request: EngineRequest) -> Iterable[EngineRequest]:
+    """Yields the requests that arrived before `request`; `requests` are in arrival order."""
+    for other in requests:
+        if other.arrival_index >= request.arrival_index:
+            return
+        yield other

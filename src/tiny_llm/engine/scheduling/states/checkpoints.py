@@ -1,0 +1,203 @@
+"""Checkpoints: recurrent states of prefix cache nodes, greedy-dual eviction.
+
+A checkpoint is a slot holding the state after a node's page, and is never written again. Its value
+is the number of pages that would be recomputed without it: those since the previous checkpoint on
+its path. Eviction is greedy-dual: by value plus the eviction clock at last use, so that unused
+checkpoints age. Once a request has continued from a checkpoint and placed later ones, the earlier
+ones lose their value, unless several requests share them: a conversation needs only its last turn's
+checkpoint.
+
+Source: Cao and Irani, "Cost-aware WWW proxy caching algorithms" (1997).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..page_allocator import PageAllocator
+from ..prefix_cache import PrefixNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """The state after a prefix cache node's page.
+
+    Attributes:
+        slot: slot that holds the state.
+        pages: pages since the previous checkpoint on the path from the root.
+        is_rolling: whether the sequence's next checkpoint replaces it, unless it was hit.
+        priority: eviction priority; the lowest is evicted first.
+        ancestor: the node of the previous checkpoint, or the root.
+        num_hits: requests that have continued from it; starts at 2 where requests diverge.
+    """
+
+    slot: int
+    pages: int
+    is_rolling: bool
+    priority: int
+    ancestor: PrefixNode
+    num_hits: int = 0
+
+
+class Checkpoints:
+    """Checkpoints by node, and the allocator of their slots.
+
+    The tree holds one reference to each checkpoint's slot; each request using it holds another.
+    Checkpoints not used by a request are evictable.
+
+    Args:
+        allocator: reference-counted allocator of the slots.
+
+    Attributes:
+        by_node: checkpoints by prefix cache node.
+        on_add: callback for the node of each new checkpoint that is not rolling.
+    """
+
+    def __init__(self, allocator: PageAllocator):
+        self.by_node: dict[PrefixNode, Checkpoint] = {}
+        self._allocator = allocator
+        self._clock = 0
+        self.on_add: Callable[[PrefixNode], None] = lambda node: None
+
+    @property
+    def evictable(self) -> list[PrefixNode]:
+        """Nodes whose checkpoint is not used by a request."""
+        return [
+            node
+            for node, checkpoint in self.by_node.items()
+            if self._allocator.ref_count(checkpoint.slot) == 1
+        ]
+
+    def last(self, path: list[PrefixNode]) -> int:
+        """Returns the length of a path up to its last node with a checkpoint."""
+        # [task 6.5.1 last]
+        depth = len(path)
+        while depth and path[depth - 1] not in self.by_node:
+            depth -= 1
+        return depth
+        # [/task 6.5.1 last]
+
+    def allocate(self, below: float = math.inf, num_reserved: int = 0) -> int:
+        """Allocates a slot, evicting a checkpoint if no slot is free; returns −1 on failure.
+
+        Args:
+            below: only a checkpoint with a lower priority is evicted.
+            num_reserved: free or evictable slots that must remain.
+        """
+        evictable, num_free = self.evictable, self._allocator.num_free
+        if num_free + len(evictable) <= num_reserved:
+            return -1
+        if num_free == 0:
+            # [task 6.5.4 evict]
+            victim = min(evictable, key=lambda node: self.by_node[node].priority)
+            priority = self.by_node[victim].priority
+            if priority >= below:
+                return -1
+            self._clock = priority
+            self.discard(victim)
+            # [/task 6.5.4 evict]
+        return self._allocator.allocate()[0]
+
+    def allocate_beside(self, node: PrefixNode, num_reserved: int) -> int:
+        """Allocates a slot for a request whose current slot is the checkpoint of `node`.
+
+        Returns:
+            The slot; −1, after discarding the checkpoint, if a more valuable one would be evicted.
+            For a rolling checkpoint, only worthless ones are evicted.
+        """
+        checkpoint = self.by_node[node]
+        below = self._clock + 1 if checkpoint.is_rolling else checkpoint.priority
+        slot = self.allocate(below, num_reserved)
+        if slot < 0:
+            self.discard(node)
+        return slot
+
+    def add(self, node: PrefixNode, slot: int, is_rolling: bool, is_branch: bool) -> None:
+        """Makes `slot` the checkpoint of a node; the caller's reference passes to the tree.
+
+        Args:
+            node, slot: prefix cache node, and slot with the state after its page.
+            is_rolling: see `Checkpoint`.
+            is_branch: whether different requests are known to share the node.
+        """
+        pages, ancestor = self._pages_since_checkpoint(node)
+        checkpoint = Checkpoint(slot, pages, is_rolling, self._clock + pages, ancestor)
+        checkpoint.num_hits = 2 if is_branch else 0
+        self.by_node[node] = checkpoint
+        if not is_rolling:
+            self._demote_before(checkpoint, 1)
+            self.on_add(node)
+        previous = self.by_node.get(ancestor)
+        if previous is not None and previous.is_rolling and previous.num_hits == 0:
+            has_branch = any(len(each.children) > 1 for each in _ancestors(node, pages))
+            if not has_branch:
+                self.discard(ancestor)
+
+    def _pages_since_checkpoint(self, node: PrefixNode) -> tuple[int, PrefixNode]:
+        """Returns `pages` and `ancestor` for a new checkpoint; the root's `parent` is None."""
+        assert node.parent is not None
+        # [task 6.5.4 value]
+        pages, ancestor = 1, node.parent
+        while ancestor.parent is not None and ancestor not in self.by_node:
+            pages, ancestor = pages + 1, ancestor.parent
+        return pages, ancestor
+        # [/task 6.5.4 value]
+
+    def hit(self, node: PrefixNode) -> int:
+        """Returns the slot of a node's checkpoint; the caller becomes an owner."""
+        checkpoint = self.by_node[node]
+        self._demote_before(checkpoint, 0)
+        # [task 6.5.1 hit]
+        checkpoint.num_hits += 1
+        checkpoint.priority = self._clock + checkpoint.pages
+        self._allocator.share(checkpoint.slot)
+        return checkpoint.slot
+        # [/task 6.5.1 hit]
+
+    def _demote_before(self, checkpoint: Checkpoint, min_hits: int) -> None:
+        """Demotes earlier checkpoints with at least `min_hits` hits and at most one."""
+        while checkpoint.ancestor in self.by_node:
+            checkpoint = self.by_node[checkpoint.ancestor]
+            if min_hits <= checkpoint.num_hits <= 1:
+                checkpoint.priority = min(checkpoint.priority, self._clock)
+
+    def discard(self, node: PrefixNode) -> None:
+        """Removes a node's checkpoint, if any; a request using its slot keeps the slot.
+
+        Checkpoints with this one as `ancestor` inherit its pages.
+        """
+        checkpoint = self.by_node.pop(node, None)
+        if checkpoint is None:
+            return
+        self._allocator.free(checkpoint.slot)
+        # [task 6.5.4 inherit]
+        for other in self.by_node.values():
+            if other.ancestor is node:
+                other.ancestor = checkpoint.ancestor
+                other.pages += checkpoint.pages
+                other.priority += checkpoint.pages
+        # [/task 6.5.4 inherit]
+
+    def check_integrity(self) -> None:
+        """Asserts that every checkpoint's node is in the tree and its value is consistent."""
+        for node, checkpoint in self.by_node.items():
+            assert node.parent is not None
+            assert node.parent.children[node.tokens] is node, f"page {node.page} was evicted"
+            pages, ancestor = 1, node.parent
+            while ancestor is not checkpoint.ancestor:
+                assert ancestor.parent is not None
+                pages, ancestor = pages + 1, ancestor.parent
+            assert pages == checkpoint.pages
+            assert ancestor.parent is None or ancestor in self.by_node
+
+
+def _ancestors(node: PrefixNode, count: int) -> Iterator[PrefixNode]:
+    """Yields the nearest `count` ancestors of a node."""
+    for _ in range(count):
+        assert node.parent is not None
+        node = node.parent
+        yield node

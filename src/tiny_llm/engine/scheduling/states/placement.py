@@ -1,0 +1,67 @@
+"""Checkpoint placement: positions from which later requests may continue.
+
+Checkpoints are placed where later requests are likely to diverge:
+
+    prompt end      the last page boundary; also the one before it if the last few tokens, which the
+                    chat template may render differently in the next turn, straddle the last
+    branches        where the prompt leaves the pages of an earlier request, or the request at the
+                    head of the queue leaves the prompt
+    intervals       every `CHECKPOINT_INTERVAL` tokens, while slots are free
+    rolling         the last page boundary at which a step ended; replaced by the sequence's next
+                    checkpoint, unless a request has continued from it
+
+Positions are token counts, in multiples of the page size: a checkpoint belongs to a page.
+"""
+
+from collections.abc import Sequence
+
+from ..prefix_cache import PrefixNode
+
+CHECKPOINT_INTERVAL = 2048  # tokens
+GENERATION_PROMPT_TOKENS = 16  # upper bound on trailing tokens that the next turn may change
+
+
+def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
+    """Returns the positions of the checkpoints at the end of a prompt.
+
+    The last page boundary before the prompt's last token, which is always computed for its logits;
+    also the boundary before it, if fewer than `GENERATION_PROMPT_TOKENS` tokens follow.
+    """
+    # [task 6.5.3 prompt-end]
+    last = (num_tokens - 1) // page_size * page_size
+    if num_tokens - last < GENERATION_PROMPT_TOKENS:
+        return {last - page_size, last}
+    return {last}
+    # [/task 6.5.3 prompt-end]
+
+
+def cached_prefix(token_ids: Sequence[int], node: PrefixNode, position: int, page_size: int) -> int:
+    """Returns the length of the prefix with pages in the prefix cache, with or without a state.
+
+    At least one token remains to be computed, as in `PrefixCache.match`.
+
+    Args:
+        token_ids: the prompt.
+        node: last prefix cache node of the hit, which ends at `position`.
+        position, page_size: in tokens.
+    """
+    # [task 6.5.3 branch]
+    while position + page_size < len(token_ids):
+        child = node.children.get(tuple(token_ids[position : position + page_size]))
+        if child is None:
+            break
+        node, position = child, position + page_size
+    return position
+    # [/task 6.5.3 branch]
+
+
+def common_prefix(token_ids: Sequence[int], other: Sequence[int], page_size: int) -> int:
+    """Returns the length of the common prefix of two prompts, in full pages.
+
+    At least one token of `other` remains to be computed, as in `PrefixCache.match`.
+    """
+    end = min(len(token_ids), len(other) - 1) // page_size * page_size
+    for start in range(0, end, page_size):
+        if token_ids[start : start + page_size] != other[start : start + page_size]:
+            return start
+    return end

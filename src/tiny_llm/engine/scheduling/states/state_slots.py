@@ -1,0 +1,331 @@
+"""StateSlots: state slots of running requests, read and written by each step.
+
+A linear attention layer replaces the keys and values of all tokens with one recurrent state, which
+cannot be trimmed: a request can continue only from a position whose state was stored. A *slot*
+holds the states of all linear attention layers at one position of one sequence:
+
+    current     each running request's slot: the state after its computed tokens
+    checkpoint  the slot of a prefix cache node: the state after the node's page
+
+A step reads a request's slot and can store the state after any of its tokens in another slot
+(`Chunk.state_writes`). States are therefore never copied: a request whose current slot is also a
+checkpoint writes its next state elsewhere, and keeps the slot of its last accepted draft token.
+
+No deadlock: a running request needs no slot but its current one, which it can overwrite after
+discarding the checkpoint there. Admission needs two (a hit is read from one and written to
+another); all slots other than those of running requests are free or evictable.
+"""
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from ..config import MIN_STATE_SLOTS
+from ..events import StateSlotCounts
+from ..outputs import Chunk, SchedulerOutput
+from ..page_allocator import PageAllocator
+from ..prefix_cache import PrefixNode
+from ..request import EngineRequest
+from .checkpoints import Checkpoints
+from .placement import CHECKPOINT_INTERVAL, cached_prefix, common_prefix, prompt_end_positions
+
+DRAFT_SHARE = 4  # draft tokens may evict checkpoints from at most 1/4 of the slots
+
+
+@dataclass(eq=False)
+class RequestSlots:
+    """State slots of a running request.
+
+    Attributes:
+        current: state after the computed tokens; not written yet if there are none.
+        next: destination of the next chunk's final state; −1 for `current`.
+        previous: state one token before `current`, from which the draft model continues if it has
+            not computed the last token; −1 otherwise.
+        reserved: slots for the step's draft tokens and checkpoints.
+        positions: where to place checkpoints, in tokens.
+        branches: the `positions` at which other requests diverge.
+    """
+
+    current: int = -1
+    next: int = -1
+    previous: int = -1
+    reserved: list[int] = field(default_factory=list)
+    positions: set[int] = field(default_factory=set)
+    branches: set[int] = field(default_factory=set)
+
+
+class StateSlots:
+    """State slots of all requests and checkpoints. Every method is a no-op without slots.
+
+    Args:
+        num_slots: number of slots; 0 for a model without recurrent state.
+        page_size: tokens per page.
+        enable_prefix_caching: whether checkpoints are placed.
+
+    Attributes:
+        num_slots: as given.
+        checkpoints: states kept for prefix cache nodes.
+    """
+
+    def __init__(self, num_slots: int, page_size: int, enable_prefix_caching: bool):
+        self.num_slots = num_slots
+        self._allocator = PageAllocator(max(1, num_slots))
+        self.checkpoints = Checkpoints(self._allocator)
+        self._page_size = page_size
+        self._interval = max(1, CHECKPOINT_INTERVAL // page_size) * page_size
+        self._has_checkpoints = enable_prefix_caching and num_slots > 0
+        self._num_reserved = 0  # slots left for the head of the queue
+        self._num_drafts = 0  # draft tokens in the step
+
+    @property
+    def num_available(self) -> int:
+        """Number of slots that are free or evictable."""
+        return self._allocator.num_free + len(self.checkpoints.evictable)
+
+    # ---------------------------------------------------------------- prefix cache
+
+    def usable(self, path: list[PrefixNode]) -> list[PrefixNode]:
+        """Returns a prefix cache hit up to its last checkpoint."""
+        if not self.num_slots:
+            return path
+        return path[: self.checkpoints.last(path)]
+
+    # ---------------------------------------------------------------- one step
+
+    def begin_step(
+        self, running: Iterable[EngineRequest], waiting: Collection[EngineRequest]
+    ) -> None:
+        """Gives every running request a slot to write; called before admissions."""
+        self._num_reserved = MIN_STATE_SLOTS if waiting else 0
+        self._num_drafts = 0
+        for request in running if self.num_slots else ():
+            slots: RequestSlots = request.state_slots
+            # [task 6.5.2 elsewhere]
+            if slots.next < 0 and self._allocator.ref_count(slots.current) > 1:
+                slots.next = self._slot_beside(request)
+            # [/task 6.5.2 elsewhere]
+
+    def _slot_beside(self, request: EngineRequest) -> int:
+        """Returns a slot other than the current one, which is a checkpoint.
+
+        Returns −1 if that would evict a more valuable checkpoint: the current one is then discarded
+        and its slot becomes exclusive to the request.
+        """
+        node = request.last_node
+        assert self.checkpoints.by_node[node].slot == request.state_slots.current
+        return self.checkpoints.allocate_beside(node, self._num_reserved)
+
+    def reserve_drafts(self, request: EngineRequest, count: int) -> int:
+        """Reserves slots for up to `count` draft tokens; returns the number of slots."""
+        if not self.num_slots:
+            return count
+        reserved = request.state_slots.reserved
+        while len(reserved) < count:
+            can_evict = self._num_drafts < self.num_slots // DRAFT_SHARE
+            slot = self.checkpoints.allocate(
+                math.inf if can_evict else -math.inf, self._num_reserved
+            )
+            if slot < 0:
+                break
+            reserved.append(slot)
+            self._num_drafts += 1
+        return len(reserved)
+
+    def can_admit(self, request: EngineRequest, running: Iterable[EngineRequest]) -> bool:
+        """Whether slots are available and no running request is computing more of the same prefix.
+
+        If one is, it will place a checkpoint where the two diverge.
+        """
+        if not self.num_slots:
+            return True
+        if self.num_available < MIN_STATE_SLOTS:
+            return False
+        return not self._has_checkpoints or not any(
+            common_prefix(other.token_ids, request.token_ids, self._page_size) > other.num_computed
+            for other in running
+            if other.num_uncomputed > 1
+        )
+
+    def admit(self, request: EngineRequest) -> None:
+        """Assigns slots to a request whose pages have just been allocated."""
+        if not self.num_slots:
+            return
+        slots = request.state_slots = RequestSlots()
+        if request.num_computed:
+            slots.current = self.checkpoints.hit(request.last_node)
+            slots.next = self.checkpoints.allocate()
+        else:
+            slots.current = self.checkpoints.allocate()
+        assert slots.current >= 0
+        assert slots.next >= 0 or not request.num_computed
+        if self._has_checkpoints:
+            size, tokens = self._page_size, request.token_ids
+            branch = cached_prefix(tokens, request.last_node, request.num_computed, size)
+            slots.branches = {branch}
+            slots.positions = prompt_end_positions(len(tokens), size) | slots.branches
+
+    def plan(self, step: SchedulerOutput, head: EngineRequest | None) -> SchedulerOutput:
+        """Returns the step, with the slots that its chunks read and write filled in.
+
+        Args:
+            step: the step's chunks.
+            head: the head of the queue after admissions, or None.
+        """
+        if not self.num_slots:
+            return step
+        return replace(step, chunks=tuple(self._plan_chunk(chunk, head) for chunk in step.chunks))
+
+    def _plan_chunk(self, chunk: Chunk, head: EngineRequest | None) -> Chunk:
+        request = chunk.request
+        slots: RequestSlots = request.state_slots
+        drafts = list(slots.reserved)
+        assert len(drafts) == chunk.num_drafts
+        checkpoints = self._place_checkpoints(chunk, head)
+        # [task 6.5.2 writes]
+        read = slots.current if chunk.start > 0 else -1
+        final = slots.current if slots.next < 0 else slots.next
+        writes = [(position - chunk.start - 1, slot) for position, slot in checkpoints]
+        writes.extend(enumerate([final, *drafts], chunk.end - chunk.start - 1))
+        # [/task 6.5.2 writes]
+        draft_read = read if slots.previous < 0 else slots.previous
+        return replace(
+            chunk,
+            state_read_slot=read,
+            draft_state_read_slot=draft_read,
+            state_writes=tuple(writes),
+        )
+
+    def _place_checkpoints(self, chunk: Chunk, head: EngineRequest | None) -> list[tuple[int, int]]:
+        """Returns (position, slot) of the checkpoints inside a chunk."""
+        if not self._has_checkpoints or chunk.end - chunk.start == 1:
+            return []
+        slots: RequestSlots = chunk.request.state_slots
+        if head is not None:
+            size, tokens = self._page_size, chunk.request.token_ids
+            slots.branches.add(common_prefix(tokens, head.token_ids, size))
+            slots.positions |= slots.branches
+        first = (chunk.start // self._interval + 1) * self._interval
+        optional = set(range(first, chunk.end, self._interval)) - slots.positions
+        wanted = {position for position in slots.positions if chunk.start < position < chunk.end}
+        placed = []
+        for position in sorted(wanted | optional):
+            slot = self.checkpoints.allocate(-math.inf if position in optional else math.inf)
+            if slot >= 0:
+                slots.reserved.append(slot)
+                placed.append((position, slot))
+        return placed
+
+    def update(self, chunk: Chunk) -> None:
+        """Applies a computed chunk: updates the request's state and adds checkpoints.
+
+        Called after updating the request's computed count and sharing its full pages.
+        """
+        if not self.num_slots:
+            return
+        request = chunk.request
+        slots: RequestSlots = request.state_slots
+        by_position = {chunk.start + 1 + index: slot for index, slot in chunk.state_writes}
+        self._free(slots.previous, slots.current if slots.next >= 0 else -1)
+        slots.current = by_position.pop(request.num_computed)
+        slots.next = slots.previous = -1
+        slots.reserved.clear()
+        if request.num_draft_uncomputed:
+            slots.previous = by_position[request.num_computed - 1]
+            self._allocator.share(slots.previous)
+        for position, slot in by_position.items():
+            self._add_checkpoint(request, position, slot)
+        self._allocator.share(slots.current)
+        self._add_checkpoint(request, request.num_computed, slots.current)
+
+    def load_slot(self, request: EngineRequest) -> int:
+        """Returns the slot into which a request's state is read from disk."""
+        slots: RequestSlots = request.state_slots
+        return slots.current if slots.next < 0 else slots.next
+
+    def finish_load(self, chunk: Chunk) -> None:
+        """Applies a chunk whose pages and final state have been read from disk."""
+        if self.num_slots:
+            request = chunk.request
+            request.state_slots.positions.add(chunk.end)  # where the next turn diverged
+            write = chunk.end - chunk.start - 1, self.load_slot(request)
+            self.update(replace(chunk, state_writes=(write,)))
+
+    def release(self, request: EngineRequest) -> None:
+        """Releases the slots of a request; its checkpoints stay."""
+        slots: RequestSlots | None = request.state_slots
+        if slots is None:
+            return
+        self._free(slots.current, slots.next, slots.previous, *slots.reserved)
+        request.state_slots = None
+
+    def _free(self, *slots: int) -> None:
+        """Frees slots other than −1."""
+        for slot in slots:
+            if slot >= 0:
+                self._allocator.free(slot)
+
+    # ---------------------------------------------------------------- placement
+
+    def _add_checkpoint(self, request: EngineRequest, position: int, slot: int) -> None:
+        """Passes one reference to `slot` to the node that ends at `position`, or frees it."""
+        node = self._node_at(request, position)
+        if node is None or node in self.checkpoints.by_node:
+            self._allocator.free(slot)
+            return
+        slots: RequestSlots = request.state_slots
+        is_rolling = position % self._interval > 0 and position not in slots.positions
+        self.checkpoints.add(node, slot, is_rolling, position in slots.branches)
+
+    def _node_at(self, request: EngineRequest, position: int) -> PrefixNode | None:
+        """Returns the request's prefix cache node that ends at `position`, or None."""
+        depth, rest = divmod(position, self._page_size)
+        if rest or depth > request.num_shared or position > request.num_computed:
+            return None
+        node: PrefixNode = request.last_node
+        for _ in range(request.num_shared - depth):
+            assert node.parent is not None
+            node = node.parent
+        return node
+
+    def compact(self, running: Iterable[EngineRequest]) -> list[int]:
+        """Renumbers the used slots between steps; returns their old numbers. See `PageManager`."""
+        used = self._allocator.compact()
+        number = {old: new for new, old in enumerate(used)} | {-1: -1}
+        for checkpoint in self.checkpoints.by_node.values():
+            checkpoint.slot = number[checkpoint.slot]
+        for request in running if self.num_slots else ():
+            slots: RequestSlots = request.state_slots
+            slots.current, slots.next = number[slots.current], number[slots.next]
+            slots.previous = number[slots.previous]
+            slots.reserved = [number[slot] for slot in slots.reserved]
+        return used
+
+    # ---------------------------------------------------------------- counts and invariants
+
+    def counts(self) -> StateSlotCounts:
+        """Returns slot counts by state."""
+        cached = len(self.checkpoints.evictable)
+        free = self._allocator.num_free if self.num_slots else 0
+        num_checkpoints = len(self.checkpoints.by_node)
+        return StateSlotCounts(free, cached, self.num_slots - free - cached, num_checkpoints)
+
+    def check_integrity(self, running: Iterable[EngineRequest]) -> None:
+        """Asserts that every slot has exactly its expected owners."""
+        self._allocator.check_integrity()
+        self.checkpoints.check_integrity()
+        if not self.num_slots:
+            return
+        owners = [0] * self.num_slots
+        for checkpoint in self.checkpoints.by_node.values():
+            owners[checkpoint.slot] += 1
+        assert max(owners) <= 1, "two checkpoints share a slot"
+        for request in running:
+            slots: RequestSlots = request.state_slots
+            used = [slots.current, slots.next, slots.previous, *slots.reserved]
+            used = [slot for slot in used if slot >= 0]
+            assert len(set(used)) == len(used), f"{request} has a slot twice"
+            for slot in used:
+                owners[slot] += 1
+        for slot, expected in enumerate(owners):
+            actual = self._allocator.ref_count(slot)
+            assert actual == expected, f"slot {slot} has {actual} owners instead of {expected}"

@@ -1,0 +1,140 @@
+"""MtpDrafter: draft tokens from the target's multi-token prediction layer.
+
+The layer (`models/heads/mtp.py`) combines the target's hidden state at a position with the next
+token, so it runs after the target has sampled:
+
+    target, one step    of France      hidden states at both positions; `is` is sampled
+    layer               France is      the next tokens, at the same positions
+    next step: draft    the city       LM head, layer on `the`, LM head
+    target              is the city    verifies the draft tokens
+
+The layer's keys and values are indexed by the target's page numbers and written in the same step as
+the target's, so the prefix cache shares both. At the last position of a shared page, they depend on
+the next token of the request that wrote the page; for a request that continues with a different
+token, this can change the draft tokens, but not the output.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import mlx.core as mx
+
+from ...models.families.decoder import Decoder
+from ...models.heads.mtp import MtpDecoder
+from ..execution.paged_model import PagedModel, Span, ragged_batch
+from ..scheduling.outputs import Chunk, ChunkOutput
+from ..scheduling.request import EngineRequest
+from .draft_model import DraftModel
+
+
+class HiddenStatesModel(PagedModel):
+    """`PagedModel` that exposes hidden states and the LM head."""
+
+    model: Decoder
+
+    def features(
+        self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
+    ) -> mx.array:
+        """Like `logits`, but returns the hidden states after the final norm, len(rows)×E.
+
+        Args:
+            spans, rows: see `logits`.
+            hidden: T×E, second input of an `MtpDecoder`; None for other models.
+        """
+        started = time.perf_counter()
+        ids = mx.array([token for span in spans for token in span.token_ids], dtype=mx.int32)
+        batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)
+        if hidden is None:
+            features = self.model.ragged_features(ids, batch, rows, self._storage)
+        else:
+            assert isinstance(self.model, MtpDecoder)
+            features = self.model.mtp_features(ids, hidden, batch, rows, self._storage)
+        mx.eval(features, self._storage.arrays)
+        self.seconds += time.perf_counter() - started
+        return features
+
+    def lm_head(self, features: mx.array) -> mx.array:
+        """Computes logits, N×V, from hidden states, N×E."""
+        started = time.perf_counter()
+        logits: mx.array = self.model.w_lm_head(features)
+        mx.eval(logits)
+        self.seconds += time.perf_counter() - started
+        return logits
+
+
+class MtpDrafter(DraftModel):
+    """Proposes draft tokens for a step's chunks; runs the MTP layer after the target.
+
+    Args:
+        model: the MTP layer, with the same number of pages as the target.
+    """
+
+    model: HiddenStatesModel
+
+    def __init__(self, model: HiddenStatesModel):
+        super().__init__(model, model.vocab_size)
+        # The MTP layer's output at each request's last computed position, E.
+        self._hidden: WeakKeyDictionary[EngineRequest, mx.array] = WeakKeyDictionary()
+
+    @staticmethod
+    def num_uncomputed(num_draft_tokens: int, num_accepted: int) -> int:
+        """Returns 0: `update` computes every accepted draft token."""
+        return 0
+
+    def update(
+        self, chunks: Sequence[Chunk], hidden: mx.array, results: Mapping[str, ChunkOutput]
+    ) -> None:
+        """Runs the MTP layer on the chunks and the accepted draft tokens.
+
+        Args:
+            chunks: the step's chunks.
+            hidden: T×E, the target's hidden states in the step, including rejected draft tokens.
+            results: the step's results by request id.
+        """
+        requests: list[EngineRequest] = []
+        spans: list[Span] = []
+        inputs: list[int] = []  # rows of `hidden`
+        first = 0
+        for chunk in chunks:
+            request = chunk.request
+            tokens = request.token_ids[chunk.start + 1 : chunk.end + 1]
+            if chunk.samples:
+                tokens += results[request.request_id].token_ids
+            if len(tokens) >= chunk.end - chunk.start:  # otherwise the request has failed
+                requests.append(request)
+                spans.append(Span(tokens, chunk.start, request.page_ids))
+                inputs += range(first, first + len(tokens))
+            first += chunk.num_tokens
+        if spans:
+            self._compute(requests, spans, hidden[mx.array(inputs)])
+
+    def _first_logits(self, chunks: Sequence[Chunk]) -> mx.array:
+        """Returns one row of logits per chunk with draft tokens."""
+        requests = [chunk.request for chunk in chunks if chunk.num_drafts]
+        return self.model.lm_head(self._hidden_of(requests)) if requests else mx.zeros((0, 0))
+
+    def _next_logits(self, drafted: Sequence[tuple[Chunk, Sequence[int]]]) -> mx.array:
+        """See `DraftModel`."""
+        requests = [chunk.request for chunk, _ in drafted]
+        spans = [
+            Span(draft_tokens[-1:], chunk.end + len(draft_tokens) - 2, chunk.request.page_ids)
+            for chunk, draft_tokens in drafted
+        ]
+        return self.model.lm_head(self._compute(requests, spans, self._hidden_of(requests)))
+
+    def _hidden_of(self, requests: Sequence[EngineRequest]) -> mx.array:
+        return mx.stack([self._hidden[request] for request in requests])
+
+    def _compute(
+        self, requests: Sequence[EngineRequest], spans: Sequence[Span], hidden: mx.array
+    ) -> mx.array:
+        """Runs the MTP layer; returns and stores its output at each span's last token, B×E."""
+        rows, num_tokens = [], 0
+        for span in spans:
+            num_tokens += len(span.token_ids)
+            rows.append(num_tokens - 1)
+        features = self.model.features(spans, rows, hidden)
+        for index, request in enumerate(requests):
+            self._hidden[request] = features[index]
+        return features

@@ -1,0 +1,23 @@
+"""Draft token verification."""
+
+from collections.abc import Sequence
+
+
+def accepted_tokens(draft_tokens: Sequence[int], sampled: Sequence[int]) -> Sequence[int]:
+    """Returns a step's tokens: the accepted draft tokens, then one sampled by the target.
+
+    `sampled[i]` is the target's sample after the first i draft tokens, so it is valid only if those
+    are accepted. The longest prefix of draft tokens equal to the samples is accepted.
+
+    Args:
+        draft_tokens: draft tokens, possibly none.
+        sampled: the target's samples, one more than `draft_tokens`.
+    """
+    if list(draft_tokens) == list(sampled[: len(draft_tokens)]):
+        return sampled  # no draft tokens, or all accepted, as those of a grammar always are
+    # [task 5.6.1 verify]
+    num_accepted = 0
+    while draft_tokens[num_accepted] == sampled[num_accepted]:
+        num_accepted += 1
+    return sampled[: num_accepted + 1]
+    # [/task 5.6.1 verify]

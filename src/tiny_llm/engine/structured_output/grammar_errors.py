@@ -1,0 +1,54 @@
+"""User-facing versions of llguidance's error messages.
+
+The library's messages contain positions in its source code, options that only its callers can set,
+and multi-line excerpts of the grammar.
+"""
+
+import re
+import textwrap
+
+from ..inputs.structured_outputs import NESTED_TOO_DEEPLY
+
+MAX_CHARS = 200
+# Characters searched at each end of a message: it quotes the client's grammar, and the search takes
+# quadratic time.
+MAX_SEARCHED_CHARS = 1_000
+
+# (pattern in the library's message, clause that replaces the message).
+CLAUSES = (
+    (r"NoExtension", "no text matches it"),
+    (r"^recursion limit exceeded", NESTED_TOO_DEEPLY),
+    (
+        r"oneOf constraints are not supported",
+        "the alternatives of oneOf may match the same value, which is not supported; use anyOf",
+    ),
+    (r"Unimplemented keys: \[(.+?)\]", r"unsupported keywords in the JSON schema: \1"),
+    (r"Unknown format: (.+)", r"the JSON schema has the format '\1', which is not supported"),
+    (r"Invalid type: (.+)", r"the JSON schema has the type '\1', which JSON lacks"),
+    (r"Pointer '(.*?)' does not exist", r"the JSON schema has no '#\1', which a $ref names"),
+    (r"Resource '(.*?)' is not present", r"the $ref '\1' is outside the JSON schema"),
+    (r"Expected f64 for '(.+?)', got (.+)", r"\1 in the JSON schema must be a number, got \2"),
+    (r"(\w+ must be an? .+)", r"in the JSON schema, \1"),
+    (r"Unsatisfiable schema: (.+)", r"no value matches the JSON schema: \1"),
+    (r"regex parse error:(?s:.)+error: (.+)", r"a regular expression is not valid: \1"),
+    (r"lookarounds not supported", "look-around in a regular expression is not supported"),
+    (r"duplicate rule: (\".+?\")", r"the rule \1 is defined twice"),
+    (r"unknown name: (\".+?\")", r"the rule \1 is not defined"),
+    (r"no start rule found", "the rule start is not defined"),
+    (r"unknown special token: (\".+?\")", r"\1 is not a special token of the model"),
+    (r"Unknown common regex: ([\w.]+)", r"\1 is not a terminal of the library"),
+    (r"(\d+)\(\d+\): Expected token (.+?), found (.+?) \(at", r"line \1: expected \2, got \3"),
+)
+
+
+def grammar_error(message: str) -> str:
+    """Returns a clause for a message from llguidance or its process: one line, no final period."""
+    if len(message) > 2 * MAX_SEARCHED_CHARS:
+        message = f"{message[:MAX_SEARCHED_CHARS]} … {message[-MAX_SEARCHED_CHARS:]}"
+    for pattern, clause in CLAUSES:
+        found = re.search(pattern, message)
+        if found is not None:
+            message = found.expand(clause)
+            break
+    text = message.partition("\n   1 |")[0].replace("<non-verbose/>", "")
+    return textwrap.shorten(text, MAX_CHARS, placeholder=" …").rstrip(". ") or "it is not valid"

@@ -1,0 +1,257 @@
+"""Relaxation of JSON schemas that a grammar cannot fully enforce.
+
+Unenforceable keywords, such as `uniqueItems`, are removed, so the output is constrained to a
+superset of the schema. Schemas still invalid without these keywords are rejected, with the location
+of the error. Strict schemas are rejected rather than relaxed.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import UserError, short_repr
+from ..inputs.structured_outputs import StructuredOutputs, ToolCalls
+from .grammar_errors import grammar_error
+
+# Returns the grammar library's error for a schema, or "".
+FindError = Callable[[Any], str]
+Visit = Callable[[str, Any], Any]
+
+MAX_SECONDS = 5.0  # for all checks of one form
+MAX_LISTED = 5  # removed keywords listed in a sentence
+
+# Keywords that llguidance does not implement.
+UNIMPLEMENTED = frozenset(
+    {
+        *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
+        *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("unevaluatedProperties", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
+    }
+)
+# Keywords that mean nothing without a removed one.
+SUBORDINATE = frozenset({"minContains", "maxContains", "then", "else"})
+# Removed keywords that may require properties missing from `properties`.
+OPENING = frozenset(
+    {"dependentSchemas", "dependencies", "if", "$dynamicRef", "$recursiveRef", "propertyNames"}
+)
+# Keywords whose value is an object of schemas, a list of schemas, or a schema.
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+SCHEMA_LISTS = ("prefixItems", "items", "allOf", "anyOf", "oneOf")
+SCHEMAS = ("items", "additionalItems", "additionalProperties")
+
+
+def relax(
+    form: StructuredOutputs | ToolCalls, find_error: FindError
+) -> tuple[StructuredOutputs | ToolCalls, list[str]]:
+    """Relaxes the schemas of a form that llguidance has rejected.
+
+    Args:
+        form: the form; returned unchanged if it has no schemas.
+        find_error: llguidance's check of one schema.
+
+    Returns:
+        (the relaxed form, a sentence about each schema that is not fully enforced).
+
+    Raises:
+        UserError: a strict schema has unenforceable keywords, or a schema is invalid; the message
+            names the tool and the location.
+    """
+    find_error = _with_deadline(find_error)
+    if isinstance(form, StructuredOutputs):
+        if form.json is None or not find_error(given := json.loads(str(form.json))):
+            return form, []
+        schema, sentence = _relax_schema("the JSON schema", given, form.strict, find_error)
+        return replace(form, json=schema), list(filter(None, [sentence]))
+    tools, sentences = [], []
+    for tool, is_strict in zip(form.tools, strict_schemas(form), strict=False):
+        function = tool["function"]
+        schema, is_called = function.get("parameters"), form.name in (None, function["name"])
+        if is_called and schema and find_error(schema):
+            what = f"the schema of the tool {short_repr(function['name'])}"
+            schema, sentence = _relax_schema(what, schema, is_strict, find_error)
+            sentences.append(sentence)
+            tool = {**tool, "function": {**function, "parameters": schema}}
+        tools.append(tool)
+    answer = form.answer
+    if answer is not None:
+        relaxed, answer_sentences = relax(answer, find_error)
+        assert isinstance(relaxed, StructuredOutputs)
+        answer, sentences = relaxed, sentences + answer_sentences
+    return replace(form, tools=tools, answer=answer), list(filter(None, sentences))
+
+
+def strict_schemas(form: StructuredOutputs | ToolCalls) -> tuple[bool, ...]:
+    """Returns, for each schema of the tools and then the answer, whether it is strict."""
+    if isinstance(form, StructuredOutputs):
+        return (form.strict,)
+    is_required = form.choice == "required"
+    tools = [is_required and tool["function"].get("strict") is True for tool in form.tools]
+    return *tools, *([] if form.answer is None else [form.answer.strict])
+
+
+def _with_deadline(find_error: FindError) -> FindError:
+    """Limits the total time spent in checks."""
+    deadline = time.monotonic() + MAX_SECONDS
+
+    def find_error_in_time(schema: Any) -> str:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"the schema is rejected: checking it takes more than {MAX_SECONDS:g} s."
+            )
+        return find_error(schema)
+
+    return find_error_in_time
+
+
+def _relax_schema(
+    what: str, schema: Any, is_strict: bool, find_error: FindError
+) -> tuple[Any, str]:
+    """Returns the relaxed schema, and a sentence about the removed keywords.
+
+    Args:
+        what: subject of the sentence and of error messages.
+        schema, is_strict, find_error: see `relax`.
+    """
+    relaxer = _Relaxer(find_error)
+    try:
+        relaxed = relaxer.relax(schema)
+    except RecursionError as error:
+        raise UserError(f"{what} is rejected: it is nested too deeply.") from error
+    removed = ", ".join(map(short_repr, relaxer.removed[:MAX_LISTED]))
+    if len(relaxer.removed) > MAX_LISTED:
+        removed += f" and {len(relaxer.removed) - MAX_LISTED} more"
+    if find_error(relaxed):
+        pointer, reason = _locate(relaxed, find_error)
+        where = f" at {short_repr(pointer)}" if pointer else ""
+        raise UserError(f"{what} is rejected{where}: {grammar_error(reason)}.")
+    if is_strict and removed:
+        raise UserError(
+            f"{what} is strict, but these keywords cannot be enforced: {removed}; remove them, or "
+            "set strict to false."
+        )
+    if not removed:  # only keywords without effect
+        return relaxed, ""
+    return relaxed, f"{what} is not enforced in full: {removed} cannot be enforced."
+
+
+class _Relaxer:
+    """Removes the unenforceable keywords of one schema.
+
+    Args:
+        find_error: llguidance's check of one schema.
+
+    Attributes:
+        removed: JSON pointers of the removed keywords.
+    """
+
+    def __init__(self, find_error: FindError):
+        self._find_error = find_error
+        self._definitions: Mapping[str, Any] = {}  # needed to check references
+        self.removed: list[str] = []
+
+    def relax(self, root: Any) -> Any:
+        """Returns the relaxed schema."""
+        if not isinstance(root, Mapping):
+            return root
+        self._definitions = _definitions(root)
+        self._definitions = _map_schemas(self._definitions, "", self._relax)
+        others = {key: value for key, value in root.items() if key not in self._definitions}
+        return {**self._relax("", others), **self._definitions}
+
+    def _relax(self, pointer: str, schema: Any) -> Any:
+        if not isinstance(schema, Mapping):
+            return schema
+        relaxed = _map_schemas(schema, pointer, self._relax)
+        for keyword in [keyword for keyword in relaxed if self._is_unenforceable(keyword, relaxed)]:
+            value = relaxed.pop(keyword)
+            if keyword in SUBORDINATE or (keyword == "uniqueItems" and value is False):
+                continue
+            self.removed.append(f"{pointer}/{keyword}")
+            if keyword == "oneOf" and "anyOf" in relaxed:
+                relaxed["allOf"] = [*relaxed.get("allOf", ()), {"anyOf": value}]
+            elif keyword == "oneOf":
+                relaxed["anyOf"] = value
+            elif keyword == "patternProperties":
+                relaxed["additionalProperties"] = True
+            elif keyword in OPENING:
+                relaxed.setdefault("additionalProperties", True)
+        return relaxed
+
+    def _is_unenforceable(self, keyword: str, schema: Mapping[str, Any]) -> bool:
+        """Whether llguidance rejects a keyword in a schema, regardless of its subschemas."""
+        value = schema[keyword]
+        part, faults = {"type": schema.get("type", "string"), keyword: value}, []
+        match keyword:
+            case "format":
+                faults = ["Unknown format"]
+            case "pattern":
+                faults = ["regex parse error", "lookarounds"]
+            case "patternProperties" if isinstance(value, Mapping):
+                part, faults = {"type": "object", keyword: dict.fromkeys(value, True)}, ["regex"]
+            case "minProperties" | "maxProperties":
+                names = ("properties", "required", keyword)
+                part = {name: schema[name] for name in names if name in schema}
+                part, faults = {**part, "type": "object"}, ["min/maxProperties"]
+            case "oneOf":
+                part, faults = {keyword: value}, ["oneOf constraints"]
+        if not faults:
+            return keyword in UNIMPLEMENTED
+        error = self._find_error({**part, **self._definitions})
+        return any(fault in error for fault in faults)
+
+
+def _locate(schema: Any, find_error: FindError) -> tuple[str, str]:
+    """Returns the innermost invalid schema's JSON pointer and error."""
+    pointer, definitions = "", _definitions(schema)
+    while True:
+        for path, part in _parts(schema, pointer):
+            if isinstance(part, Mapping) and find_error({**part, **definitions}):
+                pointer, schema = path, part
+                break
+        else:
+            is_object = isinstance(schema, Mapping)
+            return pointer, find_error({**schema, **definitions} if is_object else schema)
+
+
+def _parts(schema: Any, pointer: str) -> list[tuple[str, Any]]:
+    """Returns the JSON pointers and values of a schema's direct subschemas."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(schema, Mapping):
+        definitions = _definitions(schema)
+        others = {key: value for key, value in schema.items() if key not in definitions}
+        _map_schemas(others, pointer, lambda path, part: parts.append((path, part)))
+    return parts
+
+
+def _definitions(schema: Any) -> dict[str, Any]:
+    if not isinstance(schema, Mapping):
+        return {}
+    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+
+def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: Visit) -> dict[str, Any]:
+    """Replaces a schema's direct subschemas.
+
+    Args:
+        schema: the outer schema.
+        pointer: its JSON pointer.
+        visit: maps a subschema's pointer and value to its new value.
+    """
+    result = dict(schema)
+    for key, value in schema.items():
+        if key in SCHEMA_MAPS and isinstance(value, Mapping):
+            result[key] = {
+                name: visit(f"{pointer}/{key}/{_escape(name)}", part)
+                for name, part in value.items()
+            }
+        elif key in SCHEMA_LISTS and isinstance(value, list):
+            result[key] = [visit(f"{pointer}/{key}/{i}", part) for i, part in enumerate(value)]
+        elif key in SCHEMAS:
+            result[key] = visit(f"{pointer}/{key}", value)
+    return result
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,64 @@
+"""Validation of outputs against schema keywords that grammars cannot enforce.
+
+Runs in a separate process, because a pattern can take minutes to match. Violations are logged by
+keyword, without values.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import short_repr
+from ...models.tokenizer.sandbox import SandboxedProcess
+from ..inputs.structured_outputs import StructuredOutputs, ToolCalls, schema_to_json
+from .relaxation import UNIMPLEMENTED
+
+PROGRAM = Path(__file__).with_name("validator_main.py")
+TIMEOUT_SECONDS = 2.0
+
+# Keywords that may have been removed from a schema, and look-around in a pattern.
+RELAXABLE_KEYWORDS = UNIMPLEMENTED | {
+    *("oneOf", "patternProperties", "minProperties", "maxProperties"),
+}
+RELAXABLE = re.compile(
+    '"(' + "|".join(map(re.escape, sorted(RELAXABLE_KEYWORDS))) + r')"\s*:|\(\?<?[=!]'
+)
+
+
+class OutputValidator:
+    """Validates complete outputs against their schemas. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._process = SandboxedProcess(PROGRAM, [], TIMEOUT_SECONDS, 2**16)
+
+    def find_violations(
+        self, form: StructuredOutputs | ToolCalls, text: str, calls: Sequence[tuple[str, str]]
+    ) -> list[str]:
+        """Returns a sentence for each part of an output that violates its schema.
+
+        Args:
+            form: the output's constraint.
+            text: content of the output.
+            calls: (name, arguments) of each tool call.
+        """
+        if isinstance(form, StructuredOutputs):
+            return [] if form.json is None else self._check("the JSON schema", str(form.json), text)
+        functions = [tool["function"] for tool in form.tools]
+        schemas = {function["name"]: function.get("parameters") for function in functions}
+        sentences = []
+        for name, arguments in calls:
+            if schemas.get(name):
+                what = f"the schema of the tool {short_repr(name)}"
+                sentences += self._check(what, schema_to_json(schemas[name]), arguments)
+        return sentences
+
+    def _check(self, what: str, schema: str, text: str) -> list[str]:
+        if not RELAXABLE.search(schema):
+            return []
+        try:
+            payload = {"schema": json.loads(schema), "instance": json.loads(text)}
+            keyword = self._process.request(payload)["violated"]
+        except (ValueError, BrokenPipeError, RecursionError) as error:
+            return [f"{what} could not be checked: {short_repr(str(error))}."]
+        return [] if keyword is None else [f"{what} is violated at {short_repr(keyword)}."]

@@ -1,0 +1,109 @@
+"""ToolCallFormat: interface and shared grammar of tool-call formats."""
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .lark import SpecialTokens, literal, tag, text_until, text_without
+from .text_source import Events, TextSource
+
+Function = Mapping[str, Any]  # as in OpenAI's API: name, description, parameters
+Functions = Mapping[str, Function]  # by name
+
+
+@dataclass(frozen=True)
+class CallGrammar:
+    """Grammar for output with tool calls.
+
+    Attributes:
+        lark: Lark rules, `start` included; `@name` refers to a schema.
+        schemas: JSON schemas by name.
+    """
+
+    lark: str
+    schemas: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CallRules:
+    """Tool calls that an output may contain.
+
+    Attributes:
+        functions: the functions that may be called.
+        choice: "required" for calls only; "auto" for text, calls, or text followed by calls;
+            "answer" for calls, or output that matches `@answer`.
+        parallel: whether several calls are allowed.
+        special_tokens: the vocabulary's special tokens.
+    """
+
+    functions: Sequence[Function]
+    choice: Literal["required", "auto", "answer"]
+    parallel: bool
+    special_tokens: SpecialTokens
+
+
+class ToolCallFormat(ABC):
+    """Tool-call format of a model family.
+
+    Attributes:
+        name: vLLM's name for the format's parser.
+        tags: strings that start a call anywhere in the content.
+        first_tags: strings that start a call only at the beginning of the content.
+    """
+
+    name: str
+    tags: tuple[str, ...]
+    first_tags: tuple[str, ...] = ()
+
+    @abstractmethod
+    def parse(self, source: TextSource, functions: Functions) -> Events:
+        """Parses calls that start with a tag at the current position.
+
+        A generator of events, and of `None` to wait for more text. It returns after the calls; when
+        the output ends, only between calls.
+
+        Args:
+            source: the output, starting at the tag.
+            functions: available functions.
+
+        Raises:
+            MalformedCallError: the text is not a call, or the output ended inside one.
+        """
+
+    @abstractmethod
+    def grammar(self, rules: CallRules) -> CallGrammar:
+        """Builds the grammar for output with calls."""
+
+    def new_call_id(self) -> str:
+        """Generates a call id that the chat template accepts."""
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+    def valid_call_id(self, call_id: str) -> str:
+        """Converts another server's call id to one that the chat template accepts."""
+        return call_id
+
+
+def tagged_grammar(rules: CallRules, opening: str, rest: str, separator: str) -> str:
+    """Returns the `start` rule, with its helper rules, for calls that start with a tag.
+
+    Args:
+        rules: allowed calls.
+        opening: the tag.
+        rest: name of the rule for a call after its tag.
+        separator: text between two calls; omitted after other text.
+    """
+    first = tag(opening, rules.special_tokens)
+    between = f"{literal(separator)} " if separator else ""
+    more = f" ({between}{first} {rest})*" if rules.parallel else ""
+    if rules.choice == "required":
+        return f"start: {first} {rest}{more}\n"
+    if rules.choice == "answer":
+        return f"start: {first} {rest}{more} | @answer\n"
+    number = "*" if rules.parallel else "?"
+    return (
+        f"start: (opened {rest}){number} last\n"
+        + text_until("opened", opening, rules.special_tokens)
+        + text_without("last", opening, rules.special_tokens)
+    )

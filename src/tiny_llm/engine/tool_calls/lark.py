@@ -1,0 +1,46 @@
+"""Lark expressions for literals, special tokens and text up to a tag.
+
+Models without a special token for a tag generate it as ordinary text, which a *lazy*
+(shortest-match) rule matches.
+
+Source: llguidance's grammar documentation.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+# Lark expressions for a vocabulary's special tokens, by token text.
+SpecialTokens = Mapping[str, str]
+
+ANY_TEXT = r"/(.|\n)*/"
+
+
+def literal(text: str) -> str:
+    """Quotes a string for Lark, which uses JSON's syntax."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def tag(text: str, special_tokens: SpecialTokens) -> str:
+    """Returns an expression for a tag."""
+    return special_tokens.get(text) or literal(text)
+
+
+def text_until(rule: str, end: str, special_tokens: SpecialTokens) -> str:
+    """Returns a rule for text without `end`, followed by `end`."""
+    if end in special_tokens:
+        return f"{rule}: {ANY_TEXT} {special_tokens[end]}\n"
+    return f"{rule}[lazy]: {ANY_TEXT} {literal(end)}\n"
+
+
+def text_without(rule: str, end: str, special_tokens: SpecialTokens) -> str:
+    """Returns a rule for text without `end`."""
+    if end in special_tokens:
+        return f"{rule}: {ANY_TEXT}\n"
+    contains = "(?s:.*)" + escape_regex(end) + "(?s:.*)"
+    return f"{rule}: {rule.upper()}_TEXT\n{rule.upper()}_TEXT: /(?s:.*)/ & ~/{contains}/\n"
+
+
+def escape_regex(text: str) -> str:
+    """Escapes text for a regular expression between slashes."""
+    return re.sub(r"[\\/.*+?()\[\]{}|^$]", r"\\\g<0>", text)

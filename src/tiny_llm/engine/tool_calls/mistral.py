@@ -1,0 +1,102 @@
+"""Mistral: `[TOOL_CALLS]`, then a JSON list or a name and arguments.
+
+    [TOOL_CALLS] [{"name": "add", "arguments": {"a": 17, "b": 25}}]
+    [TOOL_CALLS]add[ARGS]{"a": 17, "b": 25}
+
+Chat templates accept only call ids of nine letters and digits.
+"""
+
+import re
+import secrets
+import string
+
+from .format import CallGrammar, CallRules, Functions, ToolCallFormat, tagged_grammar
+from .json_calls import argument_schemas, json_call_rule, parse_arguments, parse_json_call
+from .lark import literal, tag
+from .text_source import CallStart, Events, MalformedCallError, TextSource
+
+START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+ID_LENGTH = 9
+ID_ALPHABET = string.ascii_letters + string.digits
+ID_PATTERN = f"/[a-zA-Z0-9]{{{ID_LENGTH}}}/"
+OPTIONAL_ID = rf"""(", \"id\": \"" {ID_PATTERN} "\"")?"""
+
+
+class MistralFormat(ToolCallFormat):
+    """See the module docstring. The parser accepts both forms.
+
+    Args:
+        has_list: whether the grammar uses the list form.
+        has_ids: whether a call outside a list may have an id.
+    """
+
+    name = "mistral"
+    tags = (START,)
+
+    def __init__(self, has_list: bool = True, has_ids: bool = False):
+        self._has_list = has_list
+        self._has_ids = has_ids
+
+    def parse(self, source: TextSource, functions: Functions) -> Events:
+        """See `ToolCallFormat`."""
+        yield from source.skip_space()
+        yield from source.accept(START)
+        yield from source.skip_space()
+        if source.buffer.startswith("["):
+            yield from _parse_list(source)
+            return
+        name = yield from source.until((ID, ARGUMENTS, "{"), "\n")
+        if not name.strip():
+            raise MalformedCallError
+        if (yield from source.accept(ID)):
+            yield from source.until((ARGUMENTS, "{"), "\n")
+        yield from source.accept(ARGUMENTS)
+        yield from source.skip_space()
+        if not source.buffer.startswith("{"):
+            raise MalformedCallError
+        yield CallStart(name.strip())
+        yield from parse_arguments(source)
+
+    def grammar(self, rules: CallRules) -> CallGrammar:
+        """See `ToolCallFormat`."""
+        schemas = argument_schemas(rules.functions)
+        if self._has_list:
+            more = ' (", " call)*' if rules.parallel else ""
+            lark = tagged_grammar(_once(rules), START, "list", "")
+            lark += f'list: " "? "[" call{more} "]"\n'
+            lark += json_call_rule(rules.functions, "arguments", OPTIONAL_ID)
+            return CallGrammar(lark, schemas)
+        call_id = f"({tag(ID, rules.special_tokens)} {ID_PATTERN})? " if self._has_ids else ""
+        arguments = tag(ARGUMENTS, rules.special_tokens)
+        calls = [
+            f"{literal(function['name'])} {call_id}{arguments} @arguments_{index}"
+            for index, function in enumerate(rules.functions)
+        ]
+        lark = tagged_grammar(rules, START, "call", "") + f"call: {' | '.join(calls)}\n"
+        return CallGrammar(lark, schemas)
+
+    def new_call_id(self) -> str:
+        """See `ToolCallFormat`."""
+        return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+
+    def valid_call_id(self, call_id: str) -> str:
+        """See `ToolCallFormat`: the last nine letters and digits, as in vLLM."""
+        return re.sub(r"[^a-zA-Z0-9]", "", call_id)[-ID_LENGTH:].rjust(ID_LENGTH, "0")
+
+
+def _once(rules: CallRules) -> CallRules:
+    """Returns the rules with a single `[TOOL_CALLS]`, whose list holds all calls."""
+    return CallRules(rules.functions, rules.choice, False, rules.special_tokens)
+
+
+def _parse_list(source: TextSource) -> Events:
+    source.take(1)
+    while True:
+        yield from source.skip_space()
+        if not source.buffer.startswith("{"):
+            raise MalformedCallError
+        yield from parse_json_call(source, ("arguments",))
+        yield from source.skip_space()
+        if not (yield from source.accept(",")):
+            yield from source.accept("]")
+            return

@@ -1,0 +1,61 @@
+"""Registry of tool-call formats, and format detection in chat templates.
+
+| format | chat templates | families |
+|---|---|---|
+| `hermes` | `<tool_call>`; the default | Qwen2.5, Qwen3, Hermes |
+| `qwen3_coder` | `<function=` and `<parameter=` | Qwen3-Coder, Qwen3.5 |
+| `llama3_json` | `<|python_tag|>`, or Llama's header and `"parameters":` | Llama 3.1, 3.2, 3.3 |
+| `mistral` | `[TOOL_CALLS]`, with `[ARGS]` or a list | Mistral, Ministral, Devstral |
+"""
+
+import re
+from typing import Any
+
+from ...errors import UserError
+from .format import ToolCallFormat
+from .hermes import HermesFormat
+from .llama3_json import PYTHON_TAG, Llama3JsonFormat
+from .mistral import ARGUMENTS, ID, START, MistralFormat
+from .qwen3_coder import Qwen3CoderFormat
+
+AUTO = "auto"
+NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral")
+LLAMA_HEADER = "<|start_header_id|>"
+LLAMA_ARGUMENTS = re.compile(r'"parameters\\?"\s*:')
+
+
+def find_format(name: str, chat_template: Any) -> ToolCallFormat:
+    """Returns a model's tool-call format.
+
+    Args:
+        name: one of `NAMES`, or "auto" to detect the format from the chat template.
+        chat_template: the model's chat templates, see `find_chat_template`.
+
+    Raises:
+        UserError: the name is unknown.
+    """
+    template = chat_template if isinstance(chat_template, str) else str(chat_template or "")
+    match detect(template) if name == AUTO else name:
+        case "mistral":
+            return MistralFormat(ARGUMENTS not in template, ID in template)
+        case "llama3_json":
+            return Llama3JsonFormat()
+        case "qwen3_coder":
+            return Qwen3CoderFormat()
+        case "hermes":
+            return HermesFormat()
+    raise UserError(
+        f"the tool call parser '{name}' is unknown; the parsers are {AUTO}, {', '.join(NAMES)}."
+    )
+
+
+def detect(template: str) -> str:
+    """Returns the name of the format that a chat template instructs the model to use."""
+    if START in template:
+        return "mistral"
+    if "<function=" in template and "<parameter=" in template:
+        return "qwen3_coder"
+    if "<tool_call>" in template:
+        return "hermes"
+    is_llama = LLAMA_HEADER in template and LLAMA_ARGUMENTS.search(template) is not None
+    return "llama3_json" if is_llama or PYTHON_TAG in template else "hermes"

@@ -1,0 +1,130 @@
+"""Tool parameters and the JSON types of their values."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# A tool without `parameters` takes no arguments, as in OpenAI's API.
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+DEFINITIONS = ("$defs", "definitions")  # keywords that hold referenced schemas
+MAX_REFERENCES = 16  # maximum length of a chain of references
+# Type and JSON of lowercased Python literals, which some chat templates write.
+LITERALS = {
+    "true": ("boolean", "true"),
+    "false": ("boolean", "false"),
+    "none": ("null", "null"),
+    "null": ("null", "null"),
+}
+
+
+def parameters_of(function: Mapping[str, Any]) -> Any:
+    """Returns the JSON schema of a function's arguments."""
+    schema = function.get("parameters")
+    return NO_PARAMETERS if schema is None else schema
+
+
+def properties_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schemas of a function's parameters, by name."""
+    root = parameters_of(function)
+    schema = resolve(root, root)
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return dict(properties) if isinstance(properties, Mapping) else {}
+
+
+def resolve(schema: Any, root: Any) -> Any:
+    """Follows local references like `#/$defs/city`; an unknown one resolves to `{}`."""
+    for _ in range(MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            return schema
+        schema = root
+        for part in reference.removeprefix("#").strip("/").split("/"):
+            if part:
+                schema = schema.get(part, {}) if isinstance(schema, Mapping) else {}
+    return {}
+
+
+def value_types(schema: Any, root: Any) -> frozenset[str]:
+    """Returns the JSON types that a schema allows; empty if it does not constrain them.
+
+    Args:
+        schema: JSON schema of a value.
+        root: schema to which references are relative.
+    """
+    return _value_types(schema, root, set())
+
+
+def _value_types(schema: Any, root: Any, seen: set[int]) -> frozenset[str]:
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or id(schema) in seen:
+        return frozenset()
+    seen.add(id(schema))  # visit each part once: a hostile schema references itself many times
+    given = schema.get("type")
+    if isinstance(given, str | list):
+        return frozenset([given] if isinstance(given, str) else map(str, given))
+    if "const" in schema:
+        return frozenset([type_of(schema["const"])])
+    if isinstance(schema.get("enum"), list):
+        return frozenset(map(type_of, schema["enum"]))
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(keyword)
+        if isinstance(parts, list):
+            types = [_value_types(part, root, seen) for part in parts]
+            is_restricted = all(types) if keyword != "allOf" else any(types)
+            return frozenset().union(*types) if is_restricted else frozenset()
+    return frozenset()
+
+
+def string_schema(schema: Any, root: Any) -> Mapping[str, Any]:
+    """Returns the part of a schema that constrains strings, for example in an optional string."""
+    for _ in range(MAX_REFERENCES):
+        schema = resolve(schema, root)
+        if not isinstance(schema, Mapping):
+            break
+        combined = [schema.get(keyword) for keyword in ("anyOf", "oneOf")]
+        parts = [part for listed in combined if isinstance(listed, list) for part in listed]
+        strings = [part for part in parts if "string" in value_types(part, root)]
+        if not strings:
+            return schema
+        schema = strings[0]
+    return {}
+
+
+def type_of(value: Any) -> str:
+    """Returns the JSON type of a parsed value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def to_json(text: str, types: frozenset[str]) -> str:
+    """Converts a bare parameter value to JSON: a string, unless its own JSON type is allowed.
+
+    Args:
+        text: the value as the model wrote it.
+        types: see `value_types`; if empty, only objects and arrays are parsed as JSON. Quotes
+            around a string are part of it.
+    """
+    allowed = types - {"string"} if types else {"object", "array"}
+    try:
+        actual, as_json = type_of(json.loads(text, parse_constant=_reject_constant)), text.strip()
+    except (ValueError, RecursionError):
+        actual, as_json = LITERALS.get(text.strip().lower(), ("", ""))
+    is_allowed = actual in allowed or (actual == "integer" and "number" in allowed)
+    return as_json if is_allowed else json.dumps(text, ensure_ascii=False)
+
+
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,176 @@
+"""Index of the pages on disk: sizes and LRU order, in SQLite.
+
+Shared between processes: every change is a transaction, and triggers maintain the total size. The
+database uses write-ahead logging, so a killed process leaves it consistent.
+"""
+
+import sqlite3
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+VERSION = 1
+BUSY_TIMEOUT = 10.0  # seconds to wait for another process's transaction
+EVICTION_BATCH = 64
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS pages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    key BLOB NOT NULL UNIQUE,
+    model BLOB NOT NULL,
+    size INTEGER NOT NULL,
+    depth INTEGER NOT NULL,
+    last_used REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS pages_by_use ON pages (last_used, depth DESC);
+CREATE TABLE IF NOT EXISTS total (bytes INTEGER NOT NULL);
+INSERT INTO total SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM total);
+CREATE TRIGGER IF NOT EXISTS pages_insert AFTER INSERT ON pages
+    BEGIN UPDATE total SET bytes = bytes + NEW.size; END;
+CREATE TRIGGER IF NOT EXISTS pages_delete AFTER DELETE ON pages
+    BEGIN UPDATE total SET bytes = bytes - OLD.size; END;
+"""
+
+
+class PageIndex:
+    """Index of a directory's pages, for all models.
+
+    Not thread-safe: only one thread at a time may use it.
+
+    Args:
+        file: path of the database.
+        model: fingerprint of this process's model.
+
+    Raises:
+        sqlite3.Error: the file cannot be opened, or is not an index of this version.
+    """
+
+    def __init__(self, file: Path, model: bytes):
+        self._model = model
+        self._last_id = 0
+        self._database = sqlite3.connect(
+            file, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            with self._transaction():
+                [version] = self._database.execute("PRAGMA user_version").fetchone()
+                if version not in (0, VERSION):
+                    raise sqlite3.DatabaseError(f"unknown version {version}")
+                for statement in _statements(SCHEMA):
+                    self._database.execute(statement)
+                self._database.execute(f"PRAGMA user_version = {VERSION}")
+        except sqlite3.Error:
+            self._database.close()
+            raise
+
+    @property
+    def num_bytes(self) -> int:
+        """Total size of all pages."""
+        [total] = self._database.execute("SELECT bytes FROM total").fetchone()
+        return int(total)
+
+    def new_keys(self) -> list[bytes]:
+        """Returns the keys of this model's pages added since the last call."""
+        rows = self._database.execute(
+            "SELECT id, key FROM pages WHERE id > ? AND model = ? ORDER BY id",
+            (self._last_id, self._model),
+        ).fetchall()
+        if rows:
+            self._last_id = rows[-1][0]
+        return [key for _, key in rows]
+
+    def contains(self, key: bytes) -> bool:
+        """Whether a page is in the index."""
+        row = self._database.execute("SELECT 1 FROM pages WHERE key = ?", (key,)).fetchone()
+        return row is not None
+
+    def add(self, pages: Iterable[tuple[bytes, int, int]], max_bytes: int) -> list[bytes]:
+        """Adds pages as the most recently used.
+
+        Args:
+            pages: (key, size, depth) tuples; depth is the number of preceding pages in the prefix.
+            max_bytes: upper bound on the total size of all pages.
+
+        Returns:
+            Keys of the pages evicted to stay within `max_bytes`.
+        """
+        now = time.time()
+        with self._transaction():
+            self._database.executemany(
+                "INSERT OR IGNORE INTO pages (key, model, size, depth, last_used) "
+                "VALUES (?, ?, ?, ?, ?)",
+                [(key, self._model, size, depth, now) for key, size, depth in pages],
+            )
+            return self._evict(max_bytes)
+
+    def evict(self, max_bytes: int) -> list[bytes]:
+        """Evicts the least recently used pages until the total size is at most `max_bytes`.
+
+        Among pages last used at the same time, the deepest is evicted first: a page is useless
+        without its predecessors.
+
+        Returns:
+            Keys of the evicted pages.
+        """
+        if self.num_bytes <= max_bytes:
+            return []
+        with self._transaction():
+            return self._evict(max_bytes)
+
+    def _evict(self, max_bytes: int) -> list[bytes]:
+        evicted: list[bytes] = []
+        excess = self.num_bytes - max_bytes
+        while excess > 0:
+            rows = self._database.execute(
+                "SELECT id, key, size FROM pages ORDER BY last_used, depth DESC LIMIT ?",
+                (EVICTION_BATCH,),
+            ).fetchall()
+            if not rows:
+                break
+            for number, key, size in rows:
+                if excess <= 0:
+                    break
+                self._database.execute("DELETE FROM pages WHERE id = ?", (number,))
+                evicted.append(key)
+                excess -= size
+        return evicted
+
+    def touch(self, keys: Collection[bytes]) -> None:
+        """Marks pages as the most recently used."""
+        now = time.time()
+        with self._transaction():
+            self._database.executemany(
+                "UPDATE pages SET last_used = ? WHERE key = ?", [(now, key) for key in keys]
+            )
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Removes pages."""
+        with self._transaction():
+            self._database.executemany("DELETE FROM pages WHERE key = ?", [(key,) for key in keys])
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yields a script's statements; `executescript` would commit the open transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,154 @@
+"""PageReader: a thread that prefetches and verifies pages."""
+
+import errno
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from .page_file import CorruptPageError
+from .store import PageStore
+from .writer import PageWriter
+
+MAX_PENDING_BYTES = 2**25  # read but not yet taken, across all loads
+TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the file may be intact
+STALL_SECONDS = 10.0  # longer reads are abandoned: the disk or network is not responding
+
+
+class PageLoad:
+    """Pages to be read, in order.
+
+    Args:
+        pages: (key, number of bytes) pairs.
+
+    Attributes:
+        pages: as given.
+    """
+
+    def __init__(self, pages: Sequence[tuple[bytes, int]]):
+        self.pages = pages
+        self._payloads: deque[bytearray] = deque()
+        self._is_done = False
+        self._is_cancelled = False
+
+
+class PageReader(threading.Thread):
+    """Reads one load at a time, in FIFO order.
+
+    Args:
+        store: the pages on disk.
+        writer: removes unreadable pages from the store.
+
+    Attributes:
+        read_bytes: total bytes of pages read and verified.
+    """
+
+    def __init__(self, store: PageStore, writer: PageWriter):
+        super().__init__(name="page reader", daemon=True)
+        self.read_bytes = 0
+        self._store, self._writer = store, writer
+        self._changed = threading.Condition()
+        self._loads: deque[PageLoad] = deque()
+        self._pending_bytes = 0
+        self._read_started: float | None = None  # start time of the current read
+        self._is_closed = False
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the disk has not responded for `STALL_SECONDS`."""
+        started = self._read_started
+        return started is not None and time.monotonic() - started > STALL_SECONDS
+
+    def start_load(self, pages: Sequence[tuple[bytes, int]]) -> PageLoad:
+        """Queues pages, given as (key, number of bytes) pairs, as a new load."""
+        load = PageLoad(pages)
+        with self._changed:
+            self._loads.append(load)
+            self._changed.notify_all()
+        return load
+
+    def take(self, load: PageLoad) -> tuple[list[bytearray], bool]:
+        """Returns the pages read since the last call and whether the load has ended.
+
+        A load ends early at an unreadable page, or if the disk stalls.
+        """
+        with self._changed:
+            payloads = list(load._payloads)
+            load._payloads.clear()
+            self._pending_bytes -= sum(map(len, payloads))
+            self._changed.notify_all()
+            return payloads, load._is_done or self.is_stalled
+
+    def cancel(self, load: PageLoad) -> None:
+        """Cancels a load and drops its pages."""
+        load._is_cancelled = True
+        self.take(load)
+
+    def wait(self, timeout: float) -> None:
+        """Waits up to `timeout` seconds until a page of any load is ready to be taken."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending_bytes > 0, timeout)
+
+    def close(self) -> None:
+        """Stops the thread after its current read."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Processes loads until closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._loads or self._is_closed)
+                if self._is_closed:
+                    return
+                load = self._loads.popleft()
+            for index, (_, num_bytes) in enumerate(load.pages):
+                if not self._wait_for_room(load, num_bytes):
+                    break
+                payload = self._read(load.pages[index:])
+                if payload is None:
+                    break
+                with self._changed:
+                    self.read_bytes += num_bytes
+                    if not load._is_cancelled:
+                        load._payloads.append(payload)
+                        self._pending_bytes += num_bytes
+                    self._changed.notify_all()
+            with self._changed:
+                load._is_done = True
+                self._changed.notify_all()
+
+    def _wait_for_room(self, load: PageLoad, num_bytes: int) -> bool:
+        """Waits for room for another page; returns False after cancellation or closing."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._pending_bytes + num_bytes <= max(MAX_PENDING_BYTES, num_bytes)
+                    or load._is_cancelled
+                    or self._is_closed
+                )
+            )
+            return not (load._is_cancelled or self._is_closed)
+
+    def _read(self, pages: Sequence[tuple[bytes, int]]) -> bytearray | None:
+        """Reads the first of `pages`; if it is unusable, discards all of them.
+
+        The other pages are useless without the first, so all are recomputed and rewritten. Discards
+        nothing after a transient error.
+        """
+        self._read_started = time.monotonic()
+        problem = None
+        try:
+            return self._store.read(*pages[0])
+        except FileNotFoundError:  # evicted by another process
+            pass
+        except (CorruptPageError, OSError, MemoryError) as error:
+            problem = f"a page cannot be read ({error}); it is computed again"
+            if isinstance(error, MemoryError) or getattr(error, "errno", None) in TRANSIENT_ERRORS:
+                self._writer.warn(problem)
+                return None
+        finally:
+            self._read_started = None
+        self._writer.discard([key for key, _ in pages], problem)
+        return None

@@ -1,0 +1,222 @@
+"""PageStore: a size-bounded directory of page files.
+
+    DIR/index.sqlite         the index
+    DIR/pages/3f/3f…         a page file, named after its key
+    DIR/writing/PID-KEY      a page file being written
+
+A page is written and synced under a temporary name, renamed, then indexed, so indexed pages are
+complete. A page's key is a hash of everything that determines the page's bytes, so pages written by
+different processes are interchangeable, and no page is ever overwritten with different bytes.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .index import PageIndex
+from .page_file import (
+    HEADER_BYTES,
+    KEY_BYTES,
+    Buffer,
+    drop_from_page_cache,
+    read_page_file,
+    write_page_file,
+)
+
+STORE_ERRORS = (OSError, sqlite3.Error)
+
+ENTRY_BYTES = 512  # size of an index entry, rounded up; counts toward a page's size
+ORPHAN_SECONDS = 600.0  # unindexed files older than this are orphans
+NUM_PROBE_FILES = 4
+
+
+@dataclass(frozen=True)
+class StoredPage:
+    """A page to be written.
+
+    Attributes:
+        key: the page's key.
+        depth: number of preceding pages in the prefix.
+        payload: the page's bytes.
+    """
+
+    key: bytes
+    depth: int
+    payload: Buffer
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size on disk, including header and index entry."""
+        return stored_bytes(len(self.payload))
+
+
+def stored_bytes(num_bytes: int) -> int:
+    """Returns a page's size on disk, including its header and index entry."""
+    return num_bytes + HEADER_BYTES + ENTRY_BYTES
+
+
+class PageStore:
+    """Key-value store of pages.
+
+    `in`, `read` and `forget` may be called from any thread, the other methods from one thread only.
+
+    Args:
+        directory: created if missing.
+        max_bytes: upper bound on the total size; the least recently used pages are evicted.
+        model: fingerprint of this process's model.
+
+    Attributes:
+        num_bytes: total size of the pages of all models and processes, as of the last update.
+
+    Raises:
+        OSError, sqlite3.Error: the directory is unusable.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int, model: bytes):
+        self._pages, self._writing = directory / "pages", directory / "writing"
+        self._max_bytes = max_bytes
+        for folder in (self._pages, self._writing):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._index = PageIndex(directory / "index.sqlite", model)
+        self._keys = set(self._index.new_keys())
+        self.num_bytes = self._index.num_bytes
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a page was indexed at the last refresh; other processes may have evicted it."""
+        return key in self._keys
+
+    def path(self, key: bytes) -> Path:
+        """Returns the path of a page's file."""
+        name = key.hex()
+        return self._pages / name[:2] / name
+
+    def read(self, key: bytes, num_bytes: int) -> bytearray:
+        """Reads and verifies a page; see `read_page_file` for errors."""
+        return read_page_file(self.path(key), key, num_bytes)
+
+    def write(self, pages: Sequence[StoredPage]) -> int:
+        """Writes the pages missing from the store, as many as fit; returns their total size."""
+        new: dict[bytes, StoredPage] = {}
+        total = 0
+        for page in pages:
+            if not self._index.contains(page.key) and total + page.stored_bytes <= self._max_bytes:
+                new[page.key] = page
+                total = sum(each.stored_bytes for each in new.values())
+        if new:
+            self._discard_files(self._index.evict(self._max_bytes - total))
+            self._publish(list(new.values()))
+        return total
+
+    def _publish(self, pages: Sequence[StoredPage]) -> None:
+        """Writes files under temporary names, renames them, then adds them to the index.
+
+        Raises:
+            OSError: a file cannot be written; the temporary files have been deleted.
+        """
+        # [task 6.6.4 publish]
+        try:
+            for page in pages:
+                temporary = self._temporary_path(page.key)
+                temporary.unlink(missing_ok=True)  # left by an earlier process with this PID
+                write_page_file(temporary, page.key, page.payload)
+            for page in pages:
+                target = self.path(page.key)
+                target.parent.mkdir(exist_ok=True)
+                self._temporary_path(page.key).replace(target)
+        except OSError:
+            for page in pages:
+                with suppress(OSError):
+                    self._temporary_path(page.key).unlink(missing_ok=True)
+            raise
+        self._add_to_index(pages)
+        # [/task 6.6.4 publish]
+
+    def _temporary_path(self, key: bytes) -> Path:
+        return self._writing / f"{os.getpid()}-{key.hex()}"
+
+    def _add_to_index(self, pages: Sequence[StoredPage]) -> None:
+        """Adds pages to the index; deletes the files of pages evicted to make room."""
+        entries = [(page.key, page.stored_bytes, page.depth) for page in pages]
+        self._discard_files(self._index.add(entries, self._max_bytes))
+        self.refresh()
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Makes `in` return False for these pages without deleting their files."""
+        self._keys.difference_update(keys)
+
+    def refresh(self) -> None:
+        """Picks up pages added by other processes."""
+        self._keys.update(self._index.new_keys())
+        self.num_bytes = self._index.num_bytes
+
+    def touch(self, keys: Collection[bytes]) -> None:
+        """Marks pages as the most recently used."""
+        self._index.touch(keys)
+
+    def discard(self, keys: Sequence[bytes]) -> None:
+        """Removes unreadable pages."""
+        self._index.remove(keys)
+        self._discard_files(keys)
+        self.num_bytes = self._index.num_bytes
+
+    def _discard_files(self, keys: Sequence[bytes]) -> None:
+        self._keys.difference_update(keys)
+        for key in keys:
+            with suppress(OSError):
+                self.path(key).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Deletes files left behind by killed processes: partially written or unindexed."""
+        for path in self._writing.iterdir():
+            process = path.name.partition("-")[0]
+            if not (process.isdecimal() and _is_alive(int(process))) or _is_old(path):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+        for path in self._pages.glob("*/*"):
+            is_page = len(path.name) == 2 * KEY_BYTES and set(path.name) <= set("0123456789abcdef")
+            if is_page and _is_old(path) and not self._index.contains(bytes.fromhex(path.name)):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def read_seconds(self, num_bytes: int) -> float:
+        """Measures the time to read a page from disk rather than from the OS page cache."""
+        payload, seconds = os.urandom(num_bytes), []
+        for number in range(NUM_PROBE_FILES):
+            path = self._writing / f"{os.getpid()}-probe-{number}"
+            path.unlink(missing_ok=True)
+            try:
+                write_page_file(path, bytes(KEY_BYTES), payload)
+                drop_from_page_cache(path)
+                started = time.perf_counter()
+                read_page_file(path, bytes(KEY_BYTES), num_bytes)
+                seconds.append(time.perf_counter() - started)
+            finally:
+                path.unlink(missing_ok=True)
+        return sorted(seconds)[NUM_PROBE_FILES // 2]
+
+    def close(self) -> None:
+        """Closes the index."""
+        self._index.close()
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":  # `os.kill` would terminate the process; `_is_old` decides
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's process
+        return True
+    return True
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > ORPHAN_SECONDS
+    except OSError:
+        return False

@@ -1,0 +1,96 @@
+"""State storage: recurrent states of linear-attention layers, in slots.
+
+A sequence has one state per layer, of constant size (`attention/gated_delta.py`). Like a page id, a
+slot id refers to the same slot in every layer's arrays. A state cannot be trimmed to fewer tokens,
+unlike keys and values, so slots also hold the states at positions that a sequence may return to.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .page_pool import grow_pages, keep_pages
+
+GROWTH_SLOTS = 4
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """Shape of one layer's state in a slot.
+
+    Attributes:
+        conv_state: (K−1)×C in `dtype`, the convolution's last inputs.
+        state: H_v×D_k×D_v float32.
+        dtype: dtype of the activations.
+    """
+
+    conv_state: tuple[int, int]
+    state: tuple[int, int, int]
+    dtype: mx.Dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size of one layer's slot in bytes."""
+        return (
+            math.prod(self.conv_state) * self.dtype.size + math.prod(self.state) * mx.float32.size
+        )
+
+
+class StateStorage:
+    """State slots for each linear-attention layer, allocated on demand up to a limit.
+
+    Writing to a slot allocates it and all slots with lower ids; only `keep` releases memory.
+
+    Args:
+        layers: indices of the model's linear-attention layers, in ascending order.
+        num_slots: maximum slots per layer.
+        shape: shape of one layer's state in a slot.
+
+    Attributes:
+        layers, num_slots: as given.
+        conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer in `layers`; S is the
+            number of allocated slots. Written in place; do not keep references to the arrays.
+
+    Raises:
+        ValueError: `num_slots` is below 1.
+    """
+
+    def __init__(self, layers: Sequence[int], num_slots: int, shape: StateShape):
+        if num_slots < 1:
+            raise ValueError(f"StateStorage: num_slots must be at least 1, got {num_slots}.")
+        self.layers = tuple(layers)
+        self.num_slots = num_slots
+        self.conv_states = [mx.zeros((0, *shape.conv_state), shape.dtype) for _ in layers]
+        self.states = [mx.zeros((0, *shape.state), mx.float32) for _ in layers]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Convolution and recurrent states of all layers, one row per slot."""
+        return [*self.conv_states, *self.states]
+
+    @property
+    def nbytes(self) -> int:
+        """Allocated bytes of all layers' slots."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Renumbers these slots, in ascending order, to 0, 1, 2, …; releases all others."""
+        for arrays in (self.conv_states, self.states):
+            for i in range(len(arrays)):
+                arrays[i] = keep_pages(arrays[i], slots)
+                mx.eval(arrays[i])
+
+    def ensure_capacity(self, num_slots: int) -> None:
+        """Allocates memory for the first `num_slots` slots, up to the limit."""
+        existing = len(self.states[-1])
+        if existing >= min(num_slots, self.num_slots):
+            return
+        growth = max(num_slots - existing, existing // 2, GROWTH_SLOTS)
+        capacity = min(existing + growth, self.num_slots)
+        for arrays in (self.conv_states, self.states):
+            for i, array in enumerate(arrays):
+                room = (capacity - existing, *array.shape[1:])
+                arrays[i] = grow_pages(array, room, array.dtype)
+                mx.eval(arrays[i])  # frees the old array before the next one is copied

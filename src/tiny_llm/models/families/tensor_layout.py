@@ -1,0 +1,213 @@
+"""Checkpoint layout conversion, to the names and shapes of MLX's text models.
+
+All families with experts:
+
+    experts.0.up_proj, experts.1.up_proj, …    stacked: switch_mlp.up_proj
+
+Hybrid families:
+
+    model.language_model.*                     model.*
+    language_model.model.*, *.mtp.*            model.*, mtp.*
+    experts.gate_up_proj                       split: switch_mlp.gate_proj, up_proj
+    in_proj_qkvz, in_proj_ba                   split: in_proj_qkv, in_proj_z; in_proj_b, in_proj_a
+    conv1d C×1×K (Hugging Face)                C×K×1 (MLX)
+    norms w for 1 + w (Hugging Face)           1 + w (MLX)
+
+The last two rows apply if the convolution has Hugging Face's shape.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
+from typing import Any
+
+import mlx.core as mx
+
+from ...kernels.prepack import QUANTIZED_ARRAYS
+from .config import DecoderConfig, DeltaNetConfig
+from .expert_matmul import PROJECTIONS
+
+# Name prefixes in checkpoints with a vision tower -> replacements.
+TEXT_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "language_model.mtp.": "mtp.",
+}
+VISION_PREFIXES = ("model.visual.", "vision_tower.")
+MTP_PREFIX = "mtp."  # multi-token prediction layer
+SHIFTED_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "q_norm",
+    "k_norm",
+    "model.norm",
+    "mtp.norm",
+    "pre_fc_norm_embedding",
+    "pre_fc_norm_hidden",
+)
+
+
+def text_tensor_name(name: str) -> str:
+    """Name of a tensor or layer in MLX's text model."""
+    for prefix, replacement in TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    return name
+
+
+def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str, str]:
+    """Maps the names of MLX's text model to tensor names in the checkpoint.
+
+    Args:
+        stored: names in the checkpoint.
+        config: the model's config. Only hybrid families have prefixes and skipped tensors.
+
+    Raises:
+        ValueError: two tensors have the same name in the text model.
+    """
+    if config.delta_net is None:
+        stored = list(stored)
+        # Embedding models are saved without the LM head or the "model." prefix.
+        prefix = "" if any(name.startswith("model.") for name in stored) else "model."
+        return {prefix + name: name for name in stored}
+    names: dict[str, str] = {}
+    for name in stored:
+        if is_skipped(name, config.has_mtp):
+            continue
+        other = names.setdefault(text_tensor_name(name), name)
+        if other != name:
+            raise ValueError(f"{name} and {other} are the same tensor of the text model")
+    return names
+
+
+def is_skipped(name: str, mtp: bool) -> bool:
+    """Whether loading skips a hybrid family's tensor.
+
+    Args:
+        name: name in the checkpoint.
+        mtp: whether the MTP layer is loaded.
+    """
+    if name.startswith(VISION_PREFIXES):
+        return True
+    return not mtp and text_tensor_name(name).startswith(MTP_PREFIX)
+
+
+def convert_layout(weights: dict[str, mx.array], config: DecoderConfig) -> None:
+    """Converts tensors to MLX's layout, except per-expert matrices, in place and lazily.
+
+    Args:
+        weights: name in the text model -> array.
+        config: config of the full model.
+    """
+    if config.delta_net is not None:
+        _split_gate_up(weights, config)
+        split_fused_projections(weights, config.delta_net)
+        _convert_hugging_face(weights, config.delta_net)
+
+
+def split_names(path: str) -> tuple[str, ...]:
+    """Paths of the layers that a fused layer splits into; other paths are returned unchanged."""
+    parent, _, name = path.rpartition(".")
+    parts = {"in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a")}
+    return tuple(f"{parent}.{part}" for part in parts[name]) if name in parts else (path,)
+
+
+def converted_quantization(quantization: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """`config["quantization"]` with converted layer paths."""
+    if quantization is None:
+        return None
+    return {
+        part: value
+        for path, value in quantization.items()
+        for part in split_names(text_tensor_name(path))
+    }
+
+
+def stack_experts(weights: dict[str, mx.array], config: DecoderConfig) -> None:
+    """Stacks per-expert matrices, as in MLX checkpoints, in place.
+
+    Args:
+        weights: tensor name -> array; names like `mlp.experts.3.up_proj.weight` are replaced.
+        config: config of the model, or of a shard.
+    """
+    for mlp, number in _mixtures(config):
+        for name in PROJECTIONS:
+            for part in QUANTIZED_ARRAYS:
+                all_names = (f"{mlp}.experts.{e}.{name}.{part}" for e in range(number))
+                names = list(takewhile(weights.__contains__, all_names))
+                if len(names) == number:
+                    stacked = mx.stack([weights.pop(each) for each in names])
+                    weights[f"{mlp}.switch_mlp.{name}.{part}"] = stacked
+
+
+def _mixtures(config: DecoderConfig) -> list[tuple[str, int]]:
+    """(path, number of experts) of each mixture of experts."""
+    if config.experts is None:
+        return []
+    layers = [f"model.layers.{index}" for index in sorted(config.experts.layers)]
+    if config.has_mtp:
+        layers.append("mtp.layers.0")
+    return [(f"{layer}.mlp", config.experts.num_experts) for layer in layers]
+
+
+def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
+    """Splits Hugging Face's stacked gate_up_proj, X×2I×E, and renames down_proj, X×E×I."""
+    for mlp, _ in _mixtures(config):
+        experts, stacked = (f"{mlp}.{name}" for name in ("experts", "switch_mlp"))
+        gate_up = weights.pop(f"{experts}.gate_up_proj", None)
+        if gate_up is not None and gate_up.ndim == 3:
+            gate, up = mx.split(gate_up, 2, axis=1)
+            weights[f"{stacked}.gate_proj.weight"] = gate
+            weights[f"{stacked}.up_proj.weight"] = up
+        down = weights.pop(f"{experts}.down_proj", None)
+        if down is not None:
+            weights[f"{stacked}.down_proj.weight"] = down
+
+
+def split_fused_projections(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:
+    """Splits qwen3_next's fused projections, whose rows are grouped by key head.
+
+    A group holds the rows for a key head and its value heads: q, k, v and z; or b and a.
+    """
+    values = config.num_value_heads // config.num_key_heads  # value heads per key head
+    D_k, D_v = config.key_head_dim, config.value_head_dim
+    sizes = {
+        "in_proj_qkvz": (D_k, D_k, values * D_v, values * D_v),
+        "in_proj_ba": (values, values),
+    }
+    for index in config.layers:
+        for fused, widths in sizes.items():
+            path = f"model.layers.{index}.linear_attn.{fused}"
+            for part in QUANTIZED_ARRAYS:
+                rows = weights.get(f"{path}.{part}")
+                if rows is None or rows.shape[0] != config.num_key_heads * sum(widths):
+                    continue  # a wrong shape is reported later, under the fused name
+                del weights[f"{path}.{part}"]
+                *first, last = _ungroup(rows, config.num_key_heads, widths)
+                first_path, last_path = split_names(path)
+                weights[f"{first_path}.{part}"] = mx.concatenate(first)
+                weights[f"{last_path}.{part}"] = last
+
+
+def _ungroup(rows: mx.array, groups: int, widths: Iterable[int]) -> list[mx.array]:
+    """Splits rows (G·Σwidths)×W, grouped by G heads, into one array per width."""
+    grouped = rows.reshape(groups, -1, rows.shape[-1])
+    parts, start = [], 0
+    for width in widths:
+        parts.append(grouped[:, start : start + width].reshape(groups * width, -1))
+        start += width
+    return parts
+
+
+def _convert_hugging_face(weights: dict[str, mx.array], config: DeltaNetConfig) -> None:
+    """Transposes convolutions and shifts norms of Hugging Face checkpoints."""
+    shape = (config.conv_channels, 1, config.conv_kernel_dim)
+    names = [f"model.layers.{index}.linear_attn.conv1d.weight" for index in config.layers]
+    convolutions = [name for name in names if name in weights and weights[name].shape == shape]
+    for name in convolutions:
+        weights[name] = weights[name].swapaxes(1, 2)
+    if not convolutions:
+        return
+    for name, weight in weights.items():
+        if name.removesuffix(".weight").endswith(SHIFTED_NORMS):
+            weights[name] = weight + 1

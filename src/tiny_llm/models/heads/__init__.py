@@ -1,0 +1,6 @@
+"""Heads other than the LM head: embeddings, relevance scores, MTP.
+
+Must not know about requests.
+
+Reading order: pooling, mtp.
+"""

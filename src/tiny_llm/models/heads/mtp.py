@@ -1,0 +1,74 @@
+"""Multi-token prediction (MTP) layer: predicts the token after the next one.
+
+Qwen3.5 checkpoints have an extra decoder layer, trained to predict one token further:
+
+    h_t          the model's hidden state at position t, after the final norm
+    x_{t+1}      the next token, sampled from h_t
+    g_t          = norm(layer(fc([norm(embedding(x_{t+1})) | norm(h_t)])))
+    LM head(g_t) logits of x_{t+2}
+
+The layer shares the model's embedding and LM head. In the next drafting step g_t replaces h_{t+1},
+so the layer can draft any number of tokens. Its KV cache holds all positions before t, computed
+from the model's hidden states.
+
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2, arXiv 2412.19437; Qwen's
+layer takes the hidden state after the final norm, as in vLLM.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ... import kernels
+from ...attention import as_int32
+from ...kv_cache import PagedStorage, RaggedBatch
+from ..checkpoint.weights import CheckpointModel, TreeNode
+from ..families.decoder import Decoder
+from ..families.linear import linear_from
+
+
+class MtpDecoder(Decoder):
+    """MTP layer as a single-layer decoder.
+
+    Args:
+        mlx_model: checkpoint from `load_weights(…, mtp=True)`; its arrays are shared.
+        options: see `Decoder`.
+    """
+
+    def __init__(self, mlx_model: CheckpointModel, **options: Any):
+        super().__init__(mtp_checkpoint(mlx_model), **options)
+        mtp = mlx_model.mtp
+        self.fc = linear_from(mtp.fc, self.dtype)
+        self.embedding_norm = mtp.pre_fc_norm_embedding.weight.astype(self.dtype)
+        self.hidden_norm = mtp.pre_fc_norm_hidden.weight.astype(self.dtype)
+
+    def mtp_features(
+        self,
+        ids: Sequence[int] | mx.array,
+        hidden: mx.array,
+        batch: RaggedBatch,
+        rows: Sequence[int] | mx.array,
+        storage: PagedStorage,
+    ) -> mx.array:
+        """Like `ragged_features`, for the MTP layer; returns g_t, len(rows)×E.
+
+        Args:
+            ids: T, the token x_{t+1} that follows each position t of the batch.
+            hidden: T×E, h_t or g_{t-1}.
+            batch, rows, storage: see `ServingModel.ragged_logits`.
+        """
+        x = kernels.rms_norm(self.embedding(as_int32(ids)[None]), self.embedding_norm, self.eps)
+        hidden = kernels.rms_norm(hidden[None], self.hidden_norm, self.eps)
+        return self._features(self.fc(mx.concatenate([x, hidden], axis=-1)), batch, rows, storage)
+
+
+def mtp_checkpoint(mlx_model: CheckpointModel) -> CheckpointModel:
+    """Single-layer checkpoint: the MTP layer between the model's embedding and LM head."""
+    model = TreeNode()
+    model.embed_tokens = mlx_model.model.embed_tokens
+    model.layers, model.norm = mlx_model.mtp.layers, mlx_model.mtp.norm
+    parts = {"model": model}
+    if not mlx_model.args.tie_word_embeddings:
+        parts["lm_head"] = mlx_model.lm_head
+    return CheckpointModel(mlx_model.args.mtp_config, parts)

@@ -1,0 +1,10 @@
+"""LoRA adapters: low-rank updates to linear layers, selected per request.
+
+Must not know about requests or the base model's files.
+
+Reading order: adapter_config, adapter, attach.
+"""
+
+from .attach import attach_adapters
+
+__all__ = ["attach_adapters"]

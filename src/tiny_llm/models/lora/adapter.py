@@ -1,0 +1,172 @@
+"""LoRA adapter loading, from an untrusted folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from ...errors import short_repr
+from ..checkpoint.layout import MAX_TENSORS
+from ..checkpoint.safe_io import ModelError, resolve_file
+from ..checkpoint.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
+from ..checkpoint.tensor_shapes import matrix_shapes
+from ..families.config import DecoderConfig
+from ..families.tensor_layout import split_fused_projections, split_names, text_tensor_name
+from ..memory import total_memory
+from .adapter_config import AdapterConfig, read_adapter_config
+
+UNSUPPORTED_PARTS = {"model.embed_tokens": "the embedding", "lm_head": "the LM head"}
+
+
+@dataclass(frozen=True)
+class LoraMatrices:
+    """One layer's low-rank update: (x · aᵀ) · b.
+
+    Attributes:
+        a: r×I.
+        b: r×O, premultiplied by the adapter's scale.
+    """
+
+    a: mx.array
+    b: mx.array
+
+
+Adapter = Mapping[str, LoraMatrices]  # by layer path, for example model.layers.0.mlp.up_proj
+
+
+def read_adapter(path: str, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
+    """Reads an adapter written by `mlx_lm.lora` or PEFT.
+
+    Args:
+        path: the adapter's folder.
+        model: the model's config.
+        dtype: dtype of the matrices, the model's activation dtype.
+
+    Raises:
+        ModelError: the folder is not a supported adapter for this model.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"the adapter {short_repr(path)} is not a folder; give the folder that `mlx_lm.lora` "
+            "wrote."
+        )
+    try:
+        return _read(folder, model, dtype)
+    except ModelError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(f"the adapter in {folder} cannot be used: {error}.") from error
+
+
+def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
+    config = read_adapter_config(folder, model)
+    file = resolve_file(folder, config.file)
+    tensors = read_header(file)
+    size, used, memory = file.stat().st_size, mx.get_active_memory(), total_memory()
+    if used + size > memory:  # in use: the model and the adapters read so far
+        raise ValueError(
+            f"it takes {size:,} bytes of memory beside {used:,} in use, and this machine has "
+            f"{memory:,}"
+        )
+    if len(tensors) > MAX_TENSORS:
+        raise ValueError(f"it has more than {MAX_TENSORS:,} tensors")
+    names = _check_tensors(tensors, config, model)
+    loaded: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
+    matrices: dict[str, LoraMatrices] = {}
+    for layer, (name_a, name_b) in names.items():
+        a, b = loaded[name_a].astype(mx.float32), loaded[name_b].astype(mx.float32)
+        a, b = (a, b.T) if config.is_peft else (a.T, b)
+        b = b * config.scale
+        a, b = mx.contiguous(a.astype(dtype)), mx.contiguous(b.astype(dtype))
+        finite = mx.isfinite(a).all() & mx.isfinite(b).all()
+        mx.eval(a, b, finite)
+        if not finite.item():
+            raise ValueError(
+                f"{name_a} or {name_b} has numbers that are NaN, infinite or too large"
+            )
+        matrices.update(_split(layer, a, b, model))
+    return matrices
+
+
+def _check_tensors(
+    tensors: Mapping[str, TensorInfo], config: AdapterConfig, model: DecoderConfig
+) -> dict[str, tuple[str, str]]:
+    """Checks names, dtypes and shapes; returns layer path -> names of the a and b tensors."""
+    layers = _layer_shapes(model)
+    found: dict[str, dict[str, str]] = {}
+    for name, tensor in tensors.items():
+        split = config.split_name(name)
+        if split is None:
+            raise ValueError(f"{short_repr(name)} is no tensor of a LoRA adapter")
+        layer = text_tensor_name(split[0])
+        if layer in UNSUPPORTED_PARTS:
+            raise ValueError(
+                f"{short_repr(name)} adapts {UNSUPPORTED_PARTS[layer]}, which is not supported; "
+                "train the linear layers of the blocks only"
+            )
+        if layer not in layers:
+            raise ValueError(f"{short_repr(name)} has no layer in this {model.model_type} model")
+        if len(layers[layer]) != 2:
+            raise ValueError(
+                f"{short_repr(name)} adapts experts, which is not supported; train with other keys "
+                "in lora_parameters"
+            )
+        index, _, own_path = layer.removeprefix("model.layers.").partition(".")
+        is_listed = config.keys is None or not config.keys.isdisjoint((own_path, split[0]))
+        if int(index) < config.first_layer or not is_listed:
+            raise ValueError(
+                f"{short_repr(name)} is not in the layers that num_layers and keys of its config "
+                "select"
+            )
+        _check_tensor(name, tensor, split[1], layers[layer], config)
+        if split[1] in found.setdefault(layer, {}):
+            raise ValueError(f"{short_repr(name)} is the same tensor as another one")
+        found[layer][split[1]] = name
+    for layer, pair in found.items():
+        if len(pair) != 2:
+            raise ValueError(f"{layer} has only one of the two matrices lora_a and lora_b")
+    if not found:
+        raise ValueError("it has no tensors")
+    return {layer: (pair["a"], pair["b"]) for layer, pair in found.items()}
+
+
+def _check_tensor(
+    name: str, tensor: TensorInfo, which: str, layer: tuple[int, ...], config: AdapterConfig
+) -> None:
+    O, I = layer
+    expected = (I, config.rank) if which == "a" else (config.rank, O)
+    if config.is_peft:
+        expected = expected[::-1]
+    if tensor.shape != expected:
+        raise ValueError(
+            f"{short_repr(name)} is {'×'.join(map(str, tensor.shape))}, expected "
+            f"{'×'.join(map(str, expected))}, of the rank in its config and the model's layer"
+        )
+    if tensor.dtype not in FLOAT_DTYPES:
+        raise ValueError(
+            f"{short_repr(name)} has the dtype {tensor.dtype}, expected {' or '.join(FLOAT_DTYPES)}"
+        )
+
+
+def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Layer path -> matrix shape, including fused projections (`tensor_layout.py`)."""
+    shapes = dict(matrix_shapes(model))
+    for index in model.delta_net.layers if model.delta_net is not None else ():
+        for fused in ("in_proj_qkvz", "in_proj_ba"):
+            path = f"model.layers.{index}.linear_attn.{fused}"
+            parts = [shapes[part] for part in split_names(path)]
+            shapes[path] = (sum(part[0] for part in parts), parts[0][1])
+    return shapes
+
+
+def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapter:
+    """Splits a fused projection's update the way its weight is split."""
+    parts = split_names(layer)
+    if len(parts) == 1:
+        return {layer: LoraMatrices(a, b)}
+    assert model.delta_net is not None
+    weights = {f"{layer}.weight": b.T}  # O×r, laid out like an O×I weight
+    split_fused_projections(weights, model.delta_net)
+    return {part: LoraMatrices(a, mx.contiguous(weights[f"{part}.weight"].T)) for part in parts}

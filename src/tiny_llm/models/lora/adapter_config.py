@@ -1,0 +1,156 @@
+"""Adapter configs: `adapter_config.json` as written by `mlx_lm.lora` or PEFT.
+
+Both tools use the same file name. Unsupported methods (DoRA, full fine-tuning) are rejected, and so
+are unsupported fields that would change the computation.
+
+Sources: `mlx_lm/tuner/utils.py`; https://huggingface.co/docs/peft/package_reference/lora
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import short_repr
+from ..checkpoint.safe_io import read_json
+from ..families.config import DecoderConfig
+from ..families.config_fields import MAX_NUMBER
+
+CONFIG_FILE = "adapter_config.json"
+MLX_FILE, PEFT_FILE = "adapters.safetensors", "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+LORA_FIELDS = ("rank", "scale", "dropout", "keys")  # of `lora_parameters`
+# PEFT config fields that change the adapter's layers or computation; rejected if set.
+PEFT_UNSUPPORTED = (
+    "use_dora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "lora_bias",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "corda_config",
+    "eva_config",
+    "arrow_config",
+    "use_qalora",
+)
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """An adapter's format, rank, scale and layers.
+
+    Attributes:
+        file: name of the tensor file.
+        rank: rank of every matrix.
+        scale: factor applied to the update.
+        first_layer: index of the first adapted decoder layer.
+        keys: allowlist of linear layers, by path within the decoder layer or the model; None allows
+            all.
+        is_peft: whether the tensors use PEFT's names and layout.
+    """
+
+    file: str
+    rank: int
+    scale: float
+    first_layer: int = 0
+    keys: frozenset[str] | None = None
+    is_peft: bool = False
+
+    def split_name(self, name: str) -> tuple[str, str] | None:
+        """Splits a tensor name into layer path and "a" or "b"; None if it is not a LoRA tensor."""
+        path, _, last = name.rpartition(".")
+        if not self.is_peft:
+            return (path, last[-1]) if last in ("lora_a", "lora_b") else None
+        path, _, kind = path.rpartition(".")
+        if last != "weight" or kind not in ("lora_A", "lora_B"):
+            return None
+        return path.removeprefix(PEFT_PREFIX), kind[-1].lower()
+
+
+def read_adapter_config(folder: Path, model: DecoderConfig) -> AdapterConfig:
+    """Reads and checks an adapter's config.
+
+    Args:
+        folder: the adapter's folder.
+        model: the model's config.
+
+    Raises:
+        ValueError: the file is missing or invalid, or the adapter is unsupported.
+    """
+    if not (folder / CONFIG_FILE).exists():
+        raise ValueError(f"it has no {CONFIG_FILE}")
+    fields = read_json(folder, CONFIG_FILE)
+    return _peft_config(fields) if "peft_type" in fields else _mlx_config(fields, model)
+
+
+def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfig:
+    method = fields.get("fine_tune_type", "lora")
+    if method != "lora":
+        raise ValueError(
+            f"{CONFIG_FILE} has fine_tune_type {short_repr(method)}, and only 'lora' is supported; "
+            "for others, fuse the adapter into the model with `mlx_lm.fuse`"
+        )
+    lora = fields.get("lora_parameters")
+    if not isinstance(lora, Mapping):
+        raise ValueError(
+            f"{CONFIG_FILE} has lora_parameters {short_repr(lora)}, expected an object"
+        )
+    for name in lora:
+        if name not in LORA_FIELDS:
+            raise ValueError(
+                f"{CONFIG_FILE} has {short_repr(name)} in lora_parameters, expected "
+                f"{', '.join(LORA_FIELDS)}"
+            )
+    layers, num_layers = fields.get("num_layers"), model.num_hidden_layers
+    if not isinstance(layers, int) or isinstance(layers, bool):
+        raise ValueError(
+            f"{CONFIG_FILE} has num_layers {short_repr(layers)}, expected a whole number"
+        )
+    first_layer = max(0, num_layers - layers) if layers > 0 else 0  # all layers, as in mlx_lm
+    keys = lora.get("keys")
+    if keys is not None:
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise ValueError(f"{CONFIG_FILE} has keys {short_repr(keys)}, expected a list of texts")
+        keys = frozenset(keys)
+    rank, scale = _rank(lora, "rank"), _number(lora, "scale")
+    return AdapterConfig(MLX_FILE, rank, scale, first_layer, keys)
+
+
+def _peft_config(fields: Mapping[str, Any]) -> AdapterConfig:
+    if fields["peft_type"] != "LORA":
+        raise ValueError(
+            f"{CONFIG_FILE} has peft_type {short_repr(fields['peft_type'])}, expected 'LORA'"
+        )
+    for name in PEFT_UNSUPPORTED:
+        if fields.get(name):
+            raise ValueError(
+                f"{CONFIG_FILE} has {name} {short_repr(fields[name])}, which is not supported"
+            )
+    if fields.get("bias", "none") != "none":
+        raise ValueError(f"{CONFIG_FILE} has bias {short_repr(fields['bias'])}, expected 'none'")
+    rank = _rank(fields, "r")
+    divisor = math.sqrt(rank) if fields.get("use_rslora") else rank
+    scale = _number(fields, "lora_alpha") / divisor
+    return AdapterConfig(PEFT_FILE, rank, scale, is_peft=True)
+
+
+def _rank(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f"{CONFIG_FILE} has {name} {short_repr(value)}, expected a positive whole number"
+        )
+    return value
+
+
+def _number(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or not is_number or not abs(value) < MAX_NUMBER:
+        raise ValueError(f"{CONFIG_FILE} has {name} {short_repr(value)}, expected a number")
+    return float(value)

@@ -1,0 +1,76 @@
+"""Attachment of adapters to a decoder, with matrices concatenated per layer."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+
+from ..families.decoder import Decoder
+from ..families.experts import SparseMoE
+from ..families.gated_delta_net import GatedDeltaNet
+from ..families.linear import AdapterBatch, LoraWeights
+from .adapter import LoraMatrices, read_adapter
+
+# Checkpoint names of linear layers, mapped to attributes.
+ATTENTION = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"}
+MLP = {"gate_proj": "w_gate", "up_proj": "w_up", "down_proj": "w_down"}
+DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")  # in the order of `projections`
+
+Place = tuple[Any, Any]  # (object, attribute name) or (list, index)
+
+
+def attach_adapters(decoder: Decoder, paths: Sequence[str | os.PathLike[str]]) -> None:
+    """Reads adapters and attaches them to a decoder; adapter ids are indices into `paths`.
+
+    Args:
+        decoder: a single-process decoder without adapters.
+        paths: the adapters' folders.
+
+    Raises:
+        ModelError: an adapter is incompatible with this model or does not fit in memory.
+    """
+    adapters = [read_adapter(os.fspath(path), decoder.config, decoder.dtype) for path in paths]
+    for index, block in enumerate(decoder.layers):
+        for name, (owner, key) in _linear_layers(block).items():
+            own = [adapter.get(f"model.layers.{index}.{name}") for adapter in adapters]
+            if any(own):
+                layer = owner[key] if isinstance(owner, list) else getattr(owner, key)
+                layer = replace(layer, lora=_concatenate(own, decoder.adapters))
+                if isinstance(owner, list):
+                    owner[key] = layer
+                else:
+                    setattr(owner, key, layer)
+
+
+def _concatenate(own: Sequence[LoraMatrices | None], batch: AdapterBatch) -> LoraWeights:
+    """Concatenates all adapters' matrices for one layer; None: an adapter skips the layer."""
+    offsets = [0]
+    for each in own:
+        offsets.append(offsets[-1] + (0 if each is None else each.a.shape[0]))
+    present = [each for each in own if each is not None]
+    a = mx.concatenate([each.a for each in present])
+    b = mx.concatenate([each.b for each in present])
+    rank_offsets = mx.array(offsets, dtype=mx.int32)
+    mx.eval(a, b, rank_offsets)
+    return LoraWeights(a, b, rank_offsets, batch)
+
+
+def _linear_layers(block: Any) -> dict[str, Place]:
+    """Linear layers of a block that can be adapted, by path within the block."""
+    places: dict[str, Place] = {}
+    if isinstance(block.mixer, GatedDeltaNet):
+        for index, name in enumerate(DELTA_NET):
+            places[f"linear_attn.{name}"] = block.mixer.projections, index
+        places["linear_attn.out_proj"] = block.mixer, "wo"
+    else:
+        places |= {f"self_attn.{name}": (block.mixer, key) for name, key in ATTENTION.items()}
+    mlp, prefix = block.mlp, "mlp"
+    if isinstance(mlp, SparseMoE):
+        places["mlp.gate"] = mlp, "router"
+        if mlp.shared_expert is None:
+            return places
+        places["mlp.shared_expert_gate"] = mlp.shared_expert, "gate"
+        mlp, prefix = mlp.shared_expert.mlp, "mlp.shared_expert"
+    return places | {f"{prefix}.{name}": (mlp, key) for name, key in MLP.items()}

@@ -1,0 +1,136 @@
+"""Memory footprint of a model, from its config and file headers alone.
+
+Computed from the shapes and dtypes of the lazy arrays that loading would evaluate, so sizes are
+after sharding and repacking for the CPU kernels.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..kv_cache.int8_rows import KvCacheDtype, kv_row_width
+from .checkpoint.dummy import random_bytes, random_checkpoint
+from .checkpoint.layout import INDEX_FILE, read_model_config, weight_bytes
+from .checkpoint.safe_io import ModelError
+from .checkpoint.sharding import RankShard
+from .checkpoint.weights import is_supported_format, read_checkpoint
+from .families.config import DecoderConfig
+from .families.gated_delta_net import state_shape
+from .families.linear import activation_dtype
+from .families.registry import config_of, read_config
+
+EXPERTS = ".switch_mlp."
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Memory sizes of a model, summed over all ranks.
+
+    Attributes:
+        weight_bytes: bytes of the weights in memory.
+        step_bytes: weight bytes read to decode one token; of the experts, only the selected ones.
+        kv_rows: key and value vectors per token, over all attention layers and KV heads.
+        head_dim: elements per key or value vector.
+        state_bytes: bytes per recurrent-state slot, over all layers; 0 without recurrent state.
+        max_seq_len: context length in tokens.
+        dtype: dtype of the activations.
+        kv_cache_dtype: see `Decoder`.
+    """
+
+    weight_bytes: int
+    step_bytes: int
+    kv_rows: int
+    head_dim: int
+    state_bytes: int
+    max_seq_len: int
+    dtype: mx.Dtype
+    kv_cache_dtype: KvCacheDtype = "auto"
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache bytes per token, over all layers."""
+        item_bytes = 1 if self.kv_cache_dtype == "int8" else self.dtype.size
+        return self.kv_rows * kv_row_width(self.head_dim, self.kv_cache_dtype) * item_bytes
+
+
+def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> ModelSize:
+    """Computes a checkpoint's memory sizes.
+
+    Args:
+        folder: a checkpoint; without weight files, `config.json` determines the shapes.
+        num_ranks: number of tensor-parallel ranks.
+        load_format: "dummy" for random weights.
+
+    Raises:
+        ModelError: the checkpoint cannot be loaded.
+    """
+    config = read_model_config(folder)
+    has_weights = (folder / INDEX_FILE).exists() or any(folder.glob("model*.safetensors"))
+    is_dummy = load_format == "dummy" or not has_weights
+    if not is_dummy and not is_supported_format(folder, config):  # loaded by mlx_lm
+        size = weight_bytes(folder)
+        return _model_size(size, size, read_config(config), mx.bfloat16)
+    try:
+        if is_dummy:
+            random_bytes(config)  # checks the shapes
+        if num_ranks == 1:
+            parts: list[RankShard | None] = [None]
+        else:
+            full = read_config(config)
+            parts = [RankShard(full, rank, num_ranks) for rank in range(num_ranks)]
+        sizes = [
+            size_of_tree(
+                random_checkpoint(config, part=part)
+                if is_dummy
+                else read_checkpoint(folder, config, part)
+            )
+            for part in parts
+        ]
+    except ModelError:
+        raise
+    except ValueError as error:
+        reason = str(error).rstrip(".")
+        raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
+    return replace(
+        sizes[0],
+        weight_bytes=sum(size.weight_bytes for size in sizes),
+        step_bytes=sum(size.step_bytes for size in sizes),
+        kv_rows=sum(size.kv_rows for size in sizes),
+        state_bytes=sum(size.state_bytes for size in sizes),
+    )
+
+
+def size_of_tree(model: Any) -> ModelSize:
+    """Computes memory sizes from the tree of arrays of a model or a rank's shard.
+
+    Args:
+        model: from `load_weights` or `load`; its arrays may be lazy. For a checkpoint loaded on
+            several ranks, weight sizes are rank 0's, but KV cache sizes cover all ranks.
+    """
+    config, parts = config_of(model.args), model.model
+    arrays: Any = tree_flatten(getattr(model, "shard", model))
+    total = step = 0
+    for path, array in arrays:
+        if not isinstance(array, mx.array):
+            continue  # mlx_lm's modules also hold functions
+        total += array.nbytes
+        if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
+            continue  # a step reads only one row per token
+        selected = 1.0
+        if config.experts is not None and EXPERTS in path:
+            selected = config.experts.top_k / config.experts.num_experts
+        step += int(array.nbytes * selected)
+    return _model_size(total, step, config, activation_dtype(parts.embed_tokens, parts.norm))
+
+
+def _model_size(total: int, step: int, config: DecoderConfig, dtype: mx.Dtype) -> ModelSize:
+    """Sizes of a model with `total` weight bytes, of which decoding one token reads `step`."""
+    state_bytes = 0
+    if config.delta_net is not None:
+        state_bytes = len(config.delta_net.layers) * state_shape(config.delta_net, dtype).nbytes
+    kv_rows = 2 * config.num_kv_layers * config.num_key_value_heads
+    context = config.max_position_embeddings
+    return ModelSize(total, step, kv_rows, config.head_dim, state_bytes, context, dtype)

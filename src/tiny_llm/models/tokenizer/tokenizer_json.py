@@ -1,0 +1,218 @@
+"""Bounded parsing of `tokenizer.json`, and detection of unsafe components.
+
+The limits are about twice the size of the largest real file, Gemma 3's: 33 MB, 262,144 tokens and
+514,906 merges.
+
+A component needs a sandbox (`sandboxed_encode.py`) if it can make the library hang or abort.
+Regular expressions may take exponential time; those of common models, listed below, take a few
+steps per character. Components that lengthen a text can be chained: replacing `a` with `aa` 40
+times takes a terabyte. A post-processor may repeat the entire text.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError, short_repr
+from ..checkpoint.safe_io import MAX_TOKENIZER_BYTES, ModelError, parse_json, read_limited
+
+TOKENIZER_FILE = "tokenizer.json"
+
+MAX_VOCAB_SIZE = 2**19
+MAX_MERGES = 2**20
+MAX_ADDED_TOKENS = 2**16
+MAX_TOKEN_CHARS = 1024
+MAX_COMPONENT_VALUES = 2000  # JSON values per component; Llama 3's post-processor has 60
+
+# Limits on Python objects, counted in the JSON before parsing. A merge may be a list of two.
+MAX_CONTAINERS = MAX_MERGES + 2**17
+MAX_COMMAS = 2 * MAX_CONTAINERS + MAX_VOCAB_SIZE
+
+PATTERN_FIELDS = {"String", "Regex"}
+COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+
+# Maximum growth: ratio of a text's bytes after a component to its bytes before. A few rare
+# characters grow by more under NFKC and NFKD; normalized texts do not grow again.
+MAX_GROWTH = 32
+MAX_SANDBOXED_GROWTH = 4096
+GROWTHS = {
+    "Sequence": 1,
+    **dict.fromkeys(("Lowercase", "Nmt", "Strip", "StripAccents"), 1),
+    **dict.fromkeys(("BertPreTokenizer", "CharDelimiterSplit", "Digits", "FixedLength"), 1),
+    **dict.fromkeys(("Punctuation", "Split", "UnicodeScripts"), 1),
+    **dict.fromkeys(("Whitespace", "WhitespaceSplit"), 1),
+    **dict.fromkeys(("BPEDecoder", "ByteFallback", "CTC", "Fuse", "WordPiece"), 1),
+    **dict.fromkeys(("BertNormalizer", "ByteLevel"), 2),
+    **dict.fromkeys(("Metaspace", "NFC", "NFD"), 4),
+    **dict.fromkeys(("NFKC", "NFKD"), 8),
+}
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_PUNCTUATION = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+
+KNOWN_REGEXES = {
+    # GPT-2
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    # Qwen2, Qwen3
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_PUNCTUATION}",
+    # Llama 3, SmolLM3
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_PUNCTUATION}",
+    # Mistral's Tekken
+    rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+def read_tokenizer_json(folder: Path) -> dict[str, Any]:
+    """Reads, parses and checks a checkpoint's `tokenizer.json`.
+
+    Raises:
+        ModelError: the file is unreadable, not a JSON object, or exceeds a limit.
+    """
+    text, file = read_limited(folder, TOKENIZER_FILE, MAX_TOKENIZER_BYTES), folder / TOKENIZER_FILE
+    _check_number(file, "lists and objects", text.count("[") + text.count("{"), MAX_CONTAINERS)
+    _check_number(file, "values", text.count(","), MAX_COMMAS)
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise ModelError(f"{file} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} does not hold a JSON object.")
+    _check_limits(file, content)
+    return content
+
+
+@contextmanager
+def library_errors(failure: str) -> Iterator[None]:
+    """Converts errors and panics of the `tokenizers` library.
+
+    Args:
+        failure: start of the error message.
+
+    Raises:
+        UserError: the library failed.
+    """
+    try:
+        yield
+    except BaseException as error:  # the library raises plain Exception; a panic is not one
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"{failure}: {reason}.") from error
+
+
+def unsafe_component(content: Mapping[str, Any]) -> str | None:
+    """Describes the first component that needs a sandbox, for messages; None if all are safe.
+
+    Args:
+        content: from `read_tokenizer_json`.
+    """
+    for expression in _regexes([content.get("normalizer"), content.get("pre_tokenizer")]):
+        if expression not in KNOWN_REGEXES:
+            return f"the regular expression {short_repr(expression)}"
+    if _text_growth(content) > MAX_GROWTH:
+        return "the normalizer and pre-tokenizer"
+    templates = [
+        part["single"] for part in _objects(content.get("post_processor")) if "single" in part
+    ]
+    texts = sum("Sequence" in part for part in _objects(templates))
+    return "the post-processor" if len(templates) > 1 or texts > 1 else None
+
+
+def _check_limits(file: Path, content: Mapping[str, Any]) -> None:
+    """Rejects counts and sizes beyond those of any real tokenizer."""
+    added, model = content.get("added_tokens"), content.get("model")
+    model = model if isinstance(model, dict) else {}
+    vocab, merges = model.get("vocab"), model.get("merges")
+    for what, value, most in (
+        ("tokens", vocab, MAX_VOCAB_SIZE),
+        ("merges", merges, MAX_MERGES),
+        ("added tokens", added, MAX_ADDED_TOKENS),
+    ):
+        if isinstance(value, dict | list):
+            _check_number(file, what, len(value), most)
+    tokens = vocab if isinstance(vocab, dict) else map(_first, _listed(vocab))
+    texts = (entry.get("content") for entry in _listed(added) if isinstance(entry, dict))
+    longest = max(_longest(tokens), _longest(texts))
+    _check_number(file, "characters in a token", longest, MAX_TOKEN_CHARS)
+    for name in COMPONENTS:
+        number = sum(1 for _ in _values(content.get(name)))
+        _check_number(file, f"values in its {name}", number, MAX_COMPONENT_VALUES)
+    growth = max(_text_growth(content), _growth(content.get("decoder")))
+    if MAX_SANDBOXED_GROWTH < growth < math.inf:
+        raise ModelError(
+            f"{file} has components that make a text more than {MAX_SANDBOXED_GROWTH:,} times as "
+            "long; download it again."
+        )
+
+
+def _check_number(file: Path, what: str, number: int, most: int) -> None:
+    if number > most:
+        raise ModelError(
+            f"{file} has {number:,} {what}, and at most {most:,} are read; download it again."
+        )
+
+
+def _text_growth(content: Mapping[str, Any]) -> float:
+    """`_growth` of the components that change a text before encoding."""
+    return _growth(content.get("normalizer")) * _growth(content.get("pre_tokenizer"))
+
+
+def _growth(component: Any) -> float:
+    """Upper bound on a component's growth: a text's bytes after it, divided by those before."""
+    return math.prod(map(_own_growth, _objects(component)))
+
+
+def _own_growth(part: Mapping[str, Any]) -> float:
+    if part.keys() <= PATTERN_FIELDS:
+        return 1
+    kind = part.get("type")
+    if kind == "Replace":
+        pattern, size = part.get("pattern"), _num_bytes(part.get("content"))
+        # An empty pattern, and some expressions, match between any two characters.
+        return max(1, size) if isinstance(pattern, dict) and pattern.get("String") else 1 + size
+    if kind == "Prepend":
+        return 1 + _num_bytes(part.get("prepend"))
+    return GROWTHS.get(kind, math.inf) if isinstance(kind, str) else math.inf
+
+
+def _num_bytes(text: Any) -> int:
+    return len(str(text).encode(errors="replace"))
+
+
+def _regexes(components: Any) -> Iterator[str]:
+    """Yields the regular expressions in components' JSON."""
+    for part in _objects(components):
+        if isinstance(part.get("Regex"), str):
+            yield part["Regex"]
+
+
+def _objects(component: Any) -> Iterator[dict[str, Any]]:
+    """Yields all objects in a component's JSON."""
+    return (value for value in _values(component) if isinstance(value, dict))
+
+
+def _values(component: Any) -> Iterator[Any]:
+    """Yields all values in a component's JSON, in order."""
+    pending = [component]
+    while pending:
+        value = pending.pop()
+        yield value
+        if isinstance(value, dict | list):
+            pending += reversed(value.values() if isinstance(value, dict) else value)
+
+
+def _longest(tokens: Iterable[Any]) -> int:
+    return max((len(token) for token in tokens if isinstance(token, str)), default=0)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _first(entry: Any) -> Any:
+    """Text of a Unigram vocabulary entry, [text, score]."""
+    return entry[0] if isinstance(entry, list) and entry else None

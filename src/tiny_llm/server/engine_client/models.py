@@ -1,0 +1,292 @@
+"""Model loading on demand within a memory budget, and unloading when idle.
+
+Models load one at a time, in the order they were first requested. When the budget is exhausted, the
+least recently used model is evicted, idle models first. A model evicted while in use accepts no new
+requests: these wait for its next load, queued behind the model that displaces it, so that neither
+model starves.
+"""
+
+import asyncio
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..http.errors import ApiError
+from ..settings import ModelSpec, Settings
+from .client import EngineClient
+from .coalescer import Coalescer, coalescing_delay
+from .engine_thread import CommandQueue, EngineThread
+from .lifecycle import Lifecycle, Phase
+from .messages import EngineDead, EngineMessage
+from .metrics import Metrics
+
+log = logging.getLogger("tiny_llm.server")
+
+IDLE_CHECK_INTERVAL = 0.2  # seconds
+
+
+class ModelEngine:
+    """A served model: its engine thread, the thread's client, and the requests using the model.
+
+    Args:
+        spec: the model's specification.
+        settings: server settings, with the model's names.
+        metrics: the server's metrics.
+        open_renderer: creates the prompt renderer; called in a worker thread during each load.
+        on_dead: called when the engine thread has failed.
+
+    Attributes:
+        spec: as given.
+        client, thread: the engine thread's client, and the thread itself.
+        renderer: the prompt renderer; None while the model is not loaded.
+        num_users: number of requests using the model, which is unloaded only at 0.
+        last_used: `time.monotonic()` at the last load or change of `num_users`.
+        is_closing: whether the model is about to be unloaded and accepts no new users.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: Settings,
+        metrics: Metrics,
+        open_renderer: Callable[["ModelEngine"], Any],
+        on_dead: Callable[[], None],
+    ):
+        self.spec = spec
+        self.renderer: Any = None
+        self.num_users = 0
+        self.last_used = time.monotonic()
+        self.is_closing = False
+        self._open_renderer = open_renderer
+        self._on_dead = on_dead
+        self._waiters: list[asyncio.Future[None]] = []
+        self._unused = asyncio.Event()
+        self._coalescer = Coalescer(
+            self._on_message, lambda: coalescing_delay(len(self.client.in_flight))
+        )
+        command_queue: CommandQueue = queue.SimpleQueue()
+        phase = Phase.LOADING if spec.is_pinned else Phase.UNLOADED
+        self.client = EngineClient(
+            settings, command_queue, Lifecycle(phase), metrics, self._coalescer.schedule_wake
+        )
+        self.thread = EngineThread(spec.load, command_queue, self._coalescer.post)
+
+    @property
+    def name(self) -> str:
+        """The model's name in responses."""
+        return self.client.settings.model_name
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model's memory is allocated."""
+        return self.client.engine_info is not None
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether the model may be unloaded once it has no users."""
+        return self.is_loaded and not self.spec.is_pinned
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the model is not loaded but pinned or awaited by requests."""
+        has_waiters = any(not waiter.done() for waiter in self._waiters)
+        return not self.is_loaded and (has_waiters or self.spec.is_pinned)
+
+    def start(self) -> None:
+        """Starts the engine thread, which waits for `load`."""
+        self._coalescer.start()
+        self.thread.start()
+
+    # ---------------------------------------------------------------- users
+
+    def enter(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
+        """Adds a user once the model is loaded; the returned future must be passed to `leave`.
+
+        Args:
+            request_load: called if the model must be loaded.
+
+        Raises:
+            ApiError: 503, the server is shutting down; 429, too many requests are waiting.
+        """
+        phase = self.client.lifecycle.phase
+        if phase in (Phase.DRAINING, Phase.BROKEN):
+            self.client.check_ready()
+        entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if phase is Phase.READY and not self.is_closing:
+            self._add_user(entered)
+            return entered
+        self._waiters = [waiter for waiter in self._waiters if not waiter.done()]
+        if len(self._waiters) > self.client.settings.max_queue:
+            raise ApiError(
+                429,
+                f"{len(self._waiters)} requests wait for the model '{self.name}'; retry later.",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": "1"},
+            )
+        self._waiters.append(entered)
+        request_load(self)
+        return entered
+
+    def leave(self, entered: asyncio.Future[None]) -> None:
+        """Removes the user that `enter` added, or cancels the wait."""
+        if not entered.done():
+            entered.cancel()
+        elif entered.exception() is None:
+            self.num_users -= 1
+            self.last_used = time.monotonic()
+            if not self.num_users:
+                self._unused.set()
+
+    def _add_user(self, entered: asyncio.Future[None]) -> None:
+        self.num_users += 1
+        self.last_used = time.monotonic()
+        self._unused.clear()
+        entered.set_result(None)
+
+    def settle_waiters(self, error: ApiError | None = None) -> None:
+        """Admits waiting requests as users of the loaded model, or fails them with `error`."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.done():  # the client has disconnected
+                continue
+            if error is None:
+                self._add_user(waiter)
+            else:
+                waiter.set_exception(error)
+
+    # ---------------------------------------------------------------- loading
+
+    async def load(self) -> str | None:
+        """Loads the engine and the prompt renderer; returns the reason on failure."""
+        client, loop = self.client, asyncio.get_running_loop()
+        opened = loop.run_in_executor(None, self._open_renderer, self)
+        results = await asyncio.gather(opened, client.load(), return_exceptions=True)
+        renderer: Any = results[0]
+        error = client.load_error
+        if error is None and isinstance(renderer, BaseException):
+            log.error("the tokenizer cannot be opened", exc_info=renderer)
+            error = f"the tokenizer cannot be opened: {renderer}"
+            if self.is_loaded:
+                await client.unload()
+        if error is None and self.is_loaded:
+            self.renderer, self.last_used = renderer, time.monotonic()
+            client.lifecycle.transition(Phase.READY)
+            client.report_phase()
+        return error
+
+    async def unload(self) -> None:
+        """Waits until the model is unused, then releases its memory."""
+        self.is_closing = True
+        if self.num_users:
+            await self._unused.wait()
+        await self.client.wait_until_idle(None)  # aborted requests end at the next step
+        self.renderer = None
+        await self.client.unload()
+        self.is_closing = False
+
+    def _on_message(self, message: EngineMessage) -> None:
+        self.client.handle_message(message)
+        if isinstance(message, EngineDead):
+            self._on_dead()
+
+
+class ModelRegistry:
+    """Loads and unloads a server's models.
+
+    Args:
+        engines: the models.
+        max_memory: upper bound on the total declared memory of loaded models; None for no limit.
+        idle_unload: idle seconds after which a model is unloaded; None disables idle unloading.
+        on_load_failed: called with the model and the reason when a pinned model fails to load.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[ModelEngine],
+        max_memory: int | None,
+        idle_unload: float | None,
+        on_load_failed: Callable[[ModelEngine, str], None],
+    ):
+        self._engines = engines
+        self._max_memory = max_memory
+        self._idle_unload = idle_unload
+        self._on_load_failed = on_load_failed
+        self._queue: asyncio.Queue[ModelEngine] = asyncio.Queue()
+        self._queued: set[ModelEngine] = set()  # including the model being loaded
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether requests wait for their model to load; if False, they get 503 meanwhile."""
+        return len(self._engines) > 1 or self._idle_unload is not None
+
+    def request_load(self, engine: ModelEngine) -> None:
+        """Queues a load; a no-op if already queued."""
+        if engine not in self._queued:
+            self._queued.add(engine)
+            self._queue.put_nowait(engine)
+
+    async def run(self) -> None:
+        """Loads pinned models, then models awaited by requests; unloads idle models."""
+        pinned = [engine for engine in self._engines if engine.spec.is_pinned]
+        for engine in pinned:
+            self.request_load(engine)
+        if not pinned:
+            log.info("ready: models are loaded on first use")
+        while True:
+            interval = None if self._idle_unload is None else IDLE_CHECK_INTERVAL
+            try:
+                engine = await asyncio.wait_for(self._queue.get(), interval)
+            except TimeoutError:
+                await self._unload_idle()
+                continue
+            if engine.is_wanted:
+                await self._make_room(engine)
+            if engine.is_wanted:  # clients may have disconnected meanwhile
+                await self._load(engine)
+            self._queued.remove(engine)
+
+    async def _load(self, engine: ModelEngine) -> None:
+        started = time.monotonic()
+        error = await engine.load()
+        if error is None:
+            seconds = time.monotonic() - started
+            log.info("ready: the model is %s (loaded in %.2f s)", engine.name, seconds)
+            engine.settle_waiters()
+            return
+        if engine.spec.is_pinned:
+            self._on_load_failed(engine, error)
+            return
+        log.error("the model '%s' cannot be loaded: %s", engine.name, error)
+        engine.settle_waiters(
+            ApiError(
+                503,
+                f"The model '{engine.name}' could not be loaded; see the server's log.",
+                "model",
+                "model_load_failed",
+            )
+        )
+
+    async def _make_room(self, engine: ModelEngine) -> None:
+        """Unloads models until `engine` fits in the budget."""
+        while self._max_memory is not None:
+            loaded = [other for other in self._engines if other.is_loaded and other is not engine]
+            used = sum(other.spec.memory_bytes for other in loaded)
+            if used + engine.spec.memory_bytes <= self._max_memory:
+                return
+            evictable = [other for other in loaded if other.is_evictable]
+            await self._unload(
+                min(evictable, key=lambda other: (other.num_users > 0, other.last_used))
+            )
+
+    async def _unload_idle(self) -> None:
+        assert self._idle_unload is not None
+        for engine in self._engines:
+            idle = time.monotonic() - engine.last_used
+            if engine.is_evictable and not engine.num_users and idle >= self._idle_unload:
+                await self._unload(engine)
+
+    async def _unload(self, engine: ModelEngine) -> None:
+        await engine.unload()
+        log.info("unloaded: the model %s", engine.name)

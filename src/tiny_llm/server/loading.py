@@ -1,0 +1,127 @@
+"""Requests waiting for a model to load, with keep-alive comments in streams."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .engine_client.models import ModelEngine
+from .http.errors import ApiError
+from .protocol.disconnect import wait_for_disconnect
+from .protocol.streaming import KEEP_ALIVE_COMMENT, error_event, stream_headers
+
+LEASE = "tiny_llm.model_lease"  # key in the ASGI scope
+
+
+class ModelLease:
+    """A request's lease on a model, which stays loaded until the response has ended.
+
+    If a streaming request waits longer than the keep-alive interval, a comment starts its response.
+    Error responses are then converted to error events.
+
+    Args:
+        path: the request's path, which determines the format of error events.
+        send: ASGI's `send`.
+    """
+
+    def __init__(self, path: str, send: Send):
+        self._path = path
+        self._send = send
+        self._engine: ModelEngine | None = None
+        self._entered: asyncio.Future[None] | None = None
+        self._is_started = False  # whether a comment has started the response
+        self._error_status: int | None = None
+
+    async def wait(
+        self,
+        engine: ModelEngine,
+        request_load: Callable[[ModelEngine], None],
+        receive: Receive,
+        is_stream: bool,
+    ) -> None:
+        """Waits until the model is loaded.
+
+        Raises:
+            ApiError: the model cannot be loaded, the request has timed out, or the client has
+                disconnected.
+        """
+        self._engine, self._entered = engine, engine.enter(request_load)
+        if not self._entered.done():
+            timeout = engine.client.settings.request_timeout
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._wait(receive, is_stream, engine.client.settings.keep_alive)
+            except TimeoutError:
+                message = f"The request did not finish within {timeout:g} s."
+                raise ApiError(504, message, code="timeout") from None
+        self._entered.result()
+
+    async def _wait(self, receive: Receive, is_stream: bool, keep_alive: float) -> None:
+        entered = self._entered
+        assert entered is not None
+        left = asyncio.ensure_future(wait_for_disconnect(receive))
+        try:
+            while not entered.done():
+                waited_for = (entered, left)
+                await asyncio.wait(waited_for, timeout=keep_alive, return_when="FIRST_COMPLETED")
+                if left.done():
+                    raise ApiError(499, "The client has disconnected.")
+                if is_stream and not entered.done():
+                    await self._send_comment()
+        finally:
+            left.cancel()
+
+    async def _send_comment(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            headers = [(name.encode(), value.encode()) for name, value in stream_headers().items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(
+            {"type": "http.response.body", "body": KEEP_ALIVE_COMMENT, "more_body": True}
+        )
+
+    async def send(self, message: Message) -> None:
+        """Sends an ASGI message; an error becomes an event if a comment has started the stream."""
+        if not self._is_started:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._error_status = message["status"] if message["status"] >= 400 else None
+        elif self._error_status is not None:
+            fields = json.loads(message["body"])["error"]
+            error = ApiError(
+                self._error_status, fields["message"], fields.get("param"), fields.get("code")
+            )
+            await self._send({**message, "body": error_event(self._path, error)})
+        else:
+            await self._send(message)
+
+    def release(self) -> None:
+        """Releases the model."""
+        if self._engine is not None and self._entered is not None:
+            self._engine.leave(self._entered)
+
+
+class LeaseMiddleware:
+    """ASGI middleware that releases the request's model at the end of the response."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forwards a request with a new lease."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        lease = scope[LEASE] = ModelLease(scope["path"], send)
+        try:
+            await self._app(scope, receive, lease.send)
+        finally:
+            lease.release()
+
+
+def lease_of(request: Request) -> ModelLease:
+    """Returns the request's lease."""
+    lease: ModelLease = request.scope[LEASE]
+    return lease

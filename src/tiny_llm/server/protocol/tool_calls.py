@@ -1,0 +1,97 @@
+"""Conversion of tool-call parser events to deltas."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...engine.tool_calls.format import ToolCallFormat
+from ...engine.tool_calls.text_source import ArgumentsDelta, CallEnd, CallStart, Event, TextSource
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """A tool call, or a delta of a streamed call.
+
+    Attributes:
+        name: the tool's name.
+        arguments: JSON text; in a delta, the added text.
+        id: the call's id, the same in all of its deltas.
+        is_new: False for deltas after the first.
+    """
+
+    name: str
+    arguments: str
+    id: str
+    is_new: bool = True
+
+
+@dataclass(frozen=True)
+class ToolCallOptions:
+    """Tool calls that a completion may contain.
+
+    Args:
+        format: the model's tool-call format.
+        tools: available tools, in OpenAI's format.
+        is_stream: whether to emit calls incrementally.
+        has_form: whether output that does not start with a call is structured output, which
+            contains no calls.
+    """
+
+    format: ToolCallFormat
+    tools: Sequence[Mapping[str, Any]] = ()
+    is_stream: bool = False
+    has_form: bool = False
+
+
+class ToolCallReader:
+    """Reads the calls that start at a tag.
+
+    Args:
+        options: see `ToolCallOptions`.
+        text: the output from the tag on, including whitespace before it.
+
+    Attributes:
+        source: the text, to which the caller appends further output.
+        is_open: whether a call has started but not ended.
+    """
+
+    def __init__(self, options: ToolCallOptions, text: str):
+        functions = {tool["function"]["name"]: tool["function"] for tool in options.tools}
+        self.source = TextSource(text)
+        self.is_open = False
+        self._options = options
+        self._events = options.format.parse(self.source, functions)
+        self._name, self._id = "", ""
+        self._arguments: list[str] = []  # of the current call, if not streaming
+
+    def read(self, deltas: list[Any]) -> bool:
+        """Appends deltas for the text so far; returns whether the calls have ended.
+
+        Raises:
+            MalformedCallError: the rest of the text, `source.taken` included, is not a call.
+        """
+        for event in self._events:
+            if event is None:
+                return False
+            delta = self._to_delta(event)
+            if delta is not None:
+                deltas.append(delta)
+                self.source.mark()
+        return True
+
+    def _to_delta(self, event: Event) -> ToolCallDelta | None:
+        is_stream = self._options.is_stream
+        match event:
+            case CallStart(name):
+                self.is_open, self._name, self._arguments = True, name, []
+                self._id = self._options.format.new_call_id()
+                return ToolCallDelta(name, "", self._id) if is_stream else None
+            case ArgumentsDelta(text):
+                self._arguments.append(text)
+                return ToolCallDelta(self._name, text, self._id, False) if is_stream else None
+            case CallEnd():
+                self.is_open = False
+                if not is_stream:
+                    return ToolCallDelta(self._name, "".join(self._arguments), self._id)
+                self.source.mark()
+        return None

@@ -1,0 +1,53 @@
+"""`python -m tiny_llm.agent`."""
+
+import json
+
+import pytest
+
+from tiny_llm.agent.__main__ import main
+
+
+def run(tmp_path, script, *flags):
+    (tmp_path / "script.json").write_text(json.dumps(script))
+    return main(["--solution", "ref", "--script", str(tmp_path / "script.json"), *flags])
+
+
+def test_script_edits_a_file(tmp_path, capsys):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one two")
+    edit = ["edit_file", {"path": "a.txt", "old": "two", "new": "three"}]
+    assert run(tmp_path, [[edit], "Done."], "--workspace", str(folder)) == 0
+    assert (folder / "a.txt").read_text() == "one three"
+    call = f"edit_file({json.dumps(edit[1])})"
+    assert capsys.readouterr().out == f"{call}\n    → edited a.txt\nDone.\n"
+
+
+def test_step_limit(tmp_path, capsys):
+    calls = [[["add", {"a": 1, "b": 2}]]] * 3
+    assert run(tmp_path, calls, "--max-steps", "2") == 1
+    assert capsys.readouterr().out.count("→ 3") == 2
+
+
+def test_compaction(tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "a.txt").write_text("x" * 3000)
+    calls = [[["read_file", {"path": "a.txt"}]]] * 5
+    flags = ["--workspace", str(folder), "--compact", "5000"]
+    assert run(tmp_path, [*calls, "Done."], *flags) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--workspace", "/nowhere"], "the workspace /nowhere is not a folder; create it first."),
+        (["--url", "http://127.0.0.1:1"], "--script has no effect with --url"),
+        (["--script", "/nowhere"], "--script /nowhere cannot be read"),
+        (["--compact", "5", "--compact-to", "6"], "the target of compaction must be between 1 and"),
+        (["--max-steps", "0"], "must be at least 1, got 0"),
+    ],
+)
+def test_user_errors(tmp_path, capsys, flags, message):
+    assert run(tmp_path, ["Done."], *flags) == 2
+    assert message in capsys.readouterr().err

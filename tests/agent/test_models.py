@@ -1,0 +1,155 @@
+"""Chat models of the agent: script, engine and server."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from tiny_llm import LLM, UserError
+from tiny_llm.agent import Agent, LocalModel, OpenAIModel, ScriptedModel, Tool, assistant
+from tiny_llm.agent.tools import calculator
+
+QUESTION = [{"role": "user", "content": "What is 4718 + 2593?"}]
+DEFINITIONS = [tool.definition for tool in calculator()]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("demo")
+
+
+def test_demo_model_calls_tools(llm):
+    model = LocalModel(llm, max_tokens=100)
+    transcript = Agent(model, calculator()).run("What is 4718 + 2593?")
+    call, result = transcript.messages[1]["tool_calls"][0], transcript.messages[2]
+    assert call["id"] == "call_1_0" == result["tool_call_id"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 4718, "b": 2593}
+    assert transcript.answer == "4718 + 2593 = 7311."
+    assert (model.usage.requests, transcript.steps) == (2, 2)
+    assert 0 < model.usage.cached_tokens < model.usage.prompt_tokens
+
+
+def test_script_of_a_local_model_only_replaces_its_messages(llm):
+    model = LocalModel(llm, script=ScriptedModel([assistant("Seven.")]))
+    assert model.complete(QUESTION, DEFINITIONS, 0) == assistant("Seven.")
+    assert model.usage.prompt_tokens > 100
+
+
+def test_prompt_beyond_the_context_is_a_user_error(llm):
+    with pytest.raises(UserError, match="context"):
+        LocalModel(llm).complete([{"role": "user", "content": "word " * 5000}], [], 0)
+
+
+def test_scripts():
+    script = ScriptedModel.from_json('[[["add", {"a": 1}], ["add", "{"]], "Done."]')
+    calls = script.complete(QUESTION, [], 0)["tool_calls"]
+    assert [call["id"] for call in calls] == ["call_0_0", "call_0_1"]
+    assert [call["function"]["arguments"] for call in calls] == ['{"a": 1}', "{"]
+    assert script.complete(QUESTION, [], 0)["content"] == "Done."
+    with pytest.raises(UserError, match="the script has 2 messages"):
+        script.complete(QUESTION, [], 0)
+    by_seed = ScriptedModel(lambda messages, seed: assistant(f"seed {seed}"))
+    assert by_seed.complete(QUESTION, [], 5)["content"] == "seed 5"
+
+
+@pytest.mark.parametrize("text", ["{", "3", "[3]", "[[3]]"])
+def test_invalid_scripts(text):
+    with pytest.raises(UserError, match="a script must be a JSON list such as"):
+        ScriptedModel.from_json(text)
+
+
+class Server(HTTPServer):
+    """An HTTP server that gives one reply and records the requests."""
+
+    reply: tuple[int, Any] = (200, {})
+    requests: list[Any]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self._send(200, {"data": [{"id": "first"}]})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append((self.path, self.headers["Authorization"], json.loads(body)))
+        self._send(*self.server.reply)
+
+    def _send(self, status: int, reply: Any) -> None:
+        data = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(("127.0.0.1", 0), Handler)
+    server.requests = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.server_port}/v1"
+
+
+def test_server_reply(server):
+    message = assistant(None, ("add", {"a": 1, "b": 2}))
+    usage = {"prompt_tokens": 50, "prompt_tokens_details": {"cached_tokens": 40}}
+    server.reply = (200, {"choices": [{"message": message}], "usage": usage})
+    model = OpenAIModel(url(server), api_key="secret", temperature=0.5)
+    assert model.complete(QUESTION, DEFINITIONS, 7) == message
+    assert (model.model, model.usage.hit_rate) == ("first", 0.8)
+    [(path, key, body)] = server.requests
+    assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+    assert body == {
+        "model": "first",
+        "messages": QUESTION,
+        "tools": DEFINITIONS,
+        "seed": 7,
+        "temperature": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ((400, {"error": {"message": "too long"}}), "server error 400: .*too long"),
+        ((200, {"choices": []}), "returned no chat completion"),
+        ((200, [1]), "returned no JSON object"),
+    ],
+)
+def test_server_errors(server, reply, message):
+    server.reply = reply
+    with pytest.raises(UserError, match=message):
+        OpenAIModel(url(server), "name").complete(QUESTION, [], 0)
+
+
+def test_unreachable_server(server):
+    address = url(server)
+    server.socket.close()
+    with pytest.raises(UserError, match="the request to http.* failed: "):
+        OpenAIModel(address)
+    with pytest.raises(UserError, match="the URL must begin with http"):
+        OpenAIModel("localhost:8000")
+
+
+def test_tools_are_checked():
+    with pytest.raises(UserError, match="the parameters of the tool f are no JSON schema: "):
+        Tool("f", "", {"properties": 3}, str)
+    with pytest.raises(UserError, match="tools must have different names, got add"):
+        Agent(ScriptedModel([]), [*calculator(), *calculator()])
+    assert DEFINITIONS[0]["function"]["parameters"]["additionalProperties"] is False

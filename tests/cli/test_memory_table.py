@@ -1,0 +1,174 @@
+"""`check --model`: what fits in the memory."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from tests.engine.hybrid import STATE_BYTES, write_hybrid
+from tests.models.support import FAMILIES, MIXTURE, write_family
+from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm.cli import check_installation, memory_table
+from tiny_llm.cli.memory_table import Fit, format_bytes, measure_bandwidth
+from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.engine.execution import kv_memory
+from tiny_llm.models.model_size import model_size
+
+GB = 10**9
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """A machine with 16 GB, of which 12 are available, that reads 100 GB/s."""
+    for module in (memory_table, kv_memory):
+        monkeypatch.setattr(module, "total_memory", lambda: 16 * GB)
+    monkeypatch.setattr(memory_table, "available_memory", lambda: 12 * GB)
+    monkeypatch.setattr(check_installation, "measure_bandwidth", lambda num_bytes: 100e9)
+
+
+def check(capsys, *argv):
+    """Runs the command in a terminal of 80 columns: (status, label -> cells, output)."""
+    status = check_installation.main(argv, "check")
+    output = capsys.readouterr().out
+    rows = [line.strip("│ ").split("│") for line in output.splitlines() if line.startswith("│")]
+    return status, {label.strip(): [c.strip() for c in cells] for label, *cells in rows}, output
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def config_folder(tmp_path, **changes):
+    """Folder of a model of 8 GB that is not downloaded: only its config."""
+    config = {
+        **FAMILIES["qwen3"],
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+        "quantization": {"bits": 4, "group_size": 64},
+        **changes,
+    }
+    tmp_path.joinpath("config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
+    status, rows, output = check(capsys, "--model", config_folder(tmp_path))
+    assert status == 0
+    # The 8B's 8.19e9 weights in 4.5 bits; 2·36·8 rows of 128 numbers, or of 132 bytes.
+    assert rows["weights"] == ["4.61 GB"] * 2
+    assert rows["KV cache per token"] == ["147.5 kB", "76.0 kB"]
+    assert rows["KV memory"] == ["5.54 GB"] * 2  # 3/4 of 12 − 4.61 GB
+    assert rows["context in tokens"] == ["40,960"] * 2
+    assert rows["tokens in KV memory"] == ["37,568", "72,896"]
+    assert rows["longest prompt in tokens"] == ["37,568", "40,959"]
+    # 4.26 GB per token without the embedding, and 1,024 or 37,568 tokens' keys and values.
+    assert rows["tokens/s after 1,024 tokens"] == ["22.7", "23.1"]
+    assert rows["tokens/s after 37,568 tokens"] == ["10.2", "14.1"]
+    assert "state" not in output
+    assert max(len(line) for line in output.splitlines() if line[:1] in "┏┡│└") <= 80
+    assert "KV memory: 3/4 of the 7.39 GB that are available beside the weights" in output
+    assert "measured as 100.0 GB/s" in output
+
+
+def test_model_that_does_not_fit(memory, tmp_path, capsys):
+    status, rows, output = check(capsys, "--model", config_folder(tmp_path, num_hidden_layers=360))
+    assert status == 1
+    assert set(rows) == {"weights", "KV cache per token", "context in tokens"}
+    assert "the weights do not fit in the memory; choose a smaller model" in output
+
+
+def test_given_memory_and_context(memory, tmp_path, capsys):
+    flags = ["--kv-cache-bytes", "9e9", "--max-model-len", "1000", "--block-size", "16"]
+    _, rows, output = check(capsys, "--model", config_folder(tmp_path), *flags)
+    assert rows["KV memory"] == ["9.00 GB"] * 2
+    assert rows["tokens in KV memory"] == ["61,024", "118,368"]
+    assert rows["context in tokens"] == ["1,000"] * 2
+    assert rows["longest prompt in tokens"] == ["999"] * 2
+    assert "weights and KV memory exceed the available memory by 1.61 GB" in output
+    assert "available beside" not in output
+
+
+def test_small_model_gets_what_its_requests_use(memory, capsys):
+    _, rows, output = check(capsys, "--model", "demo", "--max-num-seqs", "4")
+    assert rows["tokens in KV memory"] == ["8,192"] * 2  # 4 · 2,048
+    assert "KV memory: as 4 requests of 2,048 tokens use; --kv-cache-bytes sets it" in output
+
+
+def test_draft_model_shares_the_memory(memory, capsys):
+    flags = ["--model", "demo", "--draft-model", "demo-draft", "--kv-cache-bytes", "1e8"]
+    _, rows, _ = check(capsys, *flags)
+    sizes = [model_size(folder) for folder in (TARGET_PATH, DRAFT_PATH)]
+    weights = sum(size.weight_bytes for size in sizes)
+    assert rows["weights with the draft model"] == [format_bytes(weights)] * 2
+    llm = LLM("demo", draft_model="demo-draft", kv_cache_bytes=1e8)
+    tokens = llm.scheduler.config.num_pages * 32
+    assert rows["tokens in KV memory"][0] == f"{tokens:,}"
+
+
+def test_states_of_a_hybrid_model(memory, tmp_path, capsys):
+    folder = str(write_hybrid(tmp_path / "model"))
+    _, rows, _ = check(capsys, "--model", folder, "--kv-cache-bytes", "1e7")
+    assert rows["state per request"] == [format_bytes(STATE_BYTES)] * 2
+    config = LLM(folder, kv_cache_bytes=1e7).scheduler.config
+    assert rows["states in KV memory"][0] == str(config.num_state_slots)
+    assert rows["tokens in KV memory"][0] == f"{config.num_pages * 32:,}"
+
+
+def test_ranks_share_the_memory(memory, tmp_path, capsys):
+    folder = str(write_family(tmp_path / "model", MIXTURE))
+    one, two = (
+        check(capsys, "--model", folder, "--kv-cache-bytes", "1e7", *flags)[1]
+        for flags in ((), ("--tensor-parallel-size", "2"))
+    )
+    assert one["tokens in KV memory"] == two["tokens in KV memory"]
+    assert float(two["weights"][0].split()[0]) > float(one["weights"][0].split()[0])  # the router
+
+
+def test_pooling_model_does_not_decode(memory, capsys):
+    _, rows, output = check(capsys, "--model", "demo", "--task", "score")
+    assert "longest prompt in tokens" in rows
+    assert "tokens/s" not in output
+
+
+def test_flags_require_a_model(capsys):
+    assert check_installation.main(["--draft-model", "demo"], "check") == 2
+    assert "--draft-model has no effect without --model; give both." in capsys.readouterr().err
+
+
+def test_table_shows_what_the_engine_uses(memory):
+    size = model_size(TARGET_PATH)
+    fit = Fit.of([size], None, 32, 32, None, available=12 * GB)
+    llm = LLM("demo", kv_cache_bytes=fit.kv_cache_bytes)
+    config = llm.scheduler.config
+    assert config.num_pages * config.page_size == fit.num_tokens
+    one_token = SamplingParams(max_tokens=1)
+    llm.add_request([5] * fit.longest_prompt, one_token)
+    with pytest.raises(UserError):
+        llm.add_request([5] * (fit.longest_prompt + 1), one_token)
+
+
+def test_markup_in_a_name_is_printed(capsys):
+    fit = Fit.of([model_size(TARGET_PATH)], 10**8, 32, 32, None, available=12 * GB)
+    Console().print(memory_table.memory_table("[red]/x", {"auto": fit}))
+    assert "[red]/x" in capsys.readouterr().out
+
+
+def test_bandwidth_is_measured():
+    bandwidth = measure_bandwidth(10**6)
+    assert bandwidth is None or bandwidth > 0
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.25e6, "2.2 MB"), (1.2345e9, "1.23 GB")],
+)
+def test_format_bytes(number, expected):
+    assert format_bytes(number) == expected

@@ -1,0 +1,137 @@
+"""Mistakes of days 7.4 and 7.5."""
+
+from tests.course.wrong import Wrong
+
+WRONG = [
+    Wrong("7.4.1 fork", "all branches append to one transcript", "transcript.fork()", "transcript"),
+    Wrong(
+        "7.4.1 fork",
+        "all branches write to the run's files",
+        'shutil.copytree(workspace, folder / f"branch_{number}")',
+        "workspace",
+    ),
+    Wrong(
+        "7.4.1 fork",
+        "neighbouring seeds have branches in common",
+        "completion_seed(seed, number)",
+        "seed + number",
+    ),
+    Wrong("7.4.1 fork", "one seed for all", "completion_seed(seed, number)", "seed"),
+    Wrong(
+        "7.4.2 passes",
+        "mistakes in the check count as failures",
+        "(OSError, ValueError)",
+        "Exception",
+    ),
+    Wrong(
+        "7.4.2 passes",
+        "only a missing file is a failure",
+        "(OSError, ValueError)",
+        "FileNotFoundError",
+    ),
+    Wrong(
+        "7.4.2 select",
+        "only branches with an answer",
+        "if passes(",
+        "if branch.transcript.answer is not None and passes(",
+    ),
+    Wrong(
+        "7.4.2 select",
+        "the first one that passes",
+        "min(passing, key=lambda branch: branch.transcript.steps, default=None)",
+        "next(iter(passing), None)",
+    ),
+    Wrong(
+        "7.4.2 select",
+        "any branch if none passes",
+        "default=None",
+        "default=branches[0] if branches else None",
+    ),
+    Wrong(
+        "7.4.3 vote",
+        "branches without an answer vote for none",
+        "if answer is not None",
+        "",
+    ),
+    Wrong("7.4.3 vote", "answers that differ in case are different", ".lower()", ""),
+    Wrong("7.4.3 vote", "a final period makes a difference", '.rstrip(".")', ""),
+    Wrong("7.4.3 vote", "the rarest answer", "most_common(1)[0]", "most_common()[-1]"),
+    Wrong(
+        "7.4.3 vote",
+        "the last of equally frequent answers",
+        "counts.most_common(1)[0]",
+        "max(reversed(counts.items()), key=lambda entry: entry[1])",
+    ),
+    Wrong(
+        "7.4.4 pages",
+        "only pages that all branches have",
+        "count > 1",
+        "count == len(pages) > 1",
+    ),
+    Wrong(
+        "7.4.4 pages",
+        "each shared page saves one",
+        "owners.total() - len(owners)",
+        "shared",
+    ),
+    Wrong(
+        "7.4.4 pages",
+        "a page is stored once per branch",
+        "PageCounts(len(owners)",
+        "PageCounts(owners.total()",
+    ),
+    Wrong("7.5.1 seed", "no separator", "{task}/{number}", "{task}{number}"),
+    Wrong(
+        "7.5.1 seed",
+        "a hash that differs in each process",
+        'int.from_bytes(digest[:4], "big")',
+        "hash((task, number)) % 2**32",
+    ),
+    Wrong("7.5.1 seed", "the number alone", 'int.from_bytes(digest[:4], "big")', "number"),
+    Wrong(
+        "7.5.2 case",
+        "the answer counts",
+        "passes(task.check, workspace)",
+        "transcript.answer is not None",
+    ),
+    Wrong(
+        "7.5.2 case",
+        "one seed for all tasks",
+        "case_seed(task.name, number)",
+        "number",
+    ),
+    Wrong("7.5.2 case", "any error is the model's", "suppress(UserError)", "suppress(Exception)"),
+    Wrong(
+        "7.5.2 case",
+        "a run that ends early has failed",
+        "passed = passes(task.check, workspace)",
+        'passed = transcript.stop_reason == "answer" and passes(task.check, workspace)',
+    ),
+    Wrong("7.5.2 case", "every end is an answer", 'transcript.stop_reason or "error"', '"answer"'),
+    Wrong(
+        "7.5.3 interval",
+        "the normal approximation",
+        "extra * rate * (1 - rate) + extra * extra / 4",
+        "extra * rate * (1 - rate)",
+    ),
+    Wrong(
+        "7.5.3 interval",
+        "symmetric about the observed rate",
+        "(rate + extra / 2 + side) / (1 + extra)",
+        "rate + side",
+    ),
+    Wrong("7.5.3 interval", "z instead of its square", "z * z / total", "z / total"),
+    Wrong("7.5.4 report", "the order of the results", "sorted(results)", "list(results)"),
+    Wrong(
+        "7.5.4 report",
+        "the order of the first results of tasks",
+        "sorted({result.task for result in ordered})",
+        "dict.fromkeys(result.task for result in results)",
+    ),
+    Wrong(
+        "7.5.4 report",
+        "a digest of what the lines show",
+        "repr([astuple(result) for result in ordered])",
+        'repr("".join(lines))',
+    ),
+]

@@ -1,0 +1,1 @@
+"""Prefix cache on disk: same tokens, damaged files, full disks, killed processes."""

@@ -1,0 +1,122 @@
+"""Processes killed at random times while sharing a directory."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.disk_cache import crash_worker
+from tests.engine.disk_cache.support import page_files
+from tiny_llm.kv_cache.disk.store import PageStore, StoredPage, stored_bytes
+
+ROOT = Path(__file__).resolve().parents[3]
+PAYLOAD_BYTES = 20_000
+MAX_BYTES = 40 * stored_bytes(PAYLOAD_BYTES)
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(20, "big")
+
+
+def payload_of(number: int) -> bytes:
+    return random.Random(number).randbytes(PAYLOAD_BYTES)
+
+
+def write_until_killed(directory: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    store = PageStore(directory, MAX_BYTES, b"model")
+    store.sweep()
+    while True:
+        numbers = [draw.randrange(200) for _ in range(3)]
+        pages = [StoredPage(key_of(n), n % 7, payload_of(n)) for n in numbers]
+        if draw.random() < 0.1:
+            store.discard([pages[0].key])
+        store.write(pages)
+        store.touch([page.key for page in pages])
+
+
+def check_database(directory: Path) -> int:
+    """Checks the index and the contents of indexed pages; returns the number of pages."""
+    database = sqlite3.connect(directory / "index.sqlite")
+    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    [total], [count, size] = (
+        database.execute("SELECT bytes FROM total").fetchone(),
+        database.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM pages").fetchone(),
+    )
+    assert total == size
+    keys = [key for (key,) in database.execute("SELECT key FROM pages")]
+    database.close()
+    store = PageStore(directory, 10**9, b"model")
+    for key in keys:
+        # A process killed between updating the index and the files leaves at most a stale entry.
+        if store.path(key).exists():
+            assert store.read(key, PAYLOAD_BYTES) == payload_of(int.from_bytes(key, "big"))
+    store.close()
+    return int(count)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kill -9")
+def test_killed_writers_leave_a_consistent_store(tmp_path, exhaustive):
+    context = multiprocessing.get_context("spawn")
+    draw, counts = random.Random(1), []
+    for round_number in range(100 if exhaustive else 3):
+        writers = [
+            context.Process(target=write_until_killed, args=(tmp_path, 2 * round_number + i))
+            for i in range(2)
+        ]
+        for writer in writers:
+            writer.start()
+        before = {path.name for path in page_files(tmp_path)}
+        while {path.name for path in page_files(tmp_path)} <= before:
+            time.sleep(0.005)
+            assert all(writer.is_alive() for writer in writers)
+        time.sleep(draw.random() * 0.2)
+        for writer in writers:
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.join()
+        counts.append(check_database(tmp_path))
+    assert counts[-1] > 0
+    store = PageStore(tmp_path, MAX_BYTES, b"model")
+    store.sweep()
+    assert list((tmp_path / "writing").iterdir()) == []
+    store.close()
+
+
+@pytest.mark.slow
+def test_no_wrong_token_after_kills(tmp_path, exhaustive):
+    """Two engines at a time serve prompts from one directory, and are killed under load."""
+    expected = crash_worker.expected_tokens()
+    draw, num_answers, hits = random.Random(2), 0, 0
+    for round_number in range(100 if exhaustive else 2):
+        command = [sys.executable, "-m", crash_worker.__name__, str(tmp_path)]
+        workers = [
+            subprocess.Popen(
+                [*command, str(2 * round_number + i)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            )
+            for i in range(2)
+        ]
+        for worker in workers:
+            for _ in range(draw.randrange(1, 4)):
+                answer = json.loads(worker.stdout.readline())
+                for number, token_ids in answer["answers"]:
+                    assert token_ids == expected[number]
+                    num_answers += 1
+                hits += answer["hits"]
+        time.sleep(draw.random() * 0.1)
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+            worker.stdout.close()
+        database = sqlite3.connect(tmp_path / "index.sqlite")
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        database.close()
+    print(f"{2 * (round_number + 1)} kills, {num_answers} answers, {hits} tokens from disk")
+    assert hits > 0

@@ -1,0 +1,107 @@
+"""`kv_cache_dtype="int8"`: same tokens in every configuration, capacity, accuracy."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engine.support import MORE_CASES, run_cases
+from tests.engine.test_batch_invariance import AMPLE_TOKENS, HALF, TIGHT_TOKENS, build, build_case
+from tiny_llm import LLM, SamplingParams, UserError, load
+
+ROOT = Path(__file__).parents[3]
+
+
+def build_int8(demo, tokens: int, draft=None, **options) -> LLM:
+    """Builds an engine with 8-bit KV memory for about `tokens` tokens."""
+    return build(demo, tokens * 17 // 32, draft, kv_cache_dtype="int8", **options)
+
+
+@pytest.fixture(scope="module")
+def alone(demo):
+    """Outputs and logits of each request alone, prefilled in one chunk."""
+    outputs, logits = {}, {}
+    for case in range(len(MORE_CASES)):
+        llm = build_int8(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
+        own_outputs, own_logits = run_cases(llm, [case], cases=MORE_CASES)
+        outputs |= own_outputs
+        logits |= own_logits
+    return outputs, logits
+
+
+def assert_same(actual, found_logits, alone, where=""):
+    outputs, logits = alone
+    for number, expected in outputs.items():
+        assert actual[number].token_ids == expected.token_ids, f"request {number} {where}"
+        assert actual[number].logprobs == expected.logprobs, f"request {number} {where}"
+    for key, row in logits.items():
+        np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} {where}")
+
+
+@pytest.mark.slow
+def test_batch_chunks_hits_preemption_and_drafts(demo, alone):
+    draft = load("demo-draft")
+    hits = preemptions = accepted = 0
+    for case in HALF[::4]:
+        llm = build_case(demo, draft, case, build_int8)
+        direction, gap = case["arrival"]
+        actual, logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
+        assert_same(actual, logits, alone, f"with {case}")
+        hits += sum(output.num_cached_tokens for output in actual.values())
+        preemptions += llm.scheduler.num_preemptions
+        accepted += llm.runner.statistics.num_accepted_tokens
+    assert hits > 0
+    assert preemptions > 0
+    assert accepted > 0
+
+
+def test_with_ngram_proposer(demo, alone):
+    options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
+    llm = build_int8(demo, TIGHT_TOKENS, speculative="ngram", **options)
+    assert_same(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES), alone)
+    assert llm.runner.statistics.num_accepted_tokens > 20
+    assert llm.scheduler.num_preemptions > 0
+
+
+def test_the_same_memory_holds_more_tokens():
+    def num_pages(kv_cache_dtype: str) -> int:
+        llm = LLM("demo", kv_cache_bytes=2**24, kv_cache_dtype=kv_cache_dtype)
+        return llm.scheduler.config.num_pages
+
+    head_dim = load("demo")[0].args.head_dim
+    assert num_pages("int8") / num_pages("auto") == pytest.approx(
+        2 * head_dim / (head_dim + 4), rel=0.01
+    )
+
+
+def test_perplexity_is_within_half_a_percent():
+    text = (ROOT / "README.md").read_text()[:4000]
+
+    def perplexity(kv_cache_dtype: str) -> float:
+        llm = LLM("demo", kv_cache_dtype=kv_cache_dtype)
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        [output] = llm.generate([text], params, show_progress=False)
+        entries = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        logprobs = [entry[token] for token, entry in entries]
+        return math.exp(-sum(logprobs) / len(logprobs))
+
+    assert perplexity("int8") == pytest.approx(perplexity("auto"), rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be 'auto' or 'int8', got 'fp8'."),
+        ({"kv_cache_dtype": None}, "kv_cache_dtype must be 'auto' or 'int8', got None."),
+        (
+            {"kv_cache_dtype": "int8", "attention_backend": "flash"},
+            "attention_backend='flash' does not support kv_cache_dtype='int8'; use 'paged' or "
+            "'reference'.",
+        ),
+    ],
+)
+def test_invalid_dtypes_are_rejected(options, message):
+    with pytest.raises(UserError) as error:
+        LLM("demo", **options)
+    assert str(error.value) == message

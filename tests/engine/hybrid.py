@@ -1,0 +1,140 @@
+"""A random hybrid model (gated delta nets and attention), conversations and their cache hits."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.models.support import write_family
+from tiny_llm import LLM, SamplingParams
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.inputs.prompts import ChatOptions, encode_prompt
+from tiny_llm.engine.scheduling.events import StateSlotCounts
+
+EOS = 4093
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 16_384,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": EOS,
+}
+KV_BYTES_PER_TOKEN = 2 * 1 * 2 * 32 * 2
+CONV_CHANNELS = 2 * 2 * 8 + 4 * 16
+STATE_BYTES = 3 * (3 * CONV_CHANNELS * 2 + 4 * 8 * 16 * 4)
+
+
+def write_hybrid(folder: Path, mtp: bool = False, **changes: Any) -> Path:
+    """Writes the checkpoint, with the demo's tokenizer; `changes` replaces fields of the config."""
+    write_family(folder, {**CONFIG, **changes}, mtp)
+    for file in TARGET_PATH.iterdir():
+        if "token" in file.name or file.name == "chat_template.jinja":
+            shutil.copy(file, folder)
+    return folder
+
+
+def build(model: Any, tokens: int = 2048, slots: int = 12, **options: Any) -> LLM:
+    """Builds an engine with pages for `tokens` tokens and exactly `slots` state slots."""
+    num_pages = tokens // options.get("block_size", 32)
+    with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, slots)):
+        return LLM(model, **options)
+
+
+def state_counts(llm: LLM) -> StateSlotCounts:
+    """State slot counts between two steps."""
+    return llm.scheduler.pages.states.counts()
+
+
+FILLER = "The trams of Lenmora are yellow. A festival takes place in September. "
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Searches the files.",
+            "parameters": {
+                "type": "object",
+                "properties": {"query": {"type": "string"}},
+                "required": ["query"],
+            },
+        },
+    }
+]
+Turn = tuple[list[dict[str, Any]], str]  # the messages and the model's output
+
+
+def conversation(num_turns: int, thinking: bool) -> Iterator[Turn]:
+    """A chat; the template drops the reasoning of earlier turns."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": f"Be brief. {FILLER * 3}"}]
+    for turn in range(num_turns):
+        messages.append({"role": "user", "content": f"Question {turn}: {FILLER * (1 + turn % 3)}"})
+        answer = f"Answer {turn}: {FILLER * (1 + turn % 4)}"
+        reasoning = f"<think>\nI should be brief. {FILLER}\n</think>\n\n" if thinking else ""
+        yield list(messages), reasoning + answer
+        messages.append({"role": "assistant", "content": answer})
+
+
+def agent_transcript(num_turns: int) -> Iterator[Turn]:
+    """Tool calls and their results, after one question."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": f"You fix programs. {FILLER * 6}"},
+        {"role": "user", "content": f"Fix the tests. {FILLER}"},
+    ]
+    for turn in range(num_turns):
+        call = {"name": "search", "arguments": {"query": f"file {turn}"}}
+        yield list(messages), f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        calls = [{"id": str(turn), "type": "function", "function": call}]
+        messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+        result = f"Result {turn}: {FILLER * (1 + turn % 3)}"
+        messages.append({"role": "tool", "tool_call_id": str(turn), "content": result})
+
+
+def run_transcript(llm: LLM, turns: Iterable[Turn], thinking: bool) -> list[tuple[int, int]]:
+    """Serves each turn, with the given outputs; returns (prompt tokens, cached tokens) of each."""
+    outputs: dict[int, int] = {}  # token by position
+    original = llm.runner.target.logits
+
+    def scripted(spans, rows):
+        logits = original(spans, rows)
+        for index, row in enumerate(rows):
+            position = spans[0].start + row + 1
+            if position in outputs:
+                logits[index, outputs[position]] = 1e6
+        return logits
+
+    counts = []
+    with mock.patch.object(llm.runner.target, "logits", scripted):
+        for messages, output in turns:
+            tools = TOOLS if "<tool_call>" in output else None
+            chat = ChatOptions(thinking, tools, None)
+            prompt = encode_prompt(llm.tokenizer, messages, chat, llm.scheduler.config.max_seq_len)
+            ids = [*llm.tokenizer.encode(output, add_special_tokens=False), EOS]
+            outputs = {len(prompt) + index: token for index, token in enumerate(ids)}
+            params = SamplingParams(temperature=0, max_tokens=len(ids))
+            [answer] = llm.generate([messages], params, enable_thinking=thinking, tools=tools)
+            assert answer.token_ids == ids
+            llm.scheduler.check_integrity()
+            counts.append((len(prompt), answer.num_cached_tokens))
+    return counts

@@ -1,0 +1,64 @@
+"""Counting values and levels of JSON in pieces, against the parsed document."""
+
+import json
+import random
+
+import pytest
+
+from tiny_llm.engine.inputs.json_limits import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, JsonLimits
+from tiny_llm.errors import UserError
+
+TEXTS = ['a,b[{]}\\"', "\\", '\\\\"', '"', "[[[", "é,", ""]
+
+
+def random_value(choose: random.Random, depth: int = 0) -> object:
+    kind = choose.randrange(6) if depth < 6 else 0
+    if kind < 2:
+        return choose.choice([*TEXTS, 1, 2.5, None, True])
+    if kind < 4:
+        return [random_value(choose, depth + 1) for _ in range(choose.randrange(5))]
+    names = [choose.choice(TEXTS) + str(index) for index in range(choose.randrange(5))]
+    return {name: random_value(choose, depth + 1) for name in names}
+
+
+def below(value: object) -> list[object]:
+    """All values below a value."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [one for part in parts for one in (part, *below(part))]
+
+
+def test_random_documents_in_random_pieces():
+    choose = random.Random(0)
+    for _ in range(500):
+        value = random_value(choose)
+        rest = text = json.dumps(value, ensure_ascii=choose.random() < 0.5).encode()
+        limits = JsonLimits("it")
+        while rest:
+            size = choose.randrange(1, 8)
+            limits.feed(rest[:size])
+            rest = rest[size:]
+        containers = [one for one in (value, *below(value)) if isinstance(one, dict | list)]
+        assert limits.num_containers == len(containers), text
+        assert limits.num_values == len(below(value)) + containers.count([]) + containers.count({})
+
+
+@pytest.mark.parametrize("pair", ["[]", '{"a":}'])
+def test_depth(pair):
+    opening, closing = pair[:-1], pair[-1]
+    limits = JsonLimits("it")
+    limits.check(opening * MAX_DEPTH + "1" + closing * MAX_DEPTH)
+    limits.check("[" + "[]," * 1000 + "1]")  # wide
+    with pytest.raises(UserError, match="^it is nested more than 100 levels deep; flatten it"):
+        limits.check(opening * (MAX_DEPTH + 1))
+    limits.check('["' + "[" * 1000 + '"]')
+
+
+def test_values_of_several_documents_are_summed():
+    limits = JsonLimits("it", 80 / MAX_VALUES, "use less")
+    limits.check(str([1] * 40))
+    limits.check('"unfinished')
+    limits.check(str([1] * 40))
+    with pytest.raises(UserError, match=r"^it has more than 80 JSON values; use less\.$"):
+        limits.check("[1]")
+    with pytest.raises(UserError, match="^it has more than 16,384 JSON objects and lists; send"):
+        JsonLimits("it").check("{}," * (MAX_CONTAINERS + 1))

@@ -1,0 +1,232 @@
+"""FairScheduler: bounded overtaking, same outputs, the step's time target."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.scheduling.test_simulator import run_and_compare
+from tests.engine.simulator import random_workload
+from tiny_llm import LLM, UserError
+from tiny_llm.engine.inputs.sampling_params import SamplingParams
+from tiny_llm.engine.scheduling.config import SchedulerConfig
+from tiny_llm.engine.scheduling.fair_scheduler import (
+    STEPS_BETWEEN,
+    FairScheduler,
+    PromptCosts,
+)
+from tiny_llm.engine.scheduling.outputs import ChunkOutput
+from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def fair_scheduler(step_time_target=None, **changes) -> FairScheduler:
+    config = {
+        "num_pages": 100,
+        "page_size": 16,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 4,
+        "max_seq_len": 1600,
+    }
+    config = SchedulerConfig(**{**config, **changes})
+    return FairScheduler(config, step_time_target=step_time_target)
+
+
+def request(name: str, num_tokens: int, first: int = 0, max_tokens: int = 4) -> EngineRequest:
+    return EngineRequest(name, range(first, first + num_tokens), GREEDY, max_tokens)
+
+
+def run_step(scheduler: FairScheduler) -> dict[str, int]:
+    """Computes a step; returns the tokens of each request's chunk."""
+    step = scheduler.schedule()
+    results = {chunk.request.request_id: ChunkOutput([1]) for chunk in step.chunks if chunk.samples}
+    scheduler.update_from_output(step, results)
+    for chunk in step.chunks:
+        if chunk.request.num_output_tokens == chunk.request.max_tokens:
+            scheduler.finish(chunk.request, "length")
+    return {chunk.request.request_id: chunk.num_tokens for chunk in step.chunks}
+
+
+@pytest.mark.parametrize("num_state_slots", [0, 7])
+def test_random_workloads(num_state_slots):
+    rng, seen = random.Random(20_261_125), Counter()
+    for number in range(2_000):
+        workload = random_workload(rng, num_state_slots=num_state_slots)
+        target, min_chunk = rng.choice((None, 0.5, 1.2, 2.0)), rng.choice((1, 1, 3))
+        outcome = run_and_compare(
+            replace(workload, is_fair=True, step_time_target=target, min_chunk=min_chunk),
+            check_every=1 if number % 8 == 0 else 1000,
+        )
+        seen.update(outcome.reasons.values())
+        seen["preemptions"] += outcome.preemptions
+        seen["overtaken"] += outcome.overtaken
+        seen["long steps"] += outcome.long_steps
+    assert min(seen[reason] for reason in ("stop", "length", "abort", "error")) > 100
+    assert seen["preemptions"] > 50
+    assert seen["overtaken"] > 50
+    assert seen["long steps"] > 50
+
+
+def test_short_prompt_overtakes_a_long_one_that_is_running():
+    scheduler = fair_scheduler()
+    scheduler.add(request("long", 1000))
+    assert run_step(scheduler) == {"long": 64}
+    scheduler.add(request("short", 20, first=5000))
+    assert run_step(scheduler) == {"short": 20, "long": 44}
+    assert run_step(scheduler) == {"short": 1, "long": 63}
+
+
+def test_short_prompt_overtakes_long_ones_in_the_queue():
+    scheduler = fair_scheduler()
+    for index in range(3):
+        scheduler.add(request(f"long {index}", 480, first=1000 * index))
+    run_step(scheduler)
+    scheduler.add(request("short", 20, first=9000))
+    assert run_step(scheduler) == {"short": 20, "long 0": 44}
+    assert [one.request_id for one in scheduler.running] == ["long 0", "short"]
+    assert [one.request_id for one in scheduler.waiting] == ["long 1", "long 2"]
+    scheduler.check_integrity()
+
+
+def test_overtaking_is_limited_by_the_length_of_the_prompt():
+    scheduler = fair_scheduler()
+    scheduler.add(request("long", 300))
+    run_step(scheduler)
+    overtaking = 0
+    for number in range(30):  # a new short prompt fills each step
+        scheduler.add(request(f"short {number}", 64, first=1000 * (number + 1), max_tokens=1))
+        tokens = run_step(scheduler)
+        if "long" in tokens:
+            break
+        overtaking += sum(tokens.values())
+    assert overtaking == 320  # 300, rounded up to whole chunks
+    assert tokens == {"long": 64}
+
+
+def test_nobody_is_admitted_before_a_protected_request():
+    scheduler = fair_scheduler(num_pages=24, max_num_seqs=3)
+    scheduler.add(request("running", 200, max_tokens=60))
+    while scheduler.running == [] or scheduler.running[0].num_uncomputed > 1:
+        run_step(scheduler)
+    large = request("large", 300, first=1000)  # does not fit beside it
+    scheduler.add(large)
+    large.num_overtaken = 300
+    scheduler.add(request("short", 20, first=2000))
+    assert run_step(scheduler) == {"running": 1}
+    while large.state is not RequestState.RUNNING:
+        assert "short" not in run_step(scheduler)
+    assert "short" in {name for _ in range(6) for name in run_step(scheduler)}
+
+
+def test_cached_prompt_counts_as_short():
+    scheduler = fair_scheduler()
+    scheduler.add(request("first", 320, max_tokens=1))
+    while scheduler.has_requests:
+        run_step(scheduler)
+    scheduler.add(request("long", 480, first=2000))
+    run_step(scheduler)
+    scheduler.add(request("next turn", 330))  # 320 tokens are cached
+    assert run_step(scheduler)["next turn"] == 10
+
+
+def test_target_applies_beside_decoding_requests_alone():
+    scheduler = fair_scheduler(step_time_target=0.1)
+    scheduler.costs.record(100, 32, seconds=0.1)
+    scheduler.add(request("decoding", 20, max_tokens=50))
+    assert run_step(scheduler) == {"decoding": 20}
+    scheduler.add(request("long", 300, first=1000))
+    assert run_step(scheduler) == {"decoding": 1, "long": 32}
+    scheduler.abort("decoding")
+    assert run_step(scheduler) == {"long": 64}
+
+
+def test_costs_follow_the_duration_of_steps():
+    costs = PromptCosts()
+    assert costs.seconds_per_token(1000) == 0
+    costs.record(1000, 100, seconds=0.4)
+    assert costs.seconds_per_token(600) == 0.004
+    assert costs.seconds_per_token(10) == costs.seconds_per_token(5000) == 0.004, "the nearest"
+    costs.record(1000, 100, seconds=0.1)
+    assert costs.seconds_per_token(1000) == pytest.approx(0.0032), "falls slowly"
+    costs.record(5000, 100, seconds=1)
+    assert costs.seconds_per_token(5000) == 0.01
+    assert costs.seconds_per_token(1000) == pytest.approx(0.0032)
+    costs.record(1000, 100, seconds=2)
+    assert costs.seconds_per_token(1000) == 0.02, "rises at once"
+
+
+def step_seconds(step):
+    """Time of a step of Qwen3-0.6B on two cores, where a long prompt's keys are read per step."""
+    prompts = [chunk for chunk in step.chunks if chunk.end - chunk.start > 1]
+    keys = sum(4e-6 * chunk.end for chunk in prompts)
+    return 0.012 + keys + sum(one.num_tokens * (1.2e-3 + 5.8e-7 * one.end) for one in prompts)
+
+
+def serve_beside_stream(step_time_target, chat_at=10_000):
+    """Serves a stream, a prompt of 12,000 tokens and a late chat in virtual time.
+
+    Returns:
+        (durations of steps, tokens per second, seconds until the chat's first token)
+    """
+    options = {"max_num_batched_tokens": 256, "num_pages": 2000, "max_seq_len": 20_000}
+    scheduler = fair_scheduler(step_time_target, **options)
+    scheduler.add(request("stream", 30, first=50_000, max_tokens=5000))
+    run_step(scheduler)
+    long, chat = request("long", 12_000), request("chat", 60, first=90_000, max_tokens=1)
+    scheduler.add(long)
+    durations, num_tokens, waited = [], 0, 0.0
+    while long.num_output_tokens == 0:
+        if chat.arrival_index < 0 and long.num_computed > chat_at:
+            scheduler.add(chat)
+        step = scheduler.schedule()
+        durations.append(step_seconds(step))
+        waited += durations[-1] * (chat.arrival_index >= 0 and chat.num_output_tokens == 0)
+        num_tokens += step.num_tokens
+        scheduler.record_step_time(step, durations[-1])
+        results = {one.request.request_id: ChunkOutput([1]) for one in step.chunks if one.samples}
+        scheduler.update_from_output(step, results)
+        if chat.num_output_tokens:
+            scheduler.finish(chat, "length")
+    return durations, num_tokens / sum(durations), waited
+
+
+def test_decode_gaps_beside_a_long_prompt():
+    _, unlimited, _ = serve_beside_stream(None)
+    durations, rate, waited = serve_beside_stream(0.1)
+    assert sorted(durations)[len(durations) * 95 // 100] < 0.125
+    assert max(durations) < 1.2, "LONG_STEP targets"
+    assert rate > 0.87 * unlimited
+    assert waited < 0.4, "the chat's 60 tokens fit, although few of the long prompt do"
+
+
+def test_long_steps_are_rare():
+    scheduler = fair_scheduler(step_time_target=0.1)
+    scheduler.costs.record(100, 1, seconds=0.01)  # ten tokens fit the target
+    scheduler.add(request("decoding", 20, max_tokens=90))
+    run_step(scheduler)
+    scheduler.add(request("long", 300, first=1000))
+    step = scheduler.schedule()
+    assert [chunk.num_tokens for chunk in step.chunks] == [1, 63], "the token budget"
+    scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})
+    scheduler.record_step_time(step, seconds=0.6)
+    for _ in range(STEPS_BETWEEN):
+        step = scheduler.schedule()
+        assert [chunk.num_tokens for chunk in step.chunks] == [1]
+        scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})
+        scheduler.record_step_time(step, seconds=0.01)
+    assert len(scheduler.schedule().chunks) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheduling_policy": "priority"}, "must be 'fair' or 'fcfs', got 'priority'"),
+        ({"step_time_target": 0.1}, "step_time_target requires scheduling_policy='fair'"),
+        ({"step_time_target": 0, "scheduling_policy": "fair"}, "step_time_target must be seconds"),
+    ],
+)
+def test_invalid_policies_are_rejected(demo, options, message):
+    with pytest.raises(UserError, match=message):
+        LLM(demo, **options)

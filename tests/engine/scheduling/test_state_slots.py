@@ -1,0 +1,343 @@
+"""State slots and checkpoints: ownership, placement, eviction, random workloads."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.scheduler_harness import add, scheduler, step
+from tests.engine.scheduling.test_simulator import run_and_compare
+from tests.engine.simulator import Arrival, Simulation, Workload, random_workload
+from tiny_llm import OutOfPagesError, UserError
+from tiny_llm.engine.scheduling.config import SchedulerConfig
+from tiny_llm.engine.scheduling.events import StateSlotCounts
+from tiny_llm.engine.scheduling.page_allocator import PageAllocator
+from tiny_llm.engine.scheduling.scheduler import Scheduler
+from tiny_llm.engine.scheduling.states import StateSlots
+from tiny_llm.engine.scheduling.states.checkpoints import Checkpoints
+from tiny_llm.engine.scheduling.states.placement import (
+    CHECKPOINT_INTERVAL,
+    GENERATION_PROMPT_TOKENS,
+)
+
+SLOT_COUNTS = (2, 3, 4, 6, 10, 20)
+
+
+def run_many(number: int, seed: int = 3) -> Counter:
+    rng, seen = random.Random(seed), Counter()
+    for _ in range(number):
+        workload = random_workload(rng, rng.choice((6, 12)), rng.choice(SLOT_COUNTS))
+        outcome = run_and_compare(workload)
+        seen.update(outcome.reasons.values())
+        seen["preemptions"] += outcome.preemptions
+        seen["cached"] += outcome.cached_tokens
+    return seen
+
+
+def test_thousands_of_workloads():
+    seen = run_many(3_000)
+    assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 200
+    assert seen["preemptions"] > 150
+    assert seen["cached"] > 5_000
+
+
+def test_two_slots_serve_any_workload():
+    rng = random.Random(4)
+    for _ in range(300):
+        workload = random_workload(rng, 12, 2)
+        few = run_and_compare(workload)
+        many = run_and_compare(
+            replace(workload, config=replace(workload.config, num_state_slots=99))
+        )
+        assert few.reasons.keys() == many.reasons.keys()
+
+
+def test_ample_slots_hit_nearly_what_pages_alone_hit():
+    rng, pages, states = random.Random(5), 0, 0
+    for _ in range(1_000):
+        workload = random_workload(rng, 12)
+        pages += run_and_compare(workload).cached_tokens
+        config = replace(workload.config, num_state_slots=200)
+        states += run_and_compare(replace(workload, config=config)).cached_tokens
+    assert states > 0.7 * pages
+
+
+# Each fault breaks one invariant; the simulator must detect it.
+
+
+def writes_checkpoints_in_place(self, running, waiting):
+    self._num_reserved = self._num_drafts = 0
+
+
+def hits_without_checkpoint(self, path):
+    return path
+
+
+def keeps_the_state_after_all_drafts(self, chunk):
+    request = chunk.request
+    num_computed, request.num_computed = request.num_computed, chunk.end + chunk.num_drafts
+    original_update(self, chunk)
+    request.num_computed = num_computed
+
+
+def keeps_checkpoints_of_evicted_pages(self, node):
+    if node.parent.children.get(node.tokens) is not node or not node.children:
+        return
+    original_discard(self, node)
+
+
+def leaks_draft_slots(self, request):
+    if request.state_slots is not None:
+        request.state_slots.reserved.clear()
+    original_release(self, request)
+
+
+def leaves_the_read_slot_unshared(self, request):
+    original_admit(self, request)
+    slots = request.state_slots
+    if slots is not None and slots.next >= 0:
+        self._allocator.free(slots.current)
+
+
+def reads_the_written_slot(self, chunk, head):
+    planned = original_plan(self, chunk, head)
+    return replace(planned, state_read_slot=planned.state_writes[-1][1] if chunk.start else -1)
+
+
+def lets_the_draft_model_read_the_current_state(self, chunk, head):
+    planned = original_plan(self, chunk, head)
+    return replace(planned, draft_state_read_slot=planned.state_read_slot)
+
+
+original_update, original_discard = StateSlots.update, Checkpoints.discard
+original_release, original_admit = StateSlots.release, StateSlots.admit
+original_plan = StateSlots._plan_chunk
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fault"),
+    [
+        (StateSlots, "begin_step", writes_checkpoints_in_place),
+        (StateSlots, "usable", hits_without_checkpoint),
+        (StateSlots, "update", keeps_the_state_after_all_drafts),
+        (Checkpoints, "discard", keeps_checkpoints_of_evicted_pages),
+        (StateSlots, "release", leaks_draft_slots),
+        (StateSlots, "admit", leaves_the_read_slot_unshared),
+        (StateSlots, "_plan_chunk", reads_the_written_slot),
+        (StateSlots, "_plan_chunk", lets_the_draft_model_read_the_current_state),
+    ],
+)
+def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
+    monkeypatch.setattr(owner, method, fault)
+    with pytest.raises((AssertionError, ValueError, KeyError, OutOfPagesError)):
+        run_many(400)
+
+
+# --- placement ------------------------------------------------------------------------------------
+
+
+def checkpoint_positions(of: Scheduler) -> list[int]:
+    """Token positions of all checkpoints."""
+    positions = []
+    for node in of.pages.states.checkpoints.by_node:
+        depth = 0
+        while node.parent is not None:
+            depth, node = depth + 1, node.parent
+        positions.append(depth * of.config.page_size)
+    return sorted(positions)
+
+
+def serve(to: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
+    """Runs a request to its end; returns it."""
+    request = add(to, name, len(prompt), max_tokens)
+    request.token_ids[:] = prompt
+    while not request.is_done:
+        step(to)
+    return request
+
+
+def test_prompt_end_is_checkpointed_before_and_within_the_generation_prompt():
+    of = scheduler(num_state_slots=8, page_size=16, max_num_batched_tokens=64)
+    serve(of, "a", list(range(40)))  # 32 is within the last 16 tokens, 16 is not
+    assert checkpoint_positions(of) == [16, 32]
+    serve(of, "b", list(range(100, 163)))
+    assert checkpoint_positions(of) == [16, 32, 32, 48]
+    assert GENERATION_PROMPT_TOKENS == 16
+    again = serve(of, "c", [*range(30), *range(200, 230)])
+    assert again.num_cached_tokens == 16
+
+
+def test_branches_are_checkpointed():
+    of = scheduler(num_state_slots=9, num_pages=60, max_num_batched_tokens=64)
+    stem = list(range(17))
+    assert serve(of, "a", stem + [50] * 40).num_cached_tokens == 0
+    assert serve(of, "b", stem + [51] * 40).num_cached_tokens == 0  # pages, but no state
+    assert serve(of, "c", stem + [52] * 40).num_cached_tokens == 16
+
+
+def test_queued_requests_wait_for_the_branch():
+    of = scheduler(num_state_slots=12, num_pages=60, page_size=4, max_num_batched_tokens=8)
+    requests = [add(of, name, 57, 1) for name in "abc"]
+    for number, request in enumerate(requests):
+        request.token_ids[17:] = [100 + number] * 40
+    while of.has_requests:
+        step(of)
+    assert [request.num_cached_tokens for request in requests] == [0, 16, 16]
+
+
+def test_identical_prompts_are_computed_once():
+    of = scheduler(num_state_slots=12, num_pages=60, max_num_batched_tokens=16)
+    requests = [add(of, name, 30, 3) for name in "abc"]
+    while of.has_requests:
+        step(of)
+    assert [request.num_cached_tokens for request in requests] == [0, 28, 28]
+
+
+def test_rolling_checkpoint_follows_the_output():
+    of = scheduler(num_state_slots=8, page_size=4, max_seq_len=200, num_pages=50)
+    request = add(of, "a", 20, 60)
+    for _ in range(30):
+        step(of)
+    positions = checkpoint_positions(of)
+    assert positions[-1] == request.num_computed // 4 * 4
+    assert len(positions) <= 6  # two at the prompt's end, intermediate ones replaced
+    while of.has_requests:
+        step(of)
+    history = list(request.token_ids)
+    turn = serve(of, "b", [*history, *range(500, 510)])
+    assert turn.num_cached_tokens == (len(history) - 1) // 4 * 4
+
+
+def test_long_prompts_are_checkpointed_at_intervals_while_slots_are_free():
+    length = 2 * CHECKPOINT_INTERVAL + 100
+    options = {
+        "page_size": 32,
+        "num_pages": 200,
+        "max_seq_len": 9_000,
+        "max_num_batched_tokens": 300,
+    }
+    ample, few = scheduler(num_state_slots=20, **options), scheduler(num_state_slots=4, **options)
+    for of in (ample, few):
+        serve(of, "short", [7] * 100)
+        serve(of, "long", list(range(length)))
+    assert {CHECKPOINT_INTERVAL, 2 * CHECKPOINT_INTERVAL} <= set(checkpoint_positions(ample))
+    assert few.pages.states.counts().checkpoints <= 4
+    edited = [*range(CHECKPOINT_INTERVAL + 50), *[7] * 100]
+    assert serve(ample, "edited", edited).num_cached_tokens == CHECKPOINT_INTERVAL
+
+
+def test_checkpoints_of_longer_prefixes_outlive_shorter_ones():
+    of = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=2_000)
+    long_prompt = list(range(1_000, 1_500))
+    serve(of, "long", long_prompt)
+    for number in range(6):
+        serve(of, f"short{number}", [number] * 40)
+    assert serve(of, "again", long_prompt).num_cached_tokens >= 480
+    for number in range(200):  # unused, it ages
+        serve(of, f"other{number}", [number % 90, number] * 20)
+    assert serve(of, "last", long_prompt).num_cached_tokens == 0
+
+
+def test_evicting_earlier_turns_raises_the_value_of_the_last():
+    of = scheduler(num_state_slots=8, page_size=4, num_pages=900, max_seq_len=2_000)
+    history = list(range(100, 140))
+    for turn in range(10):
+        serve(of, f"turn{turn}", history)
+        history = [*history, *range(1_000 * turn + 200, 1_000 * turn + 230)]
+    for number in range(40):
+        serve(of, f"other{number}", [number] * 11)
+    assert serve(of, "last", history).num_cached_tokens >= len(history) - 30 - 2 * 4
+
+
+def test_requests_that_share_nothing_write_few_extra_states():
+    rng = random.Random(6)
+    config = SchedulerConfig(
+        num_pages=400,
+        page_size=32,
+        max_num_batched_tokens=256,
+        max_num_seqs=8,
+        max_seq_len=4_000,
+        num_state_slots=12,
+    )
+    arrivals = [
+        Arrival(index, [rng.randrange(1_000) for _ in range(rng.randint(20, 300))], 100, 100, None)
+        for index in range(30)
+    ]
+    writes = {}
+    for caching in (True, False):
+        workload = Workload(replace(config, enable_prefix_caching=caching), arrivals, 0.0)
+        simulation = Simulation(workload)
+        simulation.scheduler.update_draft_tokens = lambda request, token_ids: None
+        writes[caching] = simulation.run().state_writes
+    assert writes[True] <= 1.02 * writes[False]
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_drafts_leave_slots_for_the_queue():
+    of = scheduler(num_state_slots=5, num_drafts=3, max_num_batched_tokens=12)
+    add(of, "a", 5, 30)
+    step(of)
+    assert step(of, num_tokens=4) == [("a", 5, 6, 3)]
+    add(of, "b", 5, 30, first=50)
+    [a, b] = step(of)
+    assert a[:3] == ("a", 9, 10)
+    assert a[3] == 2
+    assert b[:3] == ("b", 0, 5)
+
+
+def test_drafts_evict_few_checkpoints():
+    of = scheduler(num_state_slots=16, num_drafts=12, max_num_batched_tokens=64, num_pages=200)
+    for number in range(12):
+        serve(of, str(number), [number] * 30)
+    full = of.pages.states.counts()
+    assert full.free <= 1
+    add(of, "a", 5, 30, first=50)
+    step(of)
+    [(_, _, _, num_drafts)] = step(of)
+    assert num_drafts == 4
+    assert of.pages.states.counts().checkpoints >= 11
+
+
+def test_no_checkpoints_without_prefix_caching():
+    of = scheduler(num_state_slots=8, enable_prefix_caching=False)
+    for name in "abcd":
+        add(of, name, 15, 6)
+    while of.has_requests:
+        step(of)
+        counts = of.pages.states.counts()
+        assert (counts.cached, counts.checkpoints) == (0, 0)
+
+
+def test_counts_in_events():
+    events = []
+    of = scheduler(events.append, num_state_slots=8)
+    add(of, "a", 15, 6)
+    while of.has_requests:
+        step(of)
+    counts = [event for event in events if isinstance(event, StateSlotCounts)]
+    assert len(counts) > 5
+    assert all(one.free + one.cached + one.used == 8 for one in counts)
+    assert counts[-1].checkpoints > 0
+    without = []
+    of = scheduler(without.append)
+    add(of, "a", 15, 6)
+    step(of)
+    assert not any(isinstance(event, StateSlotCounts) for event in without)
+
+
+def test_one_slot_is_refused():
+    with pytest.raises(UserError, match="num_state_slots must be at least 2, got 1"):
+        scheduler(num_state_slots=1)
+
+
+def test_allocator_of_an_engine_without_states_is_unused():
+    of = scheduler()
+    add(of, "a", 15, 6)
+    [chunk] = of.schedule().chunks
+    assert chunk.state_writes == ()
+    assert chunk.request.state_slots is None
+    assert isinstance(of.pages.states._allocator, PageAllocator)
+    assert of.pages.states.counts() == StateSlotCounts(0, 0, 0, 0)

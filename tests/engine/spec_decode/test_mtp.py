@@ -1,0 +1,407 @@
+"""Multi-token prediction: the layer against a NumPy oracle, acceptance, the same output, memory."""
+
+import json
+from array import array
+from itertools import pairwise
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.engine.hybrid import CONFIG, KV_BYTES_PER_TOKEN, STATE_BYTES, build, write_hybrid
+from tests.engine.support import PARAGRAPH, chat
+from tests.support import as_numpy
+from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
+from tiny_llm.engine.execution.paged_model import Span, ragged_batch
+from tiny_llm.models import ModelError, load_weights, serving_model
+
+FLOAT32 = {"torch_dtype": "float32", "tie_word_embeddings": False}
+EXPERTS = {
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+
+
+def write(folder, **changes):
+    """Writes a checkpoint whose MTP norms differ from 1; returns (folder, tensors as float64)."""
+    write_hybrid(folder, mtp=True, **changes)
+    path = str(folder / "model.safetensors")
+    weights = dict(mx.load(path))
+    mx.random.seed(4)
+    for name, weight in weights.items():
+        if name.startswith("mtp.") and weight.ndim == 1:
+            weights[name] = mx.random.uniform(0.5, 1.5, weight.shape).astype(weight.dtype)
+    mx.save_safetensors(path, weights, metadata={"format": "mlx"})
+    tensors = {name: as_numpy(weight).astype(np.float64) for name, weight in weights.items()}
+    return str(folder), tensors
+
+
+# --- the oracle -----------------------------------------------------------------------------------
+
+
+def norm(x, weight):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + CONFIG["rms_norm_eps"]) * weight
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def mlp(x, gate, up, down):
+    gated = x @ gate.T
+    return (gated * sigmoid(gated) * (x @ up.T)) @ down.T
+
+
+def rope(x, positions):
+    """Rotates the first quarter of a head, in halves: H×T×D."""
+    half = x.shape[-1] // 8
+    angles = positions[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles), np.sin(angles)
+    a, b, rest = np.split(x, [half, 2 * half], axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def mtp_layer(tensors, hidden, next_ids):
+    """g_t of all positions t, T×E, from h_t, T×E, and the tokens x_{t+1}."""
+    w = {name.removeprefix("mtp."): each for name, each in tensors.items() if name[:4] == "mtp."}
+    H_q, H, D = (
+        CONFIG[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    T, layer = len(next_ids), "layers.0"
+    embedded = tensors["model.embed_tokens.weight"][next_ids]
+    pair = [norm(embedded, w["pre_fc_norm_embedding.weight"])]
+    pair.append(norm(hidden, w["pre_fc_norm_hidden.weight"]))
+    x = np.concatenate(pair, axis=-1) @ w["fc.weight"].T
+
+    def heads(name, number, width=D):
+        projected = normed @ w[f"{layer}.self_attn.{name}.weight"].T
+        return projected.reshape(T, number, width).swapaxes(0, 1)  # heads×T×width
+
+    normed = norm(x, w[f"{layer}.input_layernorm.weight"])
+    q, gate = np.split(heads("q_proj", H_q, 2 * D), 2, axis=-1)
+    k, v = heads("k_proj", H), heads("v_proj", H).repeat(H_q // H, axis=0)
+    q = rope(norm(q, w[f"{layer}.self_attn.q_norm.weight"]), np.arange(T))
+    k = rope(norm(k, w[f"{layer}.self_attn.k_norm.weight"]), np.arange(T))
+    scores = q @ k.repeat(H_q // H, axis=0).swapaxes(1, 2) / np.sqrt(D)
+    scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    attended = weights / weights.sum(-1, keepdims=True) @ v * sigmoid(gate)
+    x = x + attended.swapaxes(0, 1).reshape(T, H_q * D) @ w[f"{layer}.self_attn.o_proj.weight"].T
+
+    normed = norm(x, w[f"{layer}.post_attention_layernorm.weight"])
+    names = [f"{name}_proj.weight" for name in ("gate", "up", "down")]
+    if f"{layer}.mlp.gate.weight" not in w:
+        x = x + mlp(normed, *(w[f"{layer}.mlp.{name}"] for name in names))
+        return norm(x, w["norm.weight"])
+    router = np.exp(normed @ w[f"{layer}.mlp.gate.weight"].T)
+    shared = mlp(normed, *(w[f"{layer}.mlp.shared_expert.{name}"] for name in names))
+    x = x + shared * sigmoid(normed @ w[f"{layer}.mlp.shared_expert_gate.weight"].T)
+    for t in range(T):
+        chosen = np.argsort(-router[t])[:2]
+        for e in chosen:
+            expert = [w[f"{layer}.mlp.switch_mlp.{name}"][e] for name in names]
+            x[t] += mlp(normed[t], *expert) * router[t, e] / router[t, chosen].sum()
+    return norm(x, w["norm.weight"])
+
+
+def draft_logits(tensors, hidden, token_ids, num_drafts, pick):
+    """Logits of the draft tokens after `token_ids`, n; `hidden` covers the first n − 1 of them."""
+    ids, logits = list(token_ids[1:]), []
+    for index in range(num_drafts):
+        g = mtp_layer(tensors, hidden, ids)
+        logits.append(g[-1] @ tensors["lm_head.weight"].T)
+        hidden = np.concatenate([hidden, g[-1:]])
+        ids.append(pick[index])
+    return logits
+
+
+def target_hidden(checkpoint, token_ids):
+    """The target's hidden states after the final norm, computed in one step, T×E."""
+    model = serving_model("it", checkpoint, page_size=16)
+    pages = array("i", range(-(-len(token_ids) // 16)))
+    span = Span(token_ids, 0, pages, -1, [(len(token_ids) - 1, 0)])
+    storage, rows = model.create_paged_storage(len(pages), 1), range(len(token_ids))
+    features = model.ragged_features(
+        mx.array(token_ids), ragged_batch([span], 16, True), rows, storage
+    )
+    return as_numpy(features).astype(np.float64)
+
+
+def record_drafts(llm):
+    """Records (token ids, draft tokens, their logits) of every chunk with draft tokens."""
+    recorded, rows, drafter = [], [], llm.runner.draft
+    propose, lm_head = drafter.propose, drafter.model.lm_head
+
+    def watched_head(features):
+        logits = lm_head(features)
+        rows.append(as_numpy(logits))
+        return logits
+
+    def watched(chunks):
+        rows.clear()
+        draft_tokens = propose(chunks)
+        for index in range(max(map(len, draft_tokens), default=0)):
+            assert len(rows[index]) == sum(len(drafts) > index for drafts in draft_tokens)
+        for number, (chunk, drafts) in enumerate(zip(chunks, draft_tokens, strict=True)):
+            before = draft_tokens[:number]
+            own = [rows[i][sum(len(each) > i for each in before)] for i in range(len(drafts))]
+            if drafts:
+                recorded.append((list(chunk.request.token_ids), drafts, own))
+        return draft_tokens
+
+    drafter.propose, drafter.model.lm_head = watched, watched_head
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("changes", "page", "chunk"), [({}, 3, 5), (EXPERTS, 16, 64)], ids=["dense", "moe"]
+)
+def test_drafts_have_the_oracles_logits(tmp_path, changes, page, chunk):
+    """In chunks and batches, after preemptions, and after a prefix cache hit."""
+    folder, tensors = write(tmp_path / "model", **FLOAT32, **changes)
+    checkpoint = load_weights(folder, mtp=True)
+    llm = build(
+        checkpoint,
+        tokens=80,
+        speculative="mtp",
+        num_drafts=3,
+        block_size=page,
+        max_num_seqs=3,
+        max_num_batched_tokens=12 + chunk,
+    )
+    recorded = record_drafts(llm)
+    params = SamplingParams(max_tokens=30, seed=1, ignore_eos=True, top_k=3)
+    prompts = [[5], list(range(100, 131)), list(range(300, 321)), [7, 8, 9]]
+    llm.generate(prompts, params)
+    assert llm.scheduler.num_preemptions > 0
+    few = SamplingParams(max_tokens=9, seed=2, ignore_eos=True)
+    [turn] = llm.generate([list(range(200, 240))], few)
+    # The last token of the cache hit has the same next token as in the first turn.
+    [again] = llm.generate([[*range(200, 240), *turn.token_ids, 4, 5]], few)
+    assert again.num_cached_tokens >= 32
+    assert len(recorded) > 100
+    for token_ids, drafts, actual in recorded[::5] + recorded[-4:]:
+        hidden = target_hidden(checkpoint[0], token_ids[:-1])
+        expected = draft_logits(tensors, hidden, token_ids, len(drafts), drafts)
+        for row, other in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(row, other, atol=1e-4)
+
+
+# --- acceptance -----------------------------------------------------------------------------------
+
+
+def write_predictable(folder, noise=0.0, **changes):
+    """Writes a model whose next token depends on the last token only, and an MTP layer like it.
+
+    Layers add nothing to the embedding; the LM head's row of the next token is the embedding of the
+    last one. `noise` is added to the MTP layer's inputs.
+    """
+    write_hybrid(folder, mtp=True, **FLOAT32, **changes)
+    path = str(folder / "model.safetensors")
+    weights = dict(mx.load(path))
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            weights[name] = mx.zeros_like(weight)
+    E, V = CONFIG["hidden_size"], CONFIG["vocab_size"]
+    mx.random.seed(2)
+    table = weights["model.embed_tokens.weight"] = mx.random.normal((V, E))
+    weights["lm_head.weight"] = table[(mx.arange(V) - 1) % V]
+    fc = mx.concatenate([mx.eye(E), mx.zeros((E, E))], axis=1)
+    weights["mtp.fc.weight"] = fc + noise * mx.random.normal(fc.shape)
+    mx.save_safetensors(path, weights, metadata={"format": "mlx"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_a_layer_that_predicts_the_target_is_always_accepted(tmp_path, num_drafts):
+    folder = write_predictable(tmp_path / "model")
+    llm = LLM(folder, speculative="mtp", num_drafts=num_drafts, kv_cache_bytes=2**22)
+    params = SamplingParams(temperature=0, max_tokens=1 + 6 * (num_drafts + 1), ignore_eos=True)
+    outputs = llm.generate([[10], [20, 500]], params)
+    for output, last in zip(outputs, (10, 500), strict=True):
+        assert output.token_ids == list(range(last + 1, last + 1 + params.max_tokens))
+    stats = llm.runner.statistics
+    assert stats.num_accepted_tokens == stats.num_draft_tokens == 2 * 6 * num_drafts
+    assert stats.steps == 1 + 6
+    assert llm.scheduler.config.num_drafts == num_drafts
+
+
+def test_a_layer_that_errs_saves_fewer_steps_and_changes_nothing(tmp_path):
+    folder = write_predictable(tmp_path / "model", noise=0.1)
+    params = SamplingParams(temperature=4, seed=3, max_tokens=60, ignore_eos=True)
+    prompts = [chat(PARAGRAPH + question) for question in ("Who?", "Where?", "When?")]
+    plain = LLM(folder, kv_cache_bytes=2**22)
+    llm = LLM(folder, speculative="mtp", num_drafts=3, kv_cache_bytes=2**22)
+    expected = [output.token_ids for output in plain.generate(prompts, params)]
+    assert [output.token_ids for output in llm.generate(prompts, params)] == expected
+    stats = llm.runner.statistics
+    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
+    assert stats.steps < 0.9 * plain.runner.statistics.steps
+    # `batch`, `bench` and the server's metrics derive the acceptance rate from these.
+    assert stats.num_decodes + stats.num_accepted_tokens >= 3 * 59
+
+
+def test_the_default_is_one_draft_token(tmp_path):
+    llm = LLM(write_predictable(tmp_path / "model"), speculative="mtp", kv_cache_bytes=2**22)
+    assert llm.scheduler.config.num_drafts == 1
+
+
+# --- the same output ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def predictable(tmp_path_factory):
+    folder = write_predictable(tmp_path_factory.mktemp("mtp") / "model", noise=0.1)
+    return load_weights(folder, mtp=True)
+
+
+OPTIONS = (
+    {"kv_cache_dtype": "int8"},
+    {"attention_backend": "flash"},
+    {"attention_backend": "reference"},
+    {"scheduling_policy": "fair", "max_num_batched_tokens": 64, "block_size": 5},
+    {"enable_prefix_caching": False, "max_num_seqs": 2},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+def test_options_keep_the_output(predictable, options):
+    prompts = [chat(PARAGRAPH * n + "Who is the mayor?") for n in (0, 1, 3)]
+    params = SamplingParams(seed=9, max_tokens=30, ignore_eos=True, temperature=4, logprobs=2)
+    options = {"kv_cache_bytes": 2**22, "max_num_seqs": 8, **options}
+    plain = LLM(predictable, **options).generate(prompts, params)
+    llm = LLM(predictable, speculative="mtp", num_drafts=2, **options)
+    for actual, expected in zip(llm.generate(prompts, params), plain, strict=True):
+        assert actual.token_ids == expected.token_ids
+        assert actual.outputs[0].logprobs == expected.outputs[0].logprobs
+    assert llm.runner.statistics.num_accepted_tokens > 5
+
+
+def test_grammars_and_prompt_logprobs_keep_the_output(predictable):
+    schema = StructuredOutputs(json={"enum": ["Lenmora", "Tavel", "Mira Holton"]})
+    params = [
+        SamplingParams(max_tokens=20, structured_outputs=schema),
+        SamplingParams(max_tokens=9, seed=2, prompt_logprobs=1, ignore_eos=True),
+    ]
+    plain = LLM(predictable, kv_cache_bytes=2**22).generate([PARAGRAPH] * 2, params)
+    llm = LLM(predictable, speculative="mtp", num_drafts=3, kv_cache_bytes=2**22)
+    drafting = llm.generate([PARAGRAPH] * 2, params)
+    assert [each.text for each in drafting] == [each.text for each in plain]
+    assert drafting[1].prompt_logprobs == plain[1].prompt_logprobs
+    assert llm.runner.statistics.num_accepted_tokens > 3
+
+
+def test_checkpoints_are_kept_when_all_draft_tokens_are_accepted(tmp_path):
+    """An answer that ends a step at a page boundary is hit by the next turn, as without drafts."""
+    folder = write_predictable(tmp_path / "model")
+    for options in ({}, {"speculative": "mtp", "num_drafts": 3}, {"speculative": "ngram"}):
+        llm = build(load_weights(folder, mtp=True), block_size=4, **options)
+        greedy = SamplingParams(temperature=0, max_tokens=13, ignore_eos=True)
+        [output] = llm.generate([[10, 11, 12, 13]], greedy)  # computed in the end: 16 tokens
+        [again] = llm.generate([[10, 11, 12, 13, *output.token_ids, 7]], greedy)
+        assert again.num_cached_tokens == 16
+
+
+def test_precomputed_pages_are_hit(predictable):
+    llm = build(predictable, block_size=8, speculative="mtp")
+    ids = llm.tokenizer.encode(PARAGRAPH)
+    while llm.precompute(ids):
+        llm.scheduler.check_integrity()
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [output] = llm.generate([[*ids, 17]], greedy)
+    assert output.num_cached_tokens == len(ids) // 8 * 8
+    [plain] = build(predictable).generate([[*ids, 17]], greedy)
+    assert output.token_ids == plain.token_ids
+    assert llm.runner.statistics.num_accepted_tokens > 0
+
+
+def test_nan_logits_end_one_request_only(predictable):
+    llm = build(predictable, speculative="mtp", num_drafts=2)
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    head = llm.runner.target.lm_head
+
+    def broken(features):
+        logits = head(features)
+        if len(logits) > 1:
+            logits[0] = mx.nan
+        return logits
+
+    llm.runner.target.lm_head = broken
+    outputs = llm.generate([[10], [20]], params)
+    assert outputs[0].error is not None
+    llm.runner.target.lm_head = head
+    [again] = llm.generate([[20]], params)
+    assert again.token_ids == list(range(21, 31))
+
+
+# --- memory and errors ----------------------------------------------------------------------------
+
+
+def test_the_layers_pages_are_part_of_the_declared_memory(predictable):
+    plain = LLM(predictable, kv_cache_bytes=2**21).scheduler.config
+    llm = LLM(predictable, kv_cache_bytes=2**21, speculative="mtp")
+    config = llm.scheduler.config
+    assert config.num_state_slots == plain.num_state_slots
+    page_bytes = config.page_size * 2 * KV_BYTES_PER_TOKEN  # in float32
+    states = config.num_state_slots * llm.runner.target.model.state_bytes
+    assert config.num_pages == (2**21 - states) // (2 * page_bytes)
+    llm.reserve()
+    layer, target = llm.runner.draft.model, llm.runner.target
+    assert layer.nbytes == config.num_pages * page_bytes
+    assert target.nbytes == layer.nbytes + states
+    assert layer.nbytes + target.nbytes <= 2**21
+
+
+def test_weights_are_shared_and_absent_by_default(tmp_path):
+    folder, _ = write(tmp_path / "model")
+    assert "mtp" not in load_weights(folder)[0]
+    loaded = load_weights(folder, mtp=True)
+    before = mx.get_active_memory()
+    llm = LLM(loaded, speculative="mtp", kv_cache_bytes=2**22)
+    target, layer = llm.runner.target.model, llm.runner.draft.model.model
+    mx.eval(layer.embedding.weight, layer.w_lm_head.weight, target.w_lm_head.weight)
+    assert mx.get_active_memory() - before < target.embedding.weight.nbytes
+    assert len(layer.layers) == 1
+    assert layer.kv_bytes_per_token == KV_BYTES_PER_TOKEN
+    assert (layer.state_bytes, target.state_bytes) == (0, STATE_BYTES)
+
+
+def refused(error, message, model, **options):
+    with pytest.raises(error, match=message):
+        LLM(model, speculative="mtp", kv_cache_bytes=2**22, **options)
+
+
+def test_invalid_models_and_options_are_refused(tmp_path):
+    folder = str(write_hybrid(tmp_path / "model"))
+    refused(ModelError, r"it has no mtp\.\* tensors, which multi-token prediction", folder)
+    loaded = load_weights(folder)
+    refused(ModelError, r"was loaded without its layer .* `load_weights\(…, mtp=True\)`", loaded)
+    refused(ModelError, "a model of type 'qwen3' has no layer for multi-token", "demo")
+    refused(
+        UserError, "does not support tensor_parallel_size above 1", folder, tensor_parallel_size=2
+    )
+    refused(UserError, "speculative='mtp' and draft_model cannot be", folder, draft_model=folder)
+    refused(UserError, "num_drafts must be at least 1", folder, num_drafts=0)
+    for name, value, message in (
+        ("mtp_num_hidden_layers", 0, "mtp_num_hidden_layers 0; multi-token prediction requires 1"),
+        ("mtp_num_hidden_layers", 2, "mtp_num_hidden_layers 2; multi-token prediction requires 1"),
+        ("mtp_use_dedicated_embeddings", True, "requires the model's embedding"),
+    ):
+        (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, name: value}))
+        for load_format in ("auto", "dummy"):
+            refused(ModelError, message, folder, load_format=load_format)
+        LLM(folder, kv_cache_bytes=2**22)  # not an error without the layer
+
+
+def test_dummy_weights_add_the_layer_to_the_same_model(tmp_path):
+    folder = str(write_hybrid(tmp_path / "model"))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    outputs = []
+    for options in ({}, {"speculative": "mtp", "num_drafts": 2}):
+        llm = LLM(folder, load_format="dummy", kv_cache_bytes=2**22, **options)
+        outputs.append(llm.generate([PARAGRAPH], params)[0].token_ids)
+    assert llm.runner.statistics.num_draft_tokens > 0
+    assert [first == second for first, second in pairwise(outputs)] == [True]

@@ -1,0 +1,151 @@
+"""Schemas that a grammar cannot enforce in full: relaxed, or rejected if strict."""
+
+import json
+import logging
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.engine.support import chat
+from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
+from tiny_llm.engine.structured_output.compiler import GrammarCompiler
+
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """An engine with the demo model."""
+    return LLM("demo", kv_cache_bytes=2e7)
+
+
+@pytest.fixture(scope="module")
+def grammars(llm) -> GrammarCompiler:
+    """The engine's grammar compiler."""
+    return llm.core.grammars
+
+
+def tool(name: str, schema: dict, **fields: object) -> dict:
+    """A tool with one required argument, `x`."""
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+# `Decimal` in pydantic 2.11.
+DECIMAL = {
+    "anyOf": [
+        {"type": "number"},
+        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+    ]
+}
+ANY_OF_TYPES = [{"type": "number"}, {"type": "integer"}]
+# Schema, pointers of the removed keywords, a value outside of the relaxed schema.
+RELAXED = [
+    ({"type": "string", "format": "path"}, ["/format"], 1),
+    ({"type": "string", "format": "date", "title": "a"}, [], "tomorrow"),
+    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, ["/uniqueItems"], ["a"]),
+    ({"type": "string", "pattern": "^(?!a)b"}, ["/pattern"], 1),
+    ({"type": "string", "pattern": "\\bb"}, ["/pattern"], 1),
+    ({"type": "integer", "format": "int32", "not": {"const": 1}}, ["/not"], "a"),
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, ["/propertyNames"], 1),
+    ({"type": "string", "not": {"const": "a"}}, ["/not"], 1),
+    ({"type": "string", "if": {"const": "a"}, "then": {"minLength": 2}}, ["/if"], 1),
+    ({"type": "array", "contains": {"const": 1}, "minContains": 2}, ["/contains"], 1),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, ["/dependentRequired"], 1),
+    ({"type": "object", "unevaluatedProperties": False}, ["/unevaluatedProperties"], 1),
+    ({"oneOf": ANY_OF_TYPES}, ["/oneOf"], "a"),
+    ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, [], 1.5),
+    ({"anyOf": [{"type": "string", "format": "binary"}, {"const": 1}]}, ["/anyOf/0/format"], 2),
+    (
+        {"type": "object", "patternProperties": {"^(?!a)": {}}, "additionalProperties": False},
+        ["/patternProperties"],
+        1,
+    ),
+    (
+        {"type": "object", "properties": {"a/b": {}, "c": {}}, "minProperties": 1},
+        ["/minProperties"],
+        1,
+    ),
+    (
+        {"type": "object", "properties": {"a/b": {"type": "integer", "not": {"const": 1}}}},
+        ["/properties/a~1b/not"],
+        {"a/b": "c"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "removed", "outside"), RELAXED)
+def test_unenforceable_keywords_are_removed(llm, grammars, caplog, schema, removed, outside):
+    valid = tool("other", {"type": "string"})
+    with caplog.at_level(logging.WARNING, "tiny_llm.engine"):
+        form = ToolCalls([valid, tool("look", schema)], "required", name="look")
+        matcher = grammars.compile(form).matcher
+    sentences = [record.getMessage() for record in caplog.records]
+    pointers = ", ".join(repr(f"/properties/x{pointer}") for pointer in removed)
+    expected = f"the schema of the tool 'look' is not enforced in full: {pointers} cannot be"
+    assert [sentence.startswith(expected) for sentence in sentences] == [True] * bool(removed)
+    call = '<tool_call>\n{"name": "look", "arguments": {"x": '
+    assert matcher.consume_tokens(llm.tokenizer.encode(call))
+    rest = llm.tokenizer.encode(json.dumps(outside) + "}}\n</tool_call>")
+    assert matcher.try_consume_tokens(rest) < len(rest), "other keywords are still enforced"
+
+
+@pytest.mark.parametrize(("schema", "removed", "outside"), RELAXED)
+def test_strict_schemas_are_rejected_with_tool_and_pointer(grammars, schema, removed, outside):
+    strict = ToolCalls([tool("look", schema, strict=True), tool("b", {})], "required")
+    if not removed:
+        grammars.compile(strict)
+        return
+    grammars.compile(ToolCalls([tool("look", schema), tool("b", {})], "required"))  # cached
+    pointers = ", ".join(repr(f"/properties/x{pointer}") for pointer in removed)
+    with pytest.raises(UserError) as raised:
+        grammars.compile(strict)
+    expected = f"the tool 'look' is strict, but these keywords cannot be enforced: {pointers};"
+    assert expected in str(raised.value)
+    with pytest.raises(UserError, match="the JSON schema is strict"):
+        grammars.compile(StructuredOutputs(json=schema))
+    grammars.compile(StructuredOutputs(json=schema, strict=False))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"type": "any"}, "/properties/x"),
+        ({"type": "array", "items": {"type": "any"}, "uniqueItems": True}, "/properties/x/items"),
+        ({"$ref": "#/$defs/missing"}, "/properties/x"),
+    ],
+)
+def test_invalid_schemas_are_rejected_with_tool_and_pointer(grammars, schema, pointer, choice):
+    form = ToolCalls([tool("a", {"type": "string"}), tool("look", schema)], choice)
+    with pytest.raises(UserError, match=f"the tool 'look' is rejected at '{pointer}': "):
+        grammars.compile(form)
+
+
+def test_relaxed_object_accepts_the_properties_of_its_conditions(llm, grammars):
+    """An object whose `then` requires a property outside of `properties` is not closed."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "if": {"required": ["a"]},
+        "then": {"required": ["b"]},
+    }
+    matcher = grammars.compile(StructuredOutputs(json=schema, strict=False)).matcher
+    tokens = llm.tokenizer.encode('{"a": 1, "b": 2}')
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
+
+
+def test_relaxed_output_is_valid(llm):
+    schema = {"type": "object", "properties": {"amount": DECIMAL}, "required": ["amount"]}
+    form = StructuredOutputs(json=schema, strict=False)
+    params = SamplingParams(max_tokens=60, temperature=0, structured_outputs=form)
+    [output] = llm.generate(chat("What does it cost?"), params)
+    answer = json.loads(output.text)
+    types = {"properties": {"amount": {"type": ["number", "string"]}}, "required": ["amount"]}
+    Draft202012Validator(types).validate(answer)
+
+
+def test_checks_are_limited_in_time(grammars, monkeypatch):
+    monkeypatch.setattr("tiny_llm.engine.structured_output.relaxation.MAX_SECONDS", 0.0)
+    with pytest.raises(UserError, match="checking it takes more than"):
+        grammars.compile(StructuredOutputs(json={"not": {}}, strict=False))

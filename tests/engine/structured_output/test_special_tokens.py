@@ -1,0 +1,70 @@
+"""Grammars whose text spells special tokens."""
+
+import json
+
+import pytest
+
+from tiny_llm import LLM, SamplingParams, StructuredOutputs
+from tiny_llm.engine.spec_decode.grammar_proposer import forced_tokens
+from tiny_llm.engine.structured_output.compiler import GrammarCompiler
+from tiny_llm.engine.structured_output.tokenizer import special_token_ids
+
+pytest.importorskip("llguidance")
+
+TOKENS = ["<think>", "</think>", "<|im_end|>", "<|im_start|>", "<|endoftext|>"]
+FORMS = [
+    (StructuredOutputs(choice=["a <think> b"]), "a <think> b"),
+    (StructuredOutputs(choice=["<|im_end|>"]), "<|im_end|>"),
+    (StructuredOutputs(regex=r"x<\|im_end\|>[y]"), "x<|im_end|>y"),
+    (StructuredOutputs(json={"const": "<|endoftext|></think>"}), '"<|endoftext|></think>"'),
+    (StructuredOutputs(grammar='start: "<think>" <|im_end|>'), "<think>"),
+]
+PROPERTY = {"properties": {"<|im_start|>": {"const": 1}}, "required": ["<|im_start|>"]}
+
+
+@pytest.fixture(scope="module")
+def llm(demo):
+    return LLM(demo, kv_cache_bytes=2**24)
+
+
+@pytest.mark.parametrize(("form", "text"), FORMS)
+@pytest.mark.parametrize("speculative", [None, "ngram"])
+def test_text_of_special_tokens(demo, form, text, speculative):
+    llm = LLM(demo, kv_cache_bytes=2**24, speculative=speculative)
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=form)
+    # With special tokens in the prompt, the n-gram proposer drafts them too.
+    other = SamplingParams(temperature=0, max_tokens=40)
+    [output, free] = llm.generate([f"x{''.join(TOKENS)} a <think> b"] * 2, [params, other])
+    assert (output.error, output.finish_reason, output.text) == (None, "stop", text)
+    assert free.error is None
+    ends = llm.tokenizer.eos_token_ids
+    special = set(special_token_ids(llm.tokenizer.backend_tokenizer))
+    assert not (special - ends) & set(output.token_ids)
+
+
+def test_property_name(llm):
+    form = StructuredOutputs(json={"type": "object", **PROPERTY})
+    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=form)
+    [output] = llm.generate("x", params)
+    assert json.loads(output.text) == {"<|im_start|>": 1}
+
+
+def test_forced_tokens_are_accepted(llm):
+    grammars = GrammarCompiler(llm.tokenizer, llm.vocab_size)
+    for form, text in FORMS:
+        grammar = grammars.compile(form)
+        forced = forced_tokens(grammar.matcher)
+        assert len(forced) > 2
+        assert grammar.accept_tokens(forced) is None
+        assert text.startswith(llm.tokenizer.decode(forced).removesuffix("<|im_end|>"))
+
+
+def test_special_tokens_by_name(llm):
+    """A grammar may refer to them; text of the same spelling is something else."""
+    grammar = GrammarCompiler(llm.tokenizer, llm.vocab_size).compile(
+        StructuredOutputs(grammar='start: <think> "<think>"')
+    )
+    token = llm.tokenizer.backend_tokenizer.token_to_id("<think>")
+    forced = forced_tokens(grammar.matcher)
+    assert forced[0] == token
+    assert token not in forced[1:]

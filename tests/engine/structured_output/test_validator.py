@@ -1,0 +1,65 @@
+"""Validation of outputs against keywords that a grammar cannot enforce."""
+
+import json
+
+import pytest
+
+from tests.engine.structured_output.test_relaxation import tool
+from tiny_llm import StructuredOutputs, ToolCalls
+from tiny_llm.engine.structured_output.validator import OutputValidator
+
+
+@pytest.fixture(scope="module")
+def validator():
+    """A validator with a running process."""
+    running = OutputValidator()
+    yield running
+    running._process.close()
+
+
+UNIQUE = {"type": "array", "uniqueItems": True}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "keyword"),
+    [
+        (UNIQUE, [1, 2], None),
+        (UNIQUE, [1, 1], "/uniqueItems"),
+        ({"items": {"not": {"const": 1}}}, [2, 1], "/items/not"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, 1, "/oneOf"),
+        ({"type": "string", "pattern": "^(?!a)"}, "ab", "/pattern"),
+        ({"properties": {"a/b": UNIQUE}}, {"a/b": [1, 1]}, "/properties/a~1b/uniqueItems"),
+        ({"const": 1}, 2, None),  # left to the grammar
+    ],
+)
+def test_violated_keywords(validator, schema, value, keyword):
+    form = StructuredOutputs(json=schema)
+    expected = [] if keyword is None else [f"the JSON schema is violated at '{keyword}'."]
+    assert validator.find_violations(form, json.dumps(value), []) == expected
+    form = ToolCalls([tool("other", UNIQUE), tool("look", schema)])
+    calls = [("look", json.dumps({"x": value})), ("unknown", "{}"), ("other", '{"x": [1]}')]
+    pointer = f"/properties/x{keyword}"
+    expected = [f"the schema of the tool 'look' is violated at '{pointer}'."]
+    assert validator.find_violations(form, "", calls) == ([] if keyword is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "reason"),
+    [
+        ({"not": {"$ref": "http://localhost:9/schema"}}, "1", "_WrappedReferencingError"),
+        ({"pattern": "(?!a)(", "not": {"const": 1}}, '"b"', "PatternError|error"),
+        ({"pattern": "(?!b)(a+)+$"}, json.dumps("a" * 40 + "b"), "it takes more than 2 seconds"),
+        (UNIQUE, "[1, ", "Expecting value"),
+    ],
+)
+def test_hostile_schemas_do_not_end_the_validator(validator, schema, text, reason):
+    [sentence] = validator.find_violations(StructuredOutputs(json=schema), text, [])
+    assert sentence.startswith("the JSON schema could not be checked: ")
+    assert any(part in sentence for part in reason.split("|"))
+    form = StructuredOutputs(json=UNIQUE)
+    assert len(validator.find_violations(form, "[1, 1]", [])) == 1
+
+
+def test_outputs_without_schemas_are_not_validated(validator):
+    assert validator.find_violations(StructuredOutputs(choice=["a"]), "a", []) == []
+    assert validator.find_violations(StructuredOutputs(json_object=True), "{}", []) == []

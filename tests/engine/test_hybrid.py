@@ -1,0 +1,231 @@
+"""Hybrid models: same tokens in every configuration, prefix cache hits, memory."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.engine.hybrid import (
+    KV_BYTES_PER_TOKEN,
+    STATE_BYTES,
+    agent_transcript,
+    build,
+    conversation,
+    run_transcript,
+    state_counts,
+    write_hybrid,
+)
+from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
+from tiny_llm import LLM, SamplingParams, UserError, load
+from tiny_llm.engine.scheduling.snapshot import snapshot
+from tiny_llm.models import load_weights
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+REPETITIVE = (
+    chat("Repeat the word."),
+    SamplingParams(seed=3, max_tokens=40, logit_bias={300: 40, 301: 40}, ignore_eos=True),
+)
+CASES = [*MORE_CASES, REPETITIVE]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_hybrid(tmp_path_factory.mktemp("hybrid") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return load_weights(str(folder))
+
+
+@pytest.fixture(scope="module")
+def model_with_mtp(tmp_path_factory):
+    folder = write_hybrid(tmp_path_factory.mktemp("hybrid") / "mtp", mtp=True)
+    return load_weights(str(folder), mtp=True)
+
+
+@pytest.fixture(scope="module")
+def drafts(model, tmp_path_factory):
+    other = write_hybrid(tmp_path_factory.mktemp("hybrid") / "draft", num_hidden_layers=8)
+    return {
+        "attention draft": load("demo-draft"),
+        "hybrid draft": load_weights(str(other)),
+        "the model as draft": model,
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Outputs and logits of each request alone, prefilled in one chunk."""
+    outputs, logits = {}, {}
+    for case in range(len(CASES)):
+        llm = build(model, max_num_seqs=1, enable_prefix_caching=False)
+        own_outputs, own_logits = run_cases(llm, [case], cases=CASES)
+        outputs |= own_outputs
+        logits |= own_logits
+    return outputs, logits
+
+
+def assert_same_as_alone(alone, actual, found_logits, where) -> None:
+    outputs, logits = alone
+    for number, expected in outputs.items():
+        assert actual[number].error is None, where
+        assert actual[number].token_ids == expected.token_ids, f"request {number} with {where}"
+        assert actual[number].logprobs == expected.logprobs, f"request {number} with {where}"
+        assert actual[number].finish_reason == expected.finish_reason
+    for key, row in logits.items():
+        np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} with {where}")
+
+
+SPECULATION = ("none", "ngram", "mtp", "attention draft", "hybrid draft", "the model as draft")
+
+
+@pytest.mark.parametrize("speculation", SPECULATION)
+@pytest.mark.parametrize("slots", [2, 5, 20])
+def test_same_tokens_in_every_configuration(
+    model, model_with_mtp, drafts, alone, speculation, slots
+):
+    hits = preemptions = accepted = 0
+    for number, (chunk, tokens, page, (direction, gap)) in enumerate(
+        (
+            (3, 96, 4, (1, 0)),
+            (200, 96, 4, (-1, 2)),
+            (3, 2048, 32, (-1, 2)),
+            (200, 2048, 4, (1, 1)),
+        )
+    ):
+        options = {"speculative": speculation} if speculation in ("ngram", "mtp") else {}
+        if speculation in drafts:
+            options = {"draft_model": drafts[speculation], "num_drafts": 3}
+        llm = build(
+            model_with_mtp if speculation == "mtp" else model,
+            tokens,
+            slots,
+            block_size=page,
+            max_num_seqs=4,
+            max_num_batched_tokens=32 + chunk,
+            enable_prefix_caching=number != 2,
+            **options,
+        )
+        actual, found = run_cases(llm, range(len(CASES))[::direction], gap, CASES)
+        assert_same_as_alone(alone, actual, found, f"{speculation}, {slots} slots, case {number}")
+        hits += sum(output.num_cached_tokens for output in actual.values())
+        preemptions += llm.scheduler.num_preemptions
+        accepted += llm.runner.statistics.num_accepted_tokens
+        assert state_counts(llm).used == 0
+    assert hits > 0
+    assert preemptions > 0 or slots == 2  # at most one request runs
+    assert accepted > 10 or speculation == "none" or slots == 2
+    assert accepted > 200 or speculation != "the model as draft" or slots < 20
+
+
+# --- prefix cache ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", ["chat", "chat with thinking", "agent"])
+def test_every_turn_hits_all_that_attention_alone_would_hit(model, turns):
+    thinking = turns == "chat with thinking"
+    transcript = agent_transcript(7) if turns == "agent" else conversation(8, thinking)
+    transcript = list(transcript)
+    attention = run_transcript(LLM("demo", kv_cache_bytes=2**25), transcript, thinking)
+    for slots in (4, 40):
+        llm = build(model, 4096, slots)
+        hybrid = run_transcript(llm, transcript, thinking)
+        assert hybrid == attention
+        page_size = llm.scheduler.config.page_size
+        for (previous, _), (_, cached) in itertools.pairwise(hybrid):
+            assert cached >= previous - 16 - page_size  # 16: the generation prompt
+
+
+def test_completions_of_one_prompt_share_its_state(model):
+    llm = build(model, slots=12, block_size=8)
+    params = SamplingParams(n=4, seed=1, max_tokens=8, ignore_eos=True)
+    [output] = llm.generate([list(range(100, 170))], params)
+    assert llm.scheduler.num_cached_tokens == 3 * 64
+    for index in range(4):
+        [alone] = build(model).generate([list(range(100, 170))], params)
+        assert alone.outputs[index].token_ids == output.outputs[index].token_ids
+
+
+def test_precomputed_pages_and_states_are_hit(model):
+    llm = build(model, slots=4, block_size=8)
+    ids = llm.tokenizer.encode(PARAGRAPH * 3)
+    while llm.precompute(ids):
+        llm.scheduler.check_integrity()
+    assert state_counts(llm).used == 0
+    assert state_counts(llm).checkpoints >= 1
+    [ahead] = llm.generate([[*ids, 17]], GREEDY)
+    assert ahead.num_cached_tokens == len(ids) // 8 * 8
+    [plain] = build(model).generate([[*ids, 17]], GREEDY)
+    assert ahead.token_ids == plain.token_ids
+
+
+def test_no_checkpoints_without_prefix_caching(model):
+    llm = build(model, block_size=4, enable_prefix_caching=False)
+    llm.add_request(PARAGRAPH, GREEDY)
+    while llm.has_unfinished_requests:
+        llm.step()
+        assert state_counts(llm).checkpoints == 0
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("megabytes", [0.25, 1, 4])
+def test_pages_states_and_checkpoints_fit_the_memory(model, megabytes):
+    memory = int(megabytes * 2**20)
+    llm = LLM(model, kv_cache_bytes=memory, block_size=16, speculative="ngram", max_num_seqs=8)
+    config = llm.scheduler.config
+    declared = config.num_pages * 16 * KV_BYTES_PER_TOKEN + config.num_state_slots * STATE_BYTES
+    assert declared <= memory < declared + 16 * KV_BYTES_PER_TOKEN + STATE_BYTES
+    for number in range(20):
+        llm.add_request([number, *range(200)], GREEDY)
+    while llm.has_unfinished_requests:
+        llm.step()
+        assert llm.runner.target.nbytes <= memory
+    assert state_counts(llm).checkpoints > 0
+    llm.reserve()
+    assert llm.runner.target.nbytes == declared
+
+
+def test_states_take_at_most_half_of_the_memory_and_few_of_a_large_one(model):
+    for memory in (2**17, 2**20):
+        slots = LLM(model, kv_cache_bytes=memory).scheduler.config.num_state_slots
+        assert slots == memory // 2 // STATE_BYTES
+    large = LLM(model, kv_cache_bytes=2**28, max_num_seqs=4).scheduler.config
+    assert large.num_state_slots == 2 * 4 + 16
+
+
+def test_too_little_memory_is_refused_with_the_numbers(model):
+    needed = 32 * KV_BYTES_PER_TOKEN + 2 * STATE_BYTES
+    with pytest.raises(UserError) as refusal:
+        LLM(model, kv_cache_bytes=needed - 1)
+    assert str(refusal.value) == (
+        f"kv_cache_bytes must be at least {needed}, a page of 32 tokens and 2 state slots of "
+        f"{STATE_BYTES} bytes, got {needed - 1}."
+    )
+    smallest = LLM(model, kv_cache_bytes=needed)
+    [output] = smallest.generate([[5, 6, 7]], GREEDY)
+    [expected] = build(model).generate([[5, 6, 7]], GREEDY)
+    assert output.token_ids == expected.token_ids
+
+
+def test_draft_model_with_states_shares_the_memory(model):
+    llm = LLM(model, draft_model=model, kv_cache_bytes=2**20, max_num_seqs=4)
+    config = llm.scheduler.config
+    pages = config.num_pages * config.page_size * 2 * KV_BYTES_PER_TOKEN
+    assert pages + config.num_state_slots * 2 * STATE_BYTES <= 2**20
+    llm.reserve()
+    draft = llm.runner.draft.model
+    assert llm.runner.target.nbytes + draft.nbytes <= 2**20
+    assert draft.nbytes == llm.runner.target.nbytes
+
+
+def test_snapshot_lists_pages_with_a_checkpoint(model):
+    llm = build(model, block_size=8)
+    llm.generate([PARAGRAPH], GREEDY)
+    actual = snapshot(llm.scheduler)
+    states = actual["states"]
+    assert set(states["checkpoint_pages"]) <= set(actual["tree"]["pages"])
+    assert len(states["checkpoint_pages"]) == states["checkpoints"] == states["cached"] > 0
+    assert "states" not in snapshot(LLM("demo", kv_cache_bytes=2**24).scheduler)

@@ -1,0 +1,111 @@
+"""Several `LLM` objects in one process: budgets, threads, tokens, release of memory."""
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from tests.engine.hybrid import write_hybrid
+from tests.models.support import write_family
+from tiny_llm import LLM, SamplingParams
+from tiny_llm.models.loading import load_weights
+from tiny_llm.models.model_size import model_size
+
+PROMPTS = ["RoPE is", "The capital of France is", "word " * 100]
+PARAMS = SamplingParams(max_tokens=20, ignore_eos=True, seed=3, temperature=1.0)
+KV_BYTES = 4_000_000
+
+
+def generate(llm):
+    """Token ids of each prompt."""
+    outputs = llm.generate(PROMPTS, PARAMS, show_progress=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def num_threads():
+    """Threads of this process, those of libraries included."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_concurrent_llms_share_threads_and_keep_their_budgets(tmp_path):
+    """Each has the tokens that it has alone; kernels have one pool of threads."""
+    models = ["demo", str(write_hybrid(tmp_path / "hybrid"))]
+    alone = [generate(LLM(model, kv_cache_bytes=KV_BYTES)) for model in models]
+    before = num_threads()
+    results: dict[int, object] = {}
+    threads: list[int] = []
+    barrier = threading.Barrier(len(models))
+
+    def run(index):
+        llm = LLM(models[index], kv_cache_bytes=KV_BYTES)
+        barrier.wait(60)
+        for _ in range(3):
+            results[index] = generate(llm)
+            assert results[index] == alone[index]
+            assert llm.runner.target.nbytes <= KV_BYTES
+        threads.append(num_threads())
+        barrier.wait(60)
+
+    runs = [threading.Thread(target=run, args=(index,)) for index in range(len(models))]
+    for thread in runs:
+        thread.start()
+    for thread in runs:
+        thread.join()
+    assert results == dict(enumerate(alone))
+    # Each has a Python thread and the threads of its two MLX streams; none has another pool.
+    assert max(threads) - before <= 3 * len(models)
+
+
+def test_memory_of_an_llm_is_released_with_it(tmp_path):
+    folder = write_hybrid(tmp_path / "model", hidden_size=256)
+    generate(LLM(str(folder), kv_cache_bytes=KV_BYTES))  # caches of the process
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    llm = LLM(str(folder), kv_cache_bytes=KV_BYTES)
+    generate(llm)
+    assert mx.get_active_memory() > before + model_size(folder).weight_bytes / 2
+    gone = weakref.ref(llm)
+    del llm
+    gc.collect()
+    assert gone() is None
+    assert mx.get_active_memory() <= before + 100_000
+
+
+QUANTIZED = [("affine", 3, 32), ("affine", 4, 64), ("affine", 6, 64), ("mxfp4", 4, 32)]
+QUANTIZED += [("mxfp8", 8, 32), ("nvfp4", 4, 16)]
+
+
+@pytest.mark.parametrize(("mode", "bits", "group_size"), [(None, 16, 0), *QUANTIZED])
+def test_declared_bytes_bound_the_loaded_weights(tmp_path, mode, bits, group_size):
+    config = {
+        "model_type": "qwen3",
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+    }
+    if mode is not None:
+        config["quantization"] = {"mode": mode, "bits": bits, "group_size": group_size}
+    write_family(tmp_path, config)
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    model, _ = load_weights(str(tmp_path), load_format="dummy")
+    mx.eval(model.parameters())
+    used = mx.get_active_memory() - before
+    for load_format in ("auto", "dummy"):
+        declared = model_size(tmp_path, 1, load_format).weight_bytes
+        assert used <= declared + 100_000, (used, declared)
+        assert declared < 1.1 * used + 100_000, (used, declared)

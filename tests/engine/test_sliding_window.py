@@ -1,0 +1,238 @@
+"""Sliding windows in the engine: same tokens in every configuration, freed pages, prefix hits."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.engine.support import CASES, PARAGRAPH, chat, run_cases
+from tests.models.support import SIZES
+from tiny_llm import LLM, SamplingParams, UserError, load
+from tiny_llm.engine.scheduling.snapshot import snapshot
+from tiny_llm.models.checkpoint.dummy import random_checkpoint
+
+WINDOW = 21
+CONFIG = {
+    **SIZES,
+    "vocab_size": 4096,
+    "max_position_embeddings": 2048,
+    "sliding_window": WINDOW,
+    "torch_dtype": "bfloat16",
+}
+MODELS = {
+    "mistral": {**CONFIG, "model_type": "mistral"},
+    "qwen2": {  # the second of three layers has full attention
+        **CONFIG,
+        "model_type": "qwen2",
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+DRAFT = {**MODELS["mistral"], "num_hidden_layers": 1, "sliding_window": 30}
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+LONG = [(7 * i + 3) % 1000 + 20 for i in range(150)]
+REPETITIVE = (
+    chat(PARAGRAPH + "Repeat."),
+    SamplingParams(seed=3, max_tokens=50, logit_bias={300: 40, 301: 40}, ignore_eos=True),
+)
+WINDOW_CASES = [
+    *CASES,
+    REPETITIVE,
+    (LONG, GREEDY),
+    (LONG[:100], SamplingParams(seed=2, max_tokens=70, ignore_eos=True)),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load("demo")[1]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tokenizer):
+    return random_checkpoint(MODELS[request.param]), tokenizer
+
+
+@pytest.fixture(scope="module")
+def mistral(tokenizer):
+    return random_checkpoint(MODELS["mistral"]), tokenizer
+
+
+def build(model, num_pages: int = 256, **options) -> LLM:
+    """Builds an engine with exactly `num_pages` pages, by default of 8 tokens."""
+    with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, 0)):
+        return LLM(model, **{"block_size": 8, "max_num_seqs": 4, **options})
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Outputs and logits of each request alone, prefilled in one chunk, with all pages kept."""
+    outputs, logits = {}, {}
+    for case in range(len(WINDOW_CASES)):
+        with mock.patch("tiny_llm.engine.llm.common_window", return_value=0):
+            llm = build(model, max_num_seqs=1, enable_prefix_caching=False)
+        own_outputs, own_logits = run_cases(llm, [case], cases=WINDOW_CASES)
+        outputs |= own_outputs
+        logits |= own_logits
+    return outputs, logits
+
+
+@pytest.mark.parametrize("speculation", ["none", "ngram", "full draft", "window draft"])
+def test_same_tokens_in_every_configuration(model, alone, tokenizer, speculation):
+    outputs, logits = alone
+    frees_pages = model[0].args.max_window and speculation != "full draft"
+    small, large = (72, 96) if frees_pages else (200, 208)  # tokens
+    hits = preemptions = accepted = 0
+    options = {"speculative": "ngram"} if speculation == "ngram" else {}
+    if "draft" in speculation:
+        draft = load("demo-draft") if speculation == "full draft" else None
+        draft = draft or (random_checkpoint(DRAFT), tokenizer)
+        options = {"draft_model": draft, "num_drafts": 3}
+    for number, (chunk, num_tokens, page_size, (direction, gap)) in enumerate(
+        ((3, small, 4, (1, 0)), (200, 1024, 16, (-1, 2)), (9, large, 8, (1, 1)))
+    ):
+        llm = build(
+            model,
+            num_tokens // page_size,
+            block_size=page_size,
+            max_num_batched_tokens=16 + chunk,
+            enable_prefix_caching=number != 1,
+            **options,
+        )
+        order = range(len(WINDOW_CASES))[::direction]
+        actual, found = run_cases(llm, order, gap, WINDOW_CASES)
+        where = f"{speculation}, case {number}"
+        for case, expected in outputs.items():
+            assert actual[case].error is None, where
+            assert actual[case].token_ids == expected.token_ids, f"request {case}, {where}"
+            assert actual[case].logprobs == expected.logprobs, f"request {case}, {where}"
+        for key, row in logits.items():
+            np.testing.assert_array_equal(found[key], row, err_msg=f"{key}, {where}")
+        hits += sum(output.num_cached_tokens for output in actual.values())
+        preemptions += llm.scheduler.num_preemptions
+        accepted += llm.runner.statistics.num_accepted_tokens
+    assert hits > 0
+    assert preemptions > 0 or frees_pages
+    assert accepted > 0 or speculation != "ngram"
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_request_larger_than_the_memory(mistral, sharing):
+    """200 tokens in pages for 72: those before the window are free again."""
+    [expected] = build(mistral).generate([LONG], GREEDY, show_progress=False)
+    llm = build(mistral, 9, max_num_batched_tokens=32, enable_prefix_caching=sharing)
+    assert llm.scheduler.config.max_pages_per_request == 9
+    seen, held = llm.runner.run, []
+
+    def run(step):
+        [request] = llm.scheduler.running
+        held.append(len(request.page_ids) - request.num_freed)
+        state = snapshot(llm.scheduler)
+        assert len(state["requests"][0]["pages"]) == held[-1]
+        assert -1 not in state["requests"][0]["pages"] + state["tree"]["pages"]
+        return seen(step)
+
+    with mock.patch.object(llm.runner, "run", run):
+        [actual] = llm.generate([LONG], GREEDY, show_progress=False)
+    assert actual.token_ids == expected.token_ids
+    assert max(held) <= 9
+    assert (
+        max(held[-20:]) <= 1 + WINDOW // 8 + 1
+    )  # while decoding: the window, and a part of a page
+    llm.scheduler.check_integrity()
+    assert llm.scheduler.pages.num_available == 9
+
+
+def test_preempted_requests(mistral):
+    """Short prompts outgrow the memory while they decode."""
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    cases = [([token, token + 1], params) for token in (20, 30, 40, 50)]
+    outputs, logits = {}, {}
+    for case in range(4):
+        own_outputs, own_logits = run_cases(build(mistral), [case], cases=cases)
+        outputs |= own_outputs
+        logits |= own_logits
+    llm = build(mistral, 12, block_size=4, max_num_batched_tokens=8)
+    actual, found = run_cases(llm, range(4), cases=cases)
+    assert llm.scheduler.num_preemptions > 0
+    for case in range(4):
+        assert actual[case].token_ids == outputs[case].token_ids
+    for key, row in logits.items():
+        np.testing.assert_array_equal(found[key], row, err_msg=f"{key}")
+
+
+def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
+    """Pages for less than the window and a step: all tokens must fit."""
+    llm = build(mistral, 8, max_num_batched_tokens=32)
+    with pytest.raises(UserError, match="the configured KV memory holds 64"):
+        llm.add_request(LONG)
+    [output] = llm.generate([LONG[:40]], SamplingParams(max_tokens=24), show_progress=False)
+    assert output.error is None
+
+
+def test_requests_share_memory_that_holds_one_of_them(mistral):
+    """Each needs 24 pages in total, 9 at a time; 20 pages serve two requests without preemption."""
+    prompts = [[token + index for token in LONG] for index in range(4)]
+    expected = build(mistral).generate(prompts, GREEDY, show_progress=False)
+    llm = build(mistral, 20, max_num_batched_tokens=32, enable_prefix_caching=False)
+    actual = llm.generate(prompts, GREEDY, show_progress=False)
+    assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
+
+
+def test_second_turn_hits_although_the_first_pages_are_gone(mistral):
+    llm = build(mistral, 14, max_num_batched_tokens=32)
+    [first] = llm.generate([LONG], GREEDY, show_progress=False)
+    turn = [*LONG, *first.token_ids, *LONG[:20]]
+    assert llm.scheduler.pages.cache.num_pages * 8 < len(LONG)
+    [second] = llm.generate([turn], GREEDY, show_progress=False)
+    assert second.num_cached_tokens >= len(LONG) + len(first.token_ids) - 8
+    [cold] = build(mistral).generate([turn], GREEDY, show_progress=False)
+    assert second.token_ids == cold.token_ids
+    [other] = llm.generate([LONG[:60]], GREEDY, show_progress=False)  # its window's pages are gone
+    [cold] = build(mistral).generate([LONG[:60]], GREEDY, show_progress=False)
+    assert other.num_cached_tokens == 0
+    assert other.token_ids == cold.token_ids
+
+
+def test_prompt_logprobs_in_chunks(model):
+    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2, ignore_eos=True)
+    [whole] = build(model).generate([LONG], params, show_progress=False)
+    llm = build(model, 32, max_num_batched_tokens=16)
+    for _ in range(2):  # a cached prompt is computed again
+        [chunked] = llm.generate([LONG], params, show_progress=False)
+        assert chunked.prompt_logprobs == whole.prompt_logprobs
+
+
+def test_pages_stay_if_a_layer_or_the_draft_model_attends_to_all_tokens(mistral, tokenizer):
+    qwen2 = random_checkpoint(MODELS["qwen2"]), tokenizer
+    draft = random_checkpoint(DRAFT), tokenizer
+    assert build(mistral).scheduler.config.window == WINDOW
+    assert build(qwen2).scheduler.config.window == 0
+    assert build(mistral, draft_model=draft).scheduler.config.window == 30
+    assert build(mistral, draft_model=load("demo-draft")).scheduler.config.window == 0
+
+
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"attention_backend": "flash"}])
+def test_int8_pages_and_backends(model, options):
+    """Chunks and freed pages change no tokens."""
+    [expected] = build(model, **options).generate([LONG], GREEDY, show_progress=False)
+    llm = build(model, 32, max_num_batched_tokens=16, **options)
+    [actual] = llm.generate([LONG], GREEDY, show_progress=False)
+    assert actual.token_ids == expected.token_ids
+    if "attention_backend" in options:
+        [paged] = build(model).generate([LONG], GREEDY, show_progress=False)
+        assert actual.token_ids == paged.token_ids
+
+
+def test_prefix_cache_on_disk_is_refused(mistral, tmp_path):
+    with pytest.raises(UserError, match="does not support a model whose layers all have a sliding"):
+        build(mistral, prefix_cache_dir=tmp_path)
+
+
+def test_context_length_limits_a_request(mistral):
+    llm = build(mistral, max_model_len=100)
+    [output] = llm.generate(
+        [LONG[:90]], SamplingParams(max_tokens=None, ignore_eos=True), show_progress=False
+    )
+    assert (len(output.token_ids), output.finish_reason) == (10, "length")

@@ -1,0 +1,145 @@
+"""Random tools, arguments and completions; parsing in pieces; tokenizers with tags."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import tokenizers
+
+from tests.engine.tool_calls.templates import TEMPLATES
+from tiny_llm.engine.tool_calls.registry import AUTO, find_format
+from tiny_llm.models.tokenizer.chat_template_main import render_chat
+from tiny_llm.models.tokenizer.tokenizer import Tokenizer
+from tiny_llm.server.protocol.output_parser import OutputParser, TextDelta
+from tiny_llm.server.protocol.tool_calls import ToolCallOptions
+
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"]
+TAGS += ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]
+END = "<|end|>"
+
+PIECES = ["a", "Zürich", " ", "\n", "\n\n", '"', "\\", "{", "}", "<", ">", "null", "5", "é\t"]
+PIECES += ["</parameter>", "</function>", "</tool_call>", "<parameter=x>", "<tool_call>", "[ARGS]"]
+# A bare string cannot contain the end of its own element.
+AMBIGUOUS = re.compile(
+    r"</parameter>\s*(<parameter=|</function>|</tool_call>)|</function>\s*</tool_call>"
+    r"|\n<parameter=|</parameter>\s*$|</(function|tool_call)>\s*$"
+)
+NESTED = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+
+def find(family):
+    """Returns the format of a template of `templates.py`."""
+    return find_format(AUTO, TEMPLATES[family])
+
+
+def random_text(rng):
+    """Returns a string that each format can write."""
+    text = "".join(rng.choices(PIECES, k=rng.randrange(8)))
+    return text if not AMBIGUOUS.search(f"\n{text}") else "a"
+
+
+def random_parameter(rng):
+    """Returns (schema, a function that draws a value)."""
+    return rng.choice(
+        [
+            ({"type": "string"}, random_text),
+            ({"type": "integer"}, lambda rng: rng.randrange(-99, 99)),
+            ({"type": "number"}, lambda rng: rng.choice([0.5, -2e30, 7])),
+            ({"type": "boolean"}, lambda rng: rng.random() < 0.5),
+            ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, lambda rng: rng.choice([None, 3])),
+            ({"type": "array", "items": {"type": "string"}}, lambda rng: [random_text(rng)] * 2),
+            ({"$ref": "#/$defs/nested"}, lambda rng: {"x": rng.randrange(9)}),
+            ({"enum": ["°C", "°F"]}, lambda rng: rng.choice(["°C", "°F"])),
+        ]
+    )
+
+
+def random_tool(rng, name):
+    """Returns (tool in OpenAI's format, a function that draws its arguments)."""
+    drawn = {f"p{i}": random_parameter(rng) for i in range(rng.randrange(4))}
+    required = [key for key in drawn if rng.random() < 0.7]
+    parameters = {
+        "type": "object",
+        "properties": {key: schema for key, (schema, _) in drawn.items()},
+        "required": required,
+        "$defs": {"nested": NESTED},
+    }
+
+    def draw(rng):
+        keys = [key for key in drawn if key in required or rng.random() < 0.5]
+        return {key: drawn[key][1](rng) for key in keys}
+
+    function = {"name": name, "description": "A tool.", "parameters": parameters}
+    return {"type": "function", "function": function}, draw
+
+
+def write_calls(family, calls, content=""):
+    """Renders the completion that a template has for calls: (name, arguments) pairs."""
+    listed = [
+        {
+            "id": f"{index:09}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    user = {"role": "user", "content": "Hi"}
+    before = render(family, [user], add_generation_prompt=True)
+    after = render(family, [user, {"role": "assistant", "content": content, "tool_calls": listed}])
+    text = after[len(before.removesuffix("<think>\n")) :]
+    return text.rstrip("\n").removesuffix("<|im_end|>").removesuffix("<|eot_id|>").removesuffix(END)
+
+
+def render(family, messages, **variables):
+    """Renders a conversation with a template of `templates.py`."""
+    named = {"bos_token": "<s>", "eos_token": END, "tools": None, **variables}
+    return render_chat(TEMPLATES[family], messages, **named)
+
+
+def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **options):
+    """Parses a text in pieces of the given sizes, repeated.
+
+    Returns:
+        (content, [(name, arguments as text)], parser).
+    """
+    is_truncated = options.pop("is_truncated", False)
+    settings = ToolCallOptions(tool_call_format, tools, is_stream, **options)
+    parser = OutputParser(False, False, settings)
+    parts, start, number = [], 0, 0
+    while start < len(text):
+        size = sizes[number % len(sizes)]
+        parts += parser.feed(text[start : start + size])
+        start, number = start + size, number + 1
+    content, calls = "", {}
+    for part in [*parts, *parser.finish(is_truncated)]:
+        if isinstance(part, TextDelta):
+            content += part.text
+        else:
+            assert part.is_new == (part.id not in calls)
+            assert is_stream or part.is_new
+            calls.setdefault(part.id, [part.name, ""])[1] += part.arguments
+    return content, [(name, arguments) for name, arguments in calls.values()], parser
+
+
+def parsed_arguments(calls):
+    """Returns calls with their arguments as objects."""
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def random_sizes(rng: random.Random):
+    """Returns random piece sizes."""
+    return [rng.choice([1, 2, 3, 5, 17]) for _ in range(7)]
+
+
+def byte_tokenizer(family, tags=()):
+    """Returns a tokenizer with one token per byte, and tags as special tokens."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: index for index, letter in enumerate(letters)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([*tags, END])
+    tokenizer = Tokenizer(Path(), backend, {}, {backend.token_to_id(END)})
+    tokenizer.chat_template = TEMPLATES[family]
+    return tokenizer

@@ -1,0 +1,211 @@
+"""Single formats: detection, spellings that models use, missing end tags, value types."""
+
+import json
+import random
+
+import pytest
+
+from tests.engine.tool_calls.support import find, parse, parsed_arguments
+from tests.engine.tool_calls.templates import TEMPLATES
+from tiny_llm import UserError
+from tiny_llm.engine.tool_calls.json_scanner import JsonScanner
+from tiny_llm.engine.tool_calls.registry import AUTO, NAMES, find_format
+from tiny_llm.engine.tool_calls.tool_schema import to_json, value_types
+
+WEATHER = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    },
+}
+TOOLS = [{"type": "function", "function": WEATHER}]
+OSLO = [("weather", {"city": "Oslo"})]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3", "hermes"),
+        ("qwen3-coder", "qwen3_coder"),
+        ("qwen3.5", "qwen3_coder"),
+        ("llama3", "llama3_json"),
+        ("mistral-list", "mistral"),
+        ("mistral-args", "mistral"),
+    ],
+)
+def test_detection(family, name):
+    assert find(family).name == name
+    assert find_format(AUTO, {"default": "x", "tool_use": TEMPLATES[family]}).name == name
+
+
+def test_format_by_name():
+    assert [find_format(name, None).name for name in NAMES] == list(NAMES)
+    assert find_format(AUTO, None).name == "hermes"
+    assert find_format("hermes", TEMPLATES["llama3"]).name == "hermes"
+    assert find_format(AUTO, "<|start_header_id|> {{ messages }}").name == "hermes"
+    assert find_format(AUTO, "{{ '<|python_tag|>' }}").name == "llama3_json"
+    with pytest.raises(UserError, match="the tool call parser 'json' is unknown; the parsers are"):
+        find_format("json", None)
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        # Missing end tags and whitespace.
+        ("qwen3", '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}'),
+        ("qwen3", '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}'),
+        ("qwen3", '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}'),
+        ("qwen3", r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}'),
+        ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo"),
+        ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>"),
+        ("qwen3.5", "<tool_call><function=weather><parameter=city>Oslo</function></tool_call>"),
+        ("qwen3.5", "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</tool_call>"),
+        ("qwen3.5", "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"),
+        ("llama3", '<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}'),
+        ("llama3", ' {"name": "weather", "arguments": {"city": "Oslo"}}'),
+        ("llama3", '{"type": "function", "name": "weather", "parameters": {"city": "Oslo"}}'),
+        ("mistral-list", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}'),
+        ("mistral-list", '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'),
+        ("mistral-args", '[TOOL_CALLS]weather{"city": "Oslo"}'),
+        ("mistral-args", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]'),
+    ],
+)
+def test_spellings(family, text, is_stream, size):
+    content, calls, parser = parse(find(family), text, TOOLS, (size,), is_stream)
+    assert (content, parsed_arguments(calls)) == ("", OSLO)
+    assert not parser.has_incomplete_call
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("llama3", '{"name": "weather", "parameters": {}}; {"name": "weather", "parameters": {}}'),
+        ("qwen3", '<tool_call>{"name": "weather"}\n<tool_call>{"name": "weather"}</tool_call>'),
+        ("qwen3.5", "<tool_call><function=weather></function><function=weather></tool_call>"),
+        ("qwen3.5", "<tool_call>\n<function=weather>\n<tool_call>\n<function=weather>\n"),
+    ],
+)
+def test_two_calls(family, text, is_stream):
+    content, calls, _ = parse(find(family), text, TOOLS, (2,), is_stream)
+    assert (content, parsed_arguments(calls)) == ("", [("weather", {})] * 2)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [('"hello"', "hello"), ("5", 5), ("[1]", [1]), ("null", {}), (r'"{\"a\": 1}"', {"a": 1})],
+)
+def test_arguments_other_than_an_object(arguments, expected, is_stream):
+    text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    _, calls, _ = parse(find("qwen3"), text, TOOLS, (3,), is_stream)
+    assert parsed_arguments(calls) == [("weather", expected)]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("qwen3.5", "<tool_call>\nno"),
+        ("qwen3.5", "The tag <function=other> is unknown."),
+        ("qwen3.5", "<tool_call>\n<function=weather>\n<param>x"),
+        ("llama3", '<|python_tag|>search("x")'),
+        ("llama3", '{"name": "other", "parameters": {}}'),
+        ("mistral-args", "[TOOL_CALLS]\n"),
+        ("mistral-list", "[TOOL_CALLS] [1]"),
+    ],
+)
+def test_malformed_calls_are_text(family, text):
+    assert parse(find(family), text, TOOLS, (1,))[:2] == (text, [])
+
+
+def test_missing_parameter_ends():
+    text = "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=days>\n3\n"
+    for is_stream in (False, True):
+        _, calls, _ = parse(find("qwen3.5"), text, TOOLS, (1,), is_stream)
+        assert parsed_arguments(calls) == [("weather", {"city": "Oslo", "days": 3})]
+
+
+def test_streamed_string_arrives_in_pieces():
+    text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{'x' * 50}"
+    whole = text + "\n</parameter>\n</function>\n</tool_call>"
+    _, calls, _ = parse(find("qwen3.5"), text, TOOLS, (7,), True, is_truncated=True)
+    [(_, arguments)] = calls
+    assert arguments == '{"city": "' + "x" * 50
+    assert parsed_arguments(parse(find("qwen3.5"), whole, TOOLS)[1])[0][1]["city"] == "x" * 50
+
+
+def test_call_ids():
+    for family in TEMPLATES:
+        ids = {find(family).new_call_id() for _ in range(50)}
+        assert len(ids) == 50
+        if family.startswith("mistral"):
+            assert all(len(one) == 9 and one.isalnum() and one.isascii() for one in ids)
+            assert find(family).valid_call_id("toolu_01ABcdEFghIJ") == "BcdEFghIJ"
+            assert find(family).valid_call_id("call-7") == "0000call7"
+        else:
+            assert all(one.startswith("call_") for one in ids)
+            assert find(family).valid_call_id("call-7") == "call-7"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "integer"}, "5", 5),
+        ({"type": "integer"}, "5.5", "5.5"),
+        ({"type": "number"}, " 5 ", 5),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": ["string", "null"]}, '"a"', '"a"'),
+        ({"type": ["string", "integer"]}, "5", 5),
+        ({"type": "string", "enum": ["null"]}, "null", "null"),
+        ({"enum": [1, "a"]}, "1", 1),
+        ({"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "[1]", [1]),
+        ({"allOf": [{"$ref": "#/$defs/a"}]}, "[1]", [1]),
+        ({"$ref": "#/$defs/missing"}, "5", "5"),
+        ({}, '{"a": 1}', {"a": 1}),
+        ({}, "5", "5"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "array"}, "[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_types_of_bare_values(schema, text, expected):
+    root = {"$defs": {"a": {"type": "array"}}}
+    assert json.loads(to_json(text, value_types(schema, root))) == expected
+
+
+def test_recursive_schema():
+    loop = {"anyOf": [{"$ref": "#"}] * 50}
+    assert value_types(loop, loop) == frozenset()
+    assert value_types({"$ref": "#/a"}, {"a": {"$ref": "#/a"}}) == frozenset()
+
+
+def test_json_scanner_agrees_with_json():
+    rng = random.Random(1)
+    characters = '{}[]",:\\ue+-.0123 \ntrufalsn"'
+    valid = ['{"a": [1, -0.5e+3, "\\u00e9\\n", true, null, {}], "": []}', "[[], {}, 0]", "{ }"]
+    texts = valid + [
+        text[:i] + rng.choice(characters) + text[i + rng.randrange(2) :]
+        for text in valid
+        for i in range(len(text))
+        for _ in range(20)
+    ]
+    num_valid = 0
+    for text in texts:
+        number, is_complete = JsonScanner().feed(text)
+        pieces = JsonScanner()
+        ends = [pieces.feed(character) for character in text[: number + (not is_complete)]]
+        assert [end[1] for end in ends[:-1]] == [False] * (len(ends) - 1)
+        assert ends[-1][1] == is_complete
+        try:
+            json.loads(text)
+        except ValueError:
+            if is_complete:  # more text after the value
+                json.loads(text[:number])
+            continue
+        num_valid += 1
+        assert (number, is_complete) == (len(text.rstrip()), True)
+    assert num_valid > 50

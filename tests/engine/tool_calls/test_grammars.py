@@ -1,0 +1,214 @@
+"""Grammars of calls: what the chat template writes is allowed, and what is allowed parses."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.engine.tool_calls.support import (
+    TAGS,
+    byte_tokenizer,
+    find,
+    parse,
+    parsed_arguments,
+    random_tool,
+    write_calls,
+)
+from tests.engine.tool_calls.templates import TEMPLATES
+from tiny_llm import StructuredOutputs, ToolCalls, UserError
+from tiny_llm.engine.structured_output.compiler import GrammarCompiler
+
+pytest.importorskip("llguidance")
+
+FAMILIES = list(TEMPLATES)
+VOCABULARIES = {"tags": TAGS, "bytes": ()}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+LOOKUP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "where": {"type": "string", "maxLength": 8},
+                "code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]$"},
+                "unit": {"type": "string", "enum": ["°C", "°F"]},
+                "count": {"type": "integer", "minimum": 0, "maximum": 99},
+                "near": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+                "parts": {"$ref": "#/$defs/parts"},
+            },
+            "required": ["where", "code", "count"],
+            "$defs": {"parts": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
+        },
+    },
+}
+STOP = {"type": "function", "function": {"name": "stop"}}
+_compilers = {}
+
+
+def compiler(family, vocabulary):
+    key = (family, vocabulary)
+    if key not in _compilers:
+        tokenizer = byte_tokenizer(family, VOCABULARIES[vocabulary])
+        _compilers[key] = (GrammarCompiler(tokenizer, len(tokenizer)), tokenizer)
+    return _compilers[key]
+
+
+def accepts(family, vocabulary, form, text):
+    """Whether a grammar allows a text and, if so, its end."""
+    grammars, tokenizer = compiler(family, vocabulary)
+    matcher = grammars.compile(form).matcher
+    tokens = tokenizer.encode(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_of_the_template_are_allowed(family, vocabulary):
+    for seed in range(6):
+        rng = random.Random(f"{family} {seed}")
+        tool, draw = random_tool(rng, "write")
+        arguments = draw(rng)
+        while any(tag in json.dumps(arguments) for tag in TAGS):  # encoded as special tokens
+            arguments = draw(rng)
+        calls = [("write", arguments)]
+        text = write_calls(family, calls)
+        for form in (
+            ToolCalls([tool, STOP]),
+            ToolCalls([tool, STOP], "required"),
+            ToolCalls([tool, STOP], "required", "write", parallel=False),
+        ):
+            assert accepts(family, vocabulary, form, text), text
+        assert not accepts(family, vocabulary, ToolCalls([tool, STOP], "required", "stop"), text)
+        assert not accepts(family, vocabulary, ToolCalls([tool], "required"), "Hello.")
+        assert not accepts(family, vocabulary, ToolCalls([tool], "required"), f"Hello. {text}")
+        assert accepts(family, vocabulary, ToolCalls([tool]), "Hello {x} <b>.")
+        if family != "llama3":
+            calls += [("stop", {})]
+            two = write_calls(family, calls)
+            assert accepts(family, vocabulary, ToolCalls([tool, STOP], "required"), two)
+            assert accepts(family, vocabulary, ToolCalls([tool, STOP]), f"Both: {two}")
+            one = ToolCalls([tool, STOP], "required", parallel=False)
+            assert not accepts(family, vocabulary, one, two)
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_outputs_are_calls(family, vocabulary):
+    """Outputs drawn from the grammar are calls that match the schemas."""
+    for seed in range(6):
+        text = sample(family, vocabulary, ToolCalls([LOOKUP, STOP], "required"), seed)
+        content, calls, _ = parse(find(family), text, [LOOKUP, STOP])
+        assert (content, bool(calls)) == ("", True), text
+        for name, arguments in parsed_arguments(calls):
+            if name == "stop":
+                assert arguments == {}
+            else:
+                Draft202012Validator(LOOKUP["function"]["parameters"]).validate(arguments)
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_or_an_answer(family, vocabulary):
+    answer = StructuredOutputs(json=PERSON)
+    form = ToolCalls([LOOKUP, STOP], answer=answer)
+    call = write_calls(family, [("stop", {})])
+    for text, is_allowed in [
+        ('{"name": "Bob", "age": 5}', True),
+        ('{"name":"stop","age":5}', True),
+        (call, True),
+        ('{"name": "Bob"}', False),
+        ("Hello.", False),
+        (f'{{"name": "Bob", "age": 5}}\n{call}', False),
+        (f"Hello. {call}", False),
+    ]:
+        assert accepts(family, vocabulary, form, text) == is_allowed, text
+    for seed in range(6):
+        text = sample(family, vocabulary, form, seed)
+        content, calls, _ = parse(find(family), text, [LOOKUP, STOP], has_form=True)
+        if calls:
+            assert content == ""
+        else:
+            Draft202012Validator(PERSON).validate(json.loads(content))
+
+
+def sample(family, vocabulary, form, seed):
+    """Draws an output from a grammar; returns its text."""
+    grammars, tokenizer = compiler(family, vocabulary)
+    rng, matcher, tokens = random.Random(seed), grammars.compile(form).matcher, []
+    [end] = tokenizer.eos_token_ids
+    closing = tokenizer.encode("\n</parameter>\n")  # unlikely to be drawn in unbounded text
+    while len(tokens) < 2000:
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(tokenizer)]).tolist()
+        if end in allowed and (rng.random() < 0.7 or len(allowed) == 1):
+            return tokenizer.decode(tokens)
+        drawn = [rng.choice([token for token in allowed if token != end])]
+        if rng.random() < 0.1 and matcher.validate_tokens(closing) == len(closing):
+            drawn = closing
+        tokens += drawn
+        assert matcher.consume_tokens(drawn)
+    raise AssertionError(tokenizer.decode(tokens))
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "rejected"),
+    [
+        ({"enum": [1, "a", None]}, ["1", "a", "null"], ["2", "b"]),
+        ({"anyOf": [{"enum": ["a"]}, {"type": "null"}]}, ["a", "null"], ["b"]),
+        ({"const": "x\ny"}, ["x\ny"], ["x"]),
+        ({"type": "string", "pattern": "b+"}, ["abbc"], ["ac"]),
+        ({"type": "string", "pattern": "^a(?=b)"}, ["anything"], []),
+        ({"type": "string", "minLength": 2, "maxLength": 10**9}, ["ab", "a" * 99], ["a"]),
+        ({"type": ["string", "integer"]}, ["7", "seven"], []),
+        ({"type": "integer"}, ["7"], ["seven"]),
+    ],
+)
+def test_values_of_xml_parameters(schema, allowed, rejected):
+    parameters = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
+    tool = {"type": "function", "function": {"name": "set", "parameters": parameters}}
+    for text in [*allowed, *rejected]:
+        call = write_calls("qwen3.5", [("set", {"value": text})])
+        form = ToolCalls([tool], "required")
+        assert accepts("qwen3.5", "tags", form, call) == (text in allowed), text
+
+
+def test_missing_parameters_mean_no_arguments():
+    for family in FAMILIES:
+        empty, some = (write_calls(family, [("stop", given)]) for given in ({}, {"a": 1}))
+        assert accepts(family, "tags", ToolCalls([STOP], "required"), empty)
+        assert not accepts(family, "tags", ToolCalls([STOP], "required"), some)
+        open_tool = {"type": "function", "function": {"name": "stop", "parameters": {}}}
+        assert accepts(family, "tags", ToolCalls([open_tool], "required"), some)
+
+
+def test_an_answer_requires_optional_calls():
+    with pytest.raises(UserError, match="an answer requires the tool choice 'auto', got 'requi"):
+        ToolCalls([STOP], "required", answer=StructuredOutputs(json=PERSON))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_allowed"),
+    [
+        ("a\nb", True),
+        ("", True),
+        ("x </parameter> y", True),
+        ("ends with </parameter", True),
+        ("a\n</parameter>\n</function>", False),
+        ("a</parameter> <parameter=b>", False),
+    ],
+)
+def test_bare_text(value, is_allowed):
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tool = {"type": "function", "function": {"name": "write", "parameters": schema}}
+    text = write_calls("qwen3.5", [("write", {"text": value})])
+    assert accepts("qwen3.5", "tags", ToolCalls([tool], "required"), text) == is_allowed
+    if is_allowed:
+        _, calls, _ = parse(find("qwen3.5"), text, [tool])
+        assert parsed_arguments(calls) == [("write", {"text": value})]

@@ -1,0 +1,32 @@
+"""Case of a malformed checkpoint folder."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.hostile.corruptions import Corruption
+
+CONFIG, TOKENIZER, SETTINGS = "config.json", "tokenizer.json", "tokenizer_config.json"
+LONG = "x" * 100_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A malformed checkpoint folder."""
+
+    name: str
+    corrupt: Corruption
+    words: tuple[str, ...]
+    use: str = "load_weights"
+    is_quick: bool = False
+    max_bytes: int = 200_000_000  # memory growth
+
+
+def case(
+    name: str,
+    corrupt: Corruption,
+    *words: str,
+    use: str = "load_weights",
+    quick: Any = 0,
+    **more: int,
+) -> Case:
+    return Case(name, corrupt, words, use, bool(quick), **more)

@@ -1,0 +1,126 @@
+"""Metal kernels and encoders of gated delta nets on the emulated GPU, against the CPU."""
+
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import pytest
+
+from tests.metal.support import NO_CLANG, on_gpu
+from tests.ops.recurrent_problems import Batch, conv_problem, delta_problem, ragged_batch
+from tests.support import DTYPES, assert_close, assert_same_bits, random
+from tiny_llm import kernels
+from tools.metal_emulator import Device, emulated_gpu, has_clang
+
+pytestmark = pytest.mark.skipif(
+    on_gpu() or not kernels.computes_on_cpu(), reason="there is a GPU already"
+)
+
+Results = tuple[mx.array, ...]
+BATCH = ragged_batch([5, 1, 12])
+SHAPES = [(1, 1, 1, 1), (2, 4, 6, 10), (2, 2, 33, 70), (1, 1, 256, 9)]  # H_k, H_v, D_k, D_v
+
+
+@pytest.fixture(params=["plain", "asan", "race", "loose"])
+def mode(request: pytest.FixtureRequest) -> Iterator[str]:
+    if not has_clang():
+        pytest.skip(NO_CLANG)
+    return request.param
+
+
+def assert_like_cpu(mode: str, run: Callable[..., Results], ulps: float) -> None:
+    expected = run(mx.cpu)
+    with emulated_gpu(kernels.extension(), mode=mode, order="random") as gpu:
+        actual = run(gpu.stream())
+        mx.eval(actual)
+        assert gpu.launches, "no Metal kernel ran"
+    for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(one, other, f"output {i}", ulps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("by_tap", [False, True], ids=["C×K", "K×C"])
+@pytest.mark.parametrize("shape", [(4, 1), (2, 7), (8, 40), (4, 300)], ids=str)
+def test_causal_conv1d(mode, dtype, shape, by_tap):
+    arrays = conv_problem(*shape, BATCH, dtype, by_tap)
+    if by_tap:
+        arrays["weight"] = arrays["weight"].astype(mx.float32)
+    assert_like_cpu(mode, lambda s: kernels.causal_conv1d(**arrays, stream=s), ulps=32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gated_delta_rule(mode, dtype, shape):
+    arrays = delta_problem(*shape, BATCH, dtype)
+    assert_like_cpu(
+        mode, lambda s: kernels.gated_delta_rule(**arrays, num_k_heads=shape[0], stream=s), ulps=64
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("own_dtype", [True, False], ids=["weight in z's dtype", "in float32"])
+def test_gates(mode, dtype, own_dtype):
+    both, o = random(9, 2, 40, dtype=dtype, scale=4), random(9, 40)
+    z, weight = both[:, 1], random(40, dtype=dtype if own_dtype else mx.float32)
+    assert_like_cpu(mode, lambda s: (kernels.gated_rms_norm(o, z, weight, 1e-6, stream=s),), 16)
+    assert_like_cpu(mode, lambda s: (kernels.sigmoid_gate(both[:, 0], z, stream=s),), 16)
+    assert_like_cpu(mode, lambda s: (kernels.sigmoid_gate(z, z[:, 3:4], stream=s),), 16)
+
+
+def test_views_and_no_elements(mode):
+    arrays = delta_problem(1, 2, 8, 24, BATCH, mx.bfloat16)
+    for name in ("qkv", "states"):
+        arrays[name] = mx.contiguous(arrays[name].T).T
+    for name in ("a", "A_log", "write_slots"):
+        arrays[name] = mx.repeat(arrays[name], 2, axis=-1)[..., ::2]
+    assert_like_cpu(
+        mode, lambda s: kernels.gated_delta_rule(**arrays, num_k_heads=1, stream=s), ulps=64
+    )
+    with emulated_gpu(kernels.extension(), mode=mode) as gpu:
+        empty = Batch((), (), ())
+        none = delta_problem(1, 2, 8, 24, empty, mx.bfloat16)
+        o, states = kernels.gated_delta_rule(**none, num_k_heads=1, stream=gpu.stream())
+        assert o.shape == (0, 2, 24)
+        assert_same_bits(states, none["states"], "states")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Device]:
+    if not has_clang():
+        pytest.skip(NO_CLANG)
+    with emulated_gpu(kernels.extension()) as device:
+        yield device
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7])
+def test_batch_and_chunks_change_no_bits(gpu, chunk):
+    """A sequence in steps, beside another one; the states are overwritten."""
+    stream = gpu.stream()
+    whole = delta_problem(1, 2, 24, 40, Batch((7,), (2,), (2,) * 7), mx.float32)
+    weight, conv_states = random(128, 4), random(9, 3, 128)
+    slots = {name: whole[name] for name in ("cu_seqlens", "read_slots", "write_slots")}
+    y, conv_expected = kernels.causal_conv1d(
+        whole["qkv"], weight, conv_states, **slots, stream=stream
+    )
+    o, expected = kernels.gated_delta_rule(**whole, num_k_heads=1, stream=stream)
+    mx.eval(y, o)
+    conv_new, new = conv_states + 0, whole["states"] + 0
+    for t in range(0, 7, chunk):
+        n = min(chunk, 7 - t)
+        step = Batch((3, n), (5, 2), (-1, 5, -1) + (-1,) * (n - 1) + (2,))
+        arrays = whole | delta_problem(1, 2, 24, 40, step, mx.float32) | {"states": new}
+        arrays |= {name: whole[name] for name in ("A_log", "dt_bias")}
+        for name in ("qkv", "a", "b"):
+            arrays[name] = mx.concatenate([arrays[name][:3], whole[name][t : t + n]])
+        del new  # the only reference is in the arguments
+        y_part, conv_new = kernels.causal_conv1d(
+            arrays["qkv"], weight, conv_new, **step.arrays, overwrite=True, stream=stream
+        )
+        o_part, new = kernels.gated_delta_rule(
+            **arrays, num_k_heads=1, overwrite=True, stream=stream
+        )
+        del arrays
+        mx.eval(y_part, o_part, conv_new, new)
+        assert_same_bits(y_part[3:], y[t : t + n], "y")
+        assert_same_bits(o_part[3:], o[t : t + n], "o")
+    assert_same_bits(conv_new[2], conv_expected[2], "convolution's state")
+    assert_same_bits(new[2], expected[2], "state")

@@ -1,0 +1,1 @@
+"""LoRA adapters: files, parity with mlx_lm, attaching."""

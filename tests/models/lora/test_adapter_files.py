@@ -1,0 +1,206 @@
+"""Unusable adapter folders: a one-sentence error each, before any large allocation."""
+
+import json
+import os
+import struct
+
+import mlx.core as mx
+import pytest
+
+from tests.models.lora.support import random_adapter, write_adapter, write_peft_adapter
+from tests.models.support import FAMILIES, MIXTURE
+from tiny_llm.models import ModelError
+from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.lora.adapter import read_adapter
+
+CONFIG = FAMILIES["qwen3"]
+LAYER = "model.layers.1.self_attn.q_proj"  # 128 × 128
+
+
+def read(folder, config=CONFIG, dtype=mx.bfloat16):
+    return read_adapter(str(folder), read_config(config), dtype)
+
+
+def error_of(folder, config=CONFIG, dtype=mx.bfloat16) -> str:
+    with pytest.raises(ModelError) as caught:
+        read(folder, config, dtype)
+    message = str(caught.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    return message
+
+
+def pair(layer: str = LAYER, rank: int = 4, I: int = 128, O: int = 128) -> dict[str, mx.array]:
+    return {f"{layer}.lora_a": mx.ones((I, rank)), f"{layer}.lora_b": mx.ones((rank, O))}
+
+
+def test_scale_and_layout(tmp_path):
+    [(path, matrices)] = read(write_adapter(tmp_path, pair(), 4, scale=3.0)).items()
+    assert path == LAYER
+    assert matrices.a.shape == (4, 128)
+    assert matrices.b.dtype == mx.bfloat16
+    assert matrices.b[0, 0].item() == 3.0
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_every_dtype_of_the_file(tmp_path, dtype):
+    tensors = {name: array.astype(dtype) for name, array in pair().items()}
+    assert list(read(write_adapter(tmp_path, tensors, 4))) == [LAYER]
+
+
+@pytest.mark.parametrize("num_layers", [-1, 0, 1, 2, 16])
+def test_num_layers_as_in_mlx_lm(tmp_path, num_layers):
+    last = CONFIG["num_hidden_layers"] if num_layers < 1 else num_layers
+    tensors = random_adapter(CONFIG, 2, last=last)
+    assert read(write_adapter(tmp_path, tensors, 2, num_layers=num_layers))
+
+
+LORA = {"rank": 4, "scale": 2.0, "dropout": 0.0}
+BAD_CONFIGS = [
+    ({"fine_tune_type": "dora"}, "has fine_tune_type 'dora', and only 'lora' is supported"),
+    ({"fine_tune_type": "full"}, "has fine_tune_type 'full', and only 'lora' is supported"),
+    ({"lora_parameters": None}, "has lora_parameters None, expected an object"),
+    ({"lora_parameters": {**LORA, "alpha": 8}}, "has 'alpha' in lora_parameters, expected rank, "),
+    ({"lora_parameters": {**LORA, "rank": 0}}, "has rank 0, expected a positive whole number"),
+    ({"lora_parameters": {**LORA, "rank": 4.0}}, "has rank 4.0, expected a positive whole number"),
+    ({"lora_parameters": {**LORA, "rank": 10**12}}, "128×4, expected 128×1000000000000"),
+    ({"lora_parameters": {**LORA, "scale": "2"}}, "has scale '2', expected a number"),
+    ({"lora_parameters": {**LORA, "scale": 1e300}}, "has scale 1e+300, expected a number"),
+    ({"lora_parameters": {**LORA, "scale": float("nan")}}, "has scale nan, expected a number"),
+    ({"lora_parameters": {**LORA, "keys": "q"}}, "has keys 'q', expected a list of texts"),
+    ({"lora_parameters": {**LORA, "keys": ["mlp.up_proj"]}}, "num_layers and keys of its config"),
+    ({"num_layers": None}, "has num_layers None, expected a whole number"),
+    ({"peft_type": "IA3"}, "has peft_type 'IA3', expected 'LORA'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_CONFIGS)
+def test_configs(tmp_path, changes, message):
+    assert message in error_of(write_adapter(tmp_path, pair(), 4, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True}, "has use_dora True, which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "has modules_to_save ['lm_head'], which is not"),
+        ({"rank_pattern": {"q_proj": 8}}, "has rank_pattern {'q_proj': 8}, which is not"),
+        ({"bias": "all"}, "has bias 'all', expected 'none'"),
+        ({"lora_alpha": None}, "has lora_alpha None, expected a number"),
+        ({"r": -1}, "has r -1, expected a positive whole number"),
+        ({"r": 5}, "is 4×128, expected 5×128"),
+    ],
+)
+def test_peft_configs(tmp_path, changes, message):
+    assert message in error_of(write_peft_adapter(tmp_path, pair(), 4, 8, **changes))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({}, "it has no tensors"),
+        (pair("model.layers.2.self_attn.q_proj"), "has no layer in this qwen3 model"),
+        (pair("model.layers.01.self_attn.q_proj"), "has no layer in this qwen3 model"),
+        (pair("model.layers.1.self_attn.x_proj"), "has no layer in this qwen3 model"),
+        (pair(rank=3), f"'{LAYER}.lora_a' is 128×3, expected 128×4"),
+        (pair(I=127), "is 127×4, expected 128×4"),
+        (pair(O=1), "is 4×1, expected 4×128"),
+        (pair("model.embed_tokens", I=211), "adapts the embedding, which is not supported"),
+        (pair("lm_head", O=211), "adapts the LM head, which is not supported"),
+        ({**pair(), f"{LAYER}.m": mx.ones(128)}, f"'{LAYER}.m' is no tensor of a LoRA adapter"),
+        ({f"{LAYER}.weight": mx.ones((128, 128))}, "is no tensor of a LoRA adapter"),
+        ({f"{LAYER}.lora_a": mx.ones((128, 4))}, "has only one of the two matrices"),
+        ({**pair(), f"{LAYER}.lora_a": mx.full((128, 4), float("nan"))}, "are NaN, infinite or"),
+        ({**pair(), f"{LAYER}.lora_b": mx.full((4, 128), float("inf"))}, "are NaN, infinite or"),
+        ({name: array.astype(mx.int32) for name, array in pair().items()}, "has the dtype I32"),
+        ({name: array.reshape(-1) for name, array in pair().items()}, "is 512, expected 128×4"),
+        (
+            {**pair(), **{f"language_model.{k}": v for k, v in pair().items()}},
+            "is the same tensor as another one",
+        ),
+    ],
+)
+def test_tensors(tmp_path, tensors, message):
+    keys = {"lora_parameters": LORA}
+    assert message in error_of(_write_any(tmp_path, tensors, **keys))
+
+
+def test_experts(tmp_path):
+    expert = {
+        "model.layers.0.mlp.switch_mlp.up_proj.lora_a": mx.ones((6, 4, 128)),
+        "model.layers.0.mlp.switch_mlp.up_proj.lora_b": mx.ones((6, 64, 4)),
+    }
+    message = error_of(_write_any(tmp_path, expert, lora_parameters=LORA), MIXTURE)
+    assert "adapts experts, which is not supported; train with other keys" in message
+
+
+def test_numbers_too_large_for_the_activations(tmp_path):
+    folder = write_adapter(tmp_path, {**pair(), f"{LAYER}.lora_b": mx.full((4, 128), 6e4)}, 4, 2.0)
+    assert "are NaN, infinite or too large" in error_of(folder, dtype=mx.float16)
+    assert read(folder, dtype=mx.bfloat16)
+
+
+def test_files(tmp_path):
+    assert "is not a folder" in error_of(tmp_path / "none")
+    assert "is not a folder" in error_of("owner/name")
+    assert "has no adapter_config.json" in error_of(tmp_path)
+    folder = write_adapter(tmp_path / "a", pair(), 4)
+    tensors = folder / "adapters.safetensors"
+    content = tensors.read_bytes()
+    tensors.unlink()
+    assert "has no adapters.safetensors that can be opened" in error_of(folder)
+    for broken in (
+        b"",
+        content[:7],
+        content[:-1],
+        content + b"x",
+        struct.pack("<Q", 2**62) + content[8:],
+    ):
+        tensors.write_bytes(broken)
+        assert "adapters.safetensors is " in error_of(folder)
+    tensors.unlink()
+    os.mkfifo(tensors)
+    assert "is not a plain file" in error_of(folder)
+
+
+def test_memory_of_the_model_counts(tmp_path, monkeypatch):
+    folder = write_adapter(tmp_path, pair(), 4)
+    monkeypatch.setattr("tiny_llm.models.lora.adapter.total_memory", lambda: 5000)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 1000)
+    assert "bytes of memory beside 1,000 in use, and this machine has 5,000." in error_of(folder)
+
+
+def test_a_header_cannot_promise_more_than_the_file_has(tmp_path):
+    folder = write_adapter(tmp_path, pair(), 4)
+    size = 2**40
+    entry = {"dtype": "F32", "shape": [128, size // 512], "data_offsets": [0, size]}
+    header = json.dumps({f"{LAYER}.lora_a": entry}).encode()
+    content = struct.pack("<Q", len(header)) + header
+    (folder / "adapters.safetensors").write_bytes(content)
+    assert "its header promises" in error_of(folder)
+
+
+def test_random_bytes_are_refused_or_read(tmp_path):
+    """Flipped bits never raise an exception other than `ModelError`."""
+    folder = write_adapter(tmp_path, pair(), 4)
+    files = [folder / "adapters.safetensors", folder / "adapter_config.json"]
+    contents = [file.read_bytes() for file in files]
+    num_refused = 0
+    for seed in range(150):
+        file, content = files[seed % 2], bytearray(contents[seed % 2])
+        place = seed * 7919 % min(len(content), 400)
+        content[place] ^= 1 << seed % 8
+        file.write_bytes(bytes(content))
+        try:
+            read(folder)
+        except ModelError:
+            num_refused += 1
+        file.write_bytes(contents[seed % 2])
+    assert num_refused > 50
+
+
+def _write_any(folder, tensors, **changes):
+    """Like `write_adapter`, but accepts arbitrary tensor names."""
+    write_adapter(folder, pair(), 4, **changes)
+    mx.save_safetensors(str(folder / "adapters.safetensors"), tensors)
+    return folder

@@ -1,0 +1,154 @@
+"""Sizes from config and file headers: equal to those of the loaded model."""
+
+import json
+import math
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from mlx.utils import tree_flatten
+
+from tests.models.support import FAMILIES, HYBRID, HYBRID_MIXTURE, MIXTURE, write_family
+from tiny_llm import ModelError, load_weights
+from tiny_llm.kv_cache.int8_rows import KV_CACHE_DTYPES
+from tiny_llm.models.checkpoint.dummy import random_tensors
+from tiny_llm.models.checkpoint.quantization import MODES
+from tiny_llm.models.checkpoint.sharding import RankShard
+from tiny_llm.models.dispatch import serving_model
+from tiny_llm.models.families.decoder import Decoder
+from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.model_size import model_size
+
+QUANTIZATIONS = [
+    None,
+    *(
+        {"mode": mode, "bits": bits, "group_size": groups[0]}
+        for mode, (all_bits, groups) in MODES.items()
+        for bits in all_bits
+    ),
+]
+CONFIGS = [*FAMILIES.values(), MIXTURE, HYBRID, HYBRID_MIXTURE]
+UNTIED = {**FAMILIES["qwen3"], "tie_word_embeddings": False}
+
+
+def write(folder, config, quantization=None, dtype="bfloat16"):
+    config = {**config, "torch_dtype": dtype}
+    if quantization is not None:
+        config["quantization"] = quantization
+    return write_family(folder, config)
+
+
+def load(folder, rank=0, num_ranks=1):
+    model, _ = load_weights(
+        str(folder), load_format="dummy", rank=rank, num_ranks=num_ranks, with_tokenizer=False
+    )
+    return model
+
+
+def nbytes(model):
+    return sum(array.nbytes for _, array in tree_flatten(model))
+
+
+def check_equal(folder, kv_cache_dtype="auto"):
+    mlx_model = load(folder)
+    decoder = serving_model("model", mlx_model, 16, kv_cache_dtype=kv_cache_dtype)
+    size = replace(model_size(folder), kv_cache_dtype=kv_cache_dtype)
+    assert size.weight_bytes == nbytes(mlx_model)
+    assert size.kv_bytes_per_token == decoder.kv_bytes_per_token
+    assert size.state_bytes == decoder.state_bytes
+    assert size.max_seq_len == decoder.max_seq_len
+    assert size.dtype == decoder.dtype
+    return size
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["model_type"])
+def test_every_family(tmp_path, config, kv_cache_dtype):
+    check_equal(write(tmp_path / "model", config), kv_cache_dtype)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS, ids=str)
+def test_every_quantization(tmp_path, quantization):
+    """Formats that the CPU kernels lack are repacked, so weights may exceed the file."""
+    check_equal(write(tmp_path / "model", UNTIED, quantization))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_dtypes(tmp_path, dtype):
+    check_equal(write(tmp_path / "model", HYBRID, None, dtype))
+
+
+def test_config_alone_has_the_same_sizes(tmp_path):
+    folder = write(tmp_path / "model", MIXTURE, {"bits": 4, "group_size": 64})
+    expected = model_size(folder)
+    (folder / "model.safetensors").unlink()
+    assert model_size(folder) == expected
+
+
+@pytest.mark.parametrize("config", [UNTIED, MIXTURE, HYBRID], ids=lambda c: c["model_type"])
+def test_ranks_are_counted_together(tmp_path, config):
+    folder = write(tmp_path / "model", config)
+    size = model_size(folder, num_ranks=2)
+    assert size.weight_bytes == sum(nbytes(load(folder, rank, 2)) for rank in range(2))
+    part = RankShard(read_config(config), 0, 2).config
+    assert size.kv_bytes_per_token == 2 * 2 * part.num_kv_layers * part.num_key_value_heads * 64
+    assert size.state_bytes == model_size(folder).state_bytes
+
+
+def test_bytes_per_step(tmp_path):
+    """All matrices but an untied embedding; of the experts, the selected ones."""
+    untied = write(tmp_path / "untied", UNTIED)
+    size = model_size(untied)
+    assert size.weight_bytes - size.step_bytes == 211 * 128 * 2
+    tied = model_size(write(tmp_path / "tied", FAMILIES["qwen3"]))
+    assert tied.step_bytes == tied.weight_bytes
+    mixture = model_size(write(tmp_path / "mixture", MIXTURE))
+    experts = 2 * 3 * math.prod((6, 64, 128)) * 2
+    assert mixture.weight_bytes - mixture.step_bytes == experts * 4 // 6
+    decoder = Decoder(load(untied), 16)
+    matrices = sum(layer.mixer.nbytes + layer.mlp.nbytes for layer in decoder.layers)
+    assert size.step_bytes == pytest.approx(matrices + decoder.w_lm_head.nbytes, rel=0.01)
+
+
+def test_errors_are_those_of_loading(tmp_path):
+    folder = write(tmp_path / "model", FAMILIES["qwen3"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    with pytest.raises(ModelError, match=r"embed_tokens.weight is 211×128, expected 211×64"):
+        model_size(folder)
+    with pytest.raises(ModelError, match="cannot be split among 3 ranks"):
+        model_size(folder, num_ranks=3)
+
+
+def write_sparse(folder, config):
+    """Writes a checkpoint whose weights are a hole in the file."""
+    header, end = {}, 0
+    for name, array in random_tensors(config)[0].items():
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": "BF16", "shape": array.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def test_no_weights_are_read(tmp_path):
+    """Weights of 2 GB take a few megabytes."""
+    folder = tmp_path / "model"
+    write_sparse(folder, {**UNTIED, "vocab_size": 2**22})
+    program = (
+        "import resource; from pathlib import Path\n"
+        "from tiny_llm.models.model_size import model_size\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"assert model_size(Path({str(folder)!r})).weight_bytes > 2e9\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    in_kilobytes = 1 if sys.platform == "darwin" else 1024
+    assert int(output) * in_kilobytes < 5e7

@@ -1,0 +1,167 @@
+"""Embedding and reranking models: parity with transformers, batch invariance, errors."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine import factory
+from tiny_llm.models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
+
+# Imported by the fixture: both take seconds to import.
+torch: Any
+transformers: Any
+
+TEXTS = [
+    "What is the capital of France?",
+    "Paged attention reads keys and values through a block table. " * 8,
+    "a",
+    "Rome.",
+    "Paged attention reads keys and values through a block table. " * 8 + "Why?",
+]
+LAST_TOKEN = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _their_libraries() -> None:
+    global torch, transformers
+    torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
+    torch.set_num_threads(1)  # its idle threads spin and would take CPU time from other processes
+    transformers = pytest.importorskip("transformers")
+
+
+def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -> Any:
+    """Saves a random Qwen3 with the demo's tokenizer; returns transformers' model."""
+    torch.manual_seed(3)
+    config = transformers.Qwen3Config(
+        vocab_size=4096,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    kind = transformers.Qwen3ForCausalLM if with_head else transformers.Qwen3Model
+    theirs = kind(config).eval()
+    theirs.save_pretrained(folder)
+    for file in TARGET_PATH.iterdir():
+        if "token" in file.name:
+            shutil.copy(file, folder)
+    if pooling is not None:
+        (folder / "modules.json").write_text("[]")
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return theirs
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    """A model saved without LM head, as embedding models are: (folder, transformers' model)."""
+    folder = tmp_path_factory.mktemp("embedder")
+    return folder, write_model(folder, with_head=False, pooling=LAST_TOKEN)
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reranker")
+    return folder, write_model(folder, with_head=True, pooling=None)
+
+
+def test_embeddings_match_transformers(embedder):
+    folder, theirs = embedder
+    llm = LLM(folder)
+    assert llm.task == "embed"
+    for text, vector in zip(TEXTS, llm.embed(TEXTS), strict=True):
+        ids = torch.tensor([llm.tokenizer.encode(text)])
+        with torch.no_grad():
+            expected = theirs(input_ids=ids).last_hidden_state[0, -1].numpy()
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+        assert np.dot(vector, expected / np.linalg.norm(expected)) > 0.99999
+
+
+def test_embeddings_have_the_same_bits_alone_and_in_a_batch(embedder):
+    folder, _ = embedder
+    llm = LLM(folder)
+    together = llm.embed(TEXTS)
+    assert together == [LLM(folder, enable_prefix_caching=False).embed(t)[0] for t in TEXTS]
+    assert together == LLM(folder, max_num_batched_tokens=33, block_size=4).embed(TEXTS)
+    assert together == llm.embed(TEXTS), "prefix cache hits"
+    assert llm.scheduler.num_cached_tokens > 100
+
+
+def test_prompts_may_be_token_ids(embedder):
+    llm = LLM(embedder[0])
+    assert llm.embed([llm.tokenizer.encode("Rome.")]) == llm.embed("Rome.")
+
+
+def test_scores_match_transformers(reranker, monkeypatch):
+    folder, theirs = reranker
+    no, yes = 17, 3912
+    monkeypatch.setattr(factory, "score_tokens", lambda _: (no, yes))  # the demo has two for "no"
+    llm = LLM(folder, task="score")
+    query, documents = "What is {RoPE}?", ["Rotary embeddings.", "Bees make honey. " * 20]
+    for document, score in zip(documents, llm.score(query, documents), strict=True):
+        text = SCORE_TEMPLATE.format(instruction=SCORE_INSTRUCTION, query=query, document=document)
+        ids = torch.tensor([llm.tokenizer.encode(text)])
+        with torch.no_grad():
+            logits = theirs(input_ids=ids).logits[0, -1, [no, yes]]
+        assert score == pytest.approx(torch.softmax(logits, -1)[1].item(), abs=1e-4)
+    assert llm.score(query, documents) == llm.score(query, documents)
+
+
+@pytest.mark.parametrize("mode", ["pooling_mode_mean_tokens", "pooling_mode_cls_token"])
+def test_other_pooling_layers_are_rejected(tmp_path, mode):
+    write_model(tmp_path, with_head=False, pooling={mode: True})
+    message = f"has {mode}, expected pooling_mode_lasttoken alone"
+    with pytest.raises(UserError, match=message):
+        LLM(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate("a"), "the model is for task='embed', not for text generation."),
+        (lambda llm: next(llm.stream("a")), "the model is for task='embed', not for text"),
+        (lambda llm: llm.score("a", ["b"]), "score requires a model for task='score'; this one is"),
+        (lambda llm: llm.embed(["a", ""]), "prompt 1: the prompt is empty"),
+        (lambda llm: llm.embed([["a"]]), "a prompt must be text"),
+        (lambda llm: llm.embed("word " * 600), "prompt 0: the prompt has"),
+    ],
+)
+def test_wrong_calls_are_rejected(embedder, call, message):
+    with pytest.raises(UserError, match=message):
+        call(LLM(embedder[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "rank"}, "task must be 'auto', 'generate', 'embed' or 'score', got 'rank'."),
+        ({"task": "embed", "draft_model": "demo-draft"}, "supports neither draft_model nor"),
+        ({"task": "embed", "speculative": "mtp"}, "nor speculative='mtp' nor"),
+        ({"task": "score", "tensor_parallel_size": 2}, "supports neither draft_model nor"),
+    ],
+)
+def test_invalid_arguments_are_rejected(options, message):
+    with pytest.raises(UserError, match=message):
+        LLM("demo", **options)
+
+
+def test_embed_requires_an_embedding_model(demo):
+    llm = LLM(demo)
+    with pytest.raises(UserError, match="embed requires a model for task='embed'; this one is"):
+        llm.embed("a")
+    assert llm.generate("a", SamplingParams(max_tokens=1))[0].text is not None
+
+
+def test_reranking_requires_tokens_for_yes_and_no(demo):
+    with pytest.raises(UserError, match='its tokenizer has no single tokens for "yes" and "no"'):
+        LLM(demo, task="score")

@@ -1,0 +1,133 @@
+"""Random ragged batches with state slots, and float64 oracles of the recurrent operations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from tests.support import random
+
+SLOTS = 9
+
+Arrays = dict[str, mx.array]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of a step: lengths, one read slot each, one write slot per token."""
+
+    lengths: tuple[int, ...]
+    read_slots: tuple[int, ...]
+    write_slots: tuple[int, ...]
+
+    @property
+    def bounds(self) -> list[int]:
+        """First token of each sequence, and the number of tokens."""
+        return np.cumsum([0, *self.lengths]).tolist()
+
+    @property
+    def arrays(self) -> Arrays:
+        """Arguments of the operations."""
+        return {
+            "cu_seqlens": int32(self.bounds),
+            "read_slots": int32(self.read_slots),
+            "write_slots": int32(self.write_slots),
+        }
+
+
+def int32(values: Sequence[int]) -> mx.array:
+    return mx.array(np.array(values, np.int32))
+
+
+def ragged_batch(lengths: Sequence[int], seed: int = 0) -> Batch:
+    """Each sequence owns three of the slots.
+
+    It reads one of them or none, and writes some states to all three: in place, more than once.
+    """
+    rng = np.random.default_rng(seed)
+    slots = rng.permutation(3 * len(lengths)).reshape(-1, 3)
+    reads = [int(own[0]) if s % 3 != 1 else -1 for s, own in enumerate(slots)]
+    writes = [
+        int(slot)
+        for own, length in zip(slots, lengths, strict=True)
+        for slot in [*rng.choice([-1, *own], length - 1), own[int(rng.integers(3))]]
+    ]
+    return Batch(tuple(lengths), tuple(reads), tuple(writes))
+
+
+def conv_problem(K: int, C: int, batch: Batch, dtype: mx.Dtype, by_tap: bool = False) -> Arrays:
+    """Arguments of `causal_conv1d`; `by_tap`: weight stored K×C."""
+    weight = random(K, C, dtype=dtype).T if by_tap else random(C, K, dtype=dtype)
+    x, states = random(sum(batch.lengths), C, dtype=dtype), random(SLOTS, K - 1, C, dtype=dtype)
+    return {"x": x, "weight": weight, "conv_states": states, **batch.arrays}
+
+
+def delta_problem(H_k: int, H_v: int, D_k: int, D_v: int, batch: Batch, dtype: mx.Dtype) -> Arrays:
+    """Arguments of `gated_delta_rule` except num_k_heads."""
+    T = sum(batch.lengths)
+    return {
+        "qkv": random(T, 2 * H_k * D_k + H_v * D_v),
+        "a": random(T, H_v, dtype=dtype),
+        "b": random(T, H_v, dtype=dtype),
+        "A_log": random(H_v),
+        "dt_bias": random(H_v),
+        "states": random(SLOTS, H_v, D_k, D_v),
+        **batch.arrays,
+    }
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def causal_conv1d(
+    x: np.ndarray, weight: np.ndarray, states: np.ndarray, batch: Batch
+) -> tuple[np.ndarray, np.ndarray]:
+    """Oracle: y and the new states."""
+    x, new, out = x.astype(np.float64), states.copy(), np.zeros(x.shape)
+    width, bounds = weight.shape[1], batch.bounds
+    for s, slot in enumerate(batch.read_slots):
+        inputs = states[slot] if slot >= 0 else np.zeros((width - 1, x.shape[1]))
+        for t in range(bounds[s], bounds[s + 1]):
+            inputs = np.concatenate([inputs, x[t : t + 1]])[-width:]
+            total = (weight.T * inputs).sum(0)
+            out[t] = total * sigmoid(total)
+            inputs = inputs[1:]
+            if batch.write_slots[t] >= 0:
+                new[batch.write_slots[t]] = inputs
+    return out, new
+
+
+def gated_delta_rule(
+    qkv: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    A_log: np.ndarray,
+    dt_bias: np.ndarray,
+    states: np.ndarray,
+    num_k_heads: int,
+    batch: Batch,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Oracle: o and the new states."""
+    _, H_v, D_k, D_v = states.shape
+    T, keys = len(qkv), num_k_heads * D_k
+    q, k, v = np.split(qkv.astype(np.float64), [keys, 2 * keys], axis=1)
+    q, k = (
+        np.repeat(x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6), H_v // num_k_heads, axis=1)
+        for x in (x.reshape(T, num_k_heads, D_k) for x in (q, k))
+    )
+    q, v, beta = q / np.sqrt(D_k), v.reshape(T, H_v, D_v), sigmoid(b.astype(np.float64))
+    decay = np.exp(-np.exp(A_log) * np.logaddexp(0, a.astype(np.float64) + dt_bias))
+    new, out = states.astype(np.float64), np.zeros((T, H_v, D_v))
+    bounds = batch.bounds
+    for s, slot in enumerate(batch.read_slots):
+        state = states[slot].astype(np.float64) if slot >= 0 else np.zeros((H_v, D_k, D_v))
+        for t in range(bounds[s], bounds[s + 1]):
+            state = state * decay[t][:, None, None]
+            delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", state, k[t]))
+            state = state + k[t][:, :, None] * delta[:, None]
+            out[t] = np.einsum("hkv,hk->hv", state, q[t])
+            if batch.write_slots[t] >= 0:
+                new[batch.write_slots[t]] = state
+    return out, new

@@ -1,0 +1,211 @@
+"""`gated_delta_rule` against its oracle; state slots, chunking and batch invariance."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.ops.recurrent_problems import (
+    SLOTS,
+    Arrays,
+    Batch,
+    delta_problem,
+    gated_delta_rule,
+    ragged_batch,
+)
+from tests.support import (
+    as_numpy,
+    assert_close,
+    assert_same_bits,
+    assert_same_on_any_number_of_threads,
+)
+from tiny_llm import kernels
+
+SHAPES = [  # H_k, H_v, D_k, D_v
+    (1, 1, 1, 1),
+    (2, 4, 6, 10),
+    (1, 4, 8, 32),
+    (2, 2, 33, 70),
+    (1, 2, 128, 128),
+    (1, 1, 256, 64),
+]
+
+
+def run(arrays: Arrays, num_k_heads: int) -> tuple[mx.array, mx.array]:
+    o, states = kernels.gated_delta_rule(**arrays, num_k_heads=num_k_heads)
+    mx.eval(o, states)  # before the environment is restored
+    return o, states
+
+
+def assert_oracle(arrays: Arrays, num_k_heads: int, batch: Batch) -> None:
+    """Tolerance: sums of D_k products of values around 1, each rounded to float32."""
+    given = {name: as_numpy(array) for name, array in arrays.items() if name not in batch.arrays}
+    expected = gated_delta_rule(**given, num_k_heads=num_k_heads, batch=batch)
+    for name, actual, wanted in zip("os", run(arrays, num_k_heads), expected, strict=True):
+        assert_close(actual, mx.array(wanted.astype(np.float32)), name, ulps=16)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_the_oracle(instruction_set, dtype, shape):
+    batch = ragged_batch([5, 1, 12])
+    assert_oracle(delta_problem(*shape, batch, dtype), shape[0], batch)
+
+
+def test_long_sequence(instruction_set):
+    batch = Batch((700,), (1,), (-1,) * 699 + (1,))
+    arrays = delta_problem(1, 2, 16, 40, batch, mx.bfloat16)
+    arrays["A_log"] -= 5  # slow decay: the state remembers hundreds of tokens
+    assert_oracle(arrays, 1, batch)
+
+
+def test_extreme_gates(instruction_set, dtype):
+    """γ and β of 0 and 1, and the smallest and largest inputs whose squares are finite."""
+    batch = Batch((6,), (0,), (1,) * 6)
+    arrays = delta_problem(1, 1, 8, 8, batch, dtype)
+    arrays["a"] = mx.array([[-60.0], [60], [0], [-60], [60], [0]]).astype(dtype)
+    arrays["b"] = mx.array([[60.0], [-60], [60], [60], [-60], [0]]).astype(dtype)
+    arrays["A_log"] = mx.array([3.0])
+    scale = mx.array([1.0, 1e-12, 0, 1e3, 1e-4, 1])[:, None]
+    arrays["qkv"] = mx.concatenate([arrays["qkv"][:, :16] * scale, arrays["qkv"][:, 16:]], axis=1)
+    assert_oracle(arrays, 1, batch)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+def test_chunks_change_no_bits(instruction_set, dtype, chunk):
+    """A sequence in steps, in place in one slot, beside another sequence."""
+    whole = delta_problem(1, 2, 24, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
+    o, expected = run(whole, 1)
+    states, rows = whole["states"], []
+    for t in range(0, 12, chunk):
+        n = min(chunk, 12 - t)
+        batch = Batch((3, n), (5, 2), (-1, 5, -1) + (-1,) * (n - 1) + (2,))
+        arrays = delta_problem(1, 2, 24, 40, batch, dtype)
+        arrays |= {name: whole[name] for name in ("A_log", "dt_bias")} | {"states": states}
+        for name in ("qkv", "a", "b"):
+            arrays[name] = mx.concatenate([arrays[name][:3], whole[name][t : t + n]])
+        part, states = run(arrays, 1)
+        rows.append(part[3:])
+    assert_same_bits(mx.concatenate(rows), o, "o")
+    assert_same_bits(states[2], expected[2], "state")
+
+
+def test_every_state_of_a_chunk_can_be_stored(instruction_set):
+    """The state after token i is the one after a step that ends with token i."""
+    stored = Batch((7,), (8,), tuple(range(7)))
+    arrays = delta_problem(1, 2, 8, 40, stored, mx.float32)
+    states = run(arrays, 1)[1]
+    for i in range(7):
+        short = {name: arrays[name][: i + 1] for name in ("qkv", "a", "b")}
+        batch = Batch((i + 1,), (8,), (-1,) * i + (8,))
+        after = run({**arrays, **short, **batch.arrays}, 1)[1]
+        assert_same_bits(states[i], after[8], f"state after token {i}")
+    assert_same_bits(states[8], arrays["states"][8], "the slot read")
+
+
+def test_number_of_threads_changes_no_bits(on_cpu):
+    """Also of the convolution."""
+    program = """
+import mlx.core as mx
+from tests.ops.recurrent_problems import conv_problem, delta_problem, ragged_batch
+from tiny_llm import kernels
+
+mx.random.seed(3)
+batch = ragged_batch([30, 1, 7])
+delta = delta_problem(2, 4, 64, 96, batch, mx.bfloat16)
+results = [
+    *kernels.gated_delta_rule(**delta, num_k_heads=2),
+    *kernels.causal_conv1d(**conv_problem(4, 700, batch, mx.float32)),
+]
+print(kernels.extension().num_threads(), hash(tuple(bytes(x) for x in results)))
+"""
+    assert_same_on_any_number_of_threads(program)
+
+
+def test_views(instruction_set, dtype):
+    arrays = delta_problem(1, 2, 8, 24, ragged_batch([4, 2]), dtype)
+    expected = run(arrays, 1)
+    both = mx.concatenate([arrays["a"], arrays["b"]], axis=1)
+    for name, view in {
+        "qkv": mx.contiguous(arrays["qkv"].T).T,
+        "b": both[:, 2:],
+        "A_log": mx.repeat(arrays["A_log"], 2)[::2],
+        "states": mx.contiguous(arrays["states"].T).T,
+        "read_slots": mx.repeat(arrays["read_slots"], 2)[::2],
+    }.items():
+        for actual, wanted in zip(run({**arrays, name: view}, 1), expected, strict=True):
+            assert_same_bits(actual, wanted, name)
+
+
+def test_invalid_values_are_ignored(instruction_set):
+    invalid = Batch((2, 3), (SLOTS, -7), (SLOTS, -2, 99, -1, 2**31 - 1))
+    arrays = delta_problem(1, 1, 8, 40, invalid, mx.float32)
+    zeros = Batch((2, 3), (-1, -1), (-1,) * 5)
+    o, states = run(arrays, 1)
+    assert_same_bits(o, run({**arrays, **zeros.arrays}, 1)[0], "o from zeros")
+    assert_same_bits(states, arrays["states"], "states")
+    run({**arrays, "cu_seqlens": mx.array([-5, 3, 2**31 - 1])}, 1)
+    run({**arrays, "cu_seqlens": mx.array([9, 1, -1])}, 1)
+
+
+def test_donated_states_are_not_copied(on_cpu):
+    states = mx.zeros((64, 4, 32, 128))  # 4 MB
+    batch = Batch((1,), (7,), (7,))
+    arrays = delta_problem(1, 4, 32, 128, batch, mx.float32) | {"states": None}
+    mx.eval(states, arrays)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for _ in range(3):
+        for _ in range(2):
+            o, states = kernels.gated_delta_rule(**{**arrays, "states": states}, num_k_heads=1)
+        mx.eval(o, states)
+    assert mx.get_peak_memory() - before < 200_000
+
+
+def test_no_elements(instruction_set):
+    for T, H, D, S in [(0, 2, 8, 2), (2, 2, 0, 2), (2, 2, 8, 0), (0, 2, 0, 0)]:
+        batch = Batch((T,) if T else (), (0,) if T else (), (0,) * T)
+        arrays = delta_problem(1, H, D, D, batch, mx.float32) | {"states": mx.zeros((S, H, D, D))}
+        o, states = run(arrays, 1)
+        assert (o.shape, states.shape) == ((T, H, D), (S, H, D, D))
+
+
+@pytest.mark.parametrize("value", [mx.nan, mx.inf])
+def test_nan_and_infinity_stay_in_their_head(instruction_set, value):
+    arrays = delta_problem(2, 2, 8, 40, ragged_batch([4, 2]), mx.float32)
+    clean = as_numpy(run(arrays, 2)[0])
+    arrays["qkv"][1, 9] = value  # the query of head 1 in the first sequence
+    dirty = as_numpy(run(arrays, 2)[0])
+    assert np.isnan(dirty[1, 1]).all()
+    dirty[1, 1] = clean[1, 1]
+    np.testing.assert_array_equal(dirty, clean)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"states": mx.zeros((3, 8, 4))}, "expected states S×H_v×D_k×D_v, got shape"),
+        ({"states": mx.zeros((3, 4, 257, 8))}, "expected key heads of size 256 at most"),
+        ({"num_k_heads": 3}, "to divide the value heads of the states, 4, got 3"),
+        ({"num_k_heads": 0}, "to divide the value heads of the states, 4, got 0"),
+        ({"qkv": mx.zeros((5, 64), mx.float16)}, "expected qkv in float32, got float16"),
+        ({"A_log": mx.zeros((4,), mx.float16)}, "expected A_log in float32, got float16"),
+        ({"qkv": mx.zeros((5, 63))}, "expected qkv T×64 for the heads of the states"),
+        ({"b": mx.zeros((5, 4), mx.float16)}, "expected a and b in one dtype"),
+        ({"a": mx.zeros((5, 2))}, r"expected a and b of shape \(5,4\), got \(5,2\)"),
+        ({"dt_bias": mx.zeros((2,))}, r"expected A_log and dt_bias of shape \(4\)"),
+        ({"write_slots": mx.zeros((4,), mx.int32)}, r"expected write_slots of shape \(5\)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_named(changes, message):
+    good = {
+        "qkv": mx.zeros((5, 64)),
+        "a": mx.zeros((5, 4)),
+        "b": mx.zeros((5, 4)),
+        "A_log": mx.zeros((4,)),
+        "dt_bias": mx.zeros((4,)),
+        "states": mx.zeros((3, 4, 8, 8)),
+        "num_k_heads": 2,
+        **Batch((2, 3), (0, 1), (0,) * 5).arrays,
+    }
+    with pytest.raises(ValueError, match=rf"\[gated_delta_rule\] .*{message}"):
+        kernels.gated_delta_rule(**{**good, **changes})

@@ -1,0 +1,1 @@
+"""Agent frameworks and coding agents on a scripted model; optional."""

@@ -1,0 +1,150 @@
+"""Embeddings with OpenAI's client, and reranking, on pooling models."""
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import openai
+import pytest
+
+from tests.server.running_server import RunningServer
+from tiny_llm import LLM
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.heads.pooling import SCORE_TEMPLATE
+
+TEXTS = ["What is RoPE?", "Paged attention. " * 20, "a"]
+RERANK = {"query": "What is RoPE?", "documents": ["Bees.", {"text": "Rotary embeddings."}, "a"]}
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[RunningServer]:
+    running = RunningServer("--task", "embed")
+    yield running
+    assert running.stop() == 0, "".join(running.lines[-60:])
+
+
+@pytest.fixture(scope="module")
+def embed_client(embedder):
+    return openai.OpenAI(base_url=embedder.url + "/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def reranker_folder(tmp_path_factory):
+    """The demo model with a token for "no" in place of its last one."""
+    folder = tmp_path_factory.mktemp("reranker") / "reranker"
+    shutil.copytree(TARGET_PATH, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    pair = tokenizer["model"]["merges"].pop()
+    tokenizer["model"]["merges"].append(["n", "o"])
+    vocab = tokenizer["model"]["vocab"]
+    vocab["no"] = vocab.pop("".join(pair))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_embeddings_are_those_of_the_library(embed_client):
+    expected = LLM("demo", task="embed").embed(TEXTS)
+    response = embed_client.embeddings.create(model="demo", input=TEXTS, encoding_format="float")
+    assert [one.embedding for one in response.data] == expected
+    assert [one.index for one in response.data] == [0, 1, 2]
+    assert response.usage.prompt_tokens == response.usage.total_tokens > 20
+    assert response.model == "demo"
+
+
+def test_base64_is_the_default_of_the_client(embed_client):
+    floats = embed_client.embeddings.create(model="demo", input="a", encoding_format="float")
+    decoded = embed_client.embeddings.create(model="demo", input="a")  # the client asks for base64
+    np.testing.assert_array_equal(
+        np.float32(decoded.data[0].embedding), np.float32(floats.data[0].embedding)
+    )
+
+
+def test_base64_holds_little_endian_float32(embedder):
+    body = {"input": "a", "encoding_format": "base64"}
+    text = embedder.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+    vector = np.frombuffer(base64.b64decode(text), "<f4")
+    assert vector.shape == (256,)
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+
+
+def test_token_ids_and_dimensions(embedder, embed_client):
+    tokens = embedder.post("/tokenize", {"prompt": "What is RoPE?"}).json()["tokens"]
+    whole, short = (
+        embed_client.embeddings.create(model="demo", input=[tokens], **more).data[0].embedding
+        for more in ({}, {"dimensions": 16})
+    )
+    expected = np.array(whole[:16]) / np.linalg.norm(whole[:16])
+    np.testing.assert_allclose(short, expected, rtol=1e-6)
+
+
+def test_hundreds_of_inputs_from_several_clients(embed_client):
+    texts = [f"text {number}" for number in range(300)]
+
+    def embed(_: int) -> list[list[float]]:
+        data = embed_client.embeddings.create(model="demo", input=texts).data
+        return [one.embedding for one in data]
+
+    with ThreadPoolExecutor() as pool:
+        first, second, third = pool.map(embed, range(3))
+    assert len(first) == 300
+    assert first == second == third
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 257}, "dimensions must be at most 256"),
+        ("/v1/embeddings", {"input": "word " * 3000}, "tokens"),
+        ("/v1/embeddings", {"input": ""}, "empty"),
+        ("/v1/embeddings", {"input": [[5_000_000]]}, "5000000"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ("/v1/rerank", RERANK, "The model 'demo' computes embeddings only."),
+        ("/v1/completions", {"prompt": "a"}, "The model 'demo' computes embeddings only."),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}]},
+            "The model 'demo' computes embeddings only.",
+        ),
+        (
+            "/v1/messages",
+            {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},
+            "The model 'demo' computes embeddings only.",
+        ),
+        ("/v1/responses", {"input": "a"}, "The model 'demo' computes embeddings only."),
+    ],
+)
+def test_invalid_requests_are_rejected(embedder, path, body, message):
+    response = embedder.post(path, {"model": "demo", **body})
+    assert response.status_code == 400, response.text
+    assert message in response.json()["error"]["message"]
+
+
+def test_chat_model_computes_no_embeddings(server):
+    for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/rerank", RERANK)):
+        response = server.post(path, body)
+        assert response.status_code == 400
+        assert "The model 'demo' generates text only." in response.json()["error"]["message"]
+
+
+def test_rerank_orders_documents_by_relevance(reranker_folder):
+    running = RunningServer("--model", str(reranker_folder), "--task", "score")
+    expected = LLM(reranker_folder, task="score").score(
+        RERANK["query"], ["Bees.", "Rotary embeddings.", "a"]
+    )
+    assert len(set(expected)) == 3
+    response = running.post("/v1/rerank", RERANK).json()
+    scores = {one["index"]: one["relevance_score"] for one in response["results"]}
+    assert [scores[index] for index in range(3)] == expected
+    assert list(scores.values()) == sorted(expected, reverse=True)
+    texts = {one["index"]: one["document"]["text"] for one in response["results"]}
+    assert texts == {0: "Bees.", 1: "Rotary embeddings.", 2: "a"}
+    assert response["usage"]["total_tokens"] > 3 * len(SCORE_TEMPLATE) / 10
+    [best] = running.post("/v1/rerank", {**RERANK, "top_n": 1, "return_documents": False}).json()[
+        "results"
+    ]
+    assert best == {"index": max(scores, key=scores.get), "relevance_score": max(expected)}
+    assert running.stop() == 0

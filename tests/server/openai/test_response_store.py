@@ -1,0 +1,148 @@
+"""Stored responses: `previous_response_id`, `item_reference`, eviction."""
+
+import openai
+import pytest
+
+from tests.server.running_server import RunningServer
+from tiny_llm.server.http.errors import ApiError
+from tiny_llm.server.openai import response_store
+from tiny_llm.server.openai.response_store import ResponseStore
+
+QUESTION = "What is the capital of France?"
+BODY = {"model": "demo", "reasoning": {"effort": "none"}, "max_output_tokens": 60}
+TOOL = {
+    "type": "function",
+    "name": "capital",
+    "parameters": {"type": "object", "properties": {"of": {"const": "France"}}, "required": ["of"]},
+}
+
+
+@pytest.fixture(scope="module")
+def storing():
+    """OpenAI's client of a server that keeps three responses."""
+    running = RunningServer("--response-store", "3")
+    yield openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+    assert running.stop() == 0
+
+
+def count(client, **body) -> int:
+    """Number of input tokens."""
+    return client.responses.input_tokens.count(model="demo", **body).input_tokens
+
+
+def as_inputs(items) -> list[dict]:
+    return [item.model_dump(exclude_none=True) for item in items]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_previous_response_continues_the_conversation(storing, stream):
+    def create(**body):
+        response = storing.responses.create(**BODY, **body, stream=stream)
+        return list(response)[-1].response if stream else response
+
+    first = create(input=QUESTION)
+    assert first.store
+    second = create(input="And of Italy?", previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    message = {"role": "user", "content": QUESTION}
+    follow_up = {"role": "user", "content": "And of Italy?"}
+    whole = [message, *as_inputs(first.output), follow_up]
+    assert second.usage.input_tokens == count(storing, input=whole, reasoning={"effort": "none"})
+    assert second.usage.input_tokens > first.usage.input_tokens
+    third = create(input="Why?", previous_response_id=second.id)
+    why = {"role": "user", "content": "Why?"}
+    whole = [*whole, *as_inputs(second.output), why]
+    assert third.usage.input_tokens == count(storing, input=whole, reasoning={"effort": "none"})
+
+
+def test_tool_loop_with_previous_response(storing):
+    first = storing.responses.create(
+        **BODY, input=QUESTION, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
+    )
+    call = next(item for item in first.output if item.type == "function_call")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Paris"}
+    second = storing.responses.create(
+        **BODY,
+        input=[result],
+        tools=[TOOL],
+        previous_response_id=first.id,
+        instructions="Be brief.",
+    )
+    whole = [{"role": "user", "content": QUESTION}, *as_inputs(first.output), result]
+    expected = count(
+        storing,
+        input=whole,
+        tools=[TOOL],
+        instructions="Be brief.",
+        reasoning={"effort": "none"},
+    )
+    assert second.usage.input_tokens == expected
+
+
+def test_item_references(storing):
+    """The AI SDK refers to all items of earlier turns."""
+    first = storing.responses.create(**BODY, input=QUESTION)
+    message = {"role": "user", "content": QUESTION}
+    items = [{"type": "item_reference", "id": item.id} for item in first.output]
+    body = {"input": [message, *items, message]}
+    expected = count(storing, input=[message, *as_inputs(first.output), message])
+    assert count(storing, **body) == expected
+    for _ in range(5):  # a referenced item is kept with the newest response
+        storing.responses.create(**BODY, **body)
+    assert count(storing, **body) == expected
+
+
+def test_responses_are_not_stored_on_request(storing):
+    response = storing.responses.create(**BODY, input=QUESTION, store=False)
+    assert response.store is False
+    with pytest.raises(openai.BadRequestError, match=f"'{response.id}' is not stored"):
+        storing.responses.create(**BODY, input="Why?", previous_response_id=response.id)
+    reference = {"type": "item_reference", "id": response.output[0].id}
+    with pytest.raises(openai.NotFoundError, match=r"input\[0\] references the item 'msg_"):
+        storing.responses.create(**BODY, input=[reference])
+
+
+def test_oldest_response_is_evicted(storing):
+    ids = [storing.responses.create(**BODY, input=QUESTION).id for _ in range(3)]
+    storing.responses.create(**BODY, input="Why?", previous_response_id=ids[0])  # now recent
+    with pytest.raises(openai.BadRequestError) as refused:
+        storing.responses.create(**BODY, input="Why?", previous_response_id=ids[1])
+    assert refused.value.code == "previous_response_not_found"
+    storing.responses.create(**BODY, input="Why?", previous_response_id=ids[0])
+
+
+def test_errors_name_the_flag(client):
+    response = client.responses.create(**BODY, input=QUESTION, store=True)
+    assert response.store is False
+    for body in (
+        {"input": "Why?", "previous_response_id": response.id},
+        {"input": [{"type": "item_reference", "id": response.output[0].id}]},
+    ):
+        with pytest.raises(
+            openai.BadRequestError, match="start the server with --response-store N"
+        ):
+            client.responses.create(**BODY, **body)
+
+
+def test_errors_count_the_items_of_the_request(storing):
+    first = storing.responses.create(**BODY, input=QUESTION)
+    with pytest.raises(openai.BadRequestError, match=r"input\[0\]\.role must be"):
+        storing.responses.create(**BODY, input=[{"role": "x"}], previous_response_id=first.id)
+
+
+def test_store_is_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(response_store, "MAX_STORED_BYTES", 1000)
+    store = ResponseStore(100)
+    for number in range(10):
+        item = {"type": "message", "id": f"msg_{number}", "content": "x" * 300}
+        store.add(f"resp_{number}", store.resolve("a", None), [item])
+    for number in range(8):
+        with pytest.raises(ApiError, match="is not stored"):
+            store.resolve("a", f"resp_{number}")
+        with pytest.raises(ApiError, match="is not stored"):
+            store.resolve([{"type": "item_reference", "id": f"msg_{number}"}], None)
+    assert len(store.resolve("a", "resp_9").items) == 3
+    huge = {"type": "message", "content": "x" * 2000}
+    store.add("resp_huge", store.resolve("a", None), [huge])
+    with pytest.raises(ApiError, match="is not stored"):
+        store.resolve("a", "resp_huge")

@@ -1,0 +1,114 @@
+"""Tools beside a typed answer, in each protocol: a call, or an answer of the form."""
+
+import json
+
+import pytest
+
+from tests.server.test_demo_model import WEATHER
+
+FRANCE = {"country": "France", "capital": "Paris"}
+CITY = {"type": "object", "properties": {key: {"type": "string"} for key in FRANCE}}
+CITY |= {"required": list(FRANCE), "additionalProperties": False}
+FUNCTION = WEATHER["function"]
+CALLS, ANSWERS = "What is the weather in Paris?", "Give me the capital of France as JSON."
+
+
+def chat(question, choice=None):
+    body = {"messages": [{"role": "user", "content": question}], "reasoning_effort": "none"}
+    body |= {"tools": [WEATHER], "tool_choice": choice or "auto", "temperature": 0}
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    return "/v1/chat/completions", {**body, "response_format": form}
+
+
+def respond(question, choice=None):
+    body = {"input": question, "reasoning": {"effort": "none"}, "temperature": 0}
+    body |= {"tools": [{"type": "function", **FUNCTION}], "tool_choice": choice or "auto"}
+    form = {"type": "json_schema", "name": "city", "schema": CITY}
+    return "/v1/responses", {**body, "text": {"format": form}}
+
+
+def message(question, choice=None):
+    tool = {"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 200}
+    body |= {"tools": [tool], "tool_choice": {"type": "any" if choice else "auto"}}
+    form = {"type": "json_schema", "schema": CITY}
+    return "/v1/messages", {**body, "temperature": 0, "output_config": {"format": form}}
+
+
+def parts(response):
+    """Returns (texts, arguments of the calls) of a response of any protocol."""
+    body = response.json()
+    assert response.status_code == 200, body
+    if "choices" in body:
+        given = body["choices"][0]["message"]
+        calls = given.get("tool_calls") or []
+        texts = [given["content"]] if given["content"] else []
+        return texts, [json.loads(call["function"]["arguments"]) for call in calls]
+    if "output" in body:
+        texts = [one["content"][0]["text"] for one in body["output"] if one["type"] == "message"]
+        calls = [one for one in body["output"] if one["type"] == "function_call"]
+        return texts, [json.loads(call["arguments"]) for call in calls]
+    texts = [block["text"] for block in body["content"] if block["type"] == "text"]
+    return texts, [block["input"] for block in body["content"] if block["type"] == "tool_use"]
+
+
+@pytest.mark.parametrize("make", [chat, respond, message])
+def test_call_or_answer(server, make):
+    assert parts(server.post(*make(CALLS))) == ([], [{"city": "Paris"}])
+    [answer], calls = parts(server.post(*make(ANSWERS)))
+    assert (json.loads(answer), calls) == (FRANCE, [])
+
+
+@pytest.mark.parametrize("make", [chat, respond, message])
+def test_required_call(server, make):
+    texts, calls = parts(server.post(*make(ANSWERS, "required")))
+    assert (texts, set(calls[0])) == ([], {"city"})
+
+
+def test_streamed_call_or_answer(client):
+    for question in (CALLS, ANSWERS):
+        _, body = chat(question)
+        whole = client.chat.completions.create(model="demo", **body).choices[0]
+        chunks = list(client.chat.completions.create(model="demo", **body, stream=True))
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        text = "".join(delta.content or "" for delta in deltas)
+        calls = [call for delta in deltas for call in delta.tool_calls or ()]
+        assert text == (whole.message.content or "")
+        arguments = "".join(call.function.arguments or "" for call in calls)
+        assert arguments == "".join(
+            call.function.arguments for call in whole.message.tool_calls or ()
+        )
+        assert chunks[-1].choices[0].finish_reason == whole.finish_reason
+
+
+def test_invalid_tools_beside_a_form_are_rejected(server):
+    """Not dropped: the tools could then never be called."""
+    path, body = chat(CALLS)
+    broken = {"name": "f", "parameters": {"type": "strung"}}
+    response = server.post(path, {**body, "tools": [{"type": "function", "function": broken}]})
+    assert response.status_code == 400
+    assert "the schema of the tool 'f' is rejected" in response.json()["error"]["message"]
+
+
+def test_stop_string_inside_a_call(client):
+    """The call is cut off: text in a full response, no finish_reason "tool_calls" in a stream."""
+    _, body = chat(CALLS, "required")
+    del body["response_format"]
+    body |= {"model": "demo", "stop": ["Par"]}
+    [choice] = client.chat.completions.create(**body).choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+    assert choice.message.content.endswith('"city": "')
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**body, stream=True)]
+    assert chunks[-1].finish_reason == "stop"
+    calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert "".join(call.function.arguments or "" for call in calls) == '{"city": "'
+
+
+def test_grammar_that_fails_during_generation(server):
+    body = {"prompt": "x", "max_tokens": 60, "temperature": 0}
+    regex = "(((a{1,1000}){1,1000}){1,1000}){1,1000}"
+    response = server.post("/v1/completions", {**body, "structured_outputs": {"regex": regex}})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("The grammar failed: ")
+    whole = {**body, "structured_outputs": {"choice": ["a <think> b"]}}
+    assert server.post("/v1/completions", whole).json()["choices"][0]["text"] == "a <think> b"

@@ -1,0 +1,133 @@
+"""`python -m tests.server.scripted_model SCRIPT …`: a server whose model outputs given texts.
+
+Only the model is scripted: templates, parsers, grammars, scheduler and prefix cache are real.
+SCRIPT is a JSON file with a list of [marker, texts] entries; the first entry whose marker occurs in
+the prompt applies. A prompt with n assistant messages gets texts[n]. The model follows the text as
+far as the grammar allows, and emits reasoning only if the prompt leaves the reasoning open.
+"""
+
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from tiny_llm.cli import serve
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.core import EngineCore
+from tiny_llm.engine.execution.paged_model import Span
+from tiny_llm.engine.scheduling.outputs import SchedulerOutput
+from tiny_llm.engine.scheduling.request import EngineRequest
+
+Script = list[tuple[str, list[str]]]
+
+END = "<|im_end|>"
+ASSISTANT = "<|im_start|>assistant"
+CLOSED_REASONING = "</think>\n\n"
+
+
+def tool_call(name: str, **arguments: object) -> str:
+    """Text of a tool call in the demo's format."""
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def write_checkpoint(folder: Path, max_position_embeddings: int) -> Path:
+    """Links the demo checkpoint into `folder`, with a longer context."""
+    folder.mkdir()
+    for file in TARGET_PATH.iterdir():
+        if file.name != "config.json":
+            (folder / file.name).symlink_to(file)
+    config = json.loads((TARGET_PATH / "config.json").read_text())
+    config["max_position_embeddings"] = max_position_embeddings
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class ScriptedModel:
+    """Test double of an engine's model: the logits peak at the script's next token.
+
+    Args:
+        core: the engine, whose runner gets this model.
+        script: see the module docstring.
+    """
+
+    def __init__(self, core: EngineCore, script: Script):
+        self._tokenizer = core.tokenizer
+        self._vocab_size = core.vocab_size
+        self._script = script
+        self._step = SchedulerOutput(0, ())
+        self._run = core.runner.run
+        self._answers: dict[tuple[int, ...], str] = {}
+        core.runner.run = self.run  # type: ignore[method-assign]
+        core.runner.target.logits = self.logits  # type: ignore[method-assign]
+
+    def run(self, step: SchedulerOutput) -> Any:
+        """Runs a step on this model."""
+        self._step = step
+        return self._run(step)
+
+    def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
+        """Returns logits, len(rows)×V; see `PagedModel`."""
+        targets, first = [], 0
+        for chunk, span in zip(self._step.chunks, spans, strict=True):
+            request, end = chunk.request, first + len(span.token_ids)
+            tokens = [*request.token_ids[: chunk.start], *span.token_ids]
+            self._check(request)
+            for row in range(first, end):
+                length = chunk.start + row - first + 1
+                if row in rows:
+                    targets.append(self._next_token(tokens[:length], request.num_prompt_tokens))
+            first = end
+        peaks = mx.array(targets)[:, None] == mx.arange(self._vocab_size)
+        return mx.where(peaks, 1e6, 0.0).astype(mx.float32)
+
+    def _check(self, request: EngineRequest) -> None:
+        """Fails a request whose output deviates from its text because of a grammar."""
+        said = self._tokenizer.decode(request.output_token_ids)
+        answer = self._answer(tuple(request.token_ids[: request.num_prompt_tokens]))
+        if not answer.startswith(said.removesuffix("\ufffd")):
+            raise ValueError(f"the script says {answer!r}, but the output is {said!r}")
+
+    def _next_token(self, tokens: list[int], prompt_len: int) -> int:
+        if len(tokens) < prompt_len:  # a prompt token, for prompt logprobs
+            return 0
+        answer, output = self._answer(tuple(tokens[:prompt_len])), tokens[prompt_len:]
+        ids: list[int] = self._tokenizer.encode(answer + END, add_special_tokens=False)
+        if output == ids[: len(output)]:
+            return ids[min(len(output), len(ids) - 1)]
+        # The grammar's draft tokens may tokenize the text differently, or be wrong.
+        said = self._tokenizer.decode(output)
+        rest = answer.removeprefix(said) if answer.startswith(said) else ""
+        token: int = self._tokenizer.encode(rest + END, add_special_tokens=False)[0]
+        return token
+
+    def _answer(self, prompt_ids: tuple[int, ...]) -> str:
+        if prompt_ids not in self._answers:
+            prompt = self._tokenizer.decode(list(prompt_ids))
+            texts = next(texts for marker, texts in self._script if marker in prompt)
+            text = texts[min(prompt.count(ASSISTANT), len(texts)) - 1]
+            if prompt.endswith(CLOSED_REASONING):
+                text = text.partition(CLOSED_REASONING)[2] or text
+            self._answers[prompt_ids] = text
+        return self._answers[prompt_ids]
+
+
+def main() -> int:
+    script = json.loads(Path(sys.argv[1]).read_text())
+    init = EngineCore.__init__
+
+    @functools.wraps(init)
+    def scripted(self: EngineCore, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        ScriptedModel(self, script)
+
+    EngineCore.__init__ = scripted  # type: ignore[method-assign]
+    return serve.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Oversized and malformed bodies: answered with a sentence, while `/health` answers."""
+
+import http.client
+import json
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.protocol.test_disconnect import connect
+from tests.server.request_shapes import Shape, all_shapes
+from tests.server.running_server import RunningServer, eventually
+
+NUM_STREAMS = 16
+STREAM = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+MAX_MEMORY_RATIO = 10  # memory per byte of the body
+COMPUTE_MEMORY = 128 * 2**20  # of a request that is accepted, and of the streams
+
+
+class HealthProbe:
+    """Requests `/health` without pause, from another thread.
+
+    Attributes:
+        num_answers: answers so far.
+        longest: longest time of a request since `reset`, for the test's output.
+    """
+
+    def __init__(self, server: RunningServer):
+        self.num_answers, self.longest, self._since = 0, 0.0, 0.0
+        self._server = server
+        self._is_stopped = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        connection = http.client.HTTPConnection(
+            self._server.url.removeprefix("http://"), timeout=60
+        )
+        try:
+            while not self._is_stopped:
+                start = time.perf_counter()
+                connection.request("GET", "/health")
+                assert connection.getresponse().read()
+                seconds = time.perf_counter() - max(start, self._since)
+                self.longest = max(self.longest, seconds)
+                self.num_answers += 1
+                time.sleep(0.002)
+        except Exception as failure:
+            self._failure = failure
+
+    def reset(self) -> None:
+        """Excludes the time until now, in which the test held the interpreter's lock."""
+        self.longest, self._since = 0.0, time.perf_counter()
+
+    def answers_after(self, num_answers: int) -> bool:
+        """Whether there are more answers than before, within 30 s."""
+        return eventually(lambda: self.num_answers > num_answers)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._thread.join(90)
+        assert self._failure is None, self._failure
+
+
+@pytest.fixture(scope="module")
+def probed() -> Iterator[RunningServer]:
+    """A server for the tests of this file, whose memory is measured."""
+    running = RunningServer("--no-prefix-warmup")
+    yield running
+    assert running.stop() == 0
+    log = "".join(running.lines)
+    assert "Traceback" not in log, log
+
+
+@pytest.fixture(scope="module")
+def shapes(probed: RunningServer) -> list[Shape]:
+    """All shapes, of every endpoint with a body."""
+    return list(all_shapes(probed.get("/openapi.json").json()))
+
+
+def memory(server: RunningServer, name: str) -> int:
+    """A memory figure of `/proc`, in bytes; 0 on other systems."""
+    if sys.platform != "linux":
+        return 0
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
+
+
+def send(server: RunningServer, path: str, body: bytes) -> tuple[int, str]:
+    """Sends a body; returns the status and the error message."""
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=120)
+    connection.request("POST", path, body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    if response.status == 200:
+        return 200, ""
+    return response.status, json.loads(content)["error"]["message"]
+
+
+def check(server: RunningServer, shapes: Iterable[Shape]) -> None:
+    """Sends bodies one after another; checks status, message, memory and `/health`."""
+    probe = HealthProbe(server)
+    problems = []
+    for shape in shapes:
+        if sys.platform == "linux":
+            Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # resets VmHWM
+        body = shape.body
+        before, num_answers = memory(server, "VmRSS"), probe.num_answers
+        probe.reset()
+        start = time.perf_counter()
+        status, message = send(server, shape.path, body)
+        seconds = time.perf_counter() - start
+        added = memory(server, "VmHWM") - before
+        print(
+            f"{status} {seconds * 1e3:5.0f} ms, gap {probe.longest * 1e3:4.0f} ms, "
+            f"{added / 2**20:5.1f} MiB, {len(body) / 1e6:5.2f} MB  {shape}"
+        )
+        is_sentence = message.endswith(".") and len(message) < 500
+        if not (status == 200 or (status in (400, 404, 413) and is_sentence)):
+            problems.append(f"{shape}: {status} {message[:600]}")
+        if added > MAX_MEMORY_RATIO * len(body) + COMPUTE_MEMORY:
+            problems.append(f"{shape}: {added / 2**20:.0f} MiB for {len(body)} bytes")
+        assert probe.answers_after(num_answers), f"{shape}: no answer from /health"
+    probe.stop()
+    assert not problems, "\n".join(problems)
+
+
+def test_shapes_cover_every_endpoint_and_list(probed, shapes):
+    assert {shape.path for shape in shapes} == {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/tokenize",
+        "/detokenize",
+    }
+    fields = {f"{shape.path} {shape.field}" for shape in shapes}
+    assert fields >= {
+        "/v1/chat/completions messages[].tool_calls[].function.arguments",
+        "/v1/chat/completions tool_choice.allowed_tools.tools",
+        "/v1/completions logit_bias",
+        "/v1/messages messages[].content[].input",
+        "/v1/responses input[]",
+        "/tokenize tools[].function.parameters",
+    }
+
+
+def test_every_list_and_object_is_bounded(probed):
+    schemas = probed.get("/openapi.json").json()["components"]["schemas"]
+    requests = {name: one for name, one in schemas.items() if "ValidationError" not in name}
+
+    def unbounded(schema: object, path: str) -> Iterator[str]:
+        if isinstance(schema, dict):
+            is_object = schema.get("type") == "object" and "properties" not in schema
+            if schema.get("type") == "array" and "maxItems" not in schema:
+                yield path
+            if is_object and "maxProperties" not in schema:
+                yield path
+            for key, below in schema.items():
+                yield from unbounded(below, f"{path}.{key}")
+        elif isinstance(schema, list):
+            for below in schema:
+                yield from unbounded(below, path)
+
+    assert not list(unbounded(requests, ""))
+
+
+def test_sampled_shapes_during_streams(probed, shapes):
+    streams = [connect(probed, STREAM, "/v1/completions") for _ in range(NUM_STREAMS)]
+    assert eventually(lambda: probed.metric("num_requests_running") == NUM_STREAMS)
+    check(probed, random.Random(0).sample(shapes, 50))
+    for stream in streams:
+        stream.close()
+    assert eventually(lambda: probed.is_empty)
+
+
+@pytest.mark.slow
+def test_all_shapes(probed, shapes, exhaustive):
+    check(probed, shapes if exhaustive else shapes[::6])
+    assert eventually(lambda: probed.is_empty)

@@ -1,0 +1,220 @@
+"""Fields and content of real clients: accepted with their meaning, or without an effect."""
+
+import json
+
+import anthropic
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.server.running_server import RunningServer
+
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+PNG = "data:image/png;base64,iVBORw0KGgo="
+IMAGE = {"type": "image_url", "image_url": {"url": PNG}}
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+PLACEHOLDER = "[image omitted: this model reads text only]"
+CHAT = {"model": "demo", "max_tokens": 4, "reasoning_effort": "none"}
+ECHO = {**CHAT, "extra_body": {"return_token_ids": True}}
+
+
+class City(BaseModel):
+    """A typed answer."""
+
+    city: str
+
+
+@pytest.fixture
+def claude(server: RunningServer) -> anthropic.Anthropic:
+    """Anthropic's client of the server."""
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+
+
+def call(arguments: str) -> list[dict]:
+    """Messages with a tool call and its result."""
+    function = {"name": "capital", "arguments": arguments}
+    return [
+        *ASK,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "Paris"},
+    ]
+
+
+def prompt(server: RunningServer, response) -> str:
+    """The prompt of a chat completion with `return_token_ids`."""
+    return server.post("/detokenize", {"tokens": response.prompt_token_ids}).json()["prompt"]
+
+
+def test_empty_arguments_in_history_are_an_empty_object(server, client):
+    empty = client.chat.completions.create(**ECHO, messages=call(""))
+    assert '{"name": "capital", "arguments": {}}' in prompt(server, empty)
+    same = client.chat.completions.create(**ECHO, messages=call("{}"))
+    assert empty.prompt_token_ids == same.prompt_token_ids
+    function = {"type": "function_call", "call_id": "c", "name": "capital", "arguments": ""}
+    result = {"type": "function_call_output", "call_id": "c", "output": "Paris"}
+    counted = client.responses.input_tokens.count(model="demo", input=[*ASK, function, result])
+    filled = {**function, "arguments": "{}"}
+    expected = client.responses.input_tokens.count(model="demo", input=[*ASK, filled, result])
+    assert counted.input_tokens == expected.input_tokens
+
+
+def test_parsed_messages_can_be_sent_back(server, client):
+    tool = openai.pydantic_function_tool(City)
+    body = {"model": "demo", "messages": ASK, "reasoning_effort": "none"}
+    answer = client.chat.completions.parse(**body, response_format=City, max_tokens=30)
+    called = client.chat.completions.parse(
+        **body, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    messages = [answer.choices[0].message, called.choices[0].message]
+    (function,) = (one.function for one in messages[1].tool_calls)
+    assert isinstance(messages[0].parsed, City)
+    assert isinstance(function.parsed_arguments, City)
+    result = {"role": "tool", "tool_call_id": messages[1].tool_calls[0].id, "content": "ok"}
+    history = [*ASK, messages[0], *ASK, messages[1], result]
+    client.chat.completions.create(**CHAT, messages=history)
+    # Frameworks store messages as dictionaries, with the client's additions.
+    dumped = [one.model_dump(warnings=False) for one in messages]
+    assert "parsed" in dumped[0]
+    assert "parsed_arguments" in dumped[1]["tool_calls"][0]["function"]
+    again = client.chat.completions.create(
+        **ECHO, messages=[*ASK, dumped[0], *ASK, dumped[1], result]
+    )
+    assert "parsed" not in prompt(server, again)
+
+
+def test_refusal_message_is_text(server, client):
+    history = [*ASK, {"role": "assistant", "content": None, "refusal": "Never."}, *ASK]
+    response = client.chat.completions.create(**ECHO, messages=history)
+    assert "assistant\nNever." in prompt(server, response)
+
+
+def test_text_parts(server, client):
+    parts = [
+        {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}},
+        {"type": "input_text", "text": "Two."},
+    ]
+    response = client.chat.completions.create(**ECHO, messages=[{"role": "user", "content": parts}])
+    assert "user\nOne.\nTwo.<|im_end|>" in prompt(server, response)
+
+
+def test_search_results_are_text(server, claude):
+    result = {
+        "type": "search_result",
+        "source": "https://a.example",
+        "title": "Capitals",
+        "content": [{"type": "text", "text": "Paris"}],
+        "citations": {"enabled": True},
+    }
+    use = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
+    returned = {"type": "tool_result", "tool_use_id": "t", "content": [result]}
+    plain = {**returned, "content": "Capitals\nhttps://a.example\nParis"}
+    counts = []
+    for one in (returned, plain):
+        history = [
+            *ASK,
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [one]},
+        ]
+        counts.append(claude.messages.count_tokens(model="demo", messages=history).input_tokens)
+    assert counts[0] == counts[1]
+    asked = [{"role": "user", "content": [result]}]
+    assert claude.messages.create(model="demo", max_tokens=1, messages=asked).content
+
+
+def test_images_of_tool_results_are_replaced(server, client, claude):
+    history = call("{}")
+    history[-1]["content"] = [{"type": "text", "text": "Seen:"}, IMAGE]
+    response = client.chat.completions.create(**ECHO, messages=history)
+    assert f"Seen:\n{PLACEHOLDER}" in prompt(server, response)
+    server.wait_for("WARNING images in tool results are replaced by a text")
+    use = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c"}
+    counts = [
+        client.responses.input_tokens.count(
+            model="demo", input=[*ASK, use, {**result, "output": output}]
+        ).input_tokens
+        for output in ([{"type": "input_image", "image_url": PNG}], PLACEHOLDER)
+    ]
+    assert counts[0] == counts[1]
+    use = {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}],
+    }
+    counts = [
+        claude.messages.count_tokens(
+            model="demo",
+            messages=[
+                *ASK,
+                use,
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "t", "content": content}],
+                },
+            ],
+        ).input_tokens
+        for content in ([{"type": "image", "source": SOURCE}], PLACEHOLDER)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_images_of_users_are_rejected(client, claude):
+    with pytest.raises(openai.BadRequestError, match="'image_url'; this model accepts text only"):
+        client.chat.completions.create(**CHAT, messages=[{"role": "user", "content": [IMAGE]}])
+    image = {"type": "input_image", "image_url": PNG}
+    with pytest.raises(openai.BadRequestError, match="the model accepts text only"):
+        client.responses.create(model="demo", input=[{"role": "user", "content": [image]}])
+    image = {"type": "image", "source": SOURCE}
+    with pytest.raises(anthropic.BadRequestError, match="'image'; this model accepts text only"):
+        claude.messages.create(
+            model="demo", max_tokens=1, messages=[{"role": "user", "content": [image]}]
+        )
+
+
+def test_stop_token_ids_beyond_the_vocabulary_have_no_effect(client):
+    plain = client.chat.completions.create(**CHAT, messages=ASK, temperature=0)
+    beyond = {"stop_token_ids": [128009, 2**40], "min_tokens": 2, "skip_special_tokens": True}
+    other = client.chat.completions.create(**CHAT, messages=ASK, temperature=0, extra_body=beyond)
+    assert other.choices[0].message.content == plain.choices[0].message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_do_not_match_in_reasoning(client, stream):
+    body = {"model": "demo", "messages": ASK, "reasoning_effort": "high", "temperature": 0}
+    whole = client.chat.completions.create(**body).choices[0].message
+    assert "France" in whole.reasoning_content
+    assert "France" in whole.content
+    response = client.chat.completions.create(**body, stop=["France"], stream=stream)
+    if stream:
+        deltas = [chunk.choices[0].delta for chunk in response]
+        reasoning = "".join(getattr(one, "reasoning_content", None) or "" for one in deltas)
+        content = "".join(one.content or "" for one in deltas)
+    else:
+        message = response.choices[0].message
+        reasoning, content = message.reasoning_content, message.content
+    assert reasoning == whole.reasoning_content
+    assert content == whole.content.partition("France")[0]
+
+
+def test_verbosity_is_echoed(client):
+    response = client.responses.create(
+        model="demo", input="Hello", max_output_tokens=2, text={"verbosity": "low"}
+    )
+    assert response.text.verbosity == "low"
+
+
+def test_messages_output_format_and_mcp_servers(claude):
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    form = {"type": "json_schema", "schema": schema}
+    body = {"model": "demo", "max_tokens": 30, "messages": ASK}
+    answer = claude.beta.messages.create(**body, mcp_servers=[], extra_body={"output_format": form})
+    assert json.loads(answer.content[0].text) == {"a": 1}
+    with pytest.raises(anthropic.BadRequestError, match="output_format and output_config.format"):
+        claude.messages.create(
+            **body, output_config={"format": form}, extra_body={"output_format": form}
+        )
+    server = {"type": "url", "name": "a", "url": "https://a.example"}
+    with pytest.raises(anthropic.BadRequestError, match="this server runs no tools"):
+        claude.beta.messages.create(**body, mcp_servers=[server])

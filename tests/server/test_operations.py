@@ -1,0 +1,226 @@
+"""Operation: access log, request counts, model names, chat template, context length, hints."""
+
+import re
+import subprocess
+import sys
+
+import httpx2
+import openai
+import pytest
+
+from tests.server.running_server import RunningServer, eventually
+from tiny_llm import LLM, SamplingParams, UserError
+
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+CHAT = "/v1/chat/completions"
+BODY = {"messages": ASK, "max_tokens": 4, "reasoning_effort": "none"}
+# Speaks like a pirate, if asked to.
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if style is defined %}style: {{ style.name }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def custom(tmp_path_factory):
+    """A server with a template, two names, a short context and an access log."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    names = ("--served-model-name", "first", "second", "--served-model-name", "third")
+    running = RunningServer(
+        "--log-requests", "--max-model-len", "64", "--chat-template", str(template), *names
+    )
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_access_log(custom, stream):
+    response = custom.post(CHAT, {**BODY, "stream": stream})
+    line = custom.wait_for(f"INFO POST {CHAT} 200 id={response.headers['x-request-id']} .*")
+    fields = dict(part.split("=") for part in line.split()[4:])
+    counts = {name: int(fields[name]) for name in ("prompt_tokens", "output_tokens")}
+    assert counts == {"prompt_tokens": 10, "output_tokens": 4}
+    assert int(fields["cached_tokens"]) >= 0
+    assert 0 <= float(fields["ttft"]) <= float(fields["seconds"])
+    assert "capital" not in "".join(custom.lines), "contents are not logged"
+
+
+def test_requests_without_generation_are_logged(custom):
+    custom.get("/health?probe=1")
+    custom.wait_for(r"INFO GET /health 200 id=- seconds=\d+\.\d+$")
+
+
+def test_names_are_aliases_of_one_model(custom):
+    client = openai.OpenAI(base_url=custom.url + "/v1", api_key="none", max_retries=0)
+    names = ["first", "second", "third"]
+    assert [model.id for model in client.models.list().data] == names
+    for name in names:
+        assert client.models.retrieve(name).id == name
+        assert client.chat.completions.create(**BODY, model=name).model == "first"
+    with pytest.raises(openai.NotFoundError, match="serves 'first', 'second', 'third'"):
+        client.chat.completions.create(**BODY, model="demo")
+
+
+def test_chat_template_and_its_variables(custom):
+    def prompt(**fields):
+        ids = custom.post("/tokenize", {"messages": ASK, **fields}).json()["tokens"]
+        return custom.post("/detokenize", {"tokens": ids}).json()["prompt"]
+
+    assert prompt() == f"user: {ASK[0]['content']}\n"
+    kwargs = {"style": {"name": "pirate"}, "enable_thinking": None}
+    assert prompt(chat_template_kwargs=kwargs).endswith("style: pirate")
+    body = {**BODY, "chat_template_kwargs": kwargs, "return_token_ids": True}
+    ids = custom.post(CHAT, body).json()["prompt_token_ids"]
+    assert custom.post("/detokenize", {"tokens": ids}).json()["prompt"].endswith("style: pirate")
+
+
+def test_context_length(custom):
+    assert custom.post("/tokenize", {"prompt": "a"}).json()["max_model_len"] == 64
+    refused = custom.post("/v1/completions", {"prompt": "a " * 90}).json()["error"]
+    assert refused["n_ctx"] == 64
+    response = custom.post(CHAT, {**BODY, "max_tokens": 1000, "ignore_eos": True}).json()
+    assert response["usage"]["total_tokens"] == 64
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "sentence"),
+    [
+        (
+            {"style": "pirate"},
+            "chat_template_kwargs.style is not read by the model's chat template.",
+        ),
+        (
+            {"padding": True},
+            "chat_template_kwargs.padding is not read by the model's chat template.",
+        ),
+        ({"a.b": 1}, "chat_template_kwargs.a.b is not read by the model's chat template."),
+        ({"messages": []}, "chat_template_kwargs must not contain 'messages'."),
+        ({"enable_thinking": "no"}, "chat_template_kwargs.enable_thinking must be true or false."),
+    ],
+)
+def test_template_variables_without_an_effect_are_rejected(server, kwargs, sentence):
+    for path in (CHAT, "/tokenize"):
+        refused = server.post(path, {"messages": ASK, "chat_template_kwargs": kwargs})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == sentence
+
+
+def test_refusals_are_logged_with_their_sentence(server):
+    refused = server.post(CHAT, {**BODY, "frobnicate": 1})
+    assert refused.status_code == 400
+    request_id = refused.headers["x-request-id"]
+    line = server.wait_for(f"WARNING POST {CHAT} 400 id={request_id} .*")
+    assert line.endswith("error: frobnicate is not a supported field; remove it.")
+    server.post(CHAT, {**BODY, "model": "a\nINFO b"})
+    server.wait_for(r"error: The model 'a\\nINFO b' does not exist")
+    server.get("/a%0Ab")
+    server.wait_for(r"WARNING GET /a\\nb 404 ")
+
+
+def test_contents_are_logged_only_on_request():
+    running = RunningServer("--log-contents")
+    try:
+        long = {"prompt": "x" * 20000}
+        for path, body in ((CHAT, {**BODY, "stream": True}), ("/tokenize", long)):
+            response = running.post(path, body)
+            assert response.status_code == 200
+        logged = r"INFO id=(\S+) request: {\"messages\":.*capital of France.*}$"
+        request_id = running.wait_for(logged)
+        running.wait_for(rf"INFO id={request_id} response: data: .*\" capital\".*data: \[DONE\]")
+        running.wait_for(r"request: {\"prompt\":\"x{16000,}… \(truncated\)$")
+    finally:
+        assert running.stop() == 0
+
+
+def test_requests_are_counted_by_endpoint_method_and_status(server):
+    def count(endpoint, method, status):
+        labels = f'endpoint="{endpoint}",method="{method}",status="{status}"'
+        found = re.search(
+            rf"^tiny_llm:http_requests_total{{{labels}}} (\S+)", server.get("/metrics").text, re.M
+        )
+        return float(found[1]) if found else 0
+
+    cases = {
+        (CHAT, "POST", 200): lambda: server.post(CHAT, BODY),
+        (CHAT, "POST", 400): lambda: server.post(CHAT, {}),
+        (CHAT, "GET", 405): lambda: server.get(CHAT),
+        ("/v1/models/{name:path}", "GET", 200): lambda: server.get("/v1/models/demo"),
+        ("other", "GET", 404): lambda: server.get("/unknown"),
+        ("other", "other", 404): lambda: httpx2.request("PROPFIND", server.url + "/unknown"),
+    }
+    before = {case: count(*case) for case in cases}
+    for send in cases.values():
+        send()
+    for case in cases:
+        assert eventually(lambda case=case: count(*case) == before[case] + 1), case
+
+
+@pytest.mark.parametrize(
+    ("path", "intended", "advice"),
+    [
+        ("/v1/v1/chat/completions", CHAT, "without /v1"),
+        ("/chat/completions", CHAT, "with /v1"),
+        ("/messages", "/v1/messages", "with /v1"),
+        ("/v1/tokenize", "/tokenize", "without /v1"),
+    ],
+)
+def test_hint_for_a_wrong_base_url(server, path, intended, advice):
+    missing = server.post(path, BODY)
+    assert missing.status_code == 404
+    expected = f"Path not found; the path is {intended}: end the client's base URL {advice}."
+    assert missing.json()["error"]["message"] == expected
+
+
+def test_no_hint_for_other_paths(server):
+    for path in ("/v1/v1", "/v1/unknown", "/v1/v1/unknown"):
+        assert "/docs lists" in server.get(path).json()["error"]["message"]
+
+
+def test_client_that_leaves_is_logged():
+    running = RunningServer("--log-requests")
+    try:
+        with httpx2.stream(
+            "POST", running.url + CHAT, json={**BODY, "stream": True, "ignore_eos": True}
+        ):
+            pass
+        running.wait_for(f"POST {CHAT} (?:200|499) ")
+    finally:
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot be read: No such file or directory."),
+        (b"\xff", "cannot be read: it is not UTF-8."),
+        (
+            b"a\n{% if %}",
+            "is not valid Jinja, line 2: Expected an expression, got 'end of statement",
+        ),
+    ],
+)
+def test_invalid_template_file_is_rejected_at_startup(tmp_path, content, sentence):
+    file = tmp_path / "chat.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    command = [sys.executable, "-m", "tiny_llm", "serve", "--model", "demo", "--port", "0"]
+    result = subprocess.run(
+        [*command, "--chat-template", str(file)], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 2
+    message = " ".join(result.stderr.split())
+    assert f"the chat template {file}" in message
+    assert sentence in message
+
+
+def test_context_length_of_the_engine():
+    with pytest.raises(UserError, match=r"max_model_len must be at most 2048, .*, got 4096\."):
+        LLM("demo", max_model_len=4096)
+    with pytest.raises(UserError, match="max_model_len must be at least 2, got 1"):
+        LLM("demo", max_model_len=1)
+    template = "{{ messages[0].content }}"
+    llm = LLM("demo", kv_cache_bytes=2e7, max_model_len=8, chat_template=template)
+    assert llm.tokenizer.apply_chat_template(ASK, tokenize=False) == ASK[0]["content"]
+    [output] = llm.generate([1, 2, 3], SamplingParams(max_tokens=None, ignore_eos=True))
+    assert len(output.token_ids) == 5

@@ -1,0 +1,121 @@
+"""An agent's loop with the official clients on a scripted model: two calls, then a typed answer.
+
+The optional tests in `frameworks/` run the loops of agent frameworks.
+"""
+
+import json
+
+import anthropic
+import openai
+import pytest
+
+from tests.server.running_server import RunningServer
+from tests.server.scripted_model import tool_call
+
+REPORT = {"city": "Paris", "weather": "sunny, 21 °C"}
+RESULTS = {"get_weather": "sunny, 21 °C", "get_population": "2,100,000"}
+SCRIPT = [
+    "<think>\nThe weather first.\n</think>\n\n" + tool_call("get_weather", city="Paris"),
+    tool_call("get_population", city="Paris"),
+    json.dumps(REPORT, ensure_ascii=False),
+]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA = {"type": "object", "properties": {key: {"type": "string"} for key in REPORT}}
+SCHEMA |= {"required": list(REPORT), "additionalProperties": False}
+# The tools are most of the prompt, as an agent's are.
+TOOLS = [{"name": name, "description": f"Gets the {name[4:]}. " * 20} for name in RESULTS]
+QUESTION = {"role": "user", "content": "Report the weather and the population of Paris."}
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    script = tmp_path_factory.mktemp("script") / "script.json"
+    script.write_text(json.dumps([["", SCRIPT]]))
+    running = RunningServer(script=script)
+    yield running
+    assert running.stop() == 0
+
+
+def chat(url, messages, stream):
+    """Returns (messages to append, calls, text, usage)."""
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+    tools = [{"type": "function", "function": {**tool, "parameters": CITY}} for tool in TOOLS]
+    form = {"type": "json_schema", "json_schema": {"name": "report", "schema": SCHEMA}}
+    body = {"model": "demo", "messages": messages, "tools": tools, "response_format": form}
+    if stream:
+        with client.chat.completions.stream(
+            **body, stream_options={"include_usage": True}
+        ) as events:
+            answer = events.get_final_completion()
+    else:
+        answer = client.chat.completions.create(**body)
+    message = answer.choices[0].message
+    calls = message.tool_calls or []
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": RESULTS[call.function.name]}
+        for call in calls
+    ]
+    made = [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+    usage = answer.usage.prompt_tokens, answer.usage.prompt_tokens_details.cached_tokens
+    return [message.to_dict(), *results], made, message.content, usage
+
+
+def respond(url, items, stream):
+    """See `chat`."""
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+    tools = [{"type": "function", **tool, "parameters": CITY} for tool in TOOLS]
+    form = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA}}
+    body = {"model": "demo", "input": items, "tools": tools, "text": form}
+    if stream:
+        with client.responses.stream(**body) as events:
+            answer = events.get_final_response()
+    else:
+        answer = client.responses.create(**body)
+    calls = [item for item in answer.output if item.type == "function_call"]
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": RESULTS[call.name]}
+        for call in calls
+    ]
+    made = [(call.name, json.loads(call.arguments)) for call in calls]
+    usage = answer.usage.input_tokens, answer.usage.input_tokens_details.cached_tokens
+    items = [item.to_dict(exclude_none=True) for item in answer.output]
+    return items + results, made, answer.output_text, usage
+
+
+def message(url, messages, stream):
+    """See `chat`."""
+    client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+    tools = [{**tool, "input_schema": CITY} for tool in TOOLS]
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    body = {"model": "demo", "max_tokens": 500, "messages": messages, "tools": tools}
+    if stream:
+        with client.messages.stream(**body, output_config=form) as events:
+            answer = events.get_final_message()
+    else:
+        answer = client.messages.create(**body, output_config=form)
+    calls = [block for block in answer.content if block.type == "tool_use"]
+    results = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": RESULTS[call.name]}
+        for call in calls
+    ]
+    more = [{"role": "assistant", "content": [block.to_dict() for block in answer.content]}]
+    if results:
+        more.append({"role": "user", "content": results})
+    text = "".join(block.text for block in answer.content if block.type == "text")
+    usage = answer.usage
+    counts = usage.input_tokens + usage.cache_read_input_tokens, usage.cache_read_input_tokens
+    return more, [(call.name, call.input) for call in calls], text, counts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ask", [chat, respond, message])
+def test_two_tools_and_a_typed_answer(scripted, ask, stream):
+    history, made, unchanged = [QUESTION], [], 0
+    for turn in range(3):
+        more, calls, text, (num_tokens, num_cached) = ask(scripted.url, history, stream)
+        history, made = history + more, made + calls
+        if turn:
+            assert num_cached >= 0.9 * unchanged, "pages of 32 tokens, of a short prompt"
+        unchanged = num_tokens
+    assert made == [(name, {"city": "Paris"}) for name in RESULTS]
+    assert json.loads(text) == REPORT

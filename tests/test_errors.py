@@ -1,0 +1,32 @@
+"""Short representations of values in error messages."""
+
+import tracemalloc
+
+import pytest
+
+from tiny_llm.errors import short_repr
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("a\nb", r"'a\nb'"),
+        ([1, "b"], "[1, 'b']"),
+        ("a" * 58, repr("a" * 58)),
+        ("a" * 59, "'" + "a" * 56 + "…"),
+        (" " * 2000, "' '…"),
+        (10**5000, "a number of thousands of digits"),
+    ],
+    ids=["text", "list", "60 characters", "61 characters", "spaces", "digits"],
+)
+def test_short_repr(value, expected):
+    assert short_repr(value) == expected
+
+
+def test_short_repr_of_a_long_text_takes_no_copy():
+    text = "word " * 800_000
+    tracemalloc.start()
+    short_repr(text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000

@@ -1,0 +1,367 @@
+"""Week 5, day 5, optional: streaming parser of reasoning and tool calls, thinking budget."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
+from tiny_llm.engine.tool_calls.format import ToolCallFormat
+from tiny_llm.engine.tool_calls.hermes import HermesFormat
+from tiny_llm.engine.tool_calls.text_source import (
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    MalformedCallError,
+    TextSource,
+)
+from tiny_llm.server.protocol.output_parser import (
+    OutputParser,
+    ParsedDelta,
+    ReasoningDelta,
+    TextDelta,
+    tag_prefix_length,
+)
+from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+TOOLS = ToolCallOptions(HermesFormat(), is_stream=True)
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": [25]}}\n</tool_call>'
+
+
+def chunkings(text: str) -> list[list[str]]:
+    """The text as a whole, in characters, and cut at any one or two of some places."""
+    found = [[text], list(text)]
+    found += [[text[:cut], text[cut:]] for cut in range(1, len(text))]
+    places = range(1, len(text), 1 + len(text) // 16)
+    return found + [[text[:a], text[a:b], text[b:]] for a, b in combinations(places, 2)]
+
+
+def merged(deltas: list[ParsedDelta]) -> list[tuple[str, str]]:
+    """Deltas as (kind, text), equal neighbours joined; a call has its name and arguments."""
+    found: list[tuple[str, str]] = []
+    for delta in deltas:
+        if isinstance(delta, ToolCallDelta):
+            kind, text = f"call of {delta.name}", delta.arguments
+            is_new = delta.is_new
+        else:
+            kind = "reasoning" if isinstance(delta, ReasoningDelta) else "content"
+            text, is_new = delta.text, not (found and found[-1][0] == kind)
+        if is_new:
+            found.append((kind, text))
+        else:
+            found[-1] = found[-1][0], found[-1][1] + text
+    return found
+
+
+def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) -> None:
+    """Asserts what a text is parsed into, however it is cut."""
+    settings = {"thinking_enabled": True, "reasoning_open": False, "tool_calls": None} | options
+    for chunks in chunkings(text):
+        parser = OutputParser(**settings)
+        deltas = [delta for chunk in chunks for delta in parser.feed(chunk)]
+        actual = merged(deltas + parser.finish())
+        assert actual == expected, f"{chunks}: expected {expected}, got {actual}"
+
+
+# ------------------------------------------------------------------ task 1
+
+
+@pytest.mark.parametrize(
+    ("text", "tags", "expected"),
+    [
+        ("Hello", ("</think>",), 0),
+        ("a <", ("</think>",), 1),
+        ("a </thin", ("</think>",), 6),
+        ("a </thin ", ("</think>",), 0),
+        ("a <<", ("<tool>",), 1),
+        ("<tool", ("<tool>",), 5),
+        ("", ("<tool>",), 0),
+        ("5 ]", ("[CALL]",), 0),
+        ("see [C", ("<tool>", "[CALL]"), 2),
+        ("x aab", ("aabaac",), 3),  # not 1, although "a" of "aa" fits as well
+        ("x aabaa", ("aabaac",), 5),  # "aabaa", not its end "aa"
+        ("<a", ("<", "<a>"), 2),
+    ],
+)
+def test_task_1_length_of_a_tag_prefix(text, tags, expected):
+    actual = tag_prefix_length(text, tags)
+    assert actual == expected, (
+        f"{text!r} before one of {tags}: expected to hold back {text[len(text) - expected :]!r}, "
+        f"got {text[len(text) - actual :]!r}"
+    )
+
+
+def test_task_1_prefixes_equal_definition():
+    tags = ("<tool_call>", "<tool", "[TOOL_CALLS]", "[[x")
+    for tag in tags:
+        for length in range(len(tag)):
+            for before in ("", "<", "[", "a b", "<to<"):
+                text = before + tag[:length]
+                ends = [
+                    n
+                    for n in range(len(text) + 1)
+                    if any(text[n:] == t[: len(text) - n] for t in tags)
+                ]
+                expected = max(len(text) - n for n in ends if text[n:] not in tags)
+                actual = tag_prefix_length(text, tags)
+                if not any(complete in text for complete in tags):
+                    assert actual == expected, f"{text!r}: expected {expected}, got {actual}"
+
+
+def fed(parser: OutputParser, *chunks: str) -> list[list[ParsedDelta]]:
+    return [parser.feed(chunk) for chunk in chunks]
+
+
+def test_task_1_text_is_emitted_as_early_as_possible():
+    parser = OutputParser(False, False, TOOLS)
+    actual = fed(parser, "Hello", " wor<", "b>", " 1 <tool_box>", " ")
+    expected = [
+        [TextDelta("Hello")],
+        [TextDelta(" wor")],  # `<` may begin a tag
+        [TextDelta("<b>")],
+        [TextDelta(" 1 <tool_box>")],
+        [],  # whitespace before a tag is dropped, so it waits
+    ]
+    assert actual == expected, f"expected {expected}, got {actual}"
+    assert parser.feed("x") == [TextDelta(" x")], "expected the space before the text"
+
+
+def test_task_1_held_back_text_is_emitted_at_the_end():
+    for text in ("ends with <tool", "a </tool_call> b <", "<<tool_cal"):
+        assert_parsed(text, [("content", text)], thinking_enabled=False, tool_calls=TOOLS)
+
+
+# ------------------------------------------------------------------ task 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>\nHm.\n</think>\n\nYes.", [("reasoning", "Hm."), ("content", "Yes.")]),
+        ("\n<think>Hm. So.</think>Yes.", [("reasoning", "Hm. So."), ("content", "Yes.")]),
+        ("<think>\n\n</think>\n\nYes.", [("content", "Yes.")]),
+        ("<think>\ncut of", [("reasoning", "cut of")]),
+        ("<think>a </thin b</think>c", [("reasoning", "a </thin b"), ("content", "c")]),
+        ("a <think> b", [("content", "a <think> b")]),
+        ("<thinking> b", [("content", "<thinking> b")]),
+        ("Yes.", [("content", "Yes.")]),
+        ("<thi", [("content", "<thi")]),
+        ("", []),
+    ],
+)
+def test_task_2_reasoning_and_content(text, expected):
+    assert_parsed(text, expected)
+
+
+def test_task_2_reasoning_opened_by_the_prompt():
+    expected = [("reasoning", "Hm."), ("content", "Yes </think>.")]
+    assert_parsed("Hm.\n</think>\n\nYes </think>.", expected, reasoning_open=True)
+
+
+def test_task_2_start_waits_while_the_text_may_be_a_tag():
+    parser = OutputParser(True, False)
+    actual = fed(parser, "<th", "ink>\nHm", " then.\n", "</thi", "nk>\n\nY", "es")
+    expected: list[list[ParsedDelta]] = [
+        [],
+        [ReasoningDelta("Hm")],
+        [ReasoningDelta(" then.")],  # the newline may be before the end tag
+        [],
+        [TextDelta("Y")],
+        [TextDelta("es")],
+    ]
+    assert actual == expected, f"expected {expected}, got {actual}"
+    parser = OutputParser(True, False)
+    actual = fed(parser, "<th", "ree>")
+    assert actual == [[], [TextDelta("<three>")]], f"expected nothing, then all text, got {actual}"
+
+
+# ------------------------------------------------------------------ task 3
+
+
+def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
+    """Runs a reader to its end; returns what it yields, then its result or its error's name."""
+    found: list[Any] = []
+    remaining = list(chunks)
+    while True:
+        try:
+            event = next(read)
+        except StopIteration as end:
+            return [*found, end.value]
+        except (MalformedCallError, AttributeError) as error:
+            return [*found, type(error).__name__]
+        found.append(event)
+        if event is None and remaining:
+            source.buffer += remaining.pop(0)
+        elif event is None:
+            assert not source.has_ended, "expected no waiting after the end of the output"
+            source.has_ended = True
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (["<a>x"], ["<a>"]),
+        (["[b]"], ["[b]"]),
+        (["x<a>"], [""]),
+        (["<b>"], [""]),
+        (["", "<", "a", ">"], [None, None, None, "<a>"]),
+        (["<", "b"], [None, ""]),
+        (["<a"], [None, ""]),  # then the output ends
+    ],
+    ids=str,
+)
+def test_task_3_peek(chunks, expected):
+    source = TextSource(chunks[0])
+    actual = drive(source.peek("<a>", "[b]"), source, *chunks[1:])
+    assert actual == expected, f"expected {expected} (None: wait for more text), got {actual}"
+    assert source.buffer == "".join(chunks), "expected the text to stay in the buffer"
+
+
+def events(*chunks: str, tool_format: ToolCallFormat | None = None) -> list[Any]:
+    source = TextSource(chunks[0])
+    parsed = (tool_format or HermesFormat()).parse(source, {})
+    return [event for event in drive(parsed, source, *chunks[1:]) if event is not None]
+
+
+def test_task_3_events_of_a_call():
+    start = '<tool_call>\n{"name": "add", "arguments": {"a": '
+    actual = events(start, "17, ", '"b": [25', "]}", "}\n</tool", "_call>")
+    expected = [
+        CallStart("add"),
+        *map(ArgumentsDelta, ['{"a": ', "17, ", '"b": [25', "]}"]),
+        CallEnd(),
+    ]
+    assert actual == expected, f"expected an event for each chunk: {expected}, got {actual}"
+
+
+def test_task_3_call_is_the_same_however_it_is_cut():
+    arguments = '{"a": 17, "b": [25]}'
+    expected = [("content", "Well."), ("call of add", arguments)]
+    assert_parsed(f"Well.\n{CALL}", expected, thinking_enabled=False, tool_calls=TOOLS)
+    twice = [("call of add", arguments)] * 2
+    for text in (f"{CALL}\n{CALL}", f"{CALL[:-13]}\n{CALL}\n"):  # with and without the end tag
+        assert_parsed(text, twice, thinking_enabled=False, tool_calls=TOOLS)
+
+
+def test_task_3_tags_and_braces_in_a_string():
+    odd = CALL.replace("[25]", '"</tool_call> } ]"')
+    assert_parsed(
+        odd,
+        [("call of add", '{"a": 17, "b": "</tool_call> } ]"}')],
+        thinking_enabled=False,
+        tool_calls=TOOLS,
+    )
+
+
+@pytest.mark.parametrize("text", ["no", '["add"]', "</tool_call>"])
+def test_task_3_only_an_object_is_a_call(text):
+    actual = events("<tool_call>", text)
+    expected = ["MalformedCallError"]
+    assert actual == expected, f"{text!r} after the tag: expected {expected}, got {actual}"
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>no</tool_call>", '<tool_call>["add"]</tool_call>', "<tool_call>"]
+)
+def test_task_3_other_text_is_content(text):
+    assert_parsed(text, [("content", text)], thinking_enabled=False, tool_calls=TOOLS)
+
+
+def test_task_3_deltas_stop_at_the_first_invalid_character():
+    text = CALL.replace("17", "yes")
+    parser = OutputParser(False, False, TOOLS)
+    actual = merged([delta for character in text for delta in parser.feed(character)])
+    expected = [("call of add", '{"a": '), ("content", text[text.index("yes") :])]
+    assert actual == expected, f"expected {expected}, got {actual}"
+
+
+def test_task_3_cut_call_is_a_prefix_of_the_call():
+    arguments = '{"a": 17, "b": [25]}'
+    begin = CALL.index(arguments)
+    for cut in range(begin + 1, begin + len(arguments)):
+        parser = OutputParser(False, False, TOOLS)
+        actual = merged(parser.feed(CALL[:cut]))
+        expected = [("call of add", CALL[begin:cut])]
+        assert actual == expected, f"{CALL[:cut]!r}: expected {expected} at once, got {actual}"
+        rest = merged(parser.finish(is_truncated=True))
+        assert rest == [], f"{CALL[:cut]!r}: expected nothing more at the end, got {rest}"
+        assert parser.has_incomplete_call, "expected an incomplete call"
+
+
+def test_task_3_output_ends_inside_the_arguments():
+    actual = events('<tool_call>{"name": "f", "arguments": {"a": ', "[1")
+    expected = [
+        CallStart("f"),
+        ArgumentsDelta('{"a": '),
+        ArgumentsDelta("[1"),
+        "MalformedCallError",
+    ]
+    assert actual == expected, f"expected {expected}, got {actual}"
+
+
+# ------------------------------------------------------------------ task 4
+
+START, END = 8, 9
+
+
+@pytest.mark.parametrize(
+    ("output", "draft_tokens", "in_thinking", "expected"),
+    [
+        ([], [], False, None),
+        ([1, 2, 3], [], False, None),  # no reasoning
+        ([START, 1], [], False, None),
+        ([START, 1, 2], [], False, END),
+        ([START], [1, 2], False, END),
+        ([START, 1], [2, END], False, None),  # a draft token ends it
+        ([START, 1, 2, END, 3, 4], [], False, None),
+        ([START, 1, END, 5, 5, START], [2], False, END),  # both blocks count
+        ([1, 2], [], True, END),
+        ([1], [], True, None),
+    ],
+)
+def test_task_4_forced_token(output, draft_tokens, in_thinking, expected):
+    prompt = [START, 1, 1, 1]  # <think> of an earlier turn, unless `in_thinking`
+    budget = ThinkingBudget(len(prompt), 2, START, END, in_thinking)
+    actual = budget.forced_token([*prompt, *output], draft_tokens)
+    assert actual == expected, (
+        f"budget 2, {output} + {draft_tokens}: expected {expected}, got {actual}"
+    )
+
+
+def test_task_4_budget_of_zero():
+    budget = ThinkingBudget(1, 0, START, END, in_thinking=False)
+    assert budget.forced_token([1], []) is None, "expected no forced token before <think>"
+    actual = budget.forced_token([1, START], [])
+    assert actual == END, f"expected {END} right after <think>, got {actual}"
+
+
+def test_task_4_rejected_draft_tokens_do_not_count():
+    """One budget, asked for every row of every step."""
+    budget, tokens = ThinkingBudget(1, 3, START, END, in_thinking=True), [0]
+    for draft_tokens in ([1], [1, 1], [END, 5], []):  # none of them is accepted
+        budget.forced_token(tokens, draft_tokens)
+    for count in range(3):
+        actual = budget.forced_token(tokens, [])
+        assert actual is None, f"after {count} tokens of 3: expected None, got {actual}"
+        tokens.append(7)
+    for _ in range(2):  # the same question twice has the same answer
+        actual = budget.forced_token(tokens, [])
+        assert actual == END, f"after 3 tokens of 3: expected {END}, got {actual}"
+
+
+def test_task_4_model_thinks_within_its_budget(demo):
+    from tiny_llm import LLM, SamplingParams
+
+    llm = LLM(demo, kv_cache_bytes=2**23)
+    start, end = thinking_tokens(llm.tokenizer) or (0, 0)
+    params = SamplingParams(temperature=0, max_tokens=24, thinking_token_budget=4)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    [output] = llm.generate(question, params, enable_thinking=True)
+    assert output.error is None, output.error
+    assert output.token_ids[0] == start
+    actual = output.token_ids.index(end) if end in output.token_ids else None
+    assert actual == 5, f"expected </think> after <think> and 4 tokens, at 5, got {actual}"
+    thought, _, answer = output.text.partition("</think>")
+    assert "Paris" in answer, f"expected the answer after {thought!r}, got {answer!r}"

@@ -1,0 +1,258 @@
+"""Week 5, day 6, optional: verification, acceptance rates, the n-gram index and its drafts."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tiny_llm.engine.spec_decode.ngram_proposer import (
+    ESTIMATE_WINDOW,
+    FREE_TOKENS_PER_STEP,
+    MAX_MATCH_LENGTH,
+    NGRAM_LENGTHS,
+    AcceptanceRates,
+    NgramIndex,
+    break_even_probability,
+)
+from tiny_llm.engine.spec_decode.verification import accepted_tokens
+
+Target = Callable[[Sequence[int]], int]  # text -> next token
+
+
+@pytest.mark.parametrize(
+    ("drafts", "sampled", "expected"),
+    [
+        ([4, 5, 6], [4, 5, 9, 7], [4, 5, 9]),
+        ([4, 5, 6], [9, 5, 6, 7], [9]),
+        ([4, 5, 6], [4, 9, 6, 7], [4, 9]),
+        ([4], [5, 6], [5]),
+        ([4, 5, 6], [4, 5, 6, 7], [4, 5, 6, 7]),
+    ],
+    ids=["the last differs", "the first differs", "one in the middle", "one draft", "all agree"],
+)
+def test_task_1_longest_agreeing_prefix_and_one_more(drafts, sampled, expected):
+    actual = list(accepted_tokens(drafts, sampled))
+    assert actual == expected, (
+        f"drafts {drafts}, samples {sampled}: expected {expected}, got {actual}"
+    )
+
+
+def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) -> list[int]:
+    """Decodes with drafts of three tokens."""
+    text = list(prompt)
+    while len(text) < len(prompt) + max_tokens:
+        drafts: list[int] = []
+        for _ in range(3):
+            drafts.append(draft([*text, *drafts]))
+        sampled = [target([*text, *drafts[:i]]) for i in range(len(drafts) + 1)]
+        text += accepted_tokens(drafts, sampled)
+    return text[: len(prompt) + max_tokens]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+def test_task_1_the_output_is_the_targets(period):
+    """Whatever the draft: here it is wrong at every multiple of the period."""
+
+    def target(text: Sequence[int]) -> int:
+        return (3 * text[-1] + text[-2] + 1) % 11
+
+    def draft(text: Sequence[int]) -> int:
+        return target(text) + (len(text) % period == 0)
+
+    expected = [1, 2]
+    while len(expected) < 42:
+        expected.append(target(expected))
+    actual = decode(target, [1, 2], 40, draft)
+    assert actual == expected, f"expected the target's own tokens {expected}, got {actual}"
+
+
+@pytest.mark.parametrize("num_running", [1, 3, 8, 24, 200])
+def test_task_2_break_even(num_running):
+    probability = break_even_probability(num_running)
+    seconds = FREE_TOKENS_PER_STEP + num_running  # of a step, in units of a token's time
+    plain, drafted = num_running / seconds, (num_running + probability) / (seconds + 1)
+    assert drafted == pytest.approx(plain), (
+        f"{num_running} running: expected a draft token of probability {probability:.3f} to leave "
+        f"the throughput at {plain:.4f} tokens per unit of time, got {drafted:.4f}"
+    )
+
+
+def test_task_2_acceptance_rates_move_towards_what_happened():
+    rates = AcceptanceRates()
+    assert rates.rate(2) == 0.5
+    rates.update(2, True)
+    expected = 0.5 + 0.5 / ESTIMATE_WINDOW
+    assert rates.rate(2) == pytest.approx(expected), (
+        f"expected an eighth of the way from 0.5 to 1, {expected:.4f}, got {rates.rate(2):.4f}"
+    )
+    rates.update(2, False)
+    expected -= expected / ESTIMATE_WINDOW
+    assert rates.rate(2) == pytest.approx(expected), (
+        f"expected an eighth of the way to 0, {expected:.4f}, got {rates.rate(2):.4f}"
+    )
+    assert rates.rate(3) == pytest.approx(2 / 3), (
+        f"expected the rates of other lengths unchanged, 0.667, got {rates.rate(3):.3f}"
+    )
+
+
+def test_task_2_long_matches_share_a_rate():
+    rates = AcceptanceRates()
+    before = rates.rate(MAX_MATCH_LENGTH)
+    rates.update(MAX_MATCH_LENGTH + 12, False)
+    for length in (MAX_MATCH_LENGTH, MAX_MATCH_LENGTH + 12, 500):
+        expected = before * (1 - 1 / ESTIMATE_WINDOW)
+        assert rates.rate(length) == pytest.approx(expected), (
+            f"length {length}: expected {expected:.4f}, got {rates.rate(length):.4f}"
+        )
+    low = rates.rate(MAX_MATCH_LENGTH - 1)
+    assert low == pytest.approx(1 - 1 / (MAX_MATCH_LENGTH - 1)), "expected shorter ones unchanged"
+
+
+def match_of(text: Sequence[int]) -> tuple[int, int]:
+    """Position of the predicted token, and length of the match."""
+    index = NgramIndex(text)
+    index.update()
+    return index.next_position, index.match_length
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ([1, 2, 3, 4], (-1, 0)),
+        ([1, 2, 3, 9, 1, 2], (2, 2)),
+        ([1, 2, 3, 9, 1, 2, 3], (3, 3)),
+        ([1, 2, 3, 9, 1, 2, 4], (-1, 0)),
+        ([1, 2, 3, 1, 2, 4, 1, 2], (5, 2)),
+        ([1, 2, 3, 9, 1, 2, 4, 9, 1], (5, 2)),
+        ([7, 7], (-1, 0)),
+        ([7, 7, 7], (2, 2)),
+    ],
+    ids=[
+        "nothing repeats",
+        "a pair",
+        "the text goes on as predicted",
+        "the text goes on differently",
+        "the last of two occurrences",
+        "the next match",
+        "a pair is not its own match",
+        "overlapping itself",
+    ],
+)
+def test_task_3_examples(text, expected):
+    actual = match_of(text)
+    assert actual == expected, (
+        f"{text}: expected the next position and match length {expected}, got {actual}"
+    )
+
+
+def test_task_3_four_tokens_before_two():
+    """The last pair `3 4` is followed by 8, the last `1 2 3 4` by 5."""
+    text = [1, 2, 3, 4, 5, 3, 4, 8, 6, 1, 2, 7, 1, 2, 3, 4]
+    index = NgramIndex(text)
+    index.update()
+    assert text[index.next_position] == 5, (
+        f"expected 5, which followed 1 2 3 4; got {text[index.next_position]}"
+    )
+
+
+def naive_match(text: Sequence[int]) -> tuple[int, int]:
+    """Oracle: follows each match, and searches the whole text for a new one."""
+    expected, matched = -1, 0
+    for end in range(1, len(text) + 1):
+        if expected >= 0:
+            agrees = text[expected] == text[end - 1]
+            expected, matched = (expected + 1, matched + 1) if agrees else (-1, 0)
+        for length in NGRAM_LENGTHS:
+            if expected < 0:
+                last = text[end - length : end]
+                for start in range(end - length):
+                    if text[start : start + length] == last:
+                        expected, matched = start + length, length
+    return expected, matched
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 6])
+def test_task_3_equals_a_search_of_the_whole_text(vocabulary):
+    draw = random.Random(vocabulary)
+    text: list[int] = []
+    index = NgramIndex(text)
+    for _ in range(40):
+        text += [draw.randrange(vocabulary) for _ in range(draw.randrange(1, 4))]
+        index.update()
+        actual = index.next_position, index.match_length
+        assert actual == naive_match(text), (
+            f"{text}: expected next position and match length {naive_match(text)}, got {actual}"
+        )
+
+
+def test_task_3_every_prediction_is_counted():
+    text = [1, 2, 3, 4, 5, 1, 2, 3, 4, 9]
+    index, expected = NgramIndex(text), AcceptanceRates()
+    index.update()
+    for length, is_accepted in ((2, True), (3, True), (4, False)):
+        expected.update(length, is_accepted)
+    for length in (2, 3, 4, 5):
+        actual, right = index.acceptance.rate(length), expected.rate(length)
+        assert actual == pytest.approx(right), (
+            f"after 1 2, then 3 and 4 as predicted, then 9 instead of 5: expected a rate of "
+            f"{right:.3f} for matches of {length}, got {actual:.3f}"
+        )
+
+
+QUOTE = list(range(100, 130))
+
+
+@pytest.mark.parametrize(
+    ("text", "max_tokens", "expected"),
+    [
+        ([*QUOTE, 7, 100, 101], 4, [102, 103, 104, 105]),
+        ([*QUOTE, 7, 100, 101, 102], 1, [103]),
+        ([1, 2, 3], 4, []),
+        ([1, 2, 9, 1, 2], 7, [9, 1, 2, 9, 1, 2, 9]),
+        ([8, 8, 8], 3, [8, 8, 8]),
+    ],
+    ids=["a quotation", "one token", "no match", "into the draft itself", "one token repeated"],
+)
+def test_task_4_what_followed(text, max_tokens, expected):
+    actual = NgramIndex(text).draft_tokens(0.0, max_tokens)
+    assert actual == expected, f"after {text}: expected {expected}, got {actual}"
+
+
+@pytest.mark.parametrize(
+    ("min_probability", "expected"), [(0.34, 0), (0.33, 1), (0.26, 1), (0.2, 2), (0.16, 3)]
+)
+def test_task_4_probabilities_are_multiplied(min_probability, expected):
+    """A match of 2 has failed three times; the rates of longer ones are 2/3, 3/4, 4/5."""
+    index = NgramIndex([1, 2, 3, 4, 5, 6, 7, 1, 2])
+    index.acceptance.update(2, False)  # 1/2 → 7/16
+    index.acceptance.update(2, False)  # 7/16 → 0.383
+    index.acceptance.update(2, False)  # 0.383 → 0.335
+    actual = len(index.draft_tokens(min_probability))
+    assert actual == expected, (
+        f"probabilities 0.335, · 2/3 = 0.223, · 3/4 = 0.167: expected {expected} of at least "
+        f"{min_probability}, got {actual}"
+    )
+
+
+def test_task_4_fewer_drafts_under_load():
+    text = [*QUOTE, 7, 100, 101, 102]
+    counts = [len(NgramIndex(text).draft_tokens(break_even_probability(n))) for n in (1, 4, 16)]
+    assert counts == [7, 4, 1], f"expected fewer for 1, 4 and 16 sequences, [7, 4, 1], got {counts}"
+
+
+def test_task_4_an_edit_takes_few_steps():
+    """The target repeats a text of the prompt and changes three of its tokens."""
+    draw = random.Random(0)
+    original = [draw.randrange(1000) for _ in range(120)]
+    edited = [*original[:40], 2001, *original[41:80], 2002, 2003, *original[82:]]
+    prompt = [*original, 3000]
+    text, steps = list(prompt), 0
+    index = NgramIndex(text)
+    while len(text) < len(prompt) + len(edited):
+        drafts = index.draft_tokens(break_even_probability(1))
+        position = len(text) - len(prompt)
+        text += accepted_tokens(drafts, [*edited, *[0] * 9][position : position + len(drafts) + 1])
+        steps += 1
+    actual = text[len(prompt) :][: len(edited)]
+    assert actual == edited, "expected the target's own output"
+    assert steps <= 30, f"expected at most 30 steps for 120 tokens, got {steps}"

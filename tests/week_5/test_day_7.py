@@ -1,0 +1,359 @@
+"""Week 5, day 7, optional: prefix-aware routing over replicas."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+
+from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
+from tiny_llm.server.replicas.pool import RoutedReplicaPool
+from tiny_llm.server.replicas.prefix_index import PIECE, PrefixIndex, piece_hashes
+from tiny_llm.server.replicas.router import PrefixAwareRouter
+from tiny_llm.server.replicas.routing import routing_key
+
+A, B, C, D = (letter * PIECE for letter in "abcd")  # one piece each
+TURN = [{"role": "user", "content": "What is two?"}]
+
+
+def key_of(**body: Any) -> str:
+    """Routing key of a request with this body."""
+    return routing_key(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"prompt": "Once upon"}, "Once upon"),
+        ({"prompt": [1, 22, 3]}, "1 22 3"),
+        ({"messages": [{"role": "system", "content": "S"}, {"content": "U"}]}, "S U"),
+        ({"input": [{"content": [{"type": "input_text", "text": "I"}, {"text": "J"}]}]}, "I J"),
+        ({"messages": [{"content": [{"type": "image_url", "image_url": {"url": "u"}}]}]}, ""),
+        ({"prompt": True, "messages": None, "temperature": 0}, ""),
+    ],
+    ids=["text", "tokens", "chat", "parts", "no text", "no prompt"],
+)
+def test_task_1_key_of_each_protocol(body, expected):
+    key = key_of(**body)
+    assert key == expected, f"expected {expected!r}, got {key!r}"
+
+
+def test_task_1_fields_are_in_prompt_order():
+    """Messages has the system message beside the turns; a client may send it last."""
+    first = key_of(system="S", messages=TURN)
+    last = key_of(messages=TURN, system="S")
+    assert first == last == "S\nWhat is two?", f"expected the system message first, got {last!r}"
+
+
+def test_task_1_next_turn_extends_the_key():
+    first = key_of(model="demo", messages=TURN, temperature=0)
+    turns = [*TURN, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 3?"}]
+    second = key_of(temperature=1, messages=turns, stream=True)
+    assert second == first + " 2 And 3?", f"expected {first!r} and more, got {second!r}"
+
+
+def test_task_1_different_tokens_have_different_keys():
+    one, other = key_of(prompt=[1, 22]), key_of(prompt=[12, 2])
+    assert one != other, f"expected two keys, got {one!r} instead of both"
+
+
+def test_task_1_deeply_nested_body():
+    """As deep as the JSON parser allows."""
+    key = routing_key(b'{"prompt": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b"}")
+    assert key == "x", f"expected 'x', got {key!r}"
+
+
+@pytest.mark.parametrize("length", [0, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE])
+def test_task_2_whole_pieces_have_hashes(length):
+    hashes = piece_hashes("x" * length)
+    assert len(hashes) == length // PIECE, (
+        f"expected {length // PIECE} hashes of {length} characters, got {len(hashes)}"
+    )
+
+
+def test_task_2_hash_depends_on_the_pieces_before():
+    assert piece_hashes(A + B) == piece_hashes(A + B + "rest"), "expected equal hashes"
+    both = set(piece_hashes(A + C)) & set(piece_hashes(B + C))
+    assert not both, f"expected no common hash of AC and BC, got {len(both)}"
+    repeated = set(piece_hashes(A * 3))
+    assert len(repeated) == 3, f"expected three hashes of AAA, got {len(repeated)}"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (A + B + C, 3),
+        (A + B + D, 2),
+        (A + D + C, 1),
+        (B + C, 0),
+        (A + B[:-1], 1),
+        (A + B + C + D, 3),
+        ("", 0),
+    ],
+    ids=["all", "two", "one", "not from the start", "part of a piece", "longer", "empty"],
+)
+def test_task_2_match_is_the_longest_known_prefix(key, expected):
+    index = PrefixIndex(10)
+    index.insert(A + B + C)
+    actual = index.match(key)
+    assert actual == expected * PIECE, f"expected {expected * PIECE} characters, got {actual}"
+
+
+def test_task_2_least_recently_used_is_evicted():
+    index = PrefixIndex(2)
+    for key in (A, B, A, C):
+        index.insert(key)
+    assert index.num_pieces == 2, f"expected 2 pieces, the capacity, got {index.num_pieces}"
+    found = [index.match(key) // PIECE for key in (A, B, C)]
+    assert found == [1, 0, 1], f"expected A and C to remain, got {found} pieces of A, B, C"
+
+
+def test_task_2_last_piece_is_evicted_first():
+    index = PrefixIndex(3)
+    index.insert(A + B + C)
+    index.insert(D)
+    left = index.match(A + B + C) // PIECE
+    assert left == 2, f"expected the first two of three pieces to remain, got a match of {left}"
+
+
+def test_task_2_long_key_keeps_its_beginning():
+    index = PrefixIndex(2)
+    index.insert(A + B + C + D)
+    left = index.match(A + B + C + D) // PIECE
+    assert left == 2, f"expected a match of 2 pieces, the capacity, got {left}"
+
+
+def test_task_2_match_does_not_count_as_use():
+    index = PrefixIndex(2)
+    index.insert(A)
+    index.insert(B)
+    index.match(A)
+    index.insert(C)
+    assert index.match(A) == 0, "expected A to be evicted: it was asked for, not sent"
+
+
+def router_with(*keys: str, **options: Any) -> PrefixAwareRouter:
+    """A router that has sent key i to replica i."""
+    router = PrefixAwareRouter(100, **options)
+    for replica, key in enumerate(keys):
+        router.choose(key, {replica: 0})
+    return router
+
+
+def assert_chosen(router: PrefixAwareRouter, key: str, loads: dict[int, int], expected: int):
+    chosen = router.choose(key, loads)
+    assert chosen == expected, f"loads {loads}: expected replica {expected}, got {chosen}"
+
+
+def test_task_3_longest_match_wins():
+    router = router_with(A + B, A + B + C, A)
+    assert_chosen(router, A + B + C + D, {0: 0, 1: 2, 2: 0}, 1)
+
+
+def test_task_3_least_busy_without_a_match():
+    router = router_with(A, B, C)
+    assert_chosen(router, D, {0: 3, 1: 1, 2: 2}, 1)
+    assert_chosen(router, "", {0: 3, 1: 2, 2: 1}, 2)
+
+
+def test_task_3_equally_busy_fewest_pieces():
+    router = router_with(A + B + C, A, A + B)
+    assert_chosen(router, D, {0: 1, 1: 1, 2: 1}, 1)
+
+
+@pytest.mark.parametrize(
+    ("loads", "expected"),
+    [({0: 4, 1: 0}, 0), ({0: 5, 1: 0}, 1), ({0: 7, 1: 4}, 0), ({0: 9, 1: 4}, 1)],
+    ids=["at the limit", "too busy", "both busy", "both busy, one too busy"],
+)
+def test_task_3_too_busy_replica_is_not_chosen(loads, expected):
+    assert_chosen(router_with(A + B, max_imbalance=4), A + B, loads, expected)
+
+
+def test_task_3_short_match_does_not_count():
+    """A common system message must not attract all conversations."""
+    router = router_with(A, min_match=0.5)
+    assert_chosen(router, A + B + C, {0: 1, 1: 0}, 1)
+    router = router_with(A + B, min_match=0.5)
+    assert_chosen(router, A + B + C + D, {0: 1, 1: 0}, 0)
+
+
+def test_task_3_chosen_replica_is_remembered_at_once():
+    """Three requests with a new prompt, none of which has begun."""
+    router = PrefixAwareRouter(100)
+    assert_chosen(router, A + B, {0: 1, 1: 0}, 1)
+    assert_chosen(router, A + B, {0: 1, 1: 1}, 1)
+    assert_chosen(router, A + B, {0: 1, 1: 2}, 1)
+
+
+def test_task_3_only_the_chosen_replica_is_remembered():
+    router = router_with(A + B)
+    assert_chosen(router, A + B, {0: 1, 1: 0}, 0)
+    assert_chosen(router, A + B, {0: 1, 1: 0, 2: 0}, 0)
+
+
+def test_task_3_only_given_replicas_are_chosen():
+    assert_chosen(router_with(A, B, C), C, {0: 0, 1: 0}, 0)
+
+
+def test_task_3_conversations_stay_and_are_spread():
+    router, homes = PrefixAwareRouter(1000), dict[int, list[int]]()
+    for turn in range(1, 5):
+        for user in range(6):
+            key = A + "".join(f"{user}, {turn}. ".ljust(2 * PIECE) for turn in range(turn))
+            homes.setdefault(user, []).append(router.choose(key, {0: 0, 1: 0}))
+    moved = {user: chosen for user, chosen in homes.items() if len(set(chosen)) > 1}
+    assert not moved, f"expected each conversation on one replica, got {moved}"
+    on_first = sum(chosen[0] == 0 for chosen in homes.values())
+    assert on_first == 3, f"expected 3 of 6 conversations on replica 0, got {on_first}"
+
+
+class ScriptedReplica:
+    """Yields bodies, raises exceptions, and waits for `go` at each None."""
+
+    def __init__(self, *steps: Any):
+        self.steps = steps
+        self.go = asyncio.Event()
+        self.num_requests = self.num_closed = 0
+
+    async def handle_request(self, request: ReplicaRequest) -> Any:
+        self.num_requests += 1
+        try:
+            for step in self.steps:
+                if step is None:
+                    await self.go.wait()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield [{"type": "http.response.body", "body": step}]
+        finally:
+            self.num_closed += 1
+
+
+class NotingRouter:
+    """The first replica of `loads`; notes what it is asked and told."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[int, int]]] = []
+        self.forgotten: list[int] = []
+
+    def choose(self, key: str, loads: Any) -> int:
+        self.asked.append((key, dict(loads)))
+        return min(loads)
+
+    def forget(self, replica: int) -> None:
+        self.forgotten.append(replica)
+
+
+def pool_of(*replicas: ScriptedReplica) -> tuple[RoutedReplicaPool, NotingRouter]:
+    """A pool and its router."""
+    router = NotingRouter()
+    return RoutedReplicaPool(replicas, router), router
+
+
+def stream(pool: RoutedReplicaPool, prompt: str = "Once") -> Any:
+    """Stream of one request."""
+    return pool.stream(ReplicaRequest({"type": "http"}, b"", prompt))
+
+
+async def bodies(batches: Any) -> list[bytes]:
+    """All bodies of a response."""
+    return [message["body"] async for batch in batches for message in batch]
+
+
+def test_task_4_response_is_streamed_and_counted():
+    async def run() -> None:
+        replica = ScriptedReplica(b"1", None, b"2")
+        pool, router = pool_of(replica, ScriptedReplica())
+        batches = stream(pool)
+        first = await anext(batches)
+        assert first[0]["body"] == b"1", f"expected the first body at once, got {first}"
+        assert pool.loads == {0: 1, 1: 0}, f"expected one request in flight, got {pool.loads}"
+        replica.go.set()
+        rest = await bodies(batches)
+        assert rest == [b"2"], f"expected [b'2'], got {rest}"
+        assert pool.loads == {0: 0, 1: 0}, f"expected none in flight, got {pool.loads}"
+        assert router.asked == [("Once", {0: 0, 1: 0})], f"expected its key, got {router.asked}"
+
+    asyncio.run(run())
+
+
+def test_task_4_closed_stream_is_no_longer_counted():
+    """The client disconnects: the gateway closes the generator."""
+
+    async def run() -> None:
+        replica = ScriptedReplica(b"1", None, b"2")
+        pool, router = pool_of(replica)
+        batches = stream(pool)
+        await anext(batches)
+        await batches.aclose()
+        assert pool.loads == {0: 0}, f"expected none in flight, got {pool.loads}"
+        assert replica.num_closed == 1, "expected the replica's generator to be closed in time"
+        assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
+
+    asyncio.run(run())
+
+
+def test_task_4_failed_request_is_no_longer_counted():
+    """An error of the replica's code is not the loss of the replica."""
+
+    async def run() -> None:
+        pool, router = pool_of(ScriptedReplica(RuntimeError("a mistake")))
+        with pytest.raises(RuntimeError, match="a mistake"):
+            await bodies(stream(pool))
+        assert pool.loads == {0: 0}, f"expected none in flight, got {pool.loads}"
+        assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
+
+    asyncio.run(run())
+
+
+def test_task_4_lost_replica_gets_no_further_requests():
+    async def run() -> None:
+        lost, other = ScriptedReplica(ReplicaLostError()), ScriptedReplica(b"2")
+        pool, router = pool_of(lost, other)
+        with pytest.raises(ReplicaLostError):
+            await bodies(stream(pool))
+        assert pool.loads == {1: 0}, f"expected replica 1 alone, got {pool.loads}"
+        assert router.forgotten == [0], f"expected replica 0 forgotten, got {router.forgotten}"
+        retried = await bodies(stream(pool))
+        assert retried == [b"2"], f"expected the other replica's response, got {retried}"
+        number = pool.add(ScriptedReplica(b"3"))
+        assert (number, pool.loads) == (2, {1: 0, 2: 0}), f"got {number}, {pool.loads}"
+
+    asyncio.run(run())
+
+
+def test_task_4_replica_is_lost_once_for_all_its_requests():
+    async def run() -> None:
+        lost = ScriptedReplica(b"1", None, ReplicaLostError())
+        pool, _ = pool_of(lost)
+        both = [stream(pool), stream(pool)]
+        for batches in both:
+            await anext(batches)
+        assert pool.loads == {0: 2}, f"expected two in flight, got {pool.loads}"
+        lost.go.set()
+        results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
+        kinds = [type(result).__name__ for result in results]
+        assert kinds == ["ReplicaLostError"] * 2, f"expected both to be lost, got {results}"
+        assert pool.loads == {}, f"expected no replica, got {pool.loads}"
+
+    asyncio.run(run())
+
+
+def test_task_4_new_requests_see_those_in_flight():
+    """Three requests arrive before any has a first token."""
+
+    async def run() -> None:
+        replicas = [ScriptedReplica(None, b"1") for _ in range(2)]
+        pool = RoutedReplicaPool(replicas, PrefixAwareRouter(100, max_imbalance=1))
+        responses = [asyncio.create_task(bodies(stream(pool, A + B))) for _ in range(3)]
+        await asyncio.sleep(0)
+        for replica in replicas:
+            replica.go.set()
+        await asyncio.gather(*responses)
+        counts = [replica.num_requests for replica in replicas]
+        assert counts == [2, 1], f"expected 2 and 1 requests, got {counts}"
+
+    asyncio.run(run())

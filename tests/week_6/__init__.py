@@ -1,0 +1,1 @@
+"""Week 6 of the course, by day and task."""

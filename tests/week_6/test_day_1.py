@@ -1,0 +1,171 @@
+"""Week 6, day 1, optional: router, grouped matmul and weighted sum."""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.models.support import MIXTURE, sequence_logits
+from tests.support import as_numpy, assert_close, assert_same_bits, random
+from tiny_llm.models.checkpoint.dummy import random_checkpoint
+from tiny_llm.models.families.decoder import Decoder
+from tiny_llm.models.families.expert_matmul import SeparateExperts, expert_segments, sort_by_expert
+from tiny_llm.models.families.experts import combine_experts, select_experts
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+QUANTIZED = {"bits": 4, "group_size": 64}
+# N.., X, k
+ROUTERS = [((1,), 4, 1), ((7,), 16, 4), ((2, 3), 128, 8), ((5,), 6, 6)]
+
+
+def stacked_experts(**changes: Any) -> Any:
+    """Stacked experts of a random layer: six, with 128 inputs and 64 features."""
+    return random_checkpoint({**MIXTURE, **changes}).layers[1].mlp.switch_mlp
+
+
+@pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
+def test_task_1_an_example(normalized):
+    logits = mx.log(mx.array([[0.1, 0.4, 0.2, 0.3]]))
+    experts, shares = select_experts(logits, 2, normalized)
+    assert experts.tolist() == [[1, 3]], f"expected the likeliest first, got {experts.tolist()}"
+    expected = [[4 / 7, 3 / 7]] if normalized else [[0.4, 0.3]]
+    assert_close(shares, mx.array(expected), "shares of 0.4 and 0.3", ulps=8)
+
+
+@pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
+@pytest.mark.parametrize("router", ROUTERS, ids=str)
+def test_task_1_weights_equal_numpy(dtype, router, normalized):
+    leading, num_experts, k = router
+    logits = random(*leading, num_experts, dtype=dtype) * 3
+    experts, shares = select_experts(logits, k, normalized)
+    x = as_numpy(logits).astype(np.float64)
+    p = np.exp(x - x.max(-1, keepdims=True))
+    p = -np.sort(-p / p.sum(-1, keepdims=True), axis=-1)[..., :k]
+    p = p / p.sum(-1, keepdims=True) if normalized else p
+    assert shares.dtype == mx.float32, f"expected shares in float32, got {shares.dtype}"
+    assert_close(shares, mx.array(p.astype(np.float32)), "shares", ulps=40)
+    chosen = mx.take_along_axis(logits, experts, axis=-1)
+    assert_close(chosen, mx.array(-np.sort(-x, axis=-1)[..., :k]), "their logits", ulps=0)
+
+
+def test_task_1_large_logits():
+    _, shares = select_experts(mx.array([[1e5, -1e5, 1e5 - 1]]), 2, False)
+    assert_close(shares, mx.array([[0.731059, 0.268941]]), "shares of logits around 1e5", ulps=40)
+
+
+def test_task_2_an_example():
+    experts = mx.array([3, 0, 3, 1, 0, 3], mx.uint32)
+    order, places = sort_by_expert(experts)
+    assert order.tolist() == [1, 4, 3, 0, 2, 5], f"expected their own order, got {order.tolist()}"
+    assert places.tolist() == [3, 0, 4, 2, 1, 5], f"expected the way back, got {places.tolist()}"
+
+
+@pytest.mark.parametrize("num_products", [1, 2, 17, 400])
+def test_task_2_sort_round_trip(num_products):
+    experts = mx.random.randint(0, 16, (num_products,)).astype(mx.uint32)
+    order, places = sort_by_expert(experts)
+    there = experts[order]
+    assert there.tolist() == sorted(experts.tolist())
+    assert there[places].tolist() == experts.tolist(), "expected the products in their own order"
+
+
+@pytest.mark.parametrize(
+    ("experts", "expected"),
+    [
+        ([0, 0, 3, 5, 5, 5], [(0, 0, 2), (3, 2, 3), (5, 3, 6)]),
+        ([7], [(7, 0, 1)]),
+        ([1, 2, 4], [(1, 0, 1), (2, 1, 2), (4, 2, 3)]),
+        ([2] * 9, [(2, 0, 9)]),
+    ],
+    ids=["three runs", "one product", "one each", "all alike"],
+)
+def test_task_2_runs(experts, expected):
+    runs = [tuple(run) for run in expert_segments(mx.array(experts, mx.uint32))]
+    assert runs == expected, f"expected {expected}, got {runs}"
+
+
+def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:
+    """Reference: runs each token through its experts one by one."""
+    gate, up, down = (stacked[name].weight for name in ("gate_proj", "up_proj", "down_proj"))
+    outputs = [
+        (nn.silu(token @ gate[e].T) * (token @ up[e].T)) @ down[e].T
+        for token, chosen in zip(x, experts.tolist(), strict=True)
+        for e in chosen
+    ]
+    return mx.stack(outputs).reshape(*experts.shape, -1)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 33])
+def test_task_3_equals_per_token_experts(tokens):
+    stacked = stacked_experts(torch_dtype="float32")
+    x, experts = random(tokens, 128), mx.random.randint(0, 6, (tokens, 2)).astype(mx.uint32)
+    actual = SeparateExperts(stacked, mx.float32)(x, experts)
+    assert_close(actual, plain_experts(stacked, x, experts), "outputs T×K×E", ulps=64)
+
+
+def test_task_3_only_selected_experts_run_once_each():
+    """Two tokens share expert 4, two share expert 2; experts 0 and 3 are idle."""
+    calls: dict[int, list[int]] = {}
+
+    def expert(number: int) -> Any:
+        def multiply(rows: mx.array) -> mx.array:
+            calls.setdefault(number, []).append(rows.shape[0])
+            return rows * (10.0**number)
+
+        return multiply
+
+    mlps = SeparateExperts.__new__(SeparateExperts)
+    mlps.experts = [expert(number) for number in range(6)]  # type: ignore[misc]
+    x = mx.array([[1.0], [2.0], [3.0]])
+    outputs = mlps(x, mx.array([[4, 1], [5, 2], [4, 2]], mx.uint32))
+    assert calls == {4: [2], 1: [1], 5: [1], 2: [2]}, (
+        f"expected each chosen expert to be called once, with all its rows, got {calls}"
+    )
+    expected = mx.array([[1e4, 1e1], [2e5, 2e2], [3e4, 3e2]])[..., None]
+    assert_close(outputs, expected, "outputs T×K×E", ulps=0)
+
+
+def test_task_3_tokens_are_batch_invariant():
+    experts_of_layer = SeparateExperts(stacked_experts(quantization=QUANTIZED), mx.bfloat16)
+    x = random(2, 9, 128, dtype=mx.bfloat16)
+    experts = mx.random.randint(0, 6, (2, 9, 3)).astype(mx.uint32)
+    together = experts_of_layer(x, experts)
+    assert together.shape == (2, 9, 3, 128)
+    for row, token in ((0, 0), (0, 7), (1, 8)):
+        alone = experts_of_layer(x[row, token], experts[row, token])
+        assert_same_bits(together[row, token], alone, f"token {token} of row {row}")
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5), (3, 2, 64), (2, 5, 8, 67)], ids=str)
+def test_task_4_float32_sum_is_rounded_once(dtype, shape):
+    outputs, shares = random(*shape, dtype=dtype), mx.abs(random(*shape[:-1]))
+    expected = np.zeros((*shape[:-2], shape[-1]), np.float32)
+    for k in range(shape[-2]):
+        expected += as_numpy(shares)[..., k, None] * as_numpy(outputs)[..., k, :]
+    total = combine_experts(outputs, shares)
+    assert_same_bits(total, mx.array(expected).astype(dtype), "Σ_k shares[k] · outputs[k]")
+
+
+def test_task_4_logits_equal_mlx_lm():
+    """A whole mixture-of-experts model against mlx-lm's implementation."""
+    from mlx_lm.models import qwen3_moe
+
+    mlx_model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(MIXTURE))
+    mx.random.seed(7)
+    mlx_model.apply(lambda weight: random(*weight.shape) * weight.shape[-1] ** -0.5)
+    nn.quantize(mlx_model, class_predicate=lambda path, m: hasattr(m, "to_quantized"), **QUANTIZED)
+    mlx_model.set_dtype(mx.bfloat16, lambda dtype: mx.issubdtype(dtype, mx.floating))
+    tokens = [17, 5, 99, 3, 180, 42, 7]
+    [expected] = mlx_model(mx.array([tokens]))
+    model = Decoder(mlx_model, page_size=16)
+    actual = sequence_logits(model, tokens)
+    assert_close(actual, expected, "logits", ulps=16)
+
+
+def test_task_4_unnormalized_weights():
+    outputs = mx.ones((1, 2, 3))
+    total = combine_experts(outputs, mx.array([[0.25, 0.125]]))
+    assert_close(total, mx.full((1, 3), 0.375), "a quarter and an eighth of 1", ulps=0)

@@ -1,0 +1,348 @@
+"""Week 6, day 5, optional: checkpoints of the recurrent state in the prefix tree."""
+
+import math
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.engine.hybrid import CONFIG, build
+from tests.engine.scheduler_harness import add, scheduler, step
+from tiny_llm import SamplingParams, load
+from tiny_llm.engine.scheduling.outputs import Chunk, SchedulerOutput
+from tiny_llm.engine.scheduling.page_allocator import PageAllocator
+from tiny_llm.engine.scheduling.prefix_cache import PrefixNode
+from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.engine.scheduling.scheduler import Scheduler
+from tiny_llm.engine.scheduling.states import StateSlots
+from tiny_llm.engine.scheduling.states.checkpoints import Checkpoint, Checkpoints
+from tiny_llm.engine.scheduling.states.placement import cached_prefix, prompt_end_positions
+from tiny_llm.engine.scheduling.states.state_slots import RequestSlots
+from tiny_llm.models.checkpoint.dummy import random_checkpoint
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+
+def extend(node: PrefixNode, num_pages: int, first: int = 0) -> list[PrefixNode]:
+    """Appends a chain of pages of one token to a node; returns their nodes."""
+    path = []
+    for token in range(first, first + num_pages):
+        child = PrefixNode(node, (token,), token)
+        node.children[child.tokens] = child
+        path.append(child)
+        node = child
+    return path
+
+
+def tree_of(num_pages: int, num_slots: int = 4) -> tuple[list[PrefixNode], Checkpoints, Any]:
+    """A path of pages, an empty table of checkpoints, and the allocator of their slots."""
+    allocator = PageAllocator(num_slots)
+    return extend(PrefixNode(None, (), -1), num_pages), Checkpoints(allocator), allocator
+
+
+def put(into: Checkpoints, node: PrefixNode, pages: int = 1, priority: int = 0) -> Checkpoint:
+    """Places a checkpoint without a value of its own."""
+    root = node
+    while root.parent is not None:
+        root = root.parent
+    checkpoint = Checkpoint(into.allocate(), pages, False, priority, root)
+    into.by_node[node] = checkpoint
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("depths", "expected"), [([], 0), ([1], 1), ([2, 4], 4), ([6], 6), ([1, 3], 3)], ids=str
+)
+def test_task_1_hit_ends_at_the_last_checkpoint(depths, expected):
+    path, checkpoints, _ = tree_of(6)
+    for depth in depths:
+        put(checkpoints, path[depth - 1])
+    actual = checkpoints.last(path)
+    assert actual == expected, (
+        f"6 cached pages, states after page {depths}: expected a hit of {expected} pages, got "
+        f"{actual}"
+    )
+
+
+def test_task_1_checkpoints_of_other_branches_are_no_hit():
+    path, checkpoints, _ = tree_of(3)
+    put(checkpoints, extend(path[1], 1, first=50)[0])
+    actual = checkpoints.last(path)
+    assert actual == 0, f"the only state is of another branch: expected 0 pages, got {actual}"
+
+
+def test_task_1_a_hit_adds_an_owner():
+    path, checkpoints, allocator = tree_of(3)
+    checkpoint = put(checkpoints, path[2])
+    slot = checkpoints.hit(path[2])
+    assert slot == checkpoint.slot, f"expected slot {checkpoint.slot}, got {slot}"
+    owners = allocator.ref_count(slot)
+    assert owners == 2, f"expected two owners, the tree and the request, got {owners}"
+    assert checkpoint.num_hits == 1, f"expected one hit, got {checkpoint.num_hits}"
+    assert path[2] not in checkpoints.evictable
+
+
+def test_task_1_a_hit_makes_a_checkpoint_young():
+    path, checkpoints, _ = tree_of(3)
+    checkpoint = put(checkpoints, path[2], pages=5, priority=5)
+    checkpoints._clock = 30
+    checkpoints.hit(path[2])
+    assert checkpoint.priority == 35, (
+        f"5 pages, used at 30 on the clock: expected priority 35, got {checkpoint.priority}"
+    )
+
+
+def running_request(of: StateSlots, num_tokens: int, num_computed: int = 0) -> EngineRequest:
+    """A running request with a current slot."""
+    request = EngineRequest("r", list(range(num_tokens)), SamplingParams())
+    request.num_computed = num_computed
+    request.state_slots = RequestSlots(current=of._allocator.allocate()[0])
+    return request
+
+
+def planned(of: StateSlots, request: EngineRequest, start: int, end: int, drafts: int = 0) -> Chunk:
+    step_output = SchedulerOutput(0, (Chunk(request, start, end, drafts, samples=False),))
+    return of.plan(step_output, None).chunks[0]
+
+
+@pytest.mark.parametrize("is_checkpoint", [True, False])
+def test_task_2_a_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
+    states = StateSlots(4, 4, enable_prefix_caching=True)
+    request = running_request(states, 12, num_computed=8)
+    slots = request.state_slots
+    [request.last_node] = extend(PrefixNode(None, (), -1), 1)
+    if is_checkpoint:
+        states._allocator.share(slots.current)
+        states.checkpoints.by_node[request.last_node] = Checkpoint(
+            slots.current, 1, False, 1, request.last_node.parent
+        )
+    else:
+        monkeypatch.setattr(states, "_slot_beside", lambda request: 3)
+    states.begin_step([request], [])
+    if not is_checkpoint:
+        assert slots.next == -1, f"a slot of the request alone needs no other, got {slots.next}"
+        return
+    assert slots.next not in (-1, slots.current), (
+        f"slot {slots.current} is a checkpoint; expected another one for the next state, got "
+        f"{slots.next}"
+    )
+    before = slots.next
+    states.begin_step([request], [])
+    assert slots.next == before, f"expected slot {before} to be kept, got {slots.next}"
+    chunk = planned(states, request, 8, 9)
+    assert chunk.state_read_slot == slots.current, (
+        f"expected the state to be read from {slots.current}, got {chunk.state_read_slot}"
+    )
+    assert chunk.state_writes == ((0, slots.next),), (
+        f"expected the state after token 0 of the chunk in {slots.next}, got {chunk.state_writes}"
+    )
+
+
+def test_task_2_a_new_sequence_begins_with_zeros():
+    states = StateSlots(4, 4, enable_prefix_caching=False)
+    request = running_request(states, 6)
+    slot = request.state_slots.current
+    for start, end, read in ((0, 3, -1), (3, 5, slot), (5, 6, slot)):
+        chunk = planned(states, request, start, end)
+        assert chunk.state_read_slot == read, (
+            f"tokens {start} to {end}: expected to read slot {read}, got {chunk.state_read_slot}"
+        )
+        expected = ((end - start - 1, slot),)
+        assert chunk.state_writes == expected, (
+            f"tokens {start} to {end}: expected {expected}, got {chunk.state_writes}"
+        )
+
+
+def test_task_2_states_after_draft_tokens():
+    """The last accepted one is known only after the step."""
+    states = StateSlots(6, 4, enable_prefix_caching=False)
+    request = running_request(states, 9, num_computed=8)
+    slots = request.state_slots
+    assert states.reserve_drafts(request, 2) == 2
+    first, second = slots.reserved
+    chunk = planned(states, request, 8, 9, drafts=2)
+    expected = ((0, slots.current), (1, first), (2, second))
+    assert chunk.state_writes == expected, f"expected {expected}, got {chunk.state_writes}"
+
+
+def test_task_2_checkpoints_inside_a_chunk():
+    """The state at position p is the one after token p − 1 of the prompt."""
+    states = StateSlots(6, 4, enable_prefix_caching=True)
+    request = running_request(states, 30, num_computed=8)
+    request.state_slots.positions = {12, 20}
+    chunk = planned(states, request, 8, 26)
+    indices = [index for index, _ in chunk.state_writes]
+    assert indices == [3, 11, 17], (
+        "states at 12 and 20, and at the end of tokens 8 to 26: expected after tokens [3, 11, 17] "
+        f"of the chunk, got {indices}"
+    )
+    slots = [slot for _, slot in chunk.state_writes]
+    assert len(set(slots)) == 3, f"expected three slots, got {slots}"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "page_size", "expected"),
+    [
+        (100, 32, {64, 96}),  # the template may render the last 4 tokens differently
+        (125, 32, {96}),
+        (129, 32, {96, 128}),
+        (128, 32, {96}),  # the last token is computed again
+        (112, 32, {96}),  # 16 tokens: all that the template may change
+        (111, 32, {64, 96}),
+        (40, 16, {16, 32}),
+    ],
+)
+def test_task_3_positions_at_the_end_of_a_prompt(num_tokens, page_size, expected):
+    actual = prompt_end_positions(num_tokens, page_size)
+    assert actual == expected, (
+        f"a prompt of {num_tokens} tokens, pages of {page_size}: expected {sorted(expected)}, got "
+        f"{sorted(actual)}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hit", "expected"),
+    [
+        ([0, 1, 2, 3, 4, 9], 0, 5),
+        ([0, 1, 2, 3, 4, 9], 2, 5),
+        ([0, 1, 2, 3, 4], 0, 4),  # one token must be computed
+        ([0, 1, 8, 8, 8], 1, 2),
+        ([8, 1, 2], 0, 0),
+        ([0, 1, 50, 51, 9], 0, 4),
+    ],
+    ids=str,
+)
+def test_task_3_branch_is_where_the_pages_end(tokens, hit, expected):
+    root = PrefixNode(None, (), -1)
+    path = extend(root, 5)
+    extend(path[1], 2, first=50)
+    node = path[hit - 1] if hit else root
+    actual = cached_prefix(tokens, node, hit, 1)
+    assert actual == expected, (
+        f"{tokens} after a hit of {hit}, pages [0, 1, 2, 3, 4] and [0, 1, 50, 51] in the tree: "
+        f"expected {expected}, got {actual}"
+    )
+
+
+def test_task_4_value_is_the_pages_to_compute_again():
+    path, checkpoints, allocator = tree_of(9)
+    for depth, expected in ((3, 3), (8, 5), (9, 1), (5, 2)):
+        checkpoints.add(path[depth - 1], allocator.allocate()[0], False, False)
+        actual = checkpoints.by_node[path[depth - 1]].pages
+        assert actual == expected, (
+            f"a state after page {depth}: expected a value of {expected} pages, got {actual}"
+        )
+
+
+def full_of(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
+    """Checkpoints of branches of these lengths, and no free slot."""
+    _, checkpoints, allocator = tree_of(0, len(values))
+    root = PrefixNode(None, (), -1)
+    nodes = [extend(root, value, first=100 * i)[-1] for i, value in enumerate(values)]
+    for node in nodes:
+        checkpoints.add(node, allocator.allocate()[0], False, False)
+    return nodes, checkpoints, allocator
+
+
+def test_task_4_the_cheapest_is_evicted():
+    nodes, checkpoints, _ = full_of(7, 2, 5)
+    checkpoints.allocate()
+    kept = [i for i, node in enumerate(nodes) if node in checkpoints.by_node]
+    assert kept == [0, 2], f"values 7, 2 and 5: expected 0 and 2 to be kept, got {kept}"
+
+
+@pytest.mark.parametrize(("below", "can_evict"), [(2, False), (3, True), (-math.inf, False)])
+def test_task_4_nothing_is_evicted_for_less(below, can_evict):
+    _, checkpoints, _ = full_of(7, 2, 5)
+    slot = checkpoints.allocate(below=below)
+    assert (slot >= 0) == can_evict, f"the cheapest has 2, below={below}: got slot {slot}"
+    expected = 2 if can_evict else 3
+    actual = len(checkpoints.by_node)
+    assert actual == expected, f"below={below}: expected {expected} checkpoints, got {actual}"
+
+
+def test_task_4_unused_checkpoints_age():
+    """A long prompt that nobody continues goes in the end; one that is used stays."""
+    nodes, checkpoints, _ = full_of(20, 20, 1)
+    root = nodes[0]
+    while root.parent is not None:
+        root = root.parent
+    for turn in range(60):
+        if turn % 5 == 0:
+            checkpoints._allocator.free(checkpoints.hit(nodes[0]))
+        short = extend(root, 1, first=1_000 + turn)[0]
+        slot = checkpoints.allocate()
+        assert slot >= 0
+        checkpoints.add(short, slot, False, False)
+    assert nodes[0] in checkpoints.by_node, "expected the one that is used to be kept"
+    assert nodes[1] not in checkpoints.by_node, (
+        "expected 60 newer checkpoints to replace one that nobody uses, although it saves 20 pages"
+    )
+
+
+def test_task_4_the_next_checkpoint_inherits_the_pages():
+    path, checkpoints, allocator = tree_of(9)
+    other = extend(path[0].parent, 4, first=50)  # type: ignore[arg-type]
+    for node in (path[2], path[7], other[3]):
+        checkpoints.add(node, allocator.allocate()[0], False, False)
+    checkpoints.discard(path[2])
+    for node, expected in ((path[7], 8), (other[3], 4)):
+        checkpoint = checkpoints.by_node[node]
+        actual = checkpoint.pages, checkpoint.priority
+        assert actual == (expected, expected), (
+            f"without the first checkpoint, expected value and priority {expected}, got {actual}"
+        )
+    checkpoints.check_integrity()
+
+
+def serve(to: Scheduler, name: str, prompt: list[int], max_tokens: int = 1) -> EngineRequest:
+    """Runs a request to its end."""
+    request: EngineRequest = add(to, name, len(prompt), max_tokens)
+    request.token_ids[:] = prompt
+    while not request.is_done:
+        step(to)
+    return request
+
+
+def test_task_4_every_turn_continues_from_the_last_one():
+    """The end of each prompt, the generation prompt, is dropped in the next turn."""
+    of = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=900)
+    history: list[int] = list(range(1_000, 1_030))
+    expected = 0
+    for turn in range(8):
+        actual = serve(of, f"turn {turn}", [*history, *[5] * 8]).num_cached_tokens
+        assert actual == expected, (
+            f"turn {turn}, after a prompt whose last 8 tokens are dropped: expected {expected} "
+            f"cached tokens, got {actual}"
+        )
+        expected = len(history) // 16 * 16
+        history += range(2_000 + 100 * turn, 2_040 + 100 * turn)
+
+
+def test_task_4_a_shared_system_prompt_is_computed_twice_at_most():
+    """The second request shows where the two diverge; the third continues from there."""
+    of = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
+    system = list(range(17))
+    cached = [
+        serve(of, name, system + [50 + n] * 40).num_cached_tokens for n, name in enumerate("abc")
+    ]
+    assert cached == [0, 0, 16], f"expected [0, 0, 16] cached tokens, got {cached}"
+
+
+def test_task_4_the_second_turn_has_the_tokens_of_a_cold_run():
+    """A hybrid model in the engine, with and without the first turn's checkpoints."""
+    model: Any = random_checkpoint(CONFIG), load("demo")[1]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    first = list(range(100, 170))
+    second = [*first, *range(300, 340)]
+    mx.random.seed(0)
+    warm, cold = build(model, block_size=8), build(model, block_size=8)
+    warm.generate([first], params)
+    [expected], [output] = cold.generate([second], params), warm.generate([second], params)
+    warm.scheduler.check_integrity()
+    assert output.num_cached_tokens == 64, (
+        f"expected 64 cached tokens, the prompt's whole pages, got {output.num_cached_tokens}"
+    )
+    assert output.token_ids == expected.token_ids, (
+        f"expected {expected.token_ids}, as computed from the start, got {output.token_ids}"
+    )

@@ -1,0 +1,338 @@
+"""Week 6, day 6, optional: a prefix cache that survives a restart."""
+
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.disk_cache.support import ask, engine
+from tiny_llm.engine.execution.disk_cache.keys import page_key, stored_keys
+from tiny_llm.kv_cache.disk import store as store_module
+from tiny_llm.kv_cache.disk.index import PageIndex
+from tiny_llm.kv_cache.disk.page_file import (
+    HEADER_BYTES,
+    KEY_BYTES,
+    MAGIC,
+    CorruptPageError,
+    page_header,
+    read_page_file,
+    write_page_file,
+)
+from tiny_llm.kv_cache.disk.store import PageStore, StoredPage
+
+ROOT = bytes(KEY_BYTES)
+KEY = bytes(range(KEY_BYTES))
+PAYLOAD = bytes(range(256)) * 20
+
+
+def key_of_prefix(*pages: list[int], root: bytes = ROOT) -> bytes:
+    for token_ids in pages:
+        root = page_key(root, token_ids)
+    return root
+
+
+def test_task_1_a_key_has_20_bytes_and_repeats():
+    key = page_key(ROOT, [1, 2, 3])
+    assert isinstance(key, bytes), f"expected bytes, got {type(key).__name__}"
+    assert len(key) == KEY_BYTES, f"expected {KEY_BYTES} bytes, got {len(key)}"
+    assert page_key(ROOT, (1, 2, 3)) == key, "expected the same key for the same tokens"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([1, 23], [12, 3]), ([1, 2], [2, 1]), ([0, 5], [5]), ([5], [5 + 2**16]), ([255], [-1])],
+    ids=str,
+)
+def test_task_1_different_tokens_have_different_keys(one, other):
+    assert page_key(ROOT, one) != page_key(ROOT, other), (
+        f"expected different keys for {one} and {other}, got the same"
+    )
+
+
+def test_task_1_a_key_depends_on_everything_before():
+    """The same page after another prefix has other keys and values."""
+    first, second = key_of_prefix([1, 2], [7, 8]), key_of_prefix([3, 4], [7, 8])
+    assert first != second, "expected two keys for [7, 8] after [1, 2] and [3, 4], got the same"
+    model, other = page_key(b"a" * KEY_BYTES, [7, 8]), page_key(b"b" * KEY_BYTES, [7, 8])
+    assert model != other, "expected other keys for another model's fingerprint, got the same"
+    assert key_of_prefix([1, 2], [7, 8]) == first
+
+
+def test_task_1_the_leading_pages_that_are_stored():
+    pages = [[1, 2], [3, 4], [5, 6], [7, 8]]
+    keys = [key_of_prefix(*pages[:n]) for n in (1, 2, 3, 4)]
+    for stored, expected in (
+        (keys, 4),
+        (keys[:2], 2),
+        ([], 0),
+        ([keys[0], keys[2], keys[3]], 1),
+        (keys[1:], 0),
+        ([page_key(ROOT, page) for page in pages], 1),
+    ):
+        found = stored_keys(ROOT, iter(pages), set(stored))
+        numbers = [keys.index(key) if key in keys else "another" for key in found]
+        assert found == keys[:expected], (
+            f"of stored pages {[keys.index(k) if k in keys else 'another' for k in stored]}, "
+            f"expected the leading {expected}, got {numbers}"
+        )
+
+
+def test_task_2_the_header():
+    header = page_header(KEY, PAYLOAD)
+    assert len(header) == HEADER_BYTES, f"expected {HEADER_BYTES} bytes, got {len(header)}"
+    assert header[:16] == MAGIC, f"expected {MAGIC!r}, got {header[:16]!r}"
+    assert header[16:36] == KEY, f"expected the key, got {header[16:36]!r}"
+    length = int.from_bytes(header[36:44], "little")
+    assert length == len(PAYLOAD), f"expected a length of {len(PAYLOAD)}, got {length}"
+    checksum, expected = int.from_bytes(header[44:], "little"), zlib.crc32(header[:44] + PAYLOAD)
+    assert checksum == expected, (
+        f"expected the CRC-32 of magic, key, length and payload, {expected:#x}, got {checksum:#x}"
+    )
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 5120])
+def test_task_2_the_file_is_header_and_payload(tmp_path, num_bytes):
+    write_page_file(tmp_path / "page", KEY, memoryview(PAYLOAD)[:num_bytes])
+    data, expected = (tmp_path / "page").read_bytes(), page_header(KEY, PAYLOAD[:num_bytes])
+    assert len(data) == HEADER_BYTES + num_bytes, (
+        f"expected {HEADER_BYTES} + {num_bytes} bytes, got {len(data)}"
+    )
+    assert data == expected + PAYLOAD[:num_bytes], "expected the header, then the payload"
+
+
+def test_task_2_all_of_it_is_synced(tmp_path, monkeypatch):
+    sizes = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (sizes.append(os.fstat(fd).st_size), sync(fd)))
+    write_page_file(tmp_path / "page", KEY, PAYLOAD)
+    whole = HEADER_BYTES + len(PAYLOAD)
+    assert sizes, "expected os.fsync before the function returns, got none"
+    assert sizes[-1] == whole, f"expected {whole} bytes in the file at os.fsync, got {sizes[-1]}"
+
+
+class ShortWrites:
+    """A raw file that writes at most 1,000 bytes per call, as an OS may."""
+
+    def __init__(self, file: Any):
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        return int(self._file.write(memoryview(data)[:1000]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> "ShortWrites":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def test_task_2_a_raw_write_may_be_partial(tmp_path, monkeypatch):
+    opened = Path.open
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda *args, **kw: ShortWrites(opened(*args, **kw)))
+        write_page_file(tmp_path / "page", KEY, PAYLOAD)
+    size, whole = (tmp_path / "page").stat().st_size, HEADER_BYTES + len(PAYLOAD)
+    assert size == whole, f"expected {whole} bytes in pieces of 1,000, got {size}"
+
+
+def test_task_3_round_trip(tmp_path):
+    for num_bytes in (0, 1, 5120):
+        path = tmp_path / str(num_bytes)
+        path.write_bytes(page_header(KEY, PAYLOAD[:num_bytes]) + PAYLOAD[:num_bytes])
+        payload = read_page_file(path, KEY, num_bytes)
+        assert payload == PAYLOAD[:num_bytes], f"expected {num_bytes} bytes, got {len(payload)}"
+
+
+def assert_is_corrupt(path: Path, what: str) -> None:
+    try:
+        payload = read_page_file(path, KEY, len(PAYLOAD))
+    except CorruptPageError:
+        return
+    pytest.fail(f"{what}: expected CorruptPageError, got a payload of {len(payload)} bytes")
+
+
+def damage(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+WHOLE = HEADER_BYTES + len(PAYLOAD)
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "a bit of the payload": lambda data: damage(data, HEADER_BYTES + 777),
+    "the last bit": lambda data: damage(data, WHOLE - 1),
+    "a bit of the magic": lambda data: damage(data, 3),
+    "a bit of the key": lambda data: damage(data, 20),
+    "a bit of the length": lambda data: damage(data, 40),
+    "a bit of the checksum": lambda data: damage(data, 45),
+    "the last byte missing": lambda data: data[:-1],
+    "an empty file": lambda data: b"",
+    "a byte too many": lambda data: data + b"x",
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_task_3_damage_is_noticed(tmp_path, what):
+    path = tmp_path / "page"
+    path.write_bytes(DAMAGES[what](page_header(KEY, PAYLOAD) + PAYLOAD))
+    assert_is_corrupt(path, what)
+
+
+def test_task_3_another_page_under_this_name_is_noticed(tmp_path):
+    """A file copied to another page's name has a correct checksum."""
+    other = bytes(reversed(KEY))
+    (tmp_path / "page").write_bytes(page_header(other, PAYLOAD) + PAYLOAD)
+    assert_is_corrupt(tmp_path / "page", "another page's file")
+
+
+class KilledError(BaseException):
+    """The process ends: no handler of errors runs."""
+
+
+class Machine:
+    """Kills the process before its nth change of the disk; then the power fails.
+
+    Changes are `os.fsync`, `os.replace`, `os.rename` and an addition to the index. A file that was
+    not synced loses its contents.
+
+    Attributes:
+        log: the changes, in order.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, survives: int):
+        self.log: list[str] = []
+        self._directory, self._survives = directory, survives
+        self._synced: set[int] = set()
+        for owner, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (PageIndex, "add")):
+            monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))
+
+    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if len(self.log) == self._survives:
+                raise KilledError
+            self.log.append(name)
+            if name == "fsync":
+                self._synced.add(os.fstat(args[0]).st_ino)
+            return function(*args, **options)
+
+        return call
+
+    def lose_power(self) -> None:
+        """Empties files that were not synced."""
+        for folder in ("pages", "writing"):
+            for path in (self._directory / folder).rglob("*"):
+                if path.is_file() and path.stat().st_ino not in self._synced:
+                    os.truncate(path, 0)
+
+
+PAGES = [StoredPage(bytes([n]) * KEY_BYTES, n, bytes([n]) * 3000) for n in (1, 2, 3)]
+
+
+def open_store(directory: Path) -> PageStore:
+    return PageStore(directory, 10**6, b"model")
+
+
+def assert_index_is_true(directory: Path, where: str) -> int:
+    """Checks that each indexed page is on disk, whole; returns their number."""
+    store = open_store(directory)
+    present = [page for page in PAGES if page.key in store]
+    for page in present:
+        try:
+            payload = store.read(page.key, len(page.payload))
+        except FileNotFoundError:
+            pytest.fail(f"{where}: page {page.depth} is in the index; expected its file, got none")
+        except CorruptPageError as error:
+            pytest.fail(f"{where}: page {page.depth} is indexed; expected it whole, got: {error}")
+        assert payload == page.payload, f"{where}: expected the payload of page {page.depth}"
+    store.close()
+    return len(present)
+
+
+def test_task_4_pages_are_stored(tmp_path):
+    store = open_store(tmp_path)
+    size = store.write(PAGES)
+    assert size == store.num_bytes > 9000, f"expected all three pages, got {store.num_bytes} bytes"
+    left = [path.name for path in (tmp_path / "writing").iterdir()]
+    assert not left, f"expected no file in writing/ afterwards, got {left}"
+    assert assert_index_is_true(tmp_path, "after a write") == 3, "expected three indexed pages"
+
+
+def test_task_4_killed_at_any_moment(tmp_path, monkeypatch):
+    """Indexed pages are whole, and the next process can write what is missing."""
+    for survives in range(100):
+        directory = tmp_path / str(survives)
+        with monkeypatch.context() as patch:
+            machine = Machine(patch, directory, survives)
+            store, was_killed = open_store(directory), False
+            try:
+                store.write(PAGES)
+            except KilledError:
+                was_killed = True
+            machine.lose_power()
+            store.close()
+        where = f"killed after {', '.join(machine.log) or 'no change'}"
+        assert_index_is_true(directory, where)
+        store = open_store(directory)
+        try:
+            store.write(PAGES)
+        except OSError as error:
+            pytest.fail(f"{where}: expected the next process to write the pages, got {error!r}")
+        store.close()
+        assert assert_index_is_true(directory, f"{where}, then written again") == 3
+        if not was_killed:
+            break
+    assert machine.log.count("fsync") == 3, f"expected each file to be synced, got {machine.log}"
+
+
+def test_task_4_readers_never_see_a_file_that_is_being_written(tmp_path, monkeypatch):
+    store, seen = open_store(tmp_path), []
+
+    def write(path: Path, key: bytes, payload: bytes) -> None:
+        seen.append(store.path(key).exists() or path == store.path(key))
+        write_page_file(path, key, payload)
+
+    monkeypatch.setattr(store_module, "write_page_file", write)
+    store.write(PAGES)
+    assert seen == [False] * 3, f"expected no file under a page's name yet, got {seen}"
+
+
+def test_task_4_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def write(path: Path, key: bytes, payload: bytes) -> None:
+        if key == PAGES[1].key:
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        write_page_file(path, key, payload)
+
+    store = open_store(tmp_path)
+    monkeypatch.setattr(store_module, "write_page_file", write)
+    error = None
+    try:
+        store.write(PAGES)
+    except OSError as raised:
+        error = raised
+    assert error is not None, "expected the disk's OSError to reach the caller, got none"
+    left = [path.name[-6:] for path in (tmp_path / "writing").iterdir()]
+    assert not left, f"expected the temporary files to be deleted, got {left}"
+    assert assert_index_is_true(tmp_path, "after a full disk") == 0, "expected no page in the index"
+
+
+def test_task_4_a_restart_remembers(tmp_path, demo):
+    """The second engine's first answer begins with pages of the first one."""
+    open_store(tmp_path / "one page").write(PAGES[:1])
+    with engine(tmp_path, demo) as llm:
+        first = ask(llm)
+        assert first.num_cached_tokens == 0
+    with engine(tmp_path, demo) as llm:
+        second = ask(llm)
+        read = llm.core.disk_cache.stats.hit_tokens
+    pages = (len(first.prompt_token_ids) - 1) // 32
+    assert read == pages * 32, f"expected {pages} pages of 32 tokens from disk, got {read} tokens"
+    assert second.num_cached_tokens == read, f"expected {read}, got {second.num_cached_tokens}"
+    assert second.token_ids == first.token_ids, (
+        f"expected the answer of the first engine {first.token_ids}, got {second.token_ids}"
+    )

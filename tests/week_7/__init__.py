@@ -1,0 +1,1 @@
+"""Week 7 of the course, by day and task."""

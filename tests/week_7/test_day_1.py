@@ -1,0 +1,265 @@
+"""Week 7, day 1, optional: validated calls, and the loop around the model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.week_7.support import assert_complete, assert_messages, error_of
+from tiny_llm.agent import Agent, Message, ScriptedModel, Tool, ToolError, assistant
+from tiny_llm.agent.tools import parse_arguments, run_call
+
+PATH = {"type": "string"}
+LINES = {"type": "array", "items": {"type": "integer", "minimum": 1}}
+READ = Tool(
+    "read",
+    "Reads lines of a file.",
+    {"properties": {"path": PATH, "lines": LINES}, "required": ["path"]},
+    lambda path, lines=(): f"{path} {list(lines)}",
+)
+
+
+def failing(name: str, error: Exception) -> Tool:
+    """A tool without arguments that raises an exception."""
+
+    def fail() -> str:
+        raise error
+
+    return Tool(name, "", {"properties": {}}, fail)
+
+
+TOOLS = [
+    READ,
+    failing("wrong", ToolError("the text does not occur")),
+    failing("missing", FileNotFoundError(2, "No such file", "a.txt")),
+    failing("broken", KeyError("a mistake in our code")),
+]
+BY_NAME = {tool.name: tool for tool in TOOLS}
+
+
+def call(name: str, arguments: Any, number: int = 7) -> Message:
+    message: Message = assistant(None, (name, arguments), turn=number)["tool_calls"][0]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"path": "a.txt"}', {"path": "a.txt"}),
+        ('{"lines": [1, 20], "path": ""}', {"path": "", "lines": [1, 20]}),
+        (' {"path": "ü\\n"}\n', {"path": "ü\n"}),
+    ],
+)
+def test_task_1_valid_arguments(text, expected):
+    actual = parse_arguments(READ, text)
+    assert actual == expected, f"expected {expected}, got {actual}"
+
+
+def test_task_1_no_text_means_no_arguments():
+    actual = parse_arguments(BY_NAME["wrong"], "")
+    assert actual == {}, f"expected an empty object, got {actual}"
+
+
+@pytest.mark.parametrize("text", ['{"path": "a.txt"', "path=a.txt", "{'path': 1}", "[" * 200_000])
+def test_task_1_text_that_is_not_json(text):
+    message = error_of(parse_arguments, READ, text)
+    assert "read" in message, f"expected the tool's name in the message, got: {message}"
+    assert "JSON" in message, f"expected 'not JSON' in the message, got: {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{}", "$: 'path' is a required property"),
+        ('{"path": 3}', "$.path: 3 is not of type 'string'"),
+        ('{"path": "a", "lines": [4, 0]}', "$.lines[1]: 0 is less than the minimum of 1"),
+        ('{"path": "a", "line": 4}', "'line' was unexpected"),
+        ('["a.txt"]', "$: ['a.txt'] is not of type 'object'"),
+    ],
+)
+def test_task_1_violations_say_where_and_what(text, told):
+    message = error_of(parse_arguments, READ, text)
+    assert told in message, f"expected '{told}' in the message, got: {message}"
+    assert "read" in message, f"expected the tool's name in the message, got: {message}"
+
+
+def test_task_1_first_violations_only():
+    message = error_of(parse_arguments, READ, '{"path": "a", "lines": [0, -1, -2, -3, -4]}')
+    count = message.count("minimum")
+    assert count == 3, f"expected the first 3 of 5 violations, got {count}: {message}"
+
+
+def test_task_2_result():
+    actual = run_call(call("read", {"path": "a.txt", "lines": [3]}), BY_NAME)
+    expected = {"role": "tool", "tool_call_id": "call_7_0", "content": "a.txt [3]"}
+    assert actual == expected, f"expected {expected}, got {actual}"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("reed", {"path": "a.txt"}, ["reed", "read, wrong, missing, broken"]),
+        ("read", '{"path', ["read", "JSON"]),
+        ("read", {"path": None}, ["$.path: None is not of type 'string'"]),
+        ("wrong", {}, ["the text does not occur"]),
+        ("missing", {}, ["No such file", "a.txt"]),
+    ],
+    ids=["unknown tool", "not JSON", "invalid", "tool error", "operating system error"],
+)
+def test_task_2_mistakes_of_the_model_are_results(name, arguments, told):
+    try:
+        actual = run_call(call(name, arguments), BY_NAME)
+    except NotImplementedError:  # an unwritten task
+        raise
+    except Exception as error:
+        pytest.fail(f"expected a message for the model, got {type(error).__name__}: {error}")
+    content = actual["content"]
+    assert content.startswith("error: "), f"expected 'error: …', got {content!r}"
+    assert actual == {"role": "tool", "tool_call_id": "call_7_0", "content": content}
+    for text in told:
+        assert text in content, f"expected '{text}' in the result, got {content!r}"
+
+
+def test_task_2_our_mistakes_are_not_results():
+    with pytest.raises(KeyError, match="a mistake in our code"):
+        run_call(call("broken", {}), BY_NAME)
+
+
+def test_task_2_invalid_calls_do_not_run():
+    ran: list[str] = []
+    tool = Tool("run", "", READ.parameters, lambda **arguments: str(ran.append("run")))
+    run_call(call("run", {"path": 3}), {"run": tool})
+    assert ran == [], "expected an invalid call not to run the function, got a run"
+
+
+def agent_of(script: Any, **options: Any) -> tuple[Agent, ScriptedModel]:
+    model = ScriptedModel(script)
+    return Agent(model, TOOLS, system_prompt="You read files.", **options), model
+
+
+START = [
+    {"role": "system", "content": "You read files."},
+    {"role": "user", "content": "Read a.txt and b.txt."},
+]
+
+
+def test_task_3_calls_and_their_results():
+    message = assistant("Reading.", ("read", {"path": "a.txt"}), ("wrong", {}), ("read", "{"))
+    agent, _ = agent_of([message])
+    transcript = agent.start("Read a.txt and b.txt.")
+    agent.step(transcript)
+    results = [run_call(each, BY_NAME) for each in message["tool_calls"]]
+    expected = [*START, message, *results]
+    assert_messages(transcript.messages, expected, "a message and its three results")
+    assert_messages(transcript.context, expected, "the context")
+    state = transcript.steps, transcript.stop_reason
+    assert state == (1, None), f"expected one step and no stop reason, got {state}"
+
+
+@pytest.mark.parametrize("calls", [{}, {"tool_calls": []}, {"tool_calls": None}], ids=str)
+def test_task_3_message_without_calls_is_the_answer(calls):
+    message = {"role": "assistant", "content": "In b.txt.", **calls}
+    agent, _ = agent_of([message])
+    transcript = agent.start("Read a.txt and b.txt.")
+    try:
+        agent.step(transcript)
+    except (LookupError, TypeError) as error:
+        pytest.fail(f"expected {message} to be an answer, got {type(error).__name__}: {error}")
+    assert_messages(transcript.messages, [*START, message], "an answer")
+    state = transcript.steps, transcript.stop_reason, transcript.answer
+    expected = (1, "answer", "In b.txt.")
+    assert state == expected, f"expected steps, stop reason and answer {expected}, got {state}"
+
+
+def test_task_3_request_to_the_model():
+    seeds, definitions = [], []
+
+    class Recorder(ScriptedModel):
+        def complete(
+            self, messages: Sequence[Message], tools: Sequence[Message], seed: int
+        ) -> Message:
+            seeds.append(seed)
+            definitions.append(list(tools))
+            return super().complete(messages, tools, seed)
+
+    model = Recorder([assistant(None, ("read", {"path": "a"})), assistant("Done.")])
+    agent = Agent(model, TOOLS, compact=lambda messages: list(messages[-2:]))
+    transcript = agent.start("Read.")
+    agent.step(transcript, seed=5)
+    agent.step(transcript, seed=6)
+    assert seeds == [5, 6], f"expected the seeds 5 and 6, got {seeds}"
+    names = [tool["function"]["name"] for tool in definitions[0]]
+    assert names == list(BY_NAME), f"expected the definitions of all tools, got {names}"
+    assert_messages(model.prompts[1], transcript.messages[1:3], "the compacted context")
+    assert len(transcript.messages) == 4, (
+        f"expected 4 messages in the record, got {len(transcript.messages)}"
+    )
+
+
+READ_A = assistant(None, ("read", {"path": "a.txt"}), turn=0)
+READ_B = assistant(None, ("read", {"path": "b.txt"}), turn=1)
+ANSWER = assistant("In b.txt.")
+
+
+def test_task_4_runs_to_the_answer():
+    agent, model = agent_of([READ_A, READ_B, ANSWER])
+    transcript = agent.run("Read a.txt and b.txt.")
+    assert transcript.answer == "In b.txt.", f"expected the answer, got {transcript.answer!r}"
+    assert transcript.steps == 3, f"expected 3 steps, got {transcript.steps}"
+    assert_complete(transcript.messages)
+    lengths = [len(prompt) for prompt in model.prompts]
+    assert lengths == [2, 4, 6], f"expected prompts of 2, 4 and 6 messages, got {lengths}"
+
+
+def test_task_4_model_corrects_itself():
+    mistaken = assistant(None, ("read", {"file": "a.txt"}), turn=0)
+    agent, _ = agent_of([mistaken, READ_B, ANSWER])
+    transcript = agent.run("Read a.txt and b.txt.")
+    contents = [message["content"] for message in transcript.messages if message["role"] == "tool"]
+    assert contents[0].startswith("error: "), f"expected an error first, got {contents}"
+    assert contents[1:] == ["b.txt []"], f"expected a result after the correction, got {contents}"
+    assert transcript.stop_reason == "answer", f"expected an answer, got {transcript.stop_reason}"
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(2, "max_steps"), (3, "answer"), (9, "answer")])
+def test_task_4_step_limit(limit, reason):
+    agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=limit)
+    transcript = agent.run("Read a.txt and b.txt.")
+    count = len(model.prompts)
+    assert count == min(limit, 3), f"expected {min(limit, 3)} requests to the model, got {count}"
+    assert transcript.stop_reason == reason, f"expected {reason}, got {transcript.stop_reason}"
+    assert_complete(transcript.messages)
+
+
+def test_task_4_limit_counts_earlier_steps():
+    agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=2)
+    transcript = agent.start("Read a.txt and b.txt.")
+    agent.step(transcript)
+    agent.resume(transcript)
+    count = len(model.prompts)
+    assert count == 2, f"expected one more step after the first of two, got {count} in total"
+
+
+def test_task_4_forks_and_finished_runs():
+    agent, model = agent_of(
+        lambda messages, seed: READ_A if len(messages) == 2 else assistant(f"{seed}")
+    )
+    start = agent.start("Read a.txt and b.txt.")
+    agent.step(start)
+    answers = [agent.resume(start.fork(), seed).answer for seed in (3, 4)]
+    assert answers == ["3", "4"], f"expected one answer for each seed, got {answers}"
+    assert start.stop_reason is None, "expected the original of the forks not to go on"
+    finished = agent.resume(start)
+    requests = len(model.prompts)
+    assert agent.resume(finished) is finished, "expected the transcript itself"
+    count = len(model.prompts) - requests
+    assert count == 0, f"expected no request for a finished run, got {count}"
+
+
+def test_task_4_callback_after_each_step():
+    agent, _ = agent_of([READ_A, READ_B, ANSWER])
+    seen: list[tuple[int, str | None]] = []
+    transcript = agent.start("Read a.txt and b.txt.")
+    agent.resume(transcript, 0, lambda now: seen.append((now.steps, now.stop_reason)))
+    expected = [(1, None), (2, None), (3, "answer")]
+    assert seen == expected, f"expected (steps, stop reason) {expected}, got {seen}"

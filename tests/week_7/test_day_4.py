@@ -1,0 +1,218 @@
+"""Week 7, day 4, optional: branches of a run: fork, select, vote, shared pages."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny_llm.agent import Agent, ScriptedModel, Tool, Transcript, assistant
+from tiny_llm.agent.branches import Branch, count_pages, fork, passes, select, vote
+from tiny_llm.engine.execution.sampler import completion_seed
+
+NO_ARGUMENTS: dict[str, Any] = {"properties": {}, "required": []}
+
+
+def a_run(folder: Path) -> tuple[Transcript, Path]:
+    """A run with one step behind it, and its workspace with two files."""
+    workspace = folder / "run"
+    (workspace / "notes").mkdir(parents=True)
+    (workspace / "total.txt").write_text("7")
+    (workspace / "notes" / "a.txt").write_text("old")
+    agent = Agent(ScriptedModel([assistant("", ("look", {}))]), [look()])
+    transcript = agent.start("Add 5 to the total.")
+    agent.step(transcript)
+    return transcript, workspace
+
+
+def look() -> Tool:
+    """A tool without effect."""
+    return Tool("look", "Looks.", NO_ARGUMENTS, lambda: "7")
+
+
+def branch_with(
+    folder: Path, text: str | None = None, steps: int = 2, answer: str | None = "Done."
+) -> Branch:
+    """A finished branch whose file total.txt has a text; at its step limit without an answer."""
+    workspace = folder / f"workspace_{len(list(folder.iterdir()))}"
+    workspace.mkdir()
+    if text is not None:
+        (workspace / "total.txt").write_text(text)
+    reason = "max_steps" if answer is None else "answer"
+    messages = [{"role": "user", "content": "Add."}, assistant(answer)]
+    return Branch(Transcript(messages, messages, steps, reason), workspace, 0)
+
+
+def total_is_12(workspace: Path) -> bool:
+    """The check of these tests."""
+    return int((workspace / "total.txt").read_text()) == 12
+
+
+def assert_chosen(branches: list[Branch], chosen: Branch | None, expected: int | None) -> None:
+    number = None if chosen is None else [branch is chosen for branch in branches].index(True)
+    assert number == expected, f"expected branch {expected}, got {number}"
+
+
+def test_task_1_branches_begin_with_the_run(tmp_path):
+    transcript, workspace = a_run(tmp_path)
+    branches = fork(transcript, workspace, 3, tmp_path)
+    assert len(branches) == 3, f"expected 3 branches, got {len(branches)}"
+    for number, branch in enumerate(branches):
+        where = branch.workspace.relative_to(tmp_path).as_posix()
+        assert where == f"branch_{number}", f"expected the workspace branch_{number}, got {where}"
+        assert branch.transcript == transcript, f"branch {number}: expected the run's messages"
+        files = {p.name: p.read_text() for p in branch.workspace.rglob("*.txt")}
+        assert files == {"total.txt": "7", "a.txt": "old"}, f"expected the run's files, got {files}"
+
+
+def test_task_1_messages_of_a_branch_are_its_own(tmp_path):
+    transcript, workspace = a_run(tmp_path)
+    length = len(transcript.messages)
+    first, second = fork(transcript, workspace, 2, tmp_path)
+    first.transcript.append(assistant("12"))
+    lengths = [len(one.messages) for one in (transcript, first.transcript, second.transcript)]
+    expected = [length, length + 1, length]
+    assert lengths == expected, f"run, branch 0, branch 1: expected {expected}, got {lengths}"
+
+
+def test_task_1_files_of_a_branch_are_its_own(tmp_path):
+    transcript, workspace = a_run(tmp_path)
+    first, second = fork(transcript, workspace, 2, tmp_path)
+    (first.workspace / "notes" / "a.txt").write_text("new")
+    folders = (workspace, first.workspace, second.workspace)
+    texts = [(folder / "notes" / "a.txt").read_text() for folder in folders]
+    assert texts == ["old", "new", "old"], f"run, branch 0, branch 1: expected old, got {texts}"
+
+
+def test_task_1_seeds(tmp_path):
+    transcript, workspace = a_run(tmp_path)
+    seeds = []
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        branches = fork(transcript, workspace, 4, tmp_path / str(seed), seed)
+        seeds += [branch.seed for branch in branches]
+    assert len(set(seeds)) == 8, f"expected 8 seeds of 2 × 4 branches, got {len(set(seeds))}"
+    expected = [completion_seed(seed, number) for seed in (0, 1) for number in range(4)]
+    assert seeds == expected, f"expected those of `completion_seed`, got {seeds}"
+
+
+def test_task_1_branches_run_independently(tmp_path):
+    """The model's message depends on the seed; each branch writes to its own file."""
+    transcript, workspace = a_run(tmp_path)
+
+    def make_agent(folder: Path) -> Agent:
+        def add() -> str:
+            total = int((folder / "total.txt").read_text()) + 5
+            (folder / "total.txt").write_text(str(total))
+            return str(total)
+
+        def script(messages: Any, seed: int) -> Any:
+            if messages[-1]["content"] == "7":
+                return assistant(None, ("add", {}))
+            return assistant(f"{messages[-1]['content']}, says {seed}.")
+
+        return Agent(ScriptedModel(script), [look(), Tool("add", "Adds.", NO_ARGUMENTS, add)])
+
+    branches = fork(transcript, workspace, 2, tmp_path)
+    for branch in branches:
+        branch.run(make_agent)
+    answers = [branch.transcript.answer for branch in branches]
+    expected = [f"12, says {branch.seed}." for branch in branches]
+    assert answers == expected, f"expected {expected}, got {answers}"
+    assert (workspace / "total.txt").read_text() == "7", "expected the run's file to be unchanged"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("12", True), ("13", False), (None, False), ("twelve", False)],
+    ids=["right", "wrong", "no file", "no number"],
+)
+def test_task_2_check_of_files(tmp_path, text, expected):
+    branch = branch_with(tmp_path, text)
+    try:
+        actual = passes(total_is_12, branch.workspace)
+    except (OSError, ValueError) as error:
+        pytest.fail(f"expected False, got {error!r}")
+    assert actual is expected, f"total.txt has {text!r}: expected {expected}, got {actual}"
+
+
+def test_task_2_mistake_in_the_check_is_raised(tmp_path):
+    """Otherwise a misspelled check would fail every branch, unnoticed."""
+    with pytest.raises(NameError):
+        passes(lambda workspace: workspase.exists(), tmp_path)  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("texts", "steps", "expected"),
+    [
+        (["7", "12", "13"], [2, 2, 2], 1),
+        (["12", "12", "12"], [4, 2, 3], 1),
+        (["7", "12", "12"], [1, 3, 3], 1),
+        (["7", None, "x"], [1, 2, 3], None),
+        ([], [], None),
+    ],
+    ids=["one passes", "fewest steps", "first of equal ones", "none", "no branches"],
+)
+def test_task_2_selection(tmp_path, texts, steps, expected):
+    branches = [branch_with(tmp_path, *pair) for pair in zip(texts, steps, strict=True)]
+    assert_chosen(branches, select(branches, total_is_12), expected)
+
+
+def test_task_2_files_decide_not_words(tmp_path):
+    branches = [
+        branch_with(tmp_path, "7", 1, "The total is now 12."),
+        branch_with(tmp_path, "12", 9, None),  # at its step limit
+    ]
+    assert_chosen(branches, select(branches, total_is_12), 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (["12", "13", "13"], 1),
+        (["11", "12.", " 12", "It is 12"], 1),
+        (["no", "Twelve men.", "twelve  MEN"], 1),
+        (["13", "12", "12", "13"], 0),
+        ([None, None, None, "12", "12"], 3),
+        ([None, "7"], 1),
+        ([None, None], None),
+        ([], None),
+    ],
+    ids=[
+        "most frequent",
+        "period and spaces",
+        "case",
+        "tie",
+        "branches without an answer",
+        "one answer",
+        "no answers",
+        "no branches",
+    ],
+)
+def test_task_3_vote(tmp_path, answers, expected):
+    branches = [branch_with(tmp_path, answer=answer) for answer in answers]
+    assert_chosen(branches, vote(branches), expected)
+
+
+@pytest.mark.parametrize(
+    ("pages", "expected"),
+    [
+        ([[0, 1, 2], [0, 1, 3]], (4, 2, 2)),
+        ([[5, 6], [5, 6], [5, 9]], (3, 2, 3)),
+        ([[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]], (4, 4, 8)),
+        ([[0, 1], [2, 3]], (4, 0, 0)),
+        ([[3, 1, 4]], (3, 0, 0)),
+        ([[0], []], (1, 0, 0)),
+        ([], (0, 0, 0)),
+    ],
+    ids=["two", "three", "equal", "nothing shared", "one branch", "an empty one", "none"],
+)
+def test_task_4_page_counts(pages, expected):
+    counts = tuple(count_pages(pages))
+    assert counts == expected, f"stored, shared, saved: expected {expected}, got {counts}"
+
+
+def test_task_4_counts_have_names():
+    counts = count_pages([[0, 1, 2], [0, 1, 3], [0, 4, 5]])
+    assert counts.stored == 6, f"expected 6 pages, got {counts.stored}"
+    assert counts.shared == 2, f"expected pages 0 and 1 to be shared, got {counts.shared}"
+    assert counts.saved == 3, f"expected 9 - 6 pages saved, got {counts.saved}"

@@ -1,0 +1,72 @@
+"""`python -m tools.agent.branches`: branches of one run, and the pages that they share.
+
+The demo model does a subtraction, with a temperature. One branch is selected by the file that it
+has written, another one by vote.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from tiny_llm import LLM
+from tiny_llm.agent import LocalModel
+from tiny_llm.agent.branches import Branch, count_pages, fork, select, vote
+from tools.course.solution_flag import add_solution_argument, selected_tree
+
+from .tasks import RESULT, TASKS, agents, run_in
+
+TEMPERATURE = 0.8
+TASK = TASKS[-1]
+
+
+def show(number: int, branch: Branch) -> str:
+    """A line about a branch: its calls, its file, its answer."""
+    calls = [
+        f"{call['function']['name']}{call['function']['arguments']}"
+        for message in branch.transcript.messages
+        for call in message.get("tool_calls", ())
+    ]
+    file = branch.workspace / RESULT
+    result = file.read_text(encoding="utf-8") if file.exists() else "no file"
+    answer = branch.transcript.answer or "no answer"
+    return f"branch {number}: {', '.join(calls) or 'no call':34} {result:9} {answer}"
+
+
+def main(count: int, seed: int) -> None:
+    """Forks, runs, selects, and prints the page map."""
+    llm = LLM("demo")
+    model = LocalModel(llm, TEMPERATURE, max_tokens=64)
+    make_agent = agents(model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "run").mkdir()
+        agent = make_agent(folder / "run")
+        branches = fork(agent.start(TASK.prompt), folder / "run", count, folder, seed)
+        print(TASK.prompt)
+        for number, branch in enumerate(branches):
+            branch.run(make_agent)
+            print(show(number, branch), flush=True)
+        for how, chosen in (("file", select(branches, TASK.check)), ("vote", vote(branches))):
+            print(f"by {how}:", "none" if chosen is None else f"branch {branches.index(chosen)}")
+    pages = [
+        model.cached_pages(branch.transcript.context, agent.definitions) for branch in branches
+    ]
+    print(f"\npages of {llm.scheduler.config.page_size} tokens")
+    for number, own in enumerate(pages):
+        print(f"branch {number}:", " ".join(f"{page:2}" for page in own))
+    counts = count_pages(pages)
+    saved = counts.saved * llm.runner.nbytes / llm.runner.target.num_allocated_pages
+    print(f"{counts.stored} pages, {counts.shared} of them shared")
+    print(f"saved by sharing: {counts.saved} pages, {saved / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=4, metavar="N", help="branches (4)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    add_solution_argument(parser)
+    args = parser.parse_args()
+    tree = selected_tree(parser, args.solution)
+    run_in(tree, "tools.agent.branches", lambda: main(args.count, args.seed))

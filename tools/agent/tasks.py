@@ -1,0 +1,61 @@
+"""Tasks that the demo model can sometimes do: arithmetic, with results in a file."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tiny_llm.agent import Agent, ChatModel, Tool
+from tiny_llm.agent.branches import Check, MakeAgent
+from tiny_llm.agent.evaluation import EvalTask
+from tiny_llm.agent.tools import calculator
+from tiny_llm.errors import TaskNotImplemented
+
+from ..course.solution_flag import restart_in_tree
+
+RESULT = "result.txt"
+
+
+def writing(tool: Tool, workspace: Path) -> Tool:
+    """A tool that also writes its result to `RESULT`."""
+
+    def function(**arguments: float) -> str:
+        result = tool.function(**arguments)
+        (workspace / RESULT).write_text(result, encoding="utf-8")
+        return result
+
+    return replace(tool, function=function)
+
+
+def agents(model: ChatModel) -> MakeAgent:
+    """Agents with a calculator that writes its results to their workspace."""
+
+    def make_agent(workspace: Path) -> Agent:
+        return Agent(model, [writing(tool, workspace) for tool in calculator()], max_steps=4)
+
+    return make_agent
+
+
+def result_is(expected: int) -> Check:
+    """Whether `RESULT` has a number."""
+    return lambda workspace: float((workspace / RESULT).read_text(encoding="utf-8")) == expected
+
+
+TASKS = (
+    EvalTask("add", "What is 4718 + 2593?", result_is(7311)),
+    EvalTask("multiply", "What is 37 times 48?", result_is(1776)),
+    EvalTask("subtract", "Subtract 512 from 9001.", result_is(8489)),
+)
+
+
+def run_in(tree: Path | None, module: str, main: Callable[[], None]) -> None:
+    """Calls `main` in a process that imports the selected tree's `tiny_llm`.
+
+    An unwritten task ends it with the task's name and exit status 2.
+    """
+    restart_in_tree(tree, module)
+    try:
+        main()
+    except TaskNotImplemented as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

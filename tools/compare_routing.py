@@ -1,0 +1,125 @@
+"""`pdm run compare-routing`: prefix cache hits of two replicas, by router.
+
+Conversations with a common system message and different notes take turns in random order, three at
+a time. A replica's KV cache has room for about two thirds of them.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import httpx2
+from starlette.types import Message
+
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.errors import TaskNotImplemented
+from tiny_llm.server.replicas.gateway import Gateway, ReplicaRequest
+from tiny_llm.server.replicas.pool import RoutedReplicaPool
+from tiny_llm.server.replicas.prefix_index import PIECE
+from tiny_llm.server.replicas.replica import Replica
+from tiny_llm.server.replicas.router import PrefixAwareRouter, RoundRobinRouter, Router
+from tiny_llm.server.settings import Settings
+
+from .course.solution_flag import add_solution_argument, restart_in_tree, selected_tree
+
+CONCURRENT = 3
+ROOM = 1600  # tokens of KV cache per replica
+PAGE = 16  # tokens
+BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2  # the demo's: layers, keys and values, heads, D, bfloat16
+PIECES = ROOM * 4 // PIECE  # at about four characters per token
+ENGINE = {"kv_cache_bytes": ROOM * BYTES_PER_TOKEN, "block_size": PAGE, "max_num_seqs": 4}
+
+SYSTEM = "You are a librarian. Answer in one sentence, and only from the notes."
+QUESTIONS = ("Who wrote it?", "When did it appear?", "What is it about?", "Is there a sequel?")
+ANSWER_TOKENS = 12
+
+Messages = list[dict[str, str]]
+
+
+@dataclass
+class CountingReplica:
+    """A replica that counts its requests."""
+
+    replica: Replica
+    num_requests: int = 0
+
+    async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
+        """See `Replica.handle_request`."""
+        self.num_requests += 1
+        async for messages in self.replica.handle_request(request):
+            yield messages
+
+
+def notes(number: int) -> str:
+    """Notes of conversation `number`, about 150 tokens."""
+    chapters = (
+        f"In chapter {7 * number + chapter} the captain of ship {number} meets guest {chapter}."
+        for chapter in range(8)
+    )
+    return f"Notes on book {number}: {' '.join(chapters)}"
+
+
+async def turn(client: httpx2.AsyncClient, messages: Messages, question: str) -> tuple[int, int]:
+    """Asks a question and appends the answer; returns the prompt's tokens and the cached ones."""
+    messages.append({"role": "user", "content": question})
+    body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+    response = (await client.post("/v1/chat/completions", json=body)).json()
+    messages.append({"role": "assistant", "content": response["choices"][0]["message"]["content"]})
+    usage = response["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+async def measure(router: Router, num_conversations: int, num_turns: int) -> str:
+    """Runs the conversations on two new replicas; returns a row of the table."""
+    settings = Settings(allowed_hosts=("*",), prefix_warmup=False)
+    replicas = [CountingReplica(Replica(TARGET_PATH, settings, ENGINE)) for _ in range(2)]
+    for one in replicas:
+        await one.replica.start()
+    system = [f"{SYSTEM} {notes(number)}" for number in range(num_conversations)]
+    conversations: list[Messages] = [[{"role": "system", "content": text}] for text in system]
+    order, prompt, cached = random.Random(0), 0, 0
+    transport = httpx2.ASGITransport(Gateway(RoutedReplicaPool(replicas, router)))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        for question in QUESTIONS[:num_turns]:
+            order.shuffle(conversations)
+            for start in range(0, num_conversations, CONCURRENT):
+                few = conversations[start : start + CONCURRENT]
+                for usage in await asyncio.gather(*(turn(client, one, question) for one in few)):
+                    prompt, cached = prompt + usage[0], cached + usage[1]
+    requests = " + ".join(str(one.num_requests) for one in replicas)
+    return f"{requests:>9} {prompt:14} {prompt - cached:9} {cached / prompt:9.0%}"
+
+
+def main() -> None:
+    """Prints the table; exits the process, because engine threads are still running."""
+    parser = argparse.ArgumentParser(
+        prog="compare-routing", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--conversations", type=int, default=11, metavar="N")
+    parser.add_argument("--turns", type=int, choices=range(1, 5), default=4, metavar="N")
+    add_solution_argument(parser)
+    args = parser.parse_args()
+    restart_in_tree(selected_tree(parser, args.solution), "tools.compare_routing")
+    routers: dict[str, Router] = {
+        "round robin": RoundRobinRouter(),
+        "longest match": PrefixAwareRouter(PIECES, max_imbalance=CONCURRENT, min_match=0),
+        "prefix-aware": PrefixAwareRouter(PIECES),
+    }
+    print("router          requests  prompt tokens  computed  hit rate")
+    status = 0
+    try:
+        for name, router in routers.items():
+            row = asyncio.run(measure(router, args.conversations, args.turns))
+            print(f"{name:14} {row}", flush=True)
+    except TaskNotImplemented as error:
+        print(error, file=sys.stderr, flush=True)
+        status = 2
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""`pdm run stream-demo`: a stream of reasoning and a tool call, for day 5.5.
+
+Prints what a client of the server gets, one line for each delta, while the demo model writes.
+"""
+
+import argparse
+import sys
+
+from .solution_flag import add_solution_argument, restart_in_tree, selected_tree
+
+QUESTION = [{"role": "user", "content": "What is the weather in Oslo?"}]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {
+    "name": "get_weather",
+    "description": "Get the weather in a city.",
+    "parameters": PARAMETERS,
+}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+
+
+def main() -> int:
+    """Prints the deltas."""
+    parser = argparse.ArgumentParser(
+        prog="stream-demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--budget", type=int, help="limit on reasoning tokens")
+    add_solution_argument(parser)
+    args = parser.parse_args()
+    restart_in_tree(selected_tree(parser, args.solution), "tools.course.stream_demo")
+
+    from tiny_llm import LLM, SamplingParams
+    from tiny_llm.engine.tool_calls.registry import AUTO, find_format
+    from tiny_llm.errors import TaskNotImplemented
+    from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
+    from tiny_llm.server.protocol.tool_calls import ToolCallOptions
+
+    llm = LLM("demo", kv_cache_bytes=2**25)
+    call_format = find_format(AUTO, llm.tokenizer.chat_template)
+    tool_calls = ToolCallOptions(call_format, TOOLS, is_stream=True)
+    parser_of_output = OutputParser(True, False, tool_calls)
+    params = SamplingParams(temperature=0, max_tokens=100, thinking_token_budget=args.budget)
+    llm.add_request(QUESTION, params, tools=TOOLS, enable_thinking=True)
+    num_tokens = 0
+    try:
+        while llm.has_unfinished_requests:
+            for output in llm.step():
+                if output.request_output.error is not None:
+                    print(output.request_output.error, file=sys.stderr)
+                    return 1
+                num_tokens += len(output.token_ids)
+                deltas = parser_of_output.feed(output.text)
+                if output.finish_reason is not None:
+                    deltas += parser_of_output.finish(output.finish_reason != "stop")
+                for delta in deltas:
+                    if isinstance(delta, ReasoningDelta | TextDelta):
+                        kind = "reasoning" if isinstance(delta, ReasoningDelta) else "content"
+                        text = delta.text
+                    else:
+                        kind = "call" if delta.is_new else "arguments"
+                        text = delta.name if delta.is_new else delta.arguments
+                    print(f"token {num_tokens:2}  {kind:9}  {text!r}")
+    except TaskNotImplemented as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
