@@ -1,6 +1,6 @@
 """Qwen3.5's weights in the layout of llama.cpp's `qwen35`, for `gguf_file`.
 
-A checkpoint groups a delta net's value heads by key head. llama.cpp broadcasts key heads in turns:
+A checkpoint groups a DeltaNet's value heads by key head. llama.cpp broadcasts key heads in turns:
 value head i belongs to key head i mod H_k, so the value heads are reordered.
 """
 
@@ -30,7 +30,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 
 def add_parameters(writer: Any, config: Mapping[str, Any]) -> None:
-    """Writes the delta net's dimensions and the partial RoPE's."""
+    """Writes the DeltaNet's dimensions and the partial RoPE's."""
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))

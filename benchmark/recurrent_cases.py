@@ -1,4 +1,4 @@
-"""Cases of `benchmark.ops`: operations of gated delta nets at Qwen3.5-0.8B's shapes.
+"""Cases of `benchmark.ops`: operations of Gated DeltaNets at Qwen3.5-0.8B's shapes.
 
 A step of decoding reads and writes a state of 1 MB per layer and sequence. Each call has other
 slots, so that states come from memory, as in a model of many layers.

@@ -19,7 +19,7 @@ from tiny_llm.demo import TARGET_PATH
 from tiny_llm.errors import TaskNotImplemented
 from tiny_llm.server.replicas.gateway import Gateway, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
-from tiny_llm.server.replicas.prefix_index import PIECE
+from tiny_llm.server.replicas.prefix_index import PIECE_LENGTH
 from tiny_llm.server.replicas.replica import Replica
 from tiny_llm.server.replicas.router import PrefixAwareRouter, RoundRobinRouter, Router
 from tiny_llm.server.settings import Settings
@@ -30,7 +30,7 @@ CONCURRENT = 3
 ROOM = 1600  # tokens of KV cache per replica
 PAGE = 16  # tokens
 BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2  # the demo's: layers, keys and values, heads, D, bfloat16
-PIECES = ROOM * 4 // PIECE  # at about four characters per token
+PIECES = ROOM * 4 // PIECE_LENGTH  # at about four characters per token
 ENGINE = {"kv_cache_bytes": ROOM * BYTES_PER_TOKEN, "block_size": PAGE, "max_num_seqs": 4}
 
 SYSTEM = "You are a librarian. Answer in one sentence, and only from the notes."

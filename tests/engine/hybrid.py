@@ -1,4 +1,4 @@
-"""A random hybrid model (gated delta nets and attention), conversations and their cache hits."""
+"""A random hybrid model (Gated DeltaNets and attention), conversations and their cache hits."""
 
 import json
 import shutil

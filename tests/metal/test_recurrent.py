@@ -1,4 +1,4 @@
-"""Metal kernels and encoders of gated delta nets on the emulated GPU, against the CPU."""
+"""Metal kernels and encoders of Gated DeltaNets on the emulated GPU, against the CPU."""
 
 from collections.abc import Callable, Iterator
 

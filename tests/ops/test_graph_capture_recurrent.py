@@ -1,4 +1,4 @@
-"""`CapturedFunction` of a gated delta net: states are read and written in place."""
+"""`CapturedFunction` of a Gated DeltaNet: states are read and written in place."""
 
 import mlx.core as mx
 import pytest

@@ -320,8 +320,8 @@ def test_task_4_forced_tokens_save_steps(demo):
 
     llm = LLM(demo, kv_cache_bytes=2**23)
     statistics = llm.runner.statistics
-    form = StructuredOutputs(choice=["the Norwegian capital", "the French capital"])
-    params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=form)
+    constraint = StructuredOutputs(choice=["the Norwegian capital", "the French capital"])
+    params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=constraint)
     outputs, steps = [], [0]
     for proposers in ([GrammarProposer()], []):
         llm.core._proposers = proposers

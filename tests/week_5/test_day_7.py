@@ -10,11 +10,11 @@ pytest.importorskip("fastapi", reason="the server's libraries are not installed"
 
 from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
-from tiny_llm.server.replicas.prefix_index import PIECE, PrefixIndex, piece_hashes
+from tiny_llm.server.replicas.prefix_index import PIECE_LENGTH, PrefixIndex, piece_hashes
 from tiny_llm.server.replicas.router import PrefixAwareRouter
 from tiny_llm.server.replicas.routing import routing_key
 
-A, B, C, D = (letter * PIECE for letter in "abcd")  # one piece each
+A, B, C, D = (letter * PIECE_LENGTH for letter in "abcd")  # one piece each
 TURN = [{"role": "user", "content": "What is two?"}]
 
 
@@ -65,11 +65,13 @@ def test_task_1_deeply_nested_body():
     assert key == "x", f"expected 'x', got {key!r}"
 
 
-@pytest.mark.parametrize("length", [0, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE])
+@pytest.mark.parametrize(
+    "length", [0, PIECE_LENGTH - 1, PIECE_LENGTH, PIECE_LENGTH + 1, 3 * PIECE_LENGTH]
+)
 def test_task_2_whole_pieces_have_hashes(length):
     hashes = piece_hashes("x" * length)
-    assert len(hashes) == length // PIECE, (
-        f"expected {length // PIECE} hashes of {length} characters, got {len(hashes)}"
+    assert len(hashes) == length // PIECE_LENGTH, (
+        f"expected {length // PIECE_LENGTH} hashes of {length} characters, got {len(hashes)}"
     )
 
 
@@ -98,7 +100,9 @@ def test_task_2_match_is_the_longest_known_prefix(key, expected):
     index = PrefixIndex(10)
     index.insert(A + B + C)
     actual = index.match(key)
-    assert actual == expected * PIECE, f"expected {expected * PIECE} characters, got {actual}"
+    assert actual == expected * PIECE_LENGTH, (
+        f"expected {expected * PIECE_LENGTH} characters, got {actual}"
+    )
 
 
 def test_task_2_least_recently_used_is_evicted():
@@ -106,7 +110,7 @@ def test_task_2_least_recently_used_is_evicted():
     for key in (A, B, A, C):
         index.insert(key)
     assert index.num_pieces == 2, f"expected 2 pieces, the capacity, got {index.num_pieces}"
-    found = [index.match(key) // PIECE for key in (A, B, C)]
+    found = [index.match(key) // PIECE_LENGTH for key in (A, B, C)]
     assert found == [1, 0, 1], f"expected A and C to remain, got {found} pieces of A, B, C"
 
 
@@ -114,14 +118,14 @@ def test_task_2_last_piece_is_evicted_first():
     index = PrefixIndex(3)
     index.insert(A + B + C)
     index.insert(D)
-    left = index.match(A + B + C) // PIECE
+    left = index.match(A + B + C) // PIECE_LENGTH
     assert left == 2, f"expected the first two of three pieces to remain, got a match of {left}"
 
 
 def test_task_2_long_key_keeps_its_beginning():
     index = PrefixIndex(2)
     index.insert(A + B + C + D)
-    left = index.match(A + B + C + D) // PIECE
+    left = index.match(A + B + C + D) // PIECE_LENGTH
     assert left == 2, f"expected a match of 2 pieces, the capacity, got {left}"
 
 
@@ -202,7 +206,7 @@ def test_task_3_conversations_stay_and_are_spread():
     router, homes = PrefixAwareRouter(1000), dict[int, list[int]]()
     for turn in range(1, 5):
         for user in range(6):
-            key = A + "".join(f"{user}, {turn}. ".ljust(2 * PIECE) for turn in range(turn))
+            key = A + "".join(f"{user}, {turn}. ".ljust(2 * PIECE_LENGTH) for turn in range(turn))
             homes.setdefault(user, []).append(router.choose(key, {0: 0, 1: 0}))
     moved = {user: chosen for user, chosen in homes.items() if len(set(chosen)) > 1}
     assert not moved, f"expected each conversation on one replica, got {moved}"

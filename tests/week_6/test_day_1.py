@@ -29,10 +29,10 @@ def stacked_experts(**changes: Any) -> Any:
 @pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
 def test_task_1_an_example(normalized):
     logits = mx.log(mx.array([[0.1, 0.4, 0.2, 0.3]]))
-    experts, shares = select_experts(logits, 2, normalized)
+    experts, routing_weights = select_experts(logits, 2, normalized)
     assert experts.tolist() == [[1, 3]], f"expected the likeliest first, got {experts.tolist()}"
     expected = [[4 / 7, 3 / 7]] if normalized else [[0.4, 0.3]]
-    assert_close(shares, mx.array(expected), "shares of 0.4 and 0.3", ulps=8)
+    assert_close(routing_weights, mx.array(expected), "routing weights of 0.4 and 0.3", ulps=8)
 
 
 @pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
@@ -40,20 +40,27 @@ def test_task_1_an_example(normalized):
 def test_task_1_weights_equal_numpy(dtype, router, normalized):
     leading, num_experts, k = router
     logits = random(*leading, num_experts, dtype=dtype) * 3
-    experts, shares = select_experts(logits, k, normalized)
+    experts, routing_weights = select_experts(logits, k, normalized)
     x = as_numpy(logits).astype(np.float64)
     p = np.exp(x - x.max(-1, keepdims=True))
     p = -np.sort(-p / p.sum(-1, keepdims=True), axis=-1)[..., :k]
     p = p / p.sum(-1, keepdims=True) if normalized else p
-    assert shares.dtype == mx.float32, f"expected shares in float32, got {shares.dtype}"
-    assert_close(shares, mx.array(p.astype(np.float32)), "shares", ulps=40)
+    assert routing_weights.dtype == mx.float32, (
+        f"expected routing weights in float32, got {routing_weights.dtype}"
+    )
+    assert_close(routing_weights, mx.array(p.astype(np.float32)), "routing weights", ulps=40)
     chosen = mx.take_along_axis(logits, experts, axis=-1)
     assert_close(chosen, mx.array(-np.sort(-x, axis=-1)[..., :k]), "their logits", ulps=0)
 
 
 def test_task_1_large_logits():
-    _, shares = select_experts(mx.array([[1e5, -1e5, 1e5 - 1]]), 2, False)
-    assert_close(shares, mx.array([[0.731059, 0.268941]]), "shares of logits around 1e5", ulps=40)
+    _, routing_weights = select_experts(mx.array([[1e5, -1e5, 1e5 - 1]]), 2, False)
+    assert_close(
+        routing_weights,
+        mx.array([[0.731059, 0.268941]]),
+        "routing weights of logits around 1e5",
+        ulps=40,
+    )
 
 
 def test_task_2_an_example():
@@ -141,12 +148,12 @@ def test_task_3_tokens_are_batch_invariant():
 
 @pytest.mark.parametrize("shape", [(1, 1, 5), (3, 2, 64), (2, 5, 8, 67)], ids=str)
 def test_task_4_float32_sum_is_rounded_once(dtype, shape):
-    outputs, shares = random(*shape, dtype=dtype), mx.abs(random(*shape[:-1]))
+    outputs, routing_weights = random(*shape, dtype=dtype), mx.abs(random(*shape[:-1]))
     expected = np.zeros((*shape[:-2], shape[-1]), np.float32)
     for k in range(shape[-2]):
-        expected += as_numpy(shares)[..., k, None] * as_numpy(outputs)[..., k, :]
-    total = combine_experts(outputs, shares)
-    assert_same_bits(total, mx.array(expected).astype(dtype), "Σ_k shares[k] · outputs[k]")
+        expected += as_numpy(routing_weights)[..., k, None] * as_numpy(outputs)[..., k, :]
+    total = combine_experts(outputs, routing_weights)
+    assert_same_bits(total, mx.array(expected).astype(dtype), "Σ_k routing_weights[k] · outputs[k]")
 
 
 def test_task_4_logits_equal_mlx_lm():

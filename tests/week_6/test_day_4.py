@@ -1,4 +1,4 @@
-"""Week 6, day 4, optional: causal convolution, delta rule and gated norm of a delta net."""
+"""Week 6, day 4, optional: causal convolution, delta rule and gated norm of a DeltaNet."""
 
 from typing import Any
 

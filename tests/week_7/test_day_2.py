@@ -9,7 +9,7 @@ import pytest
 from tests.week_7.support import error_of
 from tiny_llm.agent import Workspace
 from tiny_llm.agent.tools import run_call
-from tiny_llm.agent.workspace import MIN_OUTPUT, bounded, cut_note, replace_once, write_atomically
+from tiny_llm.agent.workspace import MIN_OUTPUT, cut_note, replace_once, truncate, write_atomically
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_task_3_failure_changes_nothing(tmp_path, monkeypatch, name, error):
 @pytest.mark.parametrize("length", [0, 1, MIN_OUTPUT - 1, MIN_OUTPUT])
 def test_task_4_short_texts_are_unchanged(length):
     text = "x" * length
-    actual = bounded(text, MIN_OUTPUT)
+    actual = truncate(text, MIN_OUTPUT)
     assert actual == text, f"expected {length} characters unchanged, got {actual!r}"
 
 
@@ -203,7 +203,7 @@ def test_task_4_short_texts_are_unchanged(length):
 def test_task_4_head_note_and_tail(more, limit):
     length = limit + more
     text = "".join(chr(0x4E00 + index % 5000) for index in range(length))
-    actual = bounded(text, limit)
+    actual = truncate(text, limit)
     assert len(actual) <= limit, f"expected at most {limit} characters, got {len(actual)}"
     assert len(actual) >= limit - 10, f"expected about {limit} characters, got {len(actual)}"
     head, _, rest = actual.partition("\n[… ")

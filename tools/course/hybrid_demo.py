@@ -1,6 +1,6 @@
 """`pdm run hybrid`: a small hybrid model with random weights, for days 6.4 and 6.5.
 
-`memory` runs a growing context through your delta net and through the extension's kernels.
+`memory` runs a growing context through your DeltaNet and through the extension's kernels.
 `conversation` serves the turns of a chat with and without the prefix cache's checkpoints. Random
 weights generate noise, but need the memory of trained ones and hit the same checkpoints.
 """
@@ -62,7 +62,7 @@ def memory() -> Iterator[str]:
         for backend in ("reference", "paged")
     )
     page_ids, num_layers = array("i", range(num_pages)), CONFIG["num_hidden_layers"]
-    yield "context  4 attention layers  1 attention layer + 3 delta nets  difference of the logits"
+    yield "context  4 attention layers  1 attention layer + 3 DeltaNets  difference of the logits"
     for start in range(0, max(CONTEXTS), CHUNK):
         ids = [(17 * position) % 4000 for position in range(start, start + CHUNK)]
         span = Span(ids, start, page_ids, 0 if start else -1, [(CHUNK - 1, 0)])
@@ -79,7 +79,7 @@ def memory() -> Iterator[str]:
                 num_layers * keys_and_values,
                 f"{_kib(keys_and_values)} + {_kib(states)}",
             )
-            yield f"{context:7}  {_kib(dense):>18}  {hybrid:>32}  {difference:24.1e}"
+            yield f"{context:7}  {_kib(dense):>18}  {hybrid:>31}  {difference:24.1e}"
 
 
 def _kib(num_bytes: int) -> str:

@@ -446,7 +446,7 @@ OPTIONAL_DAYS = (
     Day(
         6,
         4,
-        "a gated delta net",
+        "a Gated DeltaNet",
         (
             Task("6.4.1", "a causal convolution with a state"),
             Task("6.4.2", "unit keys, decay and correction"),

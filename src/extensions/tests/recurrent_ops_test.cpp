@@ -1,4 +1,4 @@
-// Vectorized kernels of gated delta nets against their references: ragged sizes, every format, and
+// Vectorized kernels of Gated DeltaNets against their references: ragged sizes, every format, and
 // state slots that are read, written in place, and left alone.
 #include <algorithm>
 #include <cmath>

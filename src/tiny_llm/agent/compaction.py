@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import UserError, check_int
 from .models import Message
-from .workspace import MIN_OUTPUT, bounded
+from .workspace import MIN_OUTPUT, truncate
 
 NOTE = "[Earlier messages were dropped to save space.]"
 
@@ -54,7 +54,7 @@ class Compaction:
         for index in old_results(messages, self.keep_turns):
             if size(compacted) <= self.target:
                 break
-            short = bounded(messages[index]["content"], self.result_chars)
+            short = truncate(messages[index]["content"], self.result_chars)
             compacted[index] = {**messages[index], "content": short}
         return drop_turns(compacted, self.target, self.keep_turns)
         # [/task 7.3.3 compact]

@@ -55,7 +55,7 @@ class Workspace:
             for folder, _, names in os.walk(self.root)
             for name in names
         ]
-        return bounded("\n".join(sorted(paths)) or "no files", self.max_output)
+        return truncate("\n".join(sorted(paths)) or "no files", self.max_output)
 
     def read_file(self, path: str, first_line: int = 1) -> str:
         """Reads a text file, starting at line `first_line`.
@@ -64,7 +64,7 @@ class Workspace:
             ToolError: the file does not exist or is not UTF-8.
         """
         lines = self._read(self.resolve(path), path).splitlines(keepends=True)
-        return bounded("".join(lines[first_line - 1 :]), self.max_output)
+        return truncate("".join(lines[first_line - 1 :]), self.max_output)
 
     def edit_file(self, path: str, old: str, new: str) -> str:
         """Replaces the only occurrence of `old` with `new`; an empty `old` creates a file.
@@ -154,7 +154,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     # [/task 7.2.3 write]
 
 
-def bounded(text: str, limit: int) -> str:
+def truncate(text: str, limit: int) -> str:
     """Truncates a text to at most `limit` characters: head, note, tail.
 
     Args:
@@ -165,14 +165,14 @@ def bounded(text: str, limit: int) -> str:
         Head and tail, whose lengths differ by at most one, around `cut_note(cut, len(text))`,
         where `cut` is the exact number of omitted characters.
     """
-    # [task 7.2.4 bounded]
+    # [task 7.2.4 truncate]
     if len(text) <= limit:
         return text
     kept = limit - len(cut_note(len(text), len(text)))
     tail = kept // 2
     head = kept - tail
     return text[:head] + cut_note(len(text) - kept, len(text)) + text[len(text) - tail :]
-    # [/task 7.2.4 bounded]
+    # [/task 7.2.4 truncate]
 
 
 def cut_note(cut: int, total: int) -> str:

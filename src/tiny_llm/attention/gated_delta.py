@@ -1,4 +1,4 @@
-"""Gated delta net: linear attention with a recurrent state, token by token.
+"""Gated DeltaNet: linear attention with a recurrent state, token by token.
 
 Attention caches a key and a value per token. DeltaNet keeps one D_k×D_v matrix S per value head,
 which maps keys to values. Each token

@@ -26,7 +26,7 @@ from ..models.heads.pooling import TASKS
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
 from .memory_table import fits_of_flags, measure_bandwidth, print_fits
-from .parsing.arguments import byte_count, flag_of, in_range, rank_count
+from .parsing.arguments import byte_count, flag_name, in_range, rank_count
 from .parsing.command import CommandParser, console, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
@@ -112,7 +112,7 @@ def run_checks() -> Iterator[CheckResult]:
 def _report(args: argparse.Namespace) -> int:
     if args.model is not None:
         return _report_model(args)
-    given = [flag_of(name) for name, value in vars(args).items() if value is not None]
+    given = [flag_name(name) for name, value in vars(args).items() if value is not None]
     if given:
         raise UserError(f"{given[0]} has no effect without --model; give both.")
     table = Table("component", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")

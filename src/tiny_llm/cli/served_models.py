@@ -10,7 +10,7 @@ from ..models.heads.pooling import TASKS
 from ..models.memory import total_memory
 from ..models.model_size import model_size
 from .memory_table import fits_of_flags
-from .parsing.arguments import flag_of
+from .parsing.arguments import flag_name
 
 PIN = "pin"
 KV_CACHE_BYTES = 2**29  # default per model if several are served
@@ -97,7 +97,7 @@ def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> No
             if getattr(args, name) != default:
                 fix = "give the task as --model PATH=TASK" if name == "task" else "leave it out"
                 raise UserError(
-                    f"{flag_of(name)} supports a single --model, got {len(models)}; {fix}."
+                    f"{flag_name(name)} supports a single --model, got {len(models)}; {fix}."
                 )
     elif models[0].task != "auto" and args.task not in ("auto", models[0].task):
         raise UserError(
@@ -108,7 +108,7 @@ def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> No
         for name in ("tensor_parallel_size", "record"):
             if getattr(args, name) != SINGLE_MODEL_FLAGS[name]:
                 raise UserError(
-                    f"{flag_of(name)} needs a model that is always loaded; leave out --idle-unload."
+                    f"{flag_name(name)} requires an always loaded model; leave out --idle-unload."
                 )
 
 

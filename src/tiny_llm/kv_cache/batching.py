@@ -199,8 +199,8 @@ class BatchingKvCache(TinyKvCache):
         batch_mask = mx.concatenate(masks)
         # [/task 2.6.2 fetch]
         return (
-            _aligned_right(buffer_keys, lengths),
-            _aligned_right(buffer_values, lengths),
+            _right_align(buffer_keys, lengths),
+            _right_align(buffer_values, lengths),
             None,
             batch_mask,
         )
@@ -377,7 +377,7 @@ class BatchingKvCache(TinyKvCache):
                 )
 
 
-def _aligned_right(buffer: mx.array, lengths: list[int]) -> mx.array:
+def _right_align(buffer: mx.array, lengths: list[int]) -> mx.array:
     """Right-aligns each row's cached tokens, padding with zeros: B×H×capacity×D -> B×H×S_max×D."""
     S_max = max(lengths)
     rows = [buffer[b : b + 1, :, :S] for b, S in enumerate(lengths)]

@@ -91,10 +91,10 @@ def load_weights(
         raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
 
     def read(folder: Path) -> tuple[Any, Any]:
-        part = _rank_shard(folder, rank, num_ranks)
+        rank_shard = _rank_shard(folder, rank, num_ranks)
         if load_format == "dummy":
-            return _read_dummy(folder, console, part, with_tokenizer, mtp)
-        return _read_checkpoint(folder, console, part, with_tokenizer, mtp)
+            return _read_dummy(folder, console, rank_shard, with_tokenizer, mtp)
+        return _read_checkpoint(folder, console, rank_shard, with_tokenizer, mtp)
 
     find = find_config if load_format == "dummy" else find_model
     return _load(find(name, console), console, read, mtp)
@@ -141,17 +141,23 @@ def _rank_shard(folder: Path, rank: int, num_ranks: int) -> RankShard | None:
 
 
 def _read_checkpoint(
-    folder: Path, console: "Console | None", part: RankShard | None, with_tokenizer: bool, mtp: bool
+    folder: Path,
+    console: "Console | None",
+    rank_shard: RankShard | None,
+    with_tokenizer: bool,
+    mtp: bool,
 ) -> tuple[Any, Any]:
     config = read_model_config(folder)
-    _check_memory(folder, weight_bytes(folder), part)
+    _check_memory(folder, weight_bytes(folder), rank_shard)
     if is_supported_format(folder, config):
-        if family_of(config).is_hybrid and (part is None or part.rank == 0):
+        if family_of(config).is_hybrid and (rank_shard is None or rank_shard.rank == 0):
             _report_skipped(folder, console, mtp)
         tokenizer = open_tokenizer(folder, config) if with_tokenizer else None
-        return read_checkpoint(folder, config, part, mtp), tokenizer
-    if part is not None:
-        raise ValueError(f"its format is left to mlx_lm, which reads no part for {part.size} ranks")
+        return read_checkpoint(folder, config, rank_shard, mtp), tokenizer
+    if rank_shard is not None:
+        raise ValueError(
+            f"mlx_lm loads its format and cannot split it into {rank_shard.size} ranks"
+        )
     if family_of(config).is_hybrid:
         raise ValueError(
             f"its quantization is not MLX's, which {config['model_type']} requires; convert the "
@@ -170,12 +176,16 @@ def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:
 
 
 def _read_dummy(
-    folder: Path, console: "Console | None", part: RankShard | None, with_tokenizer: bool, mtp: bool
+    folder: Path,
+    console: "Console | None",
+    rank_shard: RankShard | None,
+    with_tokenizer: bool,
+    mtp: bool,
 ) -> tuple[Any, Any]:
     """Creates random weights for a config, and optionally a tokenizer."""
     config = read_model_config(folder)
-    _check_memory(folder, random_bytes(config, mtp), part)
-    model = random_checkpoint(config, part=part, mtp=mtp)
+    _check_memory(folder, random_bytes(config, mtp), rank_shard)
+    model = random_checkpoint(config, rank_shard=rank_shard, mtp=mtp)
     if not with_tokenizer:
         return model, None
     if has_tokenizer(folder):
@@ -183,15 +193,15 @@ def _read_dummy(
     said = f"{folder} has no tokenizer; random weights get the demo's."
     (console or stderr_console()).print(said, soft_wrap=True)
     tokenizer = open_tokenizer(demo.TARGET_PATH, read_json(demo.TARGET_PATH, "config.json"))
-    vocab_size = model.args.vocab_size if part is None else part.full_config.vocab_size
+    vocab_size = model.args.vocab_size if rank_shard is None else rank_shard.full_config.vocab_size
     if len(tokenizer) > vocab_size:
         raise ValueError(f"it has no tokenizer, and {vocab_size} tokens are too few for the demo's")
     return model, tokenizer
 
 
-def _check_memory(folder: Path, num_bytes: int, part: RankShard | None = None) -> None:
+def _check_memory(folder: Path, num_bytes: int, rank_shard: RankShard | None = None) -> None:
     """Rejects a model, or a rank's shard, whose weights exceed this machine's memory."""
-    num_bytes, total = num_bytes // (part.size if part else 1), total_memory()
+    num_bytes, total = num_bytes // (rank_shard.size if rank_shard else 1), total_memory()
     if num_bytes > total:
         raise ModelError(
             f"the model in {folder} takes {num_bytes:,} bytes of memory, and this machine has "

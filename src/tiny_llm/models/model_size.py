@@ -77,17 +77,17 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
         if is_dummy:
             random_bytes(config)  # checks the shapes
         if num_ranks == 1:
-            parts: list[RankShard | None] = [None]
+            rank_shards: list[RankShard | None] = [None]
         else:
             full = read_config(config)
-            parts = [RankShard(full, rank, num_ranks) for rank in range(num_ranks)]
+            rank_shards = [RankShard(full, rank, num_ranks) for rank in range(num_ranks)]
         sizes = [
             size_of_tree(
-                random_checkpoint(config, part=part)
+                random_checkpoint(config, rank_shard=rank_shard)
                 if is_dummy
-                else read_checkpoint(folder, config, part)
+                else read_checkpoint(folder, config, rank_shard)
             )
-            for part in parts
+            for rank_shard in rank_shards
         ]
     except ModelError:
         raise

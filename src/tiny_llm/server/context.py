@@ -60,7 +60,7 @@ class AppState:
     def is_needed(self) -> bool:
         """Whether the server's readiness depends on this model."""
         phase = self.engine_client.lifecycle.phase
-        return self.engine.spec.is_pinned or phase in (Phase.DRAINING, Phase.BROKEN)
+        return self.engine.spec.is_pinned or phase in (Phase.DRAINING, Phase.FAILED)
 
     @property
     def use(self) -> str:
@@ -133,13 +133,13 @@ class AppState:
 
     def schedule_validation(self, handle: RequestHandle, output: ParsedOutput) -> None:
         """Validates a complete output in the background and logs violations."""
-        form = handle.constraint
-        if form is None or output.finish_reason == "length":
+        constraint = handle.constraint
+        if constraint is None or output.finish_reason == "length":
             return
         names = [call.name for call in output.calls]
         calls = list(zip(names, output.arguments, strict=True))
         work = asyncio.get_running_loop().run_in_executor(
-            None, self.validator.find_violations, form, output.text, calls
+            None, self.validator.find_violations, constraint, output.text, calls
         )
         work.add_done_callback(_log_violations)
 

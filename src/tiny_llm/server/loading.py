@@ -30,7 +30,7 @@ class ModelLease:
         self._path = path
         self._send = send
         self._engine: ModelEngine | None = None
-        self._entered: asyncio.Future[None] | None = None
+        self._acquired: asyncio.Future[None] | None = None
         self._is_started = False  # whether a comment has started the response
         self._error_status: int | None = None
 
@@ -47,8 +47,8 @@ class ModelLease:
             ApiError: the model cannot be loaded, the request has timed out, or the client has
                 disconnected.
         """
-        self._engine, self._entered = engine, engine.enter(request_load)
-        if not self._entered.done():
+        self._engine, self._acquired = engine, engine.acquire(request_load)
+        if not self._acquired.done():
             timeout = engine.client.settings.request_timeout
             try:
                 async with asyncio.timeout(timeout):
@@ -56,19 +56,19 @@ class ModelLease:
             except TimeoutError:
                 message = f"The request did not finish within {timeout:g} s."
                 raise ApiError(504, message, code="timeout") from None
-        self._entered.result()
+        self._acquired.result()
 
     async def _wait(self, receive: Receive, is_stream: bool, keep_alive: float) -> None:
-        entered = self._entered
-        assert entered is not None
+        acquired = self._acquired
+        assert acquired is not None
         left = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
-            while not entered.done():
-                waited_for = (entered, left)
+            while not acquired.done():
+                waited_for = (acquired, left)
                 await asyncio.wait(waited_for, timeout=keep_alive, return_when="FIRST_COMPLETED")
                 if left.done():
                     raise ApiError(499, "The client has disconnected.")
-                if is_stream and not entered.done():
+                if is_stream and not acquired.done():
                     await self._send_comment()
         finally:
             left.cancel()
@@ -99,8 +99,8 @@ class ModelLease:
 
     def release(self) -> None:
         """Releases the model."""
-        if self._engine is not None and self._entered is not None:
-            self._engine.leave(self._entered)
+        if self._engine is not None and self._acquired is not None:
+            self._engine.release(self._acquired)
 
 
 class LeaseMiddleware:

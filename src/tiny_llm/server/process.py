@@ -106,9 +106,9 @@ class ServerProcess:
             ApiError: 503, the engine failed.
         """
         engine = self._engines[0]
-        entered = engine.enter(self._registry.request_load)
-        await entered
-        engine.leave(entered)
+        acquired = engine.acquire(self._registry.request_load)
+        await acquired
+        engine.release(acquired)
 
     async def _run(self) -> None:
         assert self._socket is not None
@@ -182,7 +182,7 @@ class ServerProcess:
             client = self._engines[0].client
             assert client.engine_info is not None
             event_log.begin(client.engine_info.config)
-            client.subscribe(event_log.take)
+            client.subscribe(event_log.record)
 
     def _on_load_failed(self, engine: ModelEngine, reason: str) -> None:
         """Fails the process, because a pinned model could not be loaded."""
@@ -215,7 +215,7 @@ class ServerProcess:
     async def _fail_process(self) -> None:
         """Exits with 1, after a grace period in which clients receive the error."""
         lifecycles = [engine.client.lifecycle for engine in self._engines]
-        reason = next(one.reason for one in lifecycles if one.phase is Phase.BROKEN)
+        reason = next(one.reason for one in lifecycles if one.phase is Phase.FAILED)
         for engine in self._engines:
             engine.client.on_engine_dead(reason)
             engine.settle_waiters(ApiError(503, reason))

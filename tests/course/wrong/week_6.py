@@ -4,7 +4,7 @@ from tests.course.wrong import Wrong
 
 WRONG = [
     Wrong("6.1.1 choose", "the least likely experts", "mx.argsort(-scores", "mx.argsort(scores"),
-    Wrong("6.1.1 choose", "shares always add up to 1", "if normalized:", "if True:"),
+    Wrong("6.1.1 choose", "weights always add up to 1", "if normalized:", "if True:"),
     Wrong(
         "6.1.1 choose",
         "a softmax over the chosen experts alone",
@@ -29,12 +29,12 @@ WRONG = [
         "self.experts[expert](rows[first:end])",
         "self.experts[expert](rows)[first:end]",
     ),
-    Wrong("6.1.4 add-up", "a sum without shares", " * shares[..., None]", ""),
+    Wrong("6.1.4 add-up", "a sum without weights", " * routing_weights[..., None]", ""),
     Wrong(
         "6.1.4 add-up",
-        "shares rounded to the outputs' dtype",
-        "shares[..., None]",
-        "shares[..., None].astype(outputs.dtype)",
+        "weights rounded to the outputs' dtype",
+        "routing_weights[..., None]",
+        "routing_weights[..., None].astype(outputs.dtype)",
     ),
     Wrong(
         "6.1.4 add-up",

@@ -1,4 +1,4 @@
-"""Mistakes of the optional days on hybrid models: a delta net, and checkpoints of its state."""
+"""Mistakes of the optional days on hybrid models: a DeltaNet, and checkpoints of its state."""
 
 from tests.course.wrong import Wrong
 

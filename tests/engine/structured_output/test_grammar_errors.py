@@ -48,9 +48,9 @@ def compiler():
         ({"grammar": "root ::= foo"}, "Rule 'foo' not found"),
     ],
 )
-def test_rejected_grammar_gives_one_whole_sentence(compiler, form, reason):
+def test_rejected_grammar_gives_one_whole_sentence(compiler, constraint, reason):
     with pytest.raises(UserError) as caught:
-        compiler.compile(StructuredOutputs(**form))
+        compiler.compile(StructuredOutputs(**constraint))
     sentence = str(caught.value)
     assert reason in sentence
     assert sentence.endswith(".")

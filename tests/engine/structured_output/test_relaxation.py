@@ -78,8 +78,8 @@ RELAXED = [
 def test_unenforceable_keywords_are_removed(llm, grammars, caplog, schema, removed, outside):
     valid = tool("other", {"type": "string"})
     with caplog.at_level(logging.WARNING, "tiny_llm.engine"):
-        form = ToolCalls([valid, tool("look", schema)], "required", name="look")
-        matcher = grammars.compile(form).matcher
+        constraint = ToolCalls([valid, tool("look", schema)], "required", name="look")
+        matcher = grammars.compile(constraint).matcher
     sentences = [record.getMessage() for record in caplog.records]
     pointers = ", ".join(repr(f"/properties/x{pointer}") for pointer in removed)
     expected = f"the schema of the tool 'look' is not enforced in full: {pointers} cannot be"
@@ -117,9 +117,9 @@ def test_strict_schemas_are_rejected_with_tool_and_pointer(grammars, schema, rem
     ],
 )
 def test_invalid_schemas_are_rejected_with_tool_and_pointer(grammars, schema, pointer, choice):
-    form = ToolCalls([tool("a", {"type": "string"}), tool("look", schema)], choice)
+    constraint = ToolCalls([tool("a", {"type": "string"}), tool("look", schema)], choice)
     with pytest.raises(UserError, match=f"the tool 'look' is rejected at '{pointer}': "):
-        grammars.compile(form)
+        grammars.compile(constraint)
 
 
 def test_relaxed_object_accepts_the_properties_of_its_conditions(llm, grammars):
@@ -137,8 +137,8 @@ def test_relaxed_object_accepts_the_properties_of_its_conditions(llm, grammars):
 
 def test_relaxed_output_is_valid(llm):
     schema = {"type": "object", "properties": {"amount": DECIMAL}, "required": ["amount"]}
-    form = StructuredOutputs(json=schema, strict=False)
-    params = SamplingParams(max_tokens=60, temperature=0, structured_outputs=form)
+    constraint = StructuredOutputs(json=schema, strict=False)
+    params = SamplingParams(max_tokens=60, temperature=0, structured_outputs=constraint)
     [output] = llm.generate(chat("What does it cost?"), params)
     answer = json.loads(output.text)
     types = {"properties": {"amount": {"type": ["number", "string"]}}, "required": ["amount"]}

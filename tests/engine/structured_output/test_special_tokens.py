@@ -29,9 +29,9 @@ def llm(demo):
 
 @pytest.mark.parametrize(("form", "text"), FORMS)
 @pytest.mark.parametrize("speculative", [None, "ngram"])
-def test_text_of_special_tokens(demo, form, text, speculative):
+def test_text_of_special_tokens(demo, constraint, text, speculative):
     llm = LLM(demo, kv_cache_bytes=2**24, speculative=speculative)
-    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=form)
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=constraint)
     # With special tokens in the prompt, the n-gram proposer drafts them too.
     other = SamplingParams(temperature=0, max_tokens=40)
     [output, free] = llm.generate([f"x{''.join(TOKENS)} a <think> b"] * 2, [params, other])
@@ -43,16 +43,16 @@ def test_text_of_special_tokens(demo, form, text, speculative):
 
 
 def test_property_name(llm):
-    form = StructuredOutputs(json={"type": "object", **PROPERTY})
-    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=form)
+    constraint = StructuredOutputs(json={"type": "object", **PROPERTY})
+    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=constraint)
     [output] = llm.generate("x", params)
     assert json.loads(output.text) == {"<|im_start|>": 1}
 
 
 def test_forced_tokens_are_accepted(llm):
     grammars = GrammarCompiler(llm.tokenizer, llm.vocab_size)
-    for form, text in FORMS:
-        grammar = grammars.compile(form)
+    for constraint, text in FORMS:
+        grammar = grammars.compile(constraint)
         forced = forced_tokens(grammar.matcher)
         assert len(forced) > 2
         assert grammar.accept_tokens(forced) is None

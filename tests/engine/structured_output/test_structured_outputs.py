@@ -67,8 +67,13 @@ def llm(demo):
     return LLM(demo, kv_cache_bytes=2**25)
 
 
-def generate_one(llm, form, prompt="What is 17 + 25?", thinking=False, **params):
-    params = {"temperature": 0.7, "seed": 1, "max_tokens": 200, "structured_outputs": form} | params
+def generate_one(llm, constraint, prompt="What is 17 + 25?", thinking=False, **params):
+    params = {
+        "temperature": 0.7,
+        "seed": 1,
+        "max_tokens": 200,
+        "structured_outputs": constraint,
+    } | params
     [output] = llm.generate(chat(prompt), SamplingParams(**params), enable_thinking=thinking)
     return output
 
@@ -155,8 +160,8 @@ def test_output_distribution_matches_brute_force(has_draft):
     number, prompt = 3000, [0, 1, 2]
     draft = {"draft_model": models[1], "num_drafts": 2} if has_draft else {}
     llm = LLM(models[0], block_size=8, max_num_seqs=64, kv_cache_bytes=2**20, **draft)
-    form = StructuredOutputs(regex=LANGUAGE)
-    [output] = llm.generate(prompt, SamplingParams(n=number, seed=9, structured_outputs=form))
+    constraint = StructuredOutputs(regex=LANGUAGE)
+    [output] = llm.generate(prompt, SamplingParams(n=number, seed=9, structured_outputs=constraint))
     assert output.error is None
     outputs = [tuple(one.token_ids) for one in output.outputs]
     expected = exact_distribution(models[0][0], prompt)
@@ -223,8 +228,8 @@ def test_reasoning_opened_by_the_template(demo):
 
 def test_chat_as_token_ids(llm):
     """As in the server, which compiles the grammar in another thread."""
-    messages, form = chat("What is 17 + 25?"), StructuredOutputs(json=PERSON)
-    params = SamplingParams(seed=1, temperature=0.7, max_tokens=200, structured_outputs=form)
+    messages, constraint = chat("What is 17 + 25?"), StructuredOutputs(json=PERSON)
+    params = SamplingParams(seed=1, temperature=0.7, max_tokens=200, structured_outputs=constraint)
     for thinking in (False, True):
         ids = llm.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, enable_thinking=thinking
@@ -237,7 +242,7 @@ def test_chat_as_token_ids(llm):
         thread.join()
         [output] = llm.generate(ids, params, enable_thinking=thinking)
         assert len(llm.core.grammars._cache) <= num_compiled + 1
-        expected = generate_one(llm, form, thinking=thinking)
+        expected = generate_one(llm, constraint, thinking=thinking)
         assert output.token_ids == expected.token_ids
         assert output.text.startswith("<think>") == thinking
 
@@ -247,8 +252,8 @@ CALL = re.compile(r'<tool_call>\n\{"name": "(\w+)", "arguments": (.*)\}\n</tool_
 
 @pytest.mark.parametrize("thinking", [False, True])
 def test_required_tool_calls(llm, thinking):
-    form = ToolCalls([ADD, STOP], "required", "add_numbers", parallel=False)
-    text = full_text(generate_one(llm, form, thinking=thinking)).rpartition("</think>\n\n")[2]
+    constraint = ToolCalls([ADD, STOP], "required", "add_numbers", parallel=False)
+    text = full_text(generate_one(llm, constraint, thinking=thinking)).rpartition("</think>\n\n")[2]
     name, arguments = CALL.fullmatch(text).groups()
     assert name == "add_numbers"
     Draft202012Validator(ADD["function"]["parameters"]).validate(json.loads(arguments))
@@ -281,7 +286,7 @@ def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
     compile_, encode = llm.core.grammars.compile, llm.tokenizer.encode
     call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool_call>"}}\n'
     for parallel in (True, False):
-        form = ToolCalls([ADD], parallel=parallel)
+        constraint = ToolCalls([ADD], parallel=parallel)
         for text, is_whole in [
             ("Hello.", True),
             (f"Hello. {call}</tool_call>", True),
@@ -290,7 +295,7 @@ def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
             ('<tool_call>\n{"name": "other"', None),
             (call.replace("3", "8"), None),
         ]:
-            matcher = compile_(form).matcher
+            matcher = compile_(constraint).matcher
             tokens = encode(text)
             taken = matcher.try_consume_tokens(tokens) == len(tokens)
             actual = matcher.is_accepting() if taken else None
@@ -348,8 +353,8 @@ def run(llm, numbers, steps_between=0):
     todo = list(numbers)
     while todo or llm.has_unfinished_requests:
         for number in todo[: 1 if steps_between else None]:
-            prompt, form, params = FORMS[number]
-            own = SamplingParams(**{"max_tokens": 40} | params, structured_outputs=form)
+            prompt, constraint, params = FORMS[number]
+            own = SamplingParams(**{"max_tokens": 40} | params, structured_outputs=constraint)
             llm.add_request(prompt, own, request_id=str(number))
             todo.remove(number)
         for _ in range(steps_between or 1):
@@ -539,8 +544,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("form", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, form):
-    output = generate_one(llm, form)
+def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, constraint):
+    output = generate_one(llm, constraint)
     assert output.finish_reason == "error"
     assert re.fullmatch(r"[^\n]{10,200}\.", output.error), output.error
     assert "/work" not in output.error
@@ -558,9 +563,9 @@ def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, form):
     ],
     ids=["pattern", "items", "length", "counted", "ambiguous"],
 )
-def test_expensive_grammar_terminates(llm, form):
+def test_expensive_grammar_terminates(llm, constraint):
     """The request is rejected, reaches max_tokens, or fails alone."""
-    output = generate_one(llm, form, max_tokens=30)
+    output = generate_one(llm, constraint, max_tokens=30)
     assert output.finish_reason in ("length", "stop", "error")
     assert (output.finish_reason == "error") == (output.error is not None)
     assert not llm.has_unfinished_requests
@@ -586,9 +591,9 @@ def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
         llm.tokenizer.add_eos_token(token)
         wishes = [ToolCalls([ADD], choice="required"), StructuredOutputs(json=PERSON)]
         texts = []
-        for form in wishes:
+        for constraint in wishes:
             for budget in (None, 5):
-                output = generate_one(llm, form, thinking=True, thinking_token_budget=budget)
+                output = generate_one(llm, constraint, thinking=True, thinking_token_budget=budget)
                 assert output.finish_reason in reasons, output.error
                 texts.append((output.finish_reason, output.text, output.error))
         return texts
@@ -621,9 +626,10 @@ def test_failed_grammar_fails_only_its_request(llm):
 
 def test_grammars_are_cached_and_thread_safe(llm):
     compiler = GrammarCompiler(llm.tokenizer, llm.vocab_size)
-    form, compiled = StructuredOutputs(json=PERSON), []
+    constraint, compiled = StructuredOutputs(json=PERSON), []
     threads = [
-        threading.Thread(target=lambda: compiled.append(compiler.compile(form))) for _ in range(4)
+        threading.Thread(target=lambda: compiled.append(compiler.compile(constraint)))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()

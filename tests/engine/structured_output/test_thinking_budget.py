@@ -83,8 +83,8 @@ def test_same_tokens_in_a_batch_with_drafts_and_with_a_grammar(llm):
     for engine in (llm, guessing, drafting):
         together = engine.generate([QUESTION] * 3, others, enable_thinking=True)
         assert [one.token_ids for one in together] == alone
-    form = StructuredOutputs(choice=["tea", "coffee"])
-    [formed] = think(llm, structured_outputs=form, thinking_token_budget=4)
+    constraint = StructuredOutputs(choice=["tea", "coffee"])
+    [formed] = think(llm, structured_outputs=constraint, thinking_token_budget=4)
     assert formed.text.partition("</think>")[2].strip() in ("tea", "coffee")
 
 

@@ -33,14 +33,14 @@ UNIQUE = {"type": "array", "uniqueItems": True}
     ],
 )
 def test_violated_keywords(validator, schema, value, keyword):
-    form = StructuredOutputs(json=schema)
+    constraint = StructuredOutputs(json=schema)
     expected = [] if keyword is None else [f"the JSON schema is violated at '{keyword}'."]
-    assert validator.find_violations(form, json.dumps(value), []) == expected
-    form = ToolCalls([tool("other", UNIQUE), tool("look", schema)])
+    assert validator.find_violations(constraint, json.dumps(value), []) == expected
+    constraint = ToolCalls([tool("other", UNIQUE), tool("look", schema)])
     calls = [("look", json.dumps({"x": value})), ("unknown", "{}"), ("other", '{"x": [1]}')]
     pointer = f"/properties/x{keyword}"
     expected = [f"the schema of the tool 'look' is violated at '{pointer}'."]
-    assert validator.find_violations(form, "", calls) == ([] if keyword is None else expected)
+    assert validator.find_violations(constraint, "", calls) == ([] if keyword is None else expected)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_hostile_schemas_do_not_end_the_validator(validator, schema, text, reaso
     [sentence] = validator.find_violations(StructuredOutputs(json=schema), text, [])
     assert sentence.startswith("the JSON schema could not be checked: ")
     assert any(part in sentence for part in reason.split("|"))
-    form = StructuredOutputs(json=UNIQUE)
-    assert len(validator.find_violations(form, "[1, 1]", [])) == 1
+    constraint = StructuredOutputs(json=UNIQUE)
+    assert len(validator.find_violations(constraint, "[1, 1]", [])) == 1
 
 
 def test_outputs_without_schemas_are_not_validated(validator):

@@ -32,8 +32,8 @@ TOOL = {"type": "function", "function": {"name": "switch", "parameters": SCHEMA}
 def test_parser_of_the_engine(demo, parser, expected):
     pytest.importorskip("llguidance")
     llm = LLM(demo, kv_cache_bytes=2**23, tool_call_parser=parser)
-    form = ToolCalls([TOOL], "required", parallel=False)
-    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=form)
+    constraint = ToolCalls([TOOL], "required", parallel=False)
+    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=constraint)
     [output] = llm.generate("Switch it on.", params)
     assert (output.error, output.finish_reason) == (None, "stop")
     assert re.fullmatch(expected, output.text, re.DOTALL)

@@ -60,10 +60,10 @@ def compiler(family, vocabulary):
     return _compilers[key]
 
 
-def accepts(family, vocabulary, form, text):
+def accepts(family, vocabulary, constraint, text):
     """Whether a grammar allows a text and, if so, its end."""
     grammars, tokenizer = compiler(family, vocabulary)
-    matcher = grammars.compile(form).matcher
+    matcher = grammars.compile(constraint).matcher
     tokens = tokenizer.encode(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
 
@@ -79,12 +79,12 @@ def test_calls_of_the_template_are_allowed(family, vocabulary):
             arguments = draw(rng)
         calls = [("write", arguments)]
         text = write_calls(family, calls)
-        for form in (
+        for constraint in (
             ToolCalls([tool, STOP]),
             ToolCalls([tool, STOP], "required"),
             ToolCalls([tool, STOP], "required", "write", parallel=False),
         ):
-            assert accepts(family, vocabulary, form, text), text
+            assert accepts(family, vocabulary, constraint, text), text
         assert not accepts(family, vocabulary, ToolCalls([tool, STOP], "required", "stop"), text)
         assert not accepts(family, vocabulary, ToolCalls([tool], "required"), "Hello.")
         assert not accepts(family, vocabulary, ToolCalls([tool], "required"), f"Hello. {text}")
@@ -117,7 +117,7 @@ def test_random_outputs_are_calls(family, vocabulary):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_or_an_answer(family, vocabulary):
     answer = StructuredOutputs(json=PERSON)
-    form = ToolCalls([LOOKUP, STOP], answer=answer)
+    constraint = ToolCalls([LOOKUP, STOP], response_constraint=answer)
     call = write_calls(family, [("stop", {})])
     for text, is_allowed in [
         ('{"name": "Bob", "age": 5}', True),
@@ -128,9 +128,9 @@ def test_calls_or_an_answer(family, vocabulary):
         (f'{{"name": "Bob", "age": 5}}\n{call}', False),
         (f"Hello. {call}", False),
     ]:
-        assert accepts(family, vocabulary, form, text) == is_allowed, text
+        assert accepts(family, vocabulary, constraint, text) == is_allowed, text
     for seed in range(6):
-        text = sample(family, vocabulary, form, seed)
+        text = sample(family, vocabulary, constraint, seed)
         content, calls, _ = parse(find(family), text, [LOOKUP, STOP], has_form=True)
         if calls:
             assert content == ""
@@ -138,10 +138,10 @@ def test_calls_or_an_answer(family, vocabulary):
             Draft202012Validator(PERSON).validate(json.loads(content))
 
 
-def sample(family, vocabulary, form, seed):
+def sample(family, vocabulary, constraint, seed):
     """Draws an output from a grammar; returns its text."""
     grammars, tokenizer = compiler(family, vocabulary)
-    rng, matcher, tokens = random.Random(seed), grammars.compile(form).matcher, []
+    rng, matcher, tokens = random.Random(seed), grammars.compile(constraint).matcher, []
     [end] = tokenizer.eos_token_ids
     closing = tokenizer.encode("\n</parameter>\n")  # unlikely to be drawn in unbounded text
     while len(tokens) < 2000:
@@ -175,8 +175,8 @@ def test_values_of_xml_parameters(schema, allowed, rejected):
     tool = {"type": "function", "function": {"name": "set", "parameters": parameters}}
     for text in [*allowed, *rejected]:
         call = write_calls("qwen3.5", [("set", {"value": text})])
-        form = ToolCalls([tool], "required")
-        assert accepts("qwen3.5", "tags", form, call) == (text in allowed), text
+        constraint = ToolCalls([tool], "required")
+        assert accepts("qwen3.5", "tags", constraint, call) == (text in allowed), text
 
 
 def test_missing_parameters_mean_no_arguments():
@@ -190,7 +190,7 @@ def test_missing_parameters_mean_no_arguments():
 
 def test_an_answer_requires_optional_calls():
     with pytest.raises(UserError, match="an answer requires the tool choice 'auto', got 'requi"):
-        ToolCalls([STOP], "required", answer=StructuredOutputs(json=PERSON))
+        ToolCalls([STOP], "required", response_constraint=StructuredOutputs(json=PERSON))
 
 
 @pytest.mark.parametrize(

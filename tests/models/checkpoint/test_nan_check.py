@@ -36,7 +36,7 @@ def test_largest_finite_numbers_are_accepted(dtype):
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
 @pytest.mark.parametrize("number", [math.nan, -math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_are_reported(dtype, number):
-    with pytest.raises(ValueError, match=r"^part\.weight has numbers that are NaN or infinite"):
+    with pytest.raises(ValueError, match=r"^part\.weight has NaN or infinite values"):
         check(norm_with([1.0, -2.0, number, 3.0], dtype))
 
 

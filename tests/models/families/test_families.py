@@ -314,8 +314,8 @@ def test_grouped_experts_are_bitwise_equal_to_separate_ones_and_single_tokens(qu
     layer, given = serving_model("it", mixture, page_size=16).layers[1].mlp, mixture.layers[1].mlp
     assert isinstance(layer.experts, GroupedExperts)
     x = random(2, 20, 128, dtype=mx.bfloat16)
-    experts, shares = layer.choose(x)
-    assert_close(shares.sum(axis=-1), mx.ones((2, 20)), "normalized shares")
+    experts, routing_weights = layer.route(x)
+    assert_close(routing_weights.sum(axis=-1), mx.ones((2, 20)), "normalized shares")
     separate = SeparateExperts(given.switch_mlp, mx.bfloat16)
     assert_same_bits(layer.experts(x, experts), separate(x, experts), "grouped beside separate")
     together = layer(x)

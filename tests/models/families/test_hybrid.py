@@ -441,7 +441,7 @@ A_LOG = "model.layers.0.linear_attn.A_log"
         ({CONV: mx.ones((220, 1, 4))}, f"{CONV} is 220×1×4, expected 224×4×1"),
         ({A_LOG: mx.ones((4, 1))}, f"{A_LOG} is 4×1, expected 4"),
         ({A_LOG: mx.ones(4, mx.int32)}, f"'{A_LOG}' has the dtype I32, expected F32"),
-        ({A_LOG: mx.array([1, mx.nan, 0, 0])}, f"{A_LOG} has numbers that are NaN or infinite"),
+        ({A_LOG: mx.array([1, mx.nan, 0, 0])}, f"{A_LOG} has NaN or infinite values"),
         (
             {"model.layers.0.linear_attn.in_proj_qkvz.weight": mx.ones((9, 9))},
             "qkvz.weight has no p",

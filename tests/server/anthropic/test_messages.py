@@ -290,7 +290,7 @@ def test_input_is_an_object_streamed_or_not(arguments, expected):
     outputs = [output(call[:30]), output(call[30:]), output("\n" + call), output("", "stop")]
     whole = serializer(is_stream=False)
     for one in outputs:
-        for part in whole._output.take(one):
+        for part in whole._output.add(one):
             whole._add(part)
     assert [block["input"] for block in whole._blocks] == [expected] * 2
     streamed = serializer(is_stream=True)

@@ -115,7 +115,7 @@ def test_tcp_nodelay_is_set():
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT"])
 def test_incomplete_head_closes_the_connection(monkeypatch, sent):
-    monkeypatch.setattr(uvicorn_protocol, "HEAD_TIMEOUT", 0.05)
+    monkeypatch.setattr(uvicorn_protocol, "HEADER_TIMEOUT", 0.05)
 
     async def run():
         async with connected() as (_, reader, writer):
@@ -126,7 +126,7 @@ def test_incomplete_head_closes_the_connection(monkeypatch, sent):
 
 
 def test_bytes_after_the_body_do_not_end_a_response(monkeypatch):
-    monkeypatch.setattr(uvicorn_protocol, "HEAD_TIMEOUT", 0.05)
+    monkeypatch.setattr(uvicorn_protocol, "HEADER_TIMEOUT", 0.05)
 
     async def slow_app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -90,8 +90,8 @@ def test_full_disk_ends_only_the_recording(tmp_path, caplog):
     recording = EventLogWriter(tmp_path / "run.json")
     recording.begin({})
     event = {"event": "request_added", "time": 1.0, "text": "x" * 100_000}
-    recording.take(StepReport((), EngineStats(), (event,)))
-    recording.take(StepReport((), EngineStats(), (event,)))
+    recording.record(StepReport((), EngineStats(), (event,)))
+    recording.record(StepReport((), EngineStats(), (event,)))
     recording.close()
     assert not (tmp_path / "run.json").exists()
     assert "event log stopped" in caplog.text

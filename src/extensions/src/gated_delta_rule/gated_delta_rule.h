@@ -1,4 +1,4 @@
-// gated_delta_rule: Recurrence of a gated delta net over a ragged batch, with state.
+// gated_delta_rule: Recurrence of a Gated DeltaNet over a ragged batch, with state.
 //
 // For each token, in order, and each value head h with key head h / (H_v / H_k):
 //
@@ -25,7 +25,7 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Outputs of a gated delta net's recurrence, and the updated states.
+/// Outputs of a Gated DeltaNet's recurrence, and the updated states.
 ///
 /// qkv: T×(2·H_k·D_k + H_v·D_v) float32: query heads, key heads and value heads of each token.
 /// a, b: T×H_v, float32, float16 or bfloat16, both of one dtype.

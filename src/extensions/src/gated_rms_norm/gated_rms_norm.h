@@ -1,4 +1,4 @@
-// gated_rms_norm: Normalization and gate of a gated delta net's output.
+// gated_rms_norm: Normalization and gate of a Gated DeltaNet's output.
 //
 //     y[n, d] = o[n, d] / √(mean_d o[n, d]² + eps) · weight[d] · silu(z[n, d])
 //

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import UserError
-from ..parsing.arguments import API_KEY_VARIABLE, api_key, flag_of
+from ..parsing.arguments import API_KEY_VARIABLE, api_key, flag_name
 from ..parsing.command import console
 
 if TYPE_CHECKING:
@@ -62,11 +62,13 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
             if getattr(args, name) is not None:
-                raise UserError(f"{flag_of(name)} requires --url.")
+                raise UserError(f"{flag_name(name)} requires --url.")
         return
     for name in LOCAL_FLAGS:
         if getattr(args, name) is not None:
-            raise UserError(f"{flag_of(name)} has no effect with --url; leave one of the two out.")
+            raise UserError(
+                f"{flag_name(name)} has no effect with --url; leave one of the two out."
+            )
     if args.solution != "tiny_llm":
         raise UserError("--solution has no effect with --url; leave one of the two out.")
     if args.enable_thinking:

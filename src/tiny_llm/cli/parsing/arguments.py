@@ -287,7 +287,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     for name, reason in ENGINE_FLAGS.items():
         if _is_set(args, name):
             raise UserError(
-                f"{flag_of(name)}: {reason}; leave it out, or --loader, --solution and "
+                f"{flag_name(name)}: {reason}; leave it out, or --loader, --solution and "
                 "--enable-flash-attn."
             )
     if args.loader is None:
@@ -328,7 +328,7 @@ def _check_mlx_arguments(args: argparse.Namespace) -> None:
         )
     for name in ("loader", "enable_flash_attn", *ENGINE_FLAGS):
         if _is_set(args, name):
-            raise UserError(f"{flag_of(name)} has no effect on --solution mlx; leave it out.")
+            raise UserError(f"{flag_name(name)} has no effect on --solution mlx; leave it out.")
 
 
 def _is_set(args: argparse.Namespace, name: str) -> bool:
@@ -337,7 +337,7 @@ def _is_set(args: argparse.Namespace, name: str) -> bool:
     return value is not None and not (name == "tensor_parallel_size" and value == 1)
 
 
-def flag_of(name: str) -> str:
+def flag_name(name: str) -> str:
     """Flag for a namespace attribute: "block_size" → "--block-size"."""
     return "--" + name.replace("_", "-")
 

@@ -42,14 +42,14 @@ class ShardedCheckpoint:
         args: full model's config.
         model: rank 0's layers.
         shard: rank 0's shard.
-        part: rank 0, the number of ranks and the full config.
+        rank_shard: rank 0, the number of ranks and the full config.
         group: the ranks.
         key: the checkpoint's id in messages to the other ranks.
     """
 
     args: DecoderConfig
     shard: Any
-    part: RankShard
+    rank_shard: RankShard
     group: RankGroup
     key: int
 
@@ -77,7 +77,7 @@ def load_sharded(
     """
     check_int("tensor_parallel_size", size, 2)
     try:
-        part = RankShard(read_config(read_model_config(find_config(name, console))), 0, size)
+        rank_shard = RankShard(read_config(read_model_config(find_config(name, console))), 0, size)
     except ModelError:
         raise
     except ValueError as error:
@@ -98,7 +98,7 @@ def load_sharded(
     for reply in replies:
         if reply is None or reply["error"] is not None:
             raise ModelError(reply["error"] if reply else "a rank exited while loading its shard.")
-    return ShardedCheckpoint(part.full_config, shard, part, group, key), tokenizer
+    return ShardedCheckpoint(rank_shard.full_config, shard, rank_shard, group, key), tokenizer
 
 
 class TensorParallelModel(PagedModel):
@@ -220,5 +220,5 @@ def make_decoder(
     kv_cache_dtype: KvCacheDtype,
 ) -> TensorParallelDecoder:
     """Builds rank 0's decoder."""
-    shards = checkpoint.shard, checkpoint.part, checkpoint.group.comm
+    shards = checkpoint.shard, checkpoint.rank_shard, checkpoint.group.comm
     return TensorParallelDecoder(*shards, page_size, attention_backend, kv_cache_dtype)

@@ -68,9 +68,9 @@ class TPWorker:
         kv_cache_dtype: KvCacheDtype,
     ) -> None:
         """Builds a model with its pages and state slots."""
-        shard, part = self._checkpoints[checkpoint]
+        shard, rank_shard = self._checkpoints[checkpoint]
         model = TensorParallelDecoder(
-            shard, part, self._worker.comm, page_size, attention_backend, kv_cache_dtype
+            shard, rank_shard, self._worker.comm, page_size, attention_backend, kv_cache_dtype
         )
         self._models[key] = PagedModel(model, num_pages, num_state_slots)
 

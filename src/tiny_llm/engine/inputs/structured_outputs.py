@@ -84,8 +84,8 @@ class ToolCalls:
         choice: "auto" for text, calls, or text followed by calls; "required" for calls only.
         name: the tool to call, with "required"; None for any tool.
         parallel: whether several calls are allowed, if the format supports them.
-        answer: with "auto", constraint on output without calls; None allows any text before,
-            between and after calls.
+        response_constraint: with "auto", constraint on output without calls; None allows any text
+            before, between and after calls.
 
     Raises:
         UserError: there are no tools, `name` is unknown, or a value has the wrong type.
@@ -95,7 +95,7 @@ class ToolCalls:
     choice: ToolChoice = "auto"
     name: str | None = None
     parallel: bool = True
-    answer: StructuredOutputs | None = None
+    response_constraint: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         tools = normalize_tools(self.tools)
@@ -108,8 +108,8 @@ class ToolCalls:
             raise UserError(
                 f"the tool '{self.name}' cannot be required; the tools are {', '.join(known)}."
             )
-        if self.answer is not None and self.choice != "auto":
-            raise UserError("an answer requires the tool choice 'auto', got 'required'.")
+        if self.response_constraint is not None and self.choice != "auto":
+            raise UserError("response_constraint requires the tool choice 'auto', got 'required'.")
         object.__setattr__(self, "tools", tuple(tools))
 
 

@@ -106,7 +106,9 @@ class PageManager:
             False if too few pages are available; ownership is then unchanged.
         """
         if isinstance(self.cache, SlidingWindowPrefixCache):
-            return self._admit_in_window(request, path, self.cache.num_unneeded(len(path)), reserve)
+            return self._admit_in_window(
+                request, path, self.cache.num_pages_before_window(len(path)), reserve
+            )
         # [task 3.3.2 admit]
         self.cache.acquire(path)  # first: `_allocate` must not evict them
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
@@ -122,21 +124,25 @@ class PageManager:
         # [/task 3.3.2 admit]
 
     def _admit_in_window(
-        self, request: EngineRequest, path: Sequence[PrefixNode], num_unneeded: int, reserve: int
+        self,
+        request: EngineRequest,
+        path: Sequence[PrefixNode],
+        num_pages_before_window: int,
+        reserve: int,
     ) -> bool:
         """Like `admit`, but without pages before the window or beyond what a step needs."""
-        held = path[num_unneeded:]
+        held = path[num_pages_before_window:]
         self.cache.acquire(held)
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
-        most = min(self.pages_for(request.num_tokens), num_unneeded + self._max_pages)
+        most = min(self.pages_for(request.num_tokens), num_pages_before_window + self._max_pages)
         needed = most - len(path)
         if needed + reserve > self.num_available:
             self.cache.release(request.last_node, len(held))
             return False
-        request.page_ids.extend([-1] * num_unneeded)
+        request.page_ids.extend([-1] * num_pages_before_window)
         request.page_ids.extend([node.page for node in held])
         request.page_ids.extend(self._allocate(needed))
-        request.num_freed, request.num_shared = num_unneeded, len(path)
+        request.num_freed, request.num_shared = num_pages_before_window, len(path)
         request.num_computed = len(path) * self.page_size
         return True
 

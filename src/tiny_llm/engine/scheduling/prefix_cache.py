@@ -219,7 +219,7 @@ class SlidingWindowPrefixCache(PrefixCache):
         super().__init__(allocator, page_size)
         self.window = window
 
-    def num_unneeded(self, num_pages: int) -> int:
+    def num_pages_before_window(self, num_pages: int) -> int:
         """Returns the number of leading pages of a hit that the next tokens do not need.
 
         The last page is always needed: its node is the parent of the request's next page.
@@ -234,7 +234,7 @@ class SlidingWindowPrefixCache(PrefixCache):
         for index, node in enumerate(path):
             if node.page < 0:
                 last_missing = index
-            if last_missing < self.num_unneeded(index + 1):
+            if last_missing < self.num_pages_before_window(index + 1):
                 num_pages = index + 1
         return path[:num_pages]
 

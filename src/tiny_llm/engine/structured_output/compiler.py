@@ -112,7 +112,9 @@ class GrammarCompiler:
         self._text_eos_token_ids: list[int] = []
 
     def compile(
-        self, form: StructuredOutputs | ToolCalls, thinking: ThinkingState = ThinkingState.NONE
+        self,
+        constraint: StructuredOutputs | ToolCalls,
+        thinking: ThinkingState = ThinkingState.NONE,
     ) -> StructuredOutputGrammar:
         """Returns a grammar in its initial state; a cache hit takes microseconds.
 
@@ -125,13 +127,13 @@ class GrammarCompiler:
         """
         with self._lock:
             self._load_llguidance()
-        form = _gbnf_as_lark(form)
-        grammar = self._build(form, thinking)
-        key = grammar, strict_schemas(form)
+        constraint = _gbnf_as_lark(constraint)
+        grammar = self._build(constraint, thinking)
+        key = grammar, strict_schemas(constraint)
         with self._lock:
             matcher = self._cache.get(key)
         if matcher is None:  # without the lock: a slow grammar must not block others
-            matcher = self._compile_or_relax(form, grammar, thinking)
+            matcher = self._compile_or_relax(constraint, grammar, thinking)
         with self._lock:
             self._cache[key] = matcher
             self._cache.move_to_end(key)
@@ -142,24 +144,24 @@ class GrammarCompiler:
         return StructuredOutputGrammar(matcher, self._vocab_size, eos, self._text_eos_token_ids)
 
     def _compile_or_relax(
-        self, form: StructuredOutputs | ToolCalls, grammar: str, thinking: ThinkingState
+        self, constraint: StructuredOutputs | ToolCalls, grammar: str, thinking: ThinkingState
     ) -> Any:
-        """Compiles a form's grammar or, on failure, the relaxed form's."""
+        """Compiles a constraint's grammar or, on failure, the relaxed constraint's."""
         assert self._library is not None
         try:
             return _compile(*self._library, grammar, self._process)
         except UserError:
-            relaxed, sentences = relax(form, self._schema_error)
-            if relaxed == form:
+            relaxed, sentences = relax(constraint, self._schema_error)
+            if relaxed == constraint:
                 raise
         for sentence in sentences:
             log.warning("%s", sentence)
         return _compile(*self._library, self._build(relaxed, thinking), self._process)
 
-    def _build(self, form: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
-        """Builds the grammar text for a form."""
+    def _build(self, constraint: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
+        """Builds the grammar text for a constraint."""
         try:
-            return build_grammar(form, thinking, self._special_tokens, self._tool_call_format)
+            return build_grammar(constraint, thinking, self._special_tokens, self._tool_call_format)
         except UserError:
             raise
         except RecursionError as error:
@@ -230,21 +232,21 @@ def _text_eos_token_ids(tokenizer: Any) -> list[int]:
     ]
 
 
-def _gbnf_as_lark(form: StructuredOutputs | ToolCalls) -> StructuredOutputs | ToolCalls:
+def _gbnf_as_lark(constraint: StructuredOutputs | ToolCalls) -> StructuredOutputs | ToolCalls:
     """Converts a GBNF grammar to Lark; returns other structured outputs unchanged."""
-    if isinstance(form, ToolCalls):
-        if form.answer is None:
-            return form
-        answer = _gbnf_as_lark(form.answer)
+    if isinstance(constraint, ToolCalls):
+        if constraint.response_constraint is None:
+            return constraint
+        answer = _gbnf_as_lark(constraint.response_constraint)
         assert isinstance(answer, StructuredOutputs)
-        return replace(form, answer=answer)
-    if form.grammar is None or "::=" not in form.grammar:
-        return form
+        return replace(constraint, response_constraint=answer)
+    if constraint.grammar is None or "::=" not in constraint.grammar:
+        return constraint
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    _check_length(form.grammar)
+    _check_length(constraint.grammar)
     try:
-        return StructuredOutputs(grammar=gbnf_to_lark(form.grammar))
+        return StructuredOutputs(grammar=gbnf_to_lark(constraint.grammar))
     except Exception as error:  # the converter raises arbitrary exceptions
         reason = grammar_error(str(error))
         raise UserError(f"the grammar is not valid GBNF: {reason}.") from error

@@ -33,7 +33,7 @@ class ThinkingState(StrEnum):
 
 
 def build_grammar(
-    form: StructuredOutputs | ToolCalls,
+    constraint: StructuredOutputs | ToolCalls,
     thinking: ThinkingState,
     special_tokens: SpecialTokens,
     tool_call_format: ToolCallFormat,
@@ -41,15 +41,15 @@ def build_grammar(
     """Builds an output's grammar, as JSON for llguidance.
 
     Args:
-        form: constraint on the body.
+        constraint: constraint on the body.
         thinking: reasoning state at the start of the output.
         special_tokens: the vocabulary's special tokens.
         tool_call_format: the model's tool-call format.
     """
-    if isinstance(form, ToolCalls):
-        body, *parts = _tool_call_grammars(form, special_tokens, tool_call_format)
+    if isinstance(constraint, ToolCalls):
+        body, *parts = _tool_call_grammars(constraint, special_tokens, tool_call_format)
     else:
-        body, parts = _body_grammar(form), []
+        body, parts = _body_grammar(constraint), []
     if thinking is ThinkingState.NONE:
         return json.dumps({"grammars": [body, *parts]})
     start = f"start: reasoning {AFTER_THINKING} @body\n"
@@ -59,39 +59,39 @@ def build_grammar(
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**body, "name": "body"}, *parts]})
 
 
-def _body_grammar(form: StructuredOutputs) -> SubGrammar:
+def _body_grammar(constraint: StructuredOutputs) -> SubGrammar:
     """Returns the unnamed subgrammar for a structured output."""
-    if form.regex is not None:
-        return {"lark_grammar": f"start: {_regex(form.regex)}\n"}
-    if form.choice is not None:
-        return {"lark_grammar": f"start: {' | '.join(map(literal, form.choice))}\n"}
-    if form.grammar is not None:
-        return {"lark_grammar": form.grammar}
-    assert isinstance(form.json, str | None)
-    return _json_grammar(form.json or ANY_OBJECT)
+    if constraint.regex is not None:
+        return {"lark_grammar": f"start: {_regex(constraint.regex)}\n"}
+    if constraint.choice is not None:
+        return {"lark_grammar": f"start: {' | '.join(map(literal, constraint.choice))}\n"}
+    if constraint.grammar is not None:
+        return {"lark_grammar": constraint.grammar}
+    assert isinstance(constraint.json, str | None)
+    return _json_grammar(constraint.json or ANY_OBJECT)
 
 
 def _tool_call_grammars(
-    form: ToolCalls, special_tokens: SpecialTokens, tool_call_format: ToolCallFormat
+    constraint: ToolCalls, special_tokens: SpecialTokens, tool_call_format: ToolCallFormat
 ) -> list[SubGrammar]:
     """Returns the subgrammars for output with tool calls; the first is unnamed.
 
     Calls have the form that the chat template gives earlier calls. Most of a call is therefore
     forced, and the next turn is a prefix cache hit.
     """
-    functions = [tool["function"] for tool in form.tools]
-    if form.name is not None:
-        functions = [function for function in functions if function["name"] == form.name]
-    choice = form.choice if form.answer is None else "answer"
-    rules = CallRules(functions, choice, form.parallel, special_tokens)
+    functions = [tool["function"] for tool in constraint.tools]
+    if constraint.name is not None:
+        functions = [function for function in functions if function["name"] == constraint.name]
+    choice = constraint.choice if constraint.response_constraint is None else "answer"
+    rules = CallRules(functions, choice, constraint.parallel, special_tokens)
     grammar = tool_call_format.grammar(rules)
-    is_lenient = form.choice == "auto"
+    is_lenient = constraint.choice == "auto"
     parts = [
         {"name": name, **_json_grammar(schema_to_json(schema), is_lenient)}
         for name, schema in grammar.schemas.items()
     ]
-    if form.answer is not None:
-        parts.append({"name": "answer", **_body_grammar(form.answer)})
+    if constraint.response_constraint is not None:
+        parts.append({"name": "answer", **_body_grammar(constraint.response_constraint)})
     return [{"lark_grammar": grammar.lark}, *parts]
 
 

@@ -19,7 +19,7 @@ from .grammar_errors import grammar_error
 FindError = Callable[[Any], str]
 Visit = Callable[[str, Any], Any]
 
-MAX_SECONDS = 5.0  # for all checks of one form
+MAX_SECONDS = 5.0  # for all checks of one constraint
 MAX_LISTED = 5  # removed keywords listed in a sentence
 
 # Keywords that llguidance does not implement.
@@ -43,52 +43,56 @@ SCHEMAS = ("items", "additionalItems", "additionalProperties")
 
 
 def relax(
-    form: StructuredOutputs | ToolCalls, find_error: FindError
+    constraint: StructuredOutputs | ToolCalls, find_error: FindError
 ) -> tuple[StructuredOutputs | ToolCalls, list[str]]:
-    """Relaxes the schemas of a form that llguidance has rejected.
+    """Relaxes the schemas of a constraint that llguidance has rejected.
 
     Args:
-        form: the form; returned unchanged if it has no schemas.
+        constraint: the constraint; returned unchanged if it has no schemas.
         find_error: llguidance's check of one schema.
 
     Returns:
-        (the relaxed form, a sentence about each schema that is not fully enforced).
+        (the relaxed constraint, a sentence about each schema that is not fully enforced).
 
     Raises:
         UserError: a strict schema has unenforceable keywords, or a schema is invalid; the message
             names the tool and the location.
     """
     find_error = _with_deadline(find_error)
-    if isinstance(form, StructuredOutputs):
-        if form.json is None or not find_error(given := json.loads(str(form.json))):
-            return form, []
-        schema, sentence = _relax_schema("the JSON schema", given, form.strict, find_error)
-        return replace(form, json=schema), list(filter(None, [sentence]))
+    if isinstance(constraint, StructuredOutputs):
+        if constraint.json is None or not find_error(given := json.loads(str(constraint.json))):
+            return constraint, []
+        schema, sentence = _relax_schema("the JSON schema", given, constraint.strict, find_error)
+        return replace(constraint, json=schema), list(filter(None, [sentence]))
     tools, sentences = [], []
-    for tool, is_strict in zip(form.tools, strict_schemas(form), strict=False):
+    for tool, is_strict in zip(constraint.tools, strict_schemas(constraint), strict=False):
         function = tool["function"]
-        schema, is_called = function.get("parameters"), form.name in (None, function["name"])
+        schema, is_called = function.get("parameters"), constraint.name in (None, function["name"])
         if is_called and schema and find_error(schema):
             what = f"the schema of the tool {short_repr(function['name'])}"
             schema, sentence = _relax_schema(what, schema, is_strict, find_error)
             sentences.append(sentence)
             tool = {**tool, "function": {**function, "parameters": schema}}
         tools.append(tool)
-    answer = form.answer
+    answer = constraint.response_constraint
     if answer is not None:
         relaxed, answer_sentences = relax(answer, find_error)
         assert isinstance(relaxed, StructuredOutputs)
         answer, sentences = relaxed, sentences + answer_sentences
-    return replace(form, tools=tools, answer=answer), list(filter(None, sentences))
+    return replace(constraint, tools=tools, response_constraint=answer), list(
+        filter(None, sentences)
+    )
 
 
-def strict_schemas(form: StructuredOutputs | ToolCalls) -> tuple[bool, ...]:
+def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...]:
     """Returns, for each schema of the tools and then the answer, whether it is strict."""
-    if isinstance(form, StructuredOutputs):
-        return (form.strict,)
-    is_required = form.choice == "required"
-    tools = [is_required and tool["function"].get("strict") is True for tool in form.tools]
-    return *tools, *([] if form.answer is None else [form.answer.strict])
+    if isinstance(constraint, StructuredOutputs):
+        return (constraint.strict,)
+    is_required = constraint.choice == "required"
+    tools = [is_required and tool["function"].get("strict") is True for tool in constraint.tools]
+    return *tools, *(
+        [] if constraint.response_constraint is None else [constraint.response_constraint.strict]
+    )
 
 
 def _with_deadline(find_error: FindError) -> FindError:

@@ -33,18 +33,22 @@ class OutputValidator:
         self._process = SandboxedProcess(PROGRAM, [], TIMEOUT_SECONDS, 2**16)
 
     def find_violations(
-        self, form: StructuredOutputs | ToolCalls, text: str, calls: Sequence[tuple[str, str]]
+        self, constraint: StructuredOutputs | ToolCalls, text: str, calls: Sequence[tuple[str, str]]
     ) -> list[str]:
         """Returns a sentence for each part of an output that violates its schema.
 
         Args:
-            form: the output's constraint.
+            constraint: the output's constraint.
             text: content of the output.
             calls: (name, arguments) of each tool call.
         """
-        if isinstance(form, StructuredOutputs):
-            return [] if form.json is None else self._check("the JSON schema", str(form.json), text)
-        functions = [tool["function"] for tool in form.tools]
+        if isinstance(constraint, StructuredOutputs):
+            return (
+                []
+                if constraint.json is None
+                else self._check("the JSON schema", str(constraint.json), text)
+            )
+        functions = [tool["function"] for tool in constraint.tools]
         schemas = {function["name"]: function.get("parameters") for function in functions}
         sentences = []
         for name, arguments in calls:

@@ -67,7 +67,7 @@ class PageReader(threading.Thread):
             self._changed.notify_all()
         return load
 
-    def take(self, load: PageLoad) -> tuple[list[bytearray], bool]:
+    def collect(self, load: PageLoad) -> tuple[list[bytearray], bool]:
         """Returns the pages read since the last call and whether the load has ended.
 
         A load ends early at an unreadable page, or if the disk stalls.
@@ -82,7 +82,7 @@ class PageReader(threading.Thread):
     def cancel(self, load: PageLoad) -> None:
         """Cancels a load and drops its pages."""
         load._is_cancelled = True
-        self.take(load)
+        self.collect(load)
 
     def wait(self, timeout: float) -> None:
         """Waits up to `timeout` seconds until a page of any load is ready to be taken."""

@@ -65,7 +65,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
         if config.get(name):
             raise ModelError(
                 f"{where} has {name} {short_repr(config[name])}, which tiny-llm does not "
-                "serve; give a model of text without it."
+                "serve; give a text model without it."
             )
     for name, value in config.items():
         is_size = isinstance(value, int) and name != "rope_theta"

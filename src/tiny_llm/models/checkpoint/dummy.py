@@ -27,18 +27,18 @@ E4M3_ONE_CODE = 0x38
 
 
 def random_checkpoint(
-    config: Mapping[str, Any], seed: int = 0, part: RankShard | None = None, mtp: bool = False
+    config: Mapping[str, Any], seed: int = 0, rank_shard: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
     """Builds a model with random weights; see `random_tensors` for arguments and errors.
 
-    With `part`, builds only that rank's shard, holding one full tensor in memory at a time.
+    With `rank_shard`, builds only that rank's shard, holding one full tensor in memory at a time.
     """
     weights, formats = random_tensors(config, seed, mtp)
-    if part is None:
+    if rank_shard is None:
         return build_model_tree(read_config(config, mtp), weights, formats)
     for name in weights:
-        weights[name] = part.slice_tensor(name, weights[name])
-    return build_model_tree(part.config, weights, formats)
+        weights[name] = rank_shard.slice_tensor(name, weights[name])
+    return build_model_tree(rank_shard.config, weights, formats)
 
 
 def random_tensors(
@@ -114,13 +114,13 @@ def random_bytes(config: Mapping[str, Any], mtp: bool = False) -> int:
             raise ValueError(
                 f"{path} has a dimension of {max(matrix):,}, which exceeds {MAX_INT32:,}"
             )
-        form = _quantization(config, path)
-        if form is not None and matrix[-1] % form.group_size != 0:
+        quantization = _quantization(config, path)
+        if quantization is not None and matrix[-1] % quantization.group_size != 0:
             raise ValueError(
                 f"{path} has rows of {matrix[-1]} weights, expected a multiple of the group size, "
-                f"{form.group_size}"
+                f"{quantization.group_size}"
             )
-        bits = 8 * size if form is None else form.bits_per_weight
+        bits = 8 * size if quantization is None else quantization.bits_per_weight
         total += int(math.prod(matrix) * bits) // 8
     return total
 
@@ -148,26 +148,26 @@ def _random_normal(shape: Shape, inputs: int, key: mx.array | None) -> mx.array:
 
 
 def _random_quantized(
-    matrix: Shape, form: Quantization, dtype: mx.Dtype, key: mx.array
+    matrix: Shape, quantization: Quantization, dtype: mx.Dtype, key: mx.array
 ) -> dict[str, mx.array]:
     """Random quantized matrix, with scales that give its weights a variance of about 1/I."""
-    shapes = form.shapes(matrix)
+    shapes = quantization.shapes(matrix)
     size = matrix[-1] ** -0.5
     *rows, words = shapes["weight"]
     halves = mx.random.randint(0, 2**16, (*rows, 2 * words), mx.uint16, key)
     stored = {"weight": halves.view(mx.uint32)}
-    if form.mode == "affine":
+    if quantization.mode == "affine":
         # The standard deviation of uniform integers from 0 to n − 1 is √((n² − 1)/12).
-        max_code = 2**form.bits - 1
+        max_code = 2**quantization.bits - 1
         scale = size / math.sqrt(((max_code + 1) ** 2 - 1) / 12)
         stored["scales"] = mx.full(shapes["scales"], scale, dtype)
         stored["biases"] = mx.full(shapes["biases"], -scale * max_code / 2, dtype)
         return stored
     exponent = round(math.log2(size))
-    if form.mode == "nvfp4":
+    if quantization.mode == "nvfp4":
         code = max(E4M3_ONE_CODE + 8 * (exponent - 2), 8)
     else:
-        code = 127 + exponent - (2 if form.bits == 4 else -1)
-    if form.bits == 8:  # a byte with all exponent bits set may be NaN
+        code = 127 + exponent - (2 if quantization.bits == 4 else -1)
+    if quantization.bits == 8:  # a byte with all exponent bits set may be NaN
         stored["weight"] = stored["weight"] & 0xBFBFBFBF
     return {**stored, "scales": mx.full(shapes["scales"], code, mx.uint8)}

@@ -61,10 +61,10 @@ class FiniteCheck:
             module: an evaluated module.
         """
         to, first = self._stream, len(self._checked)
-        for name, array, form in _float_arrays(path, module):
-            positive = mx.max(array.view(form.signed, stream=to), stream=to)
-            negative = mx.max(array.view(form.unsigned, stream=to), stream=to)
-            self._checked.append((name, form, positive, negative))
+        for name, array, float_format in _float_arrays(path, module):
+            positive = mx.max(array.view(float_format.signed, stream=to), stream=to)
+            negative = mx.max(array.view(float_format.unsigned, stream=to), stream=to)
+            self._checked.append((name, float_format, positive, negative))
         mx.async_eval([maxima for _, _, *maxima in self._checked[first:]])
 
     def finish(self) -> None:
@@ -73,10 +73,13 @@ class FiniteCheck:
         Raises:
             ValueError: names the first array with a NaN or infinite value.
         """
-        for name, form, positive, negative in self._checked:
-            if _as_int(positive) >= form.positive_end or _as_int(negative) >= form.negative_end:
+        for name, float_format, positive, negative in self._checked:
+            if (
+                _as_int(positive) >= float_format.positive_end
+                or _as_int(negative) >= float_format.negative_end
+            ):
                 raise ValueError(
-                    f"{name} has numbers that are NaN or infinite, which no answer survives; get "
+                    f"{name} has NaN or infinite values, which make every output invalid; get "
                     "another copy of the model"
                 )
 
@@ -99,12 +102,12 @@ def _as_int(scalar: mx.array) -> int:
 def _float_arrays(path: str, module: Any) -> Iterator[tuple[str, mx.array, _Format]]:
     """Yields (name, array, format) for each non-empty floating-point array."""
     modes = {
-        f"{where}.{name}" if where else name: form
+        f"{where}.{name}" if where else name: float_format
         for where, layer in module.named_modules()
-        for name, form in FLOAT8_ARRAYS.get(getattr(layer, "mode", ""), {}).items()
+        for name, float_format in FLOAT8_ARRAYS.get(getattr(layer, "mode", ""), {}).items()
     }
     arrays: Any = tree_flatten(module)
     for name, array in arrays:
-        form = FORMATS.get(array.dtype) or modes.get(name)
-        if form is not None and array.size > 0:
-            yield f"{path}.{name}" if path else name, array, form
+        float_format = FORMATS.get(array.dtype) or modes.get(name)
+        if float_format is not None and array.size > 0:
+            yield f"{path}.{name}" if path else name, array, float_format

@@ -126,7 +126,7 @@ def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
         raise ValueError("its header is no JSON object")
     notes = header.pop("__metadata__", None) or {}
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        raise ValueError("its header has a __metadata__ that is no object of texts")
+        raise ValueError("its header has a __metadata__ that is not an object of strings")
     tensors = {name: _tensor(name, entry, file, header_end) for name, entry in header.items()}
     _check_offsets(tensors)
     return tensors
@@ -143,7 +143,9 @@ def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ValueError(f"{what} has the unknown dtype {short_repr(dtype)}")
     if not _are_sizes(shape) or len(shape) > MAX_NDIM:
-        raise ValueError(f"{what} has the shape {short_repr(shape)}, which is none")
+        raise ValueError(
+            f"{what} has the shape {short_repr(shape)}, not a list of non-negative integers"
+        )
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{what} has the data_offsets {short_repr(offsets)}, expected two numbers")
     begin, end = offsets

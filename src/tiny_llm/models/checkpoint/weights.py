@@ -94,14 +94,14 @@ def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def read_checkpoint(
-    folder: Path, config: Mapping[str, Any], part: RankShard | None = None, mtp: bool = False
+    folder: Path, config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
     """Reads the weights lazily from a checkpoint accepted by `is_supported_format`.
 
     Args:
         folder: the checkpoint's folder.
         config: parsed `config.json`.
-        part: shard to read; None for the full model.
+        rank_shard: shard to read; None for the full model.
         mtp: whether to read the MTP layer; unsupported with a shard.
 
     Raises:
@@ -109,7 +109,7 @@ def read_checkpoint(
             or dtype; the message names it.
     """
     full = read_config(config, mtp)
-    args = full if part is None else part.config
+    args = full if rank_shard is None else rank_shard.config
     stored = read_tensor_headers(folder)
     loaded: dict[str, mx.array] = {}
     for file in weight_files(folder):
@@ -129,8 +129,8 @@ def read_checkpoint(
         weights.pop("lm_head.weight", None)  # some converters write a copy of the embedding
     convert_layout(weights, full)
     unchanged = [name for name in weights if weights[name] is loaded.get(names.get(name, ""))]
-    if part is not None:
-        weights = {name: part.slice_tensor(name, array) for name, array in weights.items()}
+    if rank_shard is not None:
+        weights = {name: rank_shard.slice_tensor(name, array) for name, array in weights.items()}
     if args.experts is not None:
         stack_experts(weights, args)
     formats = _check_tensors(weights, args, converted_quantization(config.get("quantization")))
@@ -138,10 +138,10 @@ def read_checkpoint(
     model = build_model_tree(args, weights, formats)
     for name in weights.keys() & unchanged:
         tensor = stored[names[name]]
-        if part is None:
+        if rank_shard is None:
             model.weight_locations.add(weights[name], tensor.file, tensor.header_end + tensor.begin)
-        elif not part.is_rank_0_bias(name):
-            _register_source(model.weight_locations, weights[name], name, tensor, part)
+        elif not rank_shard.is_rank_0_bias(name):
+            _register_source(model.weight_locations, weights[name], name, tensor, rank_shard)
     return model
 
 
@@ -150,14 +150,14 @@ def _register_source(
     array: mx.array,
     name: str,
     tensor: TensorInfo,
-    part: RankShard,
+    rank_shard: RankShard,
 ) -> None:
     """Registers the file location of a rank's slice, so that only the slice is read."""
-    runs = part.byte_ranges(name, tensor)
+    runs = rank_shard.byte_ranges(name, tensor)
     if len(runs) == 1:
         weight_locations.add(array, tensor.file, runs[0].start, exclusive=True)
     if len(runs) == 1 or len(runs[0]) >= MIN_READ_BYTES:
-        weight_locations.add_reader(array, partial(part.read_tensor, name, tensor))
+        weight_locations.add_reader(array, partial(rank_shard.read_tensor, name, tensor))
 
 
 def build_model_tree(

@@ -89,7 +89,7 @@ def positive_int(
     return value
 
 
-def whole_number(fields: Fields, name: str, default: int) -> int:
+def non_negative_int(fields: Fields, name: str, default: int) -> int:
     """Value of a non-negative integer field; the default if missing or null.
 
     Raises:
@@ -128,7 +128,7 @@ def boolean(fields: Fields, name: str, default: bool = False) -> bool:
     return value
 
 
-def whole_numbers(fields: Fields, name: str) -> list[int] | None:
+def non_negative_ints(fields: Fields, name: str) -> list[int] | None:
     """Value of an integer list field; None if missing or null.
 
     Raises:

@@ -36,25 +36,27 @@ def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array
     # [task 6.1.1 choose]
     scores = logits.astype(mx.float32)
     experts = mx.argsort(-scores, axis=-1)[..., :k]
-    shares = mx.take_along_axis(mx.softmax(scores, axis=-1, precise=True), experts, axis=-1)
+    routing_weights = mx.take_along_axis(
+        mx.softmax(scores, axis=-1, precise=True), experts, axis=-1
+    )
     if normalized:
-        shares = shares / mx.sum(shares, axis=-1, keepdims=True)
-    return experts, shares
+        routing_weights = routing_weights / mx.sum(routing_weights, axis=-1, keepdims=True)
+    return experts, routing_weights
     # [/task 6.1.1 choose]
 
 
-def combine_experts(outputs: mx.array, shares: mx.array) -> mx.array:
-    """Weighted sum of each token's expert outputs: Σ_k shares[…, k] · outputs[…, k, :].
+def combine_experts(outputs: mx.array, routing_weights: mx.array) -> mx.array:
+    """Weighted sum of each token's expert outputs: Σ_k routing_weights[…, k] · outputs[…, k, :].
 
     Args:
         outputs: N..×K×E, in any dtype; accumulated in float32.
-        shares: routing weights, N..×K float32.
+        routing_weights: routing weights, N..×K float32.
 
     Returns:
         N..×E in the dtype of `outputs`, rounded once.
     """
     # [task 6.1.4 add-up]
-    parts = outputs.astype(mx.float32) * shares[..., None]  # N..×K×E
+    parts = outputs.astype(mx.float32) * routing_weights[..., None]  # N..×K×E
     return mx.sum(parts, axis=-2).astype(outputs.dtype)
     # [/task 6.1.4 add-up]
 
@@ -79,17 +81,17 @@ class SparseMoE:
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
-        experts, shares = self.choose(x)
+        experts, routing_weights = self.route(x)
         outputs = self.experts(x, experts)
         shared = None if self.shared_expert is None else self.shared_expert(x)
         # [solution only]
         if kernels.computes_on_cpu():
-            return kernels.weighted_sum(outputs, shares, shared)
+            return kernels.weighted_sum(outputs, routing_weights, shared)
         # [/solution only]
-        y = combine_experts(outputs, shares)
+        y = combine_experts(outputs, routing_weights)
         return y if shared is None else y + shared
 
-    def choose(self, x: mx.array) -> tuple[mx.array, mx.array]:
+    def route(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Selects each token's experts, most probable first, and their routing weights.
 
         Args:

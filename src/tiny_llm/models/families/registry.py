@@ -19,12 +19,12 @@ from .config import (
 from .config_fields import (
     Fields,
     boolean,
+    non_negative_int,
+    non_negative_ints,
     positive_float,
     positive_int,
     reject_unknown_fields,
     text_fields,
-    whole_number,
-    whole_numbers,
 )
 from .rope import RopeFields, RopeScaling
 
@@ -304,7 +304,7 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
     ):
         size = None
     if family.window == "by_layer":
-        first = whole_number(fields, "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
+        first = non_negative_int(fields, "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
     layers = frozenset(range(first, num_layers))
     if size is None:
         layers = frozenset()
@@ -332,7 +332,7 @@ def _experts(fields: Fields, family: Family) -> MoEConfig:
         positive_int(fields, "decoder_sparse_step", 1),
         positive_int(fields, "num_hidden_layers", most=MAX_LAYERS),
     )
-    plain = whole_numbers(fields, "mlp_only_layers") or []
+    plain = non_negative_ints(fields, "mlp_only_layers") or []
     layers = {i for i in range(num_layers) if (i + 1) % step == 0} - set(plain)
     name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
     num_experts = positive_int(fields, name, most=MAX_EXPERTS)

@@ -24,10 +24,10 @@ from ...positional_encoding import RoPE
 from .config_fields import (
     Fields,
     boolean,
+    non_negative_ints,
     positive_float,
     positive_int,
     reject_unknown_fields,
-    whole_numbers,
 )
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -86,7 +86,7 @@ class RopeFields:
         if partial is None:
             return cls(theta, scaling)
         if isinstance(scaling, Mapping):
-            whole_numbers(scaling, "mrope_section")
+            non_negative_ints(scaling, "mrope_section")
             boolean(scaling, "mrope_interleaved")
             fields = {**fields, **scaling}
             read = (*MROPE_FIELDS, "partial_rotary_factor")
@@ -166,7 +166,9 @@ class RopeScaling:
             fields, known.union(FIELDS_BY_TYPE.get(rope_type, ())), "rope_scaling of config.json"
         )
         if positive_float(fields, "partial_rotary_factor", 1.0) != 1:
-            raise ValueError("config.json has a partial_rotary_factor; tiny-llm turns whole heads")
+            raise ValueError(
+                "config.json has a partial_rotary_factor; this family rotates whole heads"
+            )
         if rope_type == "default":
             return None
         factor = positive_float(fields, "factor")

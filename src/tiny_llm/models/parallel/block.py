@@ -43,16 +43,18 @@ class TensorParallelBlock:
     ) -> tuple[mx.array, mx.array]:
         """Same as `DecoderBlock`, with the updates all-reduced.
 
-        Each half of the block returns (x, part): x is the same on all ranks, and the update is the
-        sum of all ranks' parts. `feed_forward` takes x and the attention update.
+        Each half of the block returns (x, partial_sum): x is the same on all ranks, and the update
+        is the sum over ranks. `feed_forward` takes x and the attention update.
         """
         attention_metadata = view.attention_metadata.arrays
         attend, feed_forward = self._halves_for(len(attention_metadata))
         last = [] if update is None else [update]
-        x, part, *view.buffers = attend(x, *cos_sin, *attention_metadata, *view.buffers, *last)
+        x, partial_sum, *view.buffers = attend(
+            x, *cos_sin, *attention_metadata, *view.buffers, *last
+        )
         # [task 6.2.3 two-sums]
-        x, part = feed_forward(x, all_reduce(part, self._group))
-        return x, all_reduce(part, self._group)
+        x, partial_sum = feed_forward(x, all_reduce(partial_sum, self._group))
+        return x, all_reduce(partial_sum, self._group)
         # [/task 6.2.3 two-sums]
 
     def _halves_for(self, num_metadata_arrays: int) -> tuple[HalfBlock, HalfBlock]:
@@ -82,7 +84,7 @@ class TensorParallelBlock:
             arrays[num_metadata_arrays:],
         )
         update = buffers.pop() if len(buffers) > 2 else None
-        x, part = self.block.attend(
+        x, partial_sum = self.block.attend(
             x, update, (cos, sin), LayerCacheView(buffers, 0, attention_metadata)
         )
-        return x, part, *buffers
+        return x, partial_sum, *buffers

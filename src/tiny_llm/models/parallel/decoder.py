@@ -23,7 +23,7 @@ class TensorParallelDecoder(Decoder):
 
     Args:
         mlx_model: this rank's shard of a checkpoint.
-        part: description of the shard.
+        rank_shard: description of the shard.
         group: the ranks.
         page_size, attention_backend, kv_cache_dtype: see `Decoder`, including for errors.
     """
@@ -31,20 +31,22 @@ class TensorParallelDecoder(Decoder):
     def __init__(
         self,
         mlx_model: Any,
-        part: RankShard,
+        rank_shard: RankShard,
         group: mx.distributed.Group,
         page_size: int = 128,
         attention_backend: str = "paged",
         kv_cache_dtype: KvCacheDtype = "auto",
     ):
         super().__init__(mlx_model, page_size, attention_backend, kv_cache_dtype)
-        self.vocab_size = part.full_config.vocab_size
-        self._num_ranks = part.size
-        self.embedding = VocabParallelEmbedding(self.embedding, part.vocab_range, group)
+        self.vocab_size = rank_shard.full_config.vocab_size
+        self._num_ranks = rank_shard.size
+        self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)
         self.layers = [
             TensorParallelBlock(one, group, self.supports_graph_capture) for one in self.layers
         ]
-        self.w_lm_head = ParallelLMHead(self.w_lm_head, part.vocab_per_rank, self.vocab_size, group)
+        self.w_lm_head = ParallelLMHead(
+            self.w_lm_head, rank_shard.vocab_per_rank, self.vocab_size, group
+        )
         # Only block halves can be captured, not an entire step: see `TensorParallelBlock`.
         self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
 

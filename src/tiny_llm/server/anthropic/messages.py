@@ -124,7 +124,7 @@ class MessageSerializer:
         """Waits for generation to finish, then returns the response."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
-                for part in self._output.take(output):
+                for part in self._output.add(output):
                     self._add(part)
         self._finish()
         return JsonResponse(
@@ -150,7 +150,7 @@ class MessageSerializer:
     def delta_events(self, output: StreamOutput) -> bytes:
         """See `OutputSerializer`."""
         events = []
-        for part in self._output.take(output):
+        for part in self._output.add(output):
             is_new = self._add(part)
             if isinstance(part, ReasoningDelta) and self._omit_reasoning and not is_new:
                 continue

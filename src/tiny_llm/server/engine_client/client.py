@@ -311,7 +311,7 @@ class EngineClient:
 
     async def refresh_snapshot(self, seconds: float) -> None:
         """Updates `snapshot`; keeps the old one if no new one arrives within `seconds`."""
-        if self.engine_info is None or self.lifecycle.phase is Phase.BROKEN:
+        if self.engine_info is None or self.lifecycle.phase is Phase.FAILED:
             return
         updated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._snapshot_waiters.append(updated)
@@ -387,7 +387,7 @@ class EngineClient:
 
     def on_engine_dead(self, reason: str) -> None:
         """Fails every request, because the engine will run no more steps."""
-        self.lifecycle.transition(Phase.BROKEN, reason)
+        self.lifecycle.transition(Phase.FAILED, reason)
         self._load_changed.set()
         self._handles.clear()
         self._unfinished.clear()

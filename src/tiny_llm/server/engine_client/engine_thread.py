@@ -238,7 +238,7 @@ class EngineThread(threading.Thread):
             is_optional = (
                 isinstance(constraint, ToolCalls)
                 and constraint.choice == "auto"
-                and constraint.answer is None
+                and constraint.response_constraint is None
             )
             if is_optional:
                 log.warning("tool calls are not constrained to their schemas: %s", error)

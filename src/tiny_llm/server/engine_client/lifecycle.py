@@ -1,16 +1,16 @@
-"""Lifecycle of a model: unloaded, loading, ready, draining, broken."""
+"""Lifecycle of a model: unloaded, loading, ready, draining, failed."""
 
 from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """loading → ready → unloaded → loading; any → draining; any → broken, which is final."""
+    """loading → ready → unloaded → loading; any → draining; any → failed, which is final."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
-    BROKEN = "broken"
+    FAILED = "failed"
 
 
 PHASE_MESSAGES = {
@@ -34,9 +34,9 @@ class Lifecycle:
         return self.phase is Phase.READY
 
     def transition(self, phase: Phase, reason: str | None = None) -> None:
-        """Changes the phase. Broken is final, and draining can only become broken."""
-        is_final = self.phase is Phase.DRAINING and phase is not Phase.BROKEN
-        if self.phase is Phase.BROKEN or is_final:
+        """Changes the phase. Failed is final, and draining can only become failed."""
+        is_final = self.phase is Phase.DRAINING and phase is not Phase.FAILED
+        if self.phase is Phase.FAILED or is_final:
             return
         self.phase = phase
         self.reason = reason or PHASE_MESSAGES[phase]

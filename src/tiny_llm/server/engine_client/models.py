@@ -101,7 +101,7 @@ class ModelEngine:
 
     # ---------------------------------------------------------------- users
 
-    def enter(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
+    def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
         """Adds a user once the model is loaded; the returned future must be passed to `leave`.
 
         Args:
@@ -111,12 +111,12 @@ class ModelEngine:
             ApiError: 503, the server is shutting down; 429, too many requests are waiting.
         """
         phase = self.client.lifecycle.phase
-        if phase in (Phase.DRAINING, Phase.BROKEN):
+        if phase in (Phase.DRAINING, Phase.FAILED):
             self.client.check_ready()
-        entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        acquired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if phase is Phase.READY and not self.is_closing:
-            self._add_user(entered)
-            return entered
+            self._add_user(acquired)
+            return acquired
         self._waiters = [waiter for waiter in self._waiters if not waiter.done()]
         if len(self._waiters) > self.client.settings.max_queue:
             raise ApiError(
@@ -125,25 +125,25 @@ class ModelEngine:
                 code="rate_limit_exceeded",
                 headers={"Retry-After": "1"},
             )
-        self._waiters.append(entered)
+        self._waiters.append(acquired)
         request_load(self)
-        return entered
+        return acquired
 
-    def leave(self, entered: asyncio.Future[None]) -> None:
+    def release(self, acquired: asyncio.Future[None]) -> None:
         """Removes the user that `enter` added, or cancels the wait."""
-        if not entered.done():
-            entered.cancel()
-        elif entered.exception() is None:
+        if not acquired.done():
+            acquired.cancel()
+        elif acquired.exception() is None:
             self.num_users -= 1
             self.last_used = time.monotonic()
             if not self.num_users:
                 self._unused.set()
 
-    def _add_user(self, entered: asyncio.Future[None]) -> None:
+    def _add_user(self, acquired: asyncio.Future[None]) -> None:
         self.num_users += 1
         self.last_used = time.monotonic()
         self._unused.clear()
-        entered.set_result(None)
+        acquired.set_result(None)
 
     def settle_waiters(self, error: ApiError | None = None) -> None:
         """Admits waiting requests as users of the loaded model, or fails them with `error`."""

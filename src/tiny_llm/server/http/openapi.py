@@ -40,7 +40,7 @@ _DESCRIPTIONS = {
     415: "The content type is not JSON.",
     429: "The queue is full.",
     500: "The engine failed.",
-    503: "The server is loading, shutting down or broken.",
+    503: "The server is loading, shutting down or failed.",
     504: "The request timed out.",
 }
 

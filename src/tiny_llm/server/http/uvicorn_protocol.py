@@ -14,7 +14,7 @@ from .errors import ApiError, to_json
 log = logging.getLogger("tiny_llm.server")
 
 MAX_HEADER_BYTES = 65536  # request line and headers
-HEAD_TIMEOUT = 30.0  # seconds from the connection, or the first byte, to the end of the headers
+HEADER_TIMEOUT = 30.0  # seconds from the connection, or the first byte, to the end of the headers
 RESERVED_FILES = 48  # file descriptors for everything but connections; about 12 are in use
 
 
@@ -53,7 +53,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT, self._on_head_timeout)
+            self._head_timer = self.loop.call_later(HEADER_TIMEOUT, self._on_head_timeout)
 
     def _on_head_timeout(self) -> None:
         """Closes the connection, unless a response is being sent."""

@@ -135,7 +135,7 @@ class ChatSerializer:
         """Waits for generation to finish, then returns the response."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
-                self._outputs[output.index].take(output)
+                self._outputs[output.index].add(output)
                 self._logprobs[output.index] += self._token_logprobs(output)
                 self._token_ids[output.index] += output.token_ids
                 self._prompt_logprobs = self._prompt_logprobs or prompt_logprobs_field(
@@ -190,7 +190,7 @@ class ChatSerializer:
         """See `OutputSerializer`."""
         parsed = self._outputs[output.index]
         num_calls = len(parsed.calls)
-        parts = parsed.take(output)
+        parts = parsed.add(output)
         has_ended = parsed.finish_reason is not None
         if self._is_text_only and not has_ended and len(parts) < 2:  # the common case
             if not parts:

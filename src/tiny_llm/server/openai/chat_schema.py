@@ -252,8 +252,10 @@ class ChatCompletionRequest(SamplingFields):
         Raises:
             ApiError: a schema is missing, or two fields constrain the output.
         """
-        answer = None if self.response_format is None else self.response_format.constraint()
-        return self._required_tool_calls() or self._auto_tool_calls(answer)
+        response_constraint = (
+            None if self.response_format is None else self.response_format.constraint()
+        )
+        return self._required_tool_calls() or self._auto_tool_calls(response_constraint)
 
     def _required_tool_calls(self) -> ToolCalls | None:
         """The constraint for a required tool call; None if calls are optional."""
@@ -272,14 +274,16 @@ class ChatCompletionRequest(SamplingFields):
             parallel=self.parallel_tool_calls is not False and name is None,
         )
 
-    def _auto_tool_calls(self, answer: StructuredOutputs | None) -> OutputConstraint | None:
-        """The constraint for optional calls and `answer`.
+    def _auto_tool_calls(
+        self, response_constraint: StructuredOutputs | None
+    ) -> OutputConstraint | None:
+        """The constraint for optional calls and `response_constraint`.
 
         Calls are not constrained if another field constrains the output or its length.
         """
         if self.structured_outputs or self.ignore_eos or self.min_tokens:
-            return answer
-        return auto_tool_calls(self.usable_tools, self.parallel_tool_calls, answer)
+            return response_constraint
+        return auto_tool_calls(self.usable_tools, self.parallel_tool_calls, response_constraint)
 
     @property
     def _allowed_names(self) -> set[str] | None:

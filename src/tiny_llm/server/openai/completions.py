@@ -202,8 +202,8 @@ class CompletionSerializer:
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 for index, ready in self._ready_outputs(output):
-                    self._outputs[index].take(ready)
-                    self._logprobs[index].take(ready)
+                    self._outputs[index].add(ready)
+                    self._logprobs[index].add(ready)
                     self._token_ids[index] += ready.token_ids
         choices = [
             self._full_choice(index, self._echoed[index] + parsed.text)
@@ -239,7 +239,7 @@ class CompletionSerializer:
         if self._is_passthrough and output.finish_reason is None:  # the common case
             number = self._handle.prompt_index[output.request_id]
             index = number * self._n + output.index
-            self._outputs[index].take(output)
+            self._outputs[index].add(output)
             return self._text_event(index, output.text) if output.text else b""
         return b"".join(
             self._output_events(index, ready) for index, ready in self._ready_outputs(output)
@@ -261,11 +261,11 @@ class CompletionSerializer:
         if logprobs:  # the echoed prompt's
             chunks = self._chunk([self._choice(index, self._echoed[index], None)])
             logprobs.clear()
-        parsed.take(output)
+        parsed.add(output)
         has_ended = parsed.finish_reason is not None
         if self._is_text_only and not has_ended:
             return chunks + self._text_event(index, output.text) if output.text else chunks
-        logprobs.take(output)
+        logprobs.add(output)
         if (
             output.text
             or has_ended

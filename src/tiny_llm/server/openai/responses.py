@@ -141,7 +141,7 @@ class ResponseSerializer:
 
     def _take(self, output: StreamOutput) -> list[Event]:
         """Appends an output to the items; its logprobs go to the next text delta."""
-        parts = self._output.take(output)
+        parts = self._output.add(output)
         if self._output.in_content:
             self._logprobs += self._texts.logprobs(output, self._body.logprobs or 0)
         events = []
@@ -149,7 +149,7 @@ class ResponseSerializer:
             logprobs = []
             if not isinstance(part, ReasoningDelta):  # reasoning has no logprobs
                 logprobs, self._logprobs = self._logprobs, []
-            events += self._items.take(part, logprobs)
+            events += self._items.add(part, logprobs)
         return events
 
     def _finish(self) -> list[Event]:

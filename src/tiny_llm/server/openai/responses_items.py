@@ -37,7 +37,7 @@ class OutputItems:
         self.items: list[dict[str, Any]] = []
         self._is_open = False
 
-    def take(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+    def add(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """Appends a parsed delta; returns its events.
 
         Args:

@@ -171,10 +171,10 @@ class ResponsesRequest(CommonFields):
         choice = self.tool_choice
         is_subset = self._allowed_names is not None
         mode = choice["mode"] if isinstance(choice, dict) and is_subset else choice
-        answer = None if text_format is None else _text_constraint(text_format)
+        response_constraint = None if text_format is None else _text_constraint(text_format)
         if mode in (None, "auto", "none"):
             tools = [] if self.ignore_eos else self.usable_tools
-            return auto_tool_calls(tools, self.parallel_tool_calls, answer)
+            return auto_tool_calls(tools, self.parallel_tool_calls, response_constraint)
         name = choice["name"] if isinstance(choice, dict) and not is_subset else None
         parallel = name is None and self.parallel_tool_calls is not False
         fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": parallel}

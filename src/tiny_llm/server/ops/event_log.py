@@ -45,7 +45,7 @@ class EventLogWriter:
         header = {"schema": SCHEMA, "version": VERSION, "engine": dict(engine)}
         self._write(json.dumps(header)[:-1] + ', "events": [')
 
-    def take(self, report: StepReport) -> None:
+    def record(self, report: StepReport) -> None:
         """Writes a step's events."""
         for event in report_events(report):
             separator = "\n" if self._start_time is None else ",\n"

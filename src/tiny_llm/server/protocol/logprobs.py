@@ -118,7 +118,7 @@ class CompletionLogprobs:
         for token, logprobs_by_id in zip(token_ids, logprobs, strict=True):
             self._add(token, logprobs_by_id)
 
-    def take(self, output: StreamOutput) -> None:
+    def add(self, output: StreamOutput) -> None:
         """Adds an output's tokens."""
         for token, logprobs_by_id in content_logprobs(output, self._texts.as_token_ids):
             self._add(token, logprobs_by_id)

@@ -39,7 +39,7 @@ class ParsedOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
-    def take(self, output: StreamOutput) -> list[ParsedDelta]:
+    def add(self, output: StreamOutput) -> list[ParsedDelta]:
         """Adds an output; returns its deltas, without text held back by the parser."""
         was_thinking = self.parser.in_reasoning
         deltas = self.parser.feed(output.text)

@@ -180,7 +180,7 @@ class PromptRenderer:
             is_stream: whether to emit tool calls incrementally.
         """
         has_form = isinstance(constraint, StructuredOutputs) or (
-            constraint is not None and constraint.answer is not None
+            constraint is not None and constraint.response_constraint is not None
         )
         options = ToolCallOptions(self._tool_call_format, tools, is_stream, has_form)
         return OutputParser(

@@ -87,7 +87,7 @@ class Gateway:
             try:
                 async for batch in batches:
                     for message in batch:
-                        await response.take(message)
+                        await response.send(message)
                 return
             except ReplicaLostError:
                 if response.has_started:
@@ -111,7 +111,7 @@ class _ForwardedResponse:
         self._start: Message | None = None
         self._num_events = 0
 
-    async def take(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         """Forwards an ASGI message."""
         if message["type"] == "http.response.start":
             self._start = message

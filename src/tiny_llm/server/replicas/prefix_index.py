@@ -11,7 +11,7 @@ It is only an estimate: the replica's cache has pages of tokens and evicts indep
 
 from collections import OrderedDict
 
-PIECE = 64  # characters; about half a page of 32 tokens
+PIECE_LENGTH = 64  # characters; about half a page of 32 tokens
 
 
 def piece_hashes(key: str) -> list[int]:
@@ -21,8 +21,8 @@ def piece_hashes(key: str) -> list[int]:
     """
     # [task 5.7.2 hashes]
     hashes, previous = [], 0
-    for end in range(PIECE, len(key) + 1, PIECE):
-        previous = hash((previous, key[end - PIECE : end]))
+    for end in range(PIECE_LENGTH, len(key) + 1, PIECE_LENGTH):
+        previous = hash((previous, key[end - PIECE_LENGTH : end]))
         hashes.append(previous)
     return hashes
     # [/task 5.7.2 hashes]
@@ -53,8 +53,8 @@ class PrefixIndex:
         hashes = piece_hashes(key)
         for count, piece in enumerate(hashes):
             if piece not in self._pieces:
-                return count * PIECE
-        return len(hashes) * PIECE
+                return count * PIECE_LENGTH
+        return len(hashes) * PIECE_LENGTH
         # [/task 5.7.2 match]
 
     def insert(self, key: str) -> None:

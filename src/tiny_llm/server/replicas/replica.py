@@ -55,7 +55,7 @@ class Replica:
             ApiError: 503, the engine has failed.
         """
         lifecycle = self._process.models[0].engine_client.lifecycle
-        if lifecycle.phase == "broken":
+        if lifecycle.phase == "failed":
             raise ApiError(503, lifecycle.reason)
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:

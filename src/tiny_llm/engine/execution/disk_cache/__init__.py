@@ -2,10 +2,10 @@
 
 File I/O is in `kv_cache/disk`. Must not know about text or sampling.
 
-Reading order: cache, keys, fingerprint, opening.
+Reading order: cache, keys, fingerprint, factory.
 """
 
 from .cache import DiskCache
-from .opening import check_disk_cache_options, make_disk_cache
+from .factory import check_disk_cache_options, make_disk_cache
 
 __all__ = ["DiskCache", "check_disk_cache_options", "make_disk_cache"]

@@ -245,7 +245,7 @@ class DiskCache:
             if not item.request.num_loading:  # preempted or finished
                 self._cancel(request_id)
                 continue
-            rows, is_done = self._reader.take(item.load)
+            rows, is_done = self._reader.collect(item.load)
             first = item.request.num_shared + item.num_copied
             num_pages = min(len(rows), item.num_pages - item.num_copied)
             states = rows[num_pages:]

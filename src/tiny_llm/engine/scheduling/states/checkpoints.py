@@ -102,7 +102,7 @@ class Checkpoints:
             # [/task 6.5.4 evict]
         return self._allocator.allocate()[0]
 
-    def allocate_beside(self, node: PrefixNode, num_reserved: int) -> int:
+    def allocate_other(self, node: PrefixNode, num_reserved: int) -> int:
         """Allocates a slot for a request whose current slot is the checkpoint of `node`.
 
         Returns:

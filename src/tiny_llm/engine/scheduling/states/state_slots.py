@@ -113,7 +113,7 @@ class StateSlots:
         """
         node = request.last_node
         assert self.checkpoints.by_node[node].slot == request.state_slots.current
-        return self.checkpoints.allocate_beside(node, self._num_reserved)
+        return self.checkpoints.allocate_other(node, self._num_reserved)
 
     def reserve_drafts(self, request: EngineRequest, count: int) -> int:
         """Reserves slots for up to `count` draft tokens; returns the number of slots."""
