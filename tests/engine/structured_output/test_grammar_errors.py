@@ -19,7 +19,7 @@ def compiler():
 
 
 @pytest.mark.parametrize(
-    ("form", "reason"),
+    ("constraint", "reason"),
     [
         ({"json": OVERLAPPING}, "is strict, but these keywords cannot be enforced: '/oneOf'"),
         ({"json": {"not": {}}}, "keywords cannot be enforced: '/not'; remove them"),

@@ -27,7 +27,7 @@ def llm(demo):
     return LLM(demo, kv_cache_bytes=2**24)
 
 
-@pytest.mark.parametrize(("form", "text"), FORMS)
+@pytest.mark.parametrize(("constraint", "text"), FORMS)
 @pytest.mark.parametrize("speculative", [None, "ngram"])
 def test_text_of_special_tokens(demo, constraint, text, speculative):
     llm = LLM(demo, kv_cache_bytes=2**24, speculative=speculative)

@@ -543,7 +543,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("form", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("constraint", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, constraint):
     output = generate_one(llm, constraint)
     assert output.finish_reason == "error"
@@ -553,7 +553,7 @@ def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, constraint):
 
 
 @pytest.mark.parametrize(
-    "form",
+    "constraint",
     [
         StructuredOutputs(json={"type": "string", "pattern": "(a|b)*a(a|b){200}"}),
         StructuredOutputs(json={"type": "array", "minItems": 10**9}),

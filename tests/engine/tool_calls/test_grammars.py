@@ -188,8 +188,8 @@ def test_missing_parameters_mean_no_arguments():
         assert accepts(family, "tags", ToolCalls([open_tool], "required"), some)
 
 
-def test_an_answer_requires_optional_calls():
-    with pytest.raises(UserError, match="an answer requires the tool choice 'auto', got 'requi"):
+def test_a_response_constraint_requires_optional_calls():
+    with pytest.raises(UserError, match="response_constraint requires the tool choice 'auto'"):
         ToolCalls([STOP], "required", response_constraint=StructuredOutputs(json=PERSON))
 
 
