@@ -22,23 +22,23 @@ from tiny_llm import kernels
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --exhaustive, for runs of many minutes."""
+    """Adds --exhaustive and --shares."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
-        help="all wrong solutions; random tests try everything: 20,000 requests, 1,000 schemas",
+        help="run all wrong solutions and full-size random tests (20,000 requests, 1,000 schemas)",
     )
     parser.addoption(
         "--shares",
         type=int,
         default=1,
         metavar="N",
-        help="one of N shares of the cases marked thorough or other_isa, the next at each commit",
+        help="run 1/N of the cases marked thorough or other_isa; each commit runs the next share",
     )
 
 
 def pytest_sessionstart() -> None:
-    """Clears the terminal's variables; pytest has already read them for its own output."""
+    """Clears the terminal's environment variables once pytest has read them."""
     hermetic.reset_display()
 
 
@@ -50,34 +50,36 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects exhaustive tests and other shares; marks thorough ones; long files first."""
+    """Deselects cases outside this run, marks thorough ones and runs long files first."""
     if not config.getoption("--exhaustive"):
-        kept, left_out = [], []
+        kept, deselected = [], []
         for item in items:
-            (left_out if item.get_closest_marker("exhaustive") else kept).append(item)
-        config.hook.pytest_deselected(items=left_out)
+            (deselected if item.get_closest_marker("exhaustive") else kept).append(item)
+        config.hook.pytest_deselected(items=deselected)
         items[:] = kept
     quick.mark_thorough(items)
     if (shares := config.getoption("--shares")) > 1:
         commit = quick.commit_number()
-        kept, left_out = [], []
+        kept, deselected = [], []
         for item in items:
             marks = {mark.name for mark in item.iter_markers()}
-            (kept if quick.in_share(item.nodeid, marks, shares, commit) else left_out).append(item)
-        config.hook.pytest_deselected(items=left_out)
+            (kept if quick.in_share(item.nodeid, marks, shares, commit) else deselected).append(
+                item
+            )
+        config.hook.pytest_deselected(items=deselected)
         items[:] = kept
     quick.longest_first(items)
 
 
-# Tests in these folders run on the CPU, on a Mac too: they assert bitwise batch invariance, which
-# the GPU does not guarantee (see src/extensions/README.md). `either_device` runs a test on both.
-ABOUT_THE_CPU = ("agent", "benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
+# Tests in these folders run on the CPU even on a Mac, because they assert bitwise batch invariance,
+# which the GPU does not guarantee (src/extensions/README.md). `either_device` runs a test on both.
+CPU_FOLDERS = ("agent", "benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _device_of_folder(request: pytest.FixtureRequest) -> Iterator[None]:
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    with use_device("cpu") if folder in ABOUT_THE_CPU else nullcontext():
+    with use_device("cpu") if folder in CPU_FOLDERS else nullcontext():
         yield
 
 
@@ -90,10 +92,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=["cpu", "gpu"])
 def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the test on the CPU and on a GPU: this machine's or an emulated one.
+    """Runs the test on the CPU and on a GPU, either this machine's or the emulated one.
 
-    The emulator is slow: use few tokens and a small model. Create arrays and models in the test, on
-    its device.
+    The emulator is slow: use few tokens and a small model. Create arrays and models inside the
+    test, so that they are on its device.
     """
     if request.param in DEVICES:
         with use_device(request.param):
@@ -109,7 +111,7 @@ def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def on_cpu() -> Iterator[None]:
-    """Runs the test on the CPU: for CPU kernels, or for bitwise guarantees."""
+    """Runs a test of CPU kernels or of bitwise guarantees on the CPU."""
     with use_device("cpu"):
         yield
 
@@ -123,7 +125,7 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
 # In a learner's tree the operations run the learner's plain C++ kernels: see tools/course.
 IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
 
-# Commands use a learner's tree if it exists; tests of the solution must not.
+# Commands use a learner's tree if one exists; tests of the solution must not.
 if not IS_LEARNERS_TREE:
     os.environ["TINY_LLM_MINE"] = "/there-is-no-learners-tree"
 
@@ -132,8 +134,8 @@ if not IS_LEARNERS_TREE:
 def pytest_runtest_call() -> Generator[None, None, None]:
     """Fails a test that reaches an unimplemented part of a learner's kernel.
 
-    The kernel throws on the stream's thread, and only the next operation would raise the error.
-    This test may not have one.
+    The kernel throws on the stream's thread, and the error surfaces only in the next operation,
+    which the test may not have.
     """
     try:
         return (yield)
@@ -149,7 +151,7 @@ INSTRUCTION_SETS = (
 )
 
 
-# A quick run takes plain C++ and this machine's best instruction set.
+# Quick runs use plain C++ and this machine's best instruction set.
 @pytest.fixture(
     params=[
         name
@@ -161,7 +163,7 @@ INSTRUCTION_SETS = (
 def instruction_set(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, on_cpu: None
 ) -> str:
-    """Runs the test on the CPU with every instruction set of this machine.
+    """Runs the test on the CPU with every instruction set this machine supports.
 
     The kernel is selected at evaluation: call `mx.eval` inside the test.
     """
@@ -171,20 +173,20 @@ def instruction_set(
 
 @pytest.fixture(autouse=True)
 def _fail_on_gpu_faults() -> Iterator[None]:
-    """Fails tests with faults of the emulated GPU, even caught ones (TINY_LLM_EMULATED_METAL=1)."""
+    """Fails a test on any fault of the emulated GPU, even a caught one."""
     yield
     assert not kernels.report_emulator_faults(), "the emulated GPU reported faults; see stderr"
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Seeds every test, so random numbers do not depend on other tests."""
+    """Seeds every test, so that its random numbers do not depend on other tests."""
     mx.random.seed(20_251_121)
 
 
 @pytest.fixture(scope="session")
 def demo() -> tuple[Any, Any]:
-    """The shipped model and its tokenizer, as `mlx_lm.load` returns them."""
+    """The bundled model and its tokenizer, as returned by `mlx_lm.load`."""
     from tiny_llm import load
 
     return load("demo")
@@ -192,7 +194,7 @@ def demo() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="session")
 def demo_bfloat16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped model's weights in bfloat16, as a folder that `transformers` loads."""
+    """Folder with the bundled model's weights in bfloat16, loadable by `transformers`."""
     from tests.support import write_dequantized
     from tiny_llm.demo import TARGET_PATH
 

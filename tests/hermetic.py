@@ -1,8 +1,8 @@
 """Resets process state inherited by pytest and passed on to child processes.
 
 conftest.py calls `reset_process` before other imports and `reset_display` once pytest has read the
-terminal's variables for its own output. A shell's `nohup`, a CI runner or a user's profile then
-has no influence on the programs that tests start.
+terminal's variables for its own output. `nohup`, a CI runner or a user's shell profile then cannot
+affect the programs that tests start.
 """
 
 import locale
@@ -20,7 +20,7 @@ KEPT = re.compile(
     r"|PYTHON(BREAKPOINT|HOME|OPTIMIZE|PATH|PLATLIBDIR|PYCACHEPREFIX)"
 )
 
-# Language and time zone, the interpreter, proxies, checkpoints, clients, launchers, our commands.
+# Locale, interpreter, proxies, model hubs, API clients, launchers and our own commands.
 CLEARED = re.compile(
     r"LANG|LANGUAGE|LC_\w+|PYTHON\w+|(ALL|FTP|HTTP|HTTPS|NO)_PROXY"
     r"|(HF|HUGGING_?FACE|TOKENIZERS|TRANSFORMERS)_\w+"
@@ -34,7 +34,8 @@ DISPLAY = re.compile(
 
 WARNINGS = os.environ.get("PYTHONWARNINGS")  # already read by this process
 
-# Python ignores these itself, and `subprocess` restores them. The others stop background jobs.
+# Python ignores the first two itself, and `subprocess` restores them; the last two would stop a
+# background job that uses the terminal.
 LEFT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU}
 
 
@@ -46,7 +47,7 @@ def reset_process() -> None:
         os.set_inheritable(null, True)
     os.close(null)
     _clear(CLEARED)
-    with suppress(locale.Error):  # before macOS 15
+    with suppress(locale.Error):  # macOS before 15 lacks this locale
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     os.environ["TZ"] = "UTC"
     time.tzset()
@@ -63,10 +64,10 @@ def reset_display() -> None:
 
 
 def _reset_signals() -> None:
-    """Lets child processes start with default dispositions and no blocked signals.
+    """Gives child processes default signal dispositions and an empty signal mask.
 
-    `exec` keeps ignored signals ignored and resets handlers. With a no-op handler, `nohup` protects
-    pytest but not its children.
+    `exec` keeps ignored signals ignored but resets handlers, so with a no-op handler `nohup`
+    protects pytest but not its children.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - LEFT_IGNORED:

@@ -5,7 +5,7 @@ run covers each value of each parameter at least once, but not every combination
 are marked `thorough` and run with `pdm run test --all` or when their file is named.
 
 Instruction sets between plain C++ and this machine's best have a separate mark, `other_isa`: the
-sanitizers run few cases, but on all instruction sets.
+sanitizers run few cases, but run them on all instruction sets.
 """
 
 import subprocess
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-# Parameters whose every value runs a full covering subset of the others.
+# Each value of these parameters gets a full covering subset of the other parameters.
 REPEATED = ("instruction_set",)
 
-# Started first: a long file at the end would leave the other workers idle.
+# Started first, because a long file at the end would leave the other workers idle.
 LONGEST_FIRST = (
     "tests/course/test_days.py",
     "tests/course/test_wrong_solutions.py",
@@ -61,27 +61,28 @@ def is_recompiled(item: pytest.Item) -> bool:
 
 
 def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
-    """Hashable parameter values of a case.
+    """A case's parameter values in hashable form.
 
-    The arguments of one `parametrize` count as one value. Values are compared by identity, because
-    all cases of a function share them.
+    The arguments of one `parametrize` count as one value. Values are identified by `id`, because
+    all cases of a function share the same objects.
     """
     params = item.callspec.params
-    together = {name: name for name in params}
+    group_of = {name: name for name in params}
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0]
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
-        together |= dict.fromkeys(names, names[0])
+        group_of |= dict.fromkeys(names, names[0])
     values = defaultdict(list)
     for name, value in params.items():
-        values[together[name]].append(id(value))
+        values[group_of[name]].append(id(value))
     return frozenset((name, *value) for name, value in values.items())
 
 
 def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
-    """Indices of few cases that together cover every value of every parameter.
+    """Indices of a small set of cases that covers every value of every parameter.
 
-    Greedy: each next case has the most uncovered values; ties go to the least used values.
+    Greedy: each step adds the case with the most uncovered values; ties go to the case with the
+    least used values.
 
     Args:
         cases: parameter values of each case.
@@ -104,9 +105,10 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 
 
 def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
-    """Whether a commit's share of the combinations includes a case.
+    """Whether a commit's share includes a case.
 
-    Only cases marked `thorough` or `other_isa` are shared out; all others are in every share.
+    Only cases marked `thorough` or `other_isa` are divided into shares; all others are in every
+    share.
     """
     if not marks & {"thorough", "other_isa"}:
         return True
@@ -114,7 +116,7 @@ def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
 
 
 def commit_number() -> int:
-    """Number of commits of this checkout; 0 without git."""
+    """Number of commits in the checkout's history; 0 without git."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -124,10 +126,10 @@ def commit_number() -> int:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sorts files by duration, longest first; the order within a file is kept."""
+    """Moves the longest files to the front and keeps the order within a file."""
 
-    def place(item: pytest.Item) -> int:
-        matches = (n for n, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
+    def rank(item: pytest.Item) -> int:
+        matches = (i for i, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
         return next(matches, len(LONGEST_FIRST))
 
-    items.sort(key=place)
+    items.sort(key=rank)

@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
-# Flash attention's flags and the resulting model option: on by default on the CPU.
+# Command-line flags and the resulting model option; flash attention is on by default on the CPU.
 FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash-attn"], False)]
 
-# Spacing of the numbers just above 1.
+# Spacing of floating-point numbers just above 1.
 EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 
-# Devices under test: "gpu" is MLX's on a Mac, or emulated with TINY_LLM_EMULATED_METAL=1.
+# Devices under test. "gpu" is MLX's GPU on a Mac, or emulated with TINY_LLM_EMULATED_METAL=1.
 DEVICES = ["cpu", *(["gpu"] if not kernels.computes_on_cpu() else [])]
-_FIRST = mx.default_device(), kernels._stream  # this machine's default
+_DEFAULT = mx.default_device(), kernels._stream
 
 
 @contextmanager
 def use_device(device: str) -> Iterator[None]:
-    """Sets the default device of MLX's operations and ours to one of `DEVICES`."""
+    """Sets the default device of MLX's and our operations to one of `DEVICES`."""
     before = mx.default_device(), kernels._stream
     if device == "cpu":
         kernels.use_cpu()
     else:
-        mx.set_default_device(_FIRST[0])
-        kernels._stream = _FIRST[1]
+        mx.set_default_device(_DEFAULT[0])
+        kernels._stream = _DEFAULT[1]
     try:
         yield
     finally:
@@ -86,13 +86,13 @@ def assert_close(
     what: str,
     ulps: float = 4,
 ) -> None:
-    """Asserts equal shapes, and errors of at most `ulps` units of the largest expected element.
+    """Asserts equal shapes and errors of at most `ulps` units in the last place.
 
     Args:
         actual: result under test.
         expected: oracle's result.
-        what: subject of the message, with a hint where to look.
-        ulps: tolerance in epsilons of `actual`'s dtype.
+        what: name of the result, with a hint where to look, for the message.
+        ulps: tolerance in epsilons of `actual`'s dtype, relative to the largest expected element.
     """
     __tracebackhide__ = True
     assert_same_shape(actual, expected, what)
@@ -119,10 +119,10 @@ def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:
         raise AssertionError(f"{what}: expected shape {expected.shape}, got {actual.shape}")
 
 
-def describe_difference(what: str, index: Sequence[Any], came: float, wanted: float) -> str:
+def describe_difference(what: str, index: Sequence[Any], actual: float, expected: float) -> str:
     """Message for the index and values at which two arrays differ."""
     place = ", ".join(str(int(i)) for i in index)
-    return f"{what}: at index [{place}] expected {wanted:.6g}, got {came:.6g}"
+    return f"{what}: at index [{place}] expected {expected:.6g}, got {actual:.6g}"
 
 
 def describe_mismatches(wrong: np.ndarray) -> str:
@@ -143,15 +143,15 @@ def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
     wrong = bits(actual) != bits(expected)
     if wrong.any():
         first = tuple(np.argwhere(wrong)[0])
-        came, wanted = as_numpy(actual)[first], as_numpy(expected)[first]
+        a, e = as_numpy(actual)[first], as_numpy(expected)[first]
         raise AssertionError(
-            f"{describe_difference(what, first, came, wanted)} (the same bits are expected); "
+            f"{describe_difference(what, first, a, e)} (the same bits are expected); "
             f"{describe_mismatches(wrong)}"
         )
 
 
 def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "tokens") -> None:
-    """Chi-square test against an exact distribution; impossible outcomes must not occur.
+    """Chi-square test against an exact distribution; rejects impossible outcomes.
 
     Rare outcomes are merged. Draws are seeded, so the result is the same in every run.
 
@@ -166,7 +166,7 @@ def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "to
     shares = f"expected shares {np.round(expected, 3)}, got {np.round(counts / counts.sum(), 3)}"
     if counts.size > 50:
         shares = (
-            f"expected {counts.sum()} draws of {counts.size} outcomes to be distributed otherwise"
+            f"{counts.sum()} draws of {counts.size} outcomes do not fit the expected distribution"
         )
     never = np.flatnonzero((expected == 0) & (counts > 0))
     assert not never.size, f"{what} {never.tolist()} must never occur: {shares}"
@@ -224,11 +224,11 @@ def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> "qwen3.Model":
 
 
 class ByteDetokenizer:
-    """Decodes bytes to text, buffering incomplete characters."""
+    """Decodes bytes to text and buffers incomplete characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._told = 0
+        self._num_emitted = 0
         self.text = ""
 
     def add_token(self, token: int) -> None:
@@ -239,8 +239,8 @@ class ByteDetokenizer:
 
     @property
     def last_segment(self) -> str:
-        segment = self.text[self._told :]
-        self._told = len(self.text)
+        segment = self.text[self._num_emitted :]
+        self._num_emitted = len(self.text)
         return segment
 
 
@@ -272,14 +272,14 @@ class ScriptedModel:
         self.calls: list[list[int]] = []
 
     def __call__(self, ids: mx.array) -> mx.array:
-        assert ids.ndim == 2, f"a model takes ids of shape B×L, got {ids.shape}"
+        assert ids.ndim == 2, f"expected ids of shape B×L, got {ids.shape}"
         self.calls.append(ids[0].tolist())
         assert len(self.calls) <= len(self.answer) + 20, (
-            f"expected an end after {len(self.answer)} tokens, got {len(self.calls)} steps; does "
-            "each step see the tokens before it, and every end token end the answer?"
+            f"expected generation to stop after {len(self.answer)} tokens, got {len(self.calls)} "
+            "steps; check that each step gets the previous tokens and that every end token stops it"
         )
-        said = ids.shape[1] - self.prompt_len
-        token = self.answer[min(said, len(self.answer) - 1)]
+        num_generated = ids.shape[1] - self.prompt_len
+        token = self.answer[min(num_generated, len(self.answer) - 1)]
         last = mx.where(mx.arange(256) == token, 10.0, 0.0)
         return mx.broadcast_to(last, (*ids.shape, 256))
 
@@ -318,20 +318,20 @@ def assert_same_completions(
 ) -> None:
     """Asserts that `batch_generate`'s outputs are equal; reports the first difference."""
     indices = [index for index, _ in actual]
-    assert indices == [index for index, _ in expected], f"answers to prompts {indices}"
-    for (index, came), (_, wanted) in zip(actual, expected, strict=True):
-        if came == wanted:
+    assert indices == [index for index, _ in expected], f"got outputs of prompts {indices}"
+    for (index, text), (_, expected_text) in zip(actual, expected, strict=True):
+        if text == expected_text:
             continue
         same = next(
-            (i for i, (a, b) in enumerate(zip(came, wanted, strict=False)) if a != b),
-            min(len(came), len(wanted)),
+            (i for i, (a, b) in enumerate(zip(text, expected_text, strict=False)) if a != b),
+            min(len(text), len(expected_text)),
         )
-        hint = "it ends too early" if len(came) == same else "it parts from what it should be"
-        hint = "it goes on too long" if len(wanted) == same else hint
+        hint = "it ends too early" if len(text) == same else "it differs"
+        hint = "it continues too long" if len(expected_text) == same else hint
         raise AssertionError(
-            f"prompt {index}'s answer has {len(came)} characters instead of {len(wanted)}; the "
-            f"first {same} are right, then {hint}: expected {wanted[same : same + 8]!r}, got "
-            f"{came[same : same + 8]!r}"
+            f"the output of prompt {index} has {len(text)} characters instead of "
+            f"{len(expected_text)}; the first {same} are right, then {hint}: expected "
+            f"{expected_text[same : same + 8]!r}, got {text[same : same + 8]!r}"
         )
 
 

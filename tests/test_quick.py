@@ -1,4 +1,4 @@
-"""Case selection of quick runs."""
+"""Selection of the cases of a quick run."""
 
 import itertools
 
@@ -21,9 +21,11 @@ def test_single_parameter_keeps_all_cases():
 
 def test_shares_of_successive_commits_cover_all_combinations():
     marks = {f"test_a[{n}]": {"thorough" if n % 2 else "other_isa"} for n in range(40)}
-    shares = [{one for one in marks if in_share(one, marks[one], 4, n)} for n in (7, 8, 9, 10)]
+    shares = [
+        {nodeid for nodeid in marks if in_share(nodeid, marks[nodeid], 4, n)} for n in (7, 8, 9, 10)
+    ]
     assert set().union(*shares) == set(marks)
-    assert sum(len(share) for share in shares) == len(marks), "each case in one share"
+    assert sum(len(share) for share in shares) == len(marks), "each case is in exactly one share"
     assert all(in_share("test_b", {"slow"}, 4, commit) for commit in range(4))
 
 

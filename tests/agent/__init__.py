@@ -1,1 +1,1 @@
-"""The agent: models, command, and rules that no task of Week 7 tests."""
+"""Agent tests beyond the tasks of Week 7: branches, chat models, command line."""

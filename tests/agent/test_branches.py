@@ -1,4 +1,4 @@
-"""Branches and evaluation on the engine: shared pages, and a report that repeats."""
+"""Agent branches and evaluation on the engine: shared pages, reproducible reports."""
 
 from tiny_llm import LLM
 from tiny_llm.agent import Agent, LocalModel, ScriptedModel, assistant
@@ -24,17 +24,18 @@ def test_branches_share_the_pages_of_the_fork(tmp_path):
     assert len({branch.transcript.answer for branch in branches}) == 3
     contexts = [branch.transcript.context for branch in branches]
     pages = [model.cached_pages(context, agent.definitions) for context in contexts]
-    start = model.cached_pages(contexts[0][:1], agent.definitions)
+    fork_pages = model.cached_pages(contexts[0][:1], agent.definitions)
     counts = count_pages(pages)
-    assert all(own[: len(start)] == start for own in pages), "the pages of the fork differ"
-    assert counts.shared >= len(start) > 10
-    assert counts.saved >= 2 * len(start)
-    tree = {node.page for node in llm.scheduler.pages.cache.nodes()}
-    assert {page for own in pages for page in own} <= tree
+    n = len(fork_pages)
+    assert all(own[:n] == fork_pages for own in pages), "branches must share the fork's pages"
+    assert counts.shared >= n > 10
+    assert counts.saved >= 2 * n
+    cached = {node.page for node in llm.scheduler.pages.cache.nodes()}
+    assert {page for own in pages for page in own} <= cached
 
 
-def test_report_repeats_and_does_not_depend_on_the_cache():
-    """The second evaluation finds its prompts in the prefix cache, and runs in another order."""
+def test_report_is_reproducible_and_independent_of_the_cache():
+    """The second evaluation hits the prefix cache and runs the cases in reverse order."""
     llm = LLM("demo", kv_cache_bytes=2**25)
     model = LocalModel(llm, 0.8, max_tokens=40)
     tasks = [

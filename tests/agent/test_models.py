@@ -1,4 +1,4 @@
-"""Chat models of the agent: script, engine and server."""
+"""The agent's chat models: scripted, in-process engine, HTTP server."""
 
 import json
 import threading
@@ -32,7 +32,7 @@ def test_demo_model_calls_tools(llm):
     assert 0 < model.usage.cached_tokens < model.usage.prompt_tokens
 
 
-def test_script_of_a_local_model_only_replaces_its_messages(llm):
+def test_scripted_local_model_still_counts_prompt_tokens(llm):
     model = LocalModel(llm, script=ScriptedModel([assistant("Seven.")]))
     assert model.complete(QUESTION, DEFINITIONS, 0) == assistant("Seven.")
     assert model.usage.prompt_tokens > 100
@@ -43,7 +43,7 @@ def test_prompt_beyond_the_context_is_a_user_error(llm):
         LocalModel(llm).complete([{"role": "user", "content": "word " * 5000}], [], 0)
 
 
-def test_scripts():
+def test_scripted_model():
     script = ScriptedModel.from_json('[[["add", {"a": 1}], ["add", "{"]], "Done."]')
     calls = script.complete(QUESTION, [], 0)["tool_calls"]
     assert [call["id"] for call in calls] == ["call_0_0", "call_0_1"]
@@ -61,15 +61,15 @@ def test_invalid_scripts(text):
         ScriptedModel.from_json(text)
 
 
-class Server(HTTPServer):
-    """An HTTP server that gives one reply and records the requests."""
+class ReplyServer(HTTPServer):
+    """HTTP server that sends a fixed reply and records requests."""
 
     reply: tuple[int, Any] = (200, {})
     requests: list[Any]
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: ReplyServer
 
     def do_GET(self) -> None:
         self._send(200, {"data": [{"id": "first"}]})
@@ -91,8 +91,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server(("127.0.0.1", 0), Handler)
+def server() -> Iterator[ReplyServer]:
+    server = ReplyServer(("127.0.0.1", 0), Handler)
     server.requests = []
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -102,11 +102,11 @@ def server() -> Iterator[Server]:
     server.server_close()
 
 
-def url(server: Server) -> str:
+def url(server: ReplyServer) -> str:
     return f"http://127.0.0.1:{server.server_port}/v1"
 
 
-def test_server_reply(server):
+def test_reply_and_request_of_a_server(server):
     message = assistant(None, ("add", {"a": 1, "b": 2}))
     usage = {"prompt_tokens": 50, "prompt_tokens_details": {"cached_tokens": 40}}
     server.reply = (200, {"choices": [{"message": message}], "usage": usage})
@@ -147,7 +147,7 @@ def test_unreachable_server(server):
         OpenAIModel("localhost:8000")
 
 
-def test_tools_are_checked():
+def test_invalid_tools_are_rejected():
     with pytest.raises(UserError, match="the parameters of the tool f are no JSON schema: "):
         Tool("f", "", {"properties": 3}, str)
     with pytest.raises(UserError, match="tools must have different names, got add"):

@@ -1,1 +1,1 @@
-"""Command-line interface."""
+"""Tests of the command-line interface."""

@@ -56,12 +56,12 @@ def test_outputs_are_in_prompt_order_when_redirected(capsys):
     state, statistics = blocks[-1].strip().split("\n")
     assert state.startswith("prefix cache hits: ")
     assert STATISTICS.fullmatch(statistics)
-    assert "\x1b" not in out + err, "control codes without a terminal"
+    assert "\x1b" not in out + err, "no control codes without a terminal"
     lines = err.splitlines()
     assert lines[0] == "model: demo"
     for index in range(16):
-        starts = lines.index(f"[{index}] starts: {BATCH_PROMPTS[index].splitlines()[-1]}")
-        assert any(line.startswith(f"[{index}] ends: ") for line in lines[starts:])
+        start_line = lines.index(f"[{index}] starts: {BATCH_PROMPTS[index].splitlines()[-1]}")
+        assert any(line.startswith(f"[{index}] ends: ") for line in lines[start_line:])
     assert "[3] ends: The capital of Japan is Tokyo." in lines
     assert len(lines) == 1 + 2 * 16
 
@@ -90,16 +90,16 @@ def test_thinking(capsys):
 
 @pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
 def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash):
-    given = []
+    calls = []
 
     def dispatch(name, mlx_model, week, **options):
-        given.append((week, options))
+        calls.append((week, options))
         return Qwen3ModelWeek2(mlx_model)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
     argv = [*flag, "--loader", "week2", "--device", "cpu", "--max-tokens", "1"]
     assert run(capsys, *argv)[0] == 0
-    assert given == [(2, {"enable_flash_attn": flash})]
+    assert calls == [(2, {"enable_flash_attn": flash})]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_invalid_arguments_print_one_sentence(capsys, argv, message):
 
 
 # The demo model may finish within one refresh interval of the view.
-DRAWN_AFTER_EVERY_STEP = """
+REDRAW_AFTER_EVERY_STEP = """
 import sys
 from dataclasses import replace
 from tiny_llm.cli import batch
@@ -167,22 +167,22 @@ sys.exit(batch.main())
 """
 
 
-def in_a_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
-    """Runs the command in a terminal of 100 columns; returns its exit status and output."""
-    terminal, theirs = pty.openpty()
+def run_in_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
+    """Runs the command in a 100-column terminal; returns its exit status and output."""
+    controller, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", DRAWN_AFTER_EVERY_STEP, *DEMO, *argv],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        [sys.executable, "-c", REDRAW_AFTER_EVERY_STEP, *DEMO, *argv],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
         env={**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color"},
     )
-    os.close(theirs)
+    os.close(terminal)
     received = b""
     while True:
         try:
-            chunk = os.read(terminal, 65536)
-        except OSError:  # Linux: the other end is closed
+            chunk = os.read(controller, 65536)
+        except OSError:  # on Linux, after the process exits
             chunk = b""
         if not chunk:
             break
@@ -190,12 +190,12 @@ def in_a_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
         if interrupt and b"decoding" in received:
             process.send_signal(signal.SIGINT)
             interrupt = False
-    os.close(terminal)
+    os.close(controller)
     return process.wait(timeout=60), received.decode()
 
 
 def test_live_view_in_a_terminal():
-    status, screen = in_a_terminal("--max-tokens", "4")
+    status, screen = run_in_terminal("--max-tokens", "4")
     assert status == 0
     for word in ("slot", "decoding", "waiting", "finished", "16 of 16", "tokens/s", "[15] Who are"):
         assert word in screen
@@ -203,27 +203,27 @@ def test_live_view_in_a_terminal():
 
 
 def test_plain_in_a_terminal():
-    status, screen = in_a_terminal("--max-tokens", "2", "--plain")
+    status, screen = run_in_terminal("--max-tokens", "2", "--plain")
     assert status == 0
     assert "[0] starts: " in screen
     assert "decoding" not in screen
 
 
 def test_interrupt_restores_the_terminal():
-    status, screen = in_a_terminal("--enable-thinking", interrupt=True)
+    status, screen = run_in_terminal("--enable-thinking", interrupt=True)
     assert status == 130
     assert "Traceback" not in screen
     assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l"), "the cursor is restored"
 
 
-def drawn(batch_run, width: int = 80) -> str:
+def rendered(batch_run, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(batch_table(batch_run, 4, 2.0))
     return console.file.getvalue()
 
 
-class FixedRun:
-    """Batch run in a fixed state."""
+class FakeRun:
+    """Fake batch run with fixed progress."""
 
     is_done = False
 
@@ -241,10 +241,10 @@ class FixedRun:
 
 
 @pytest.mark.parametrize("width", [90, 100, 160])
-def test_view_shows_every_state(width):
-    lines = drawn(FixedRun(), width).splitlines()
+def test_live_view_shows_every_request_state(width):
+    lines = rendered(FakeRun(), width).splitlines()
     assert lines[1].split()[:4] == ["0", "0", "decoding", "5"]
-    assert "…" in lines[1], "a long output is cut on the left"
+    assert "…" in lines[1], "a long output is truncated on the left"
     assert lines[1].rstrip().endswith("naïve 数学")
     assert lines[2].split() == ["1", "–", "idle"]
     assert lines[3].split()[:5] == ["next", "5", "prefill", "128/300", "0"]
@@ -253,28 +253,28 @@ def test_view_shows_every_state(width):
     assert "prompt: 150 tokens, 75.0 tokens/s | generation: 10 tokens, 5.0 tokens/s" in lines[7]
 
 
-def test_view_of_a_request_waiting_for_a_slot():
-    fixed = FixedRun()
-    fixed.prefilling = [RequestProgress(5, 300, 300, 1, "<think>")]
-    assert "waits for a slot" in drawn(fixed)
-    fixed.prefilling = []
-    assert drawn(fixed).splitlines()[3].split() == ["next", "–", "idle"]
+def test_live_view_of_a_prefilled_request_without_a_slot():
+    fake_run = FakeRun()
+    fake_run.prefilling = [RequestProgress(5, 300, 300, 1, "<think>")]
+    assert "waits for a slot" in rendered(fake_run)
+    fake_run.prefilling = []
+    assert rendered(fake_run).splitlines()[3].split() == ["next", "–", "idle"]
 
 
 def test_throughput_before_the_first_token():
     assert speed_line([], 0.0).startswith("prompt: 0 tokens, 0.0 tokens/s")
 
 
-def test_plain_lines_are_single_lines():
+def test_plain_output_has_one_line_per_event():
     console = Console(file=io.StringIO(), width=30)
     lines = PlainLines(console, [f"question {index}, which is rather long" for index in range(9)])
-    fixed = FixedRun()
-    fixed.outputs = {3: "[b]two\n\nlines"}
-    lines.update(fixed)
-    lines.update(fixed)
+    fake_run = FakeRun()
+    fake_run.outputs = {3: "[b]two\n\nlines"}
+    lines.update(fake_run)
+    lines.update(fake_run)
     printed = console.file.getvalue().splitlines()
     assert printed[0] == "[0] starts: question 0, which is rather long"
-    assert len(printed) == 7 + 1, "each finished request once; 7 and 8 are waiting"
+    assert len(printed) == 7 + 1, "seven started requests, one finished; 7 and 8 are waiting"
     assert printed[-1] == "[3] ends: [b]two lines"
 
 
@@ -286,12 +286,12 @@ def open_runs(ignore_eos: bool = False):
     mlx_model = tiny_model(vocab_size=256)
     prompts = [list(prompt.encode()) for prompt in PROMPTS]
     checkpoint = Checkpoint("tiny", mlx_model, ByteTokenizer())
-    ours = BatchGeneration(
+    course = BatchGeneration(
         Qwen3ModelWeek2(mlx_model), ByteTokenizer(), prompts, 60, 2, 16,
         max_tokens=LIMITS, ignore_eos=ignore_eos,
     )  # fmt: skip
-    theirs = MlxBatchRun(checkpoint, prompts, LIMITS, make_sampler(0), 2, 16, ignore_eos)
-    return mlx_model, {"tiny_llm": CourseBatchRun(ours), "mlx": theirs}
+    mlx = MlxBatchRun(checkpoint, prompts, LIMITS, make_sampler(0), 2, 16, ignore_eos)
+    return mlx_model, {"tiny_llm": CourseBatchRun(course), "mlx": mlx}
 
 
 @pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
@@ -319,7 +319,7 @@ def test_runs_report_progress_per_prompt(solution):
         active = [progress.index for progress in batch_run.slots if progress is not None]
         active += [progress.index for progress in batch_run.prefilling]
         assert sorted([*active, *batch_run.outputs]) == sorted(started), (
-            "each prompt is in one state"
+            "each prompt is in exactly one state"
         )
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in batch_run.prefilling)
     assert partly_prefilled
@@ -359,10 +359,10 @@ def test_engine_run_reports_progress_per_prompt():
         assert started | set(batch_run.waiting) == set(range(5))
         active = [progress for progress in batch_run.slots if progress is not None]
         assert len(batch_run.slots) == 2
-        names = [progress.index for progress in active]
-        assert sorted([*names, *batch_run.outputs, *batch_run.waiting]) == list(range(5))
+        active_indices = [progress.index for progress in active]
+        assert sorted([*active_indices, *batch_run.outputs, *batch_run.waiting]) == list(range(5))
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
-        assert f"{batch_run.state().pages.free} free of" in drawn(batch_run, 120)
+        assert f"{batch_run.state().pages.free} free of" in rendered(batch_run, 120)
     assert partly_prefilled
     for progress in batch_run.all_progress():
         assert progress.new_tokens == LIMITS[progress.index]
@@ -380,12 +380,12 @@ def test_kv_memory_fits_the_longest_requests(dtype):
     assert int8_size.kv_bytes_per_token == decoder.kv_bytes_per_token
 
 
-def test_view_of_the_pages():
-    fixed = FixedRun()
+def test_live_view_of_kv_cache_pages():
+    fake_run = FakeRun()
     state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 32, 3, 10, 7)
-    fixed.state, fixed.prefilling = lambda: state, []
-    lines = drawn(fixed, 130).splitlines()
-    assert lines[3].strip() == "", "engine requests do not wait beside the slots"
+    fake_run.state, fake_run.prefilling = lambda: state, []
+    lines = rendered(fake_run, 130).splitlines()
+    assert lines[3].strip() == "", "the engine prefills in slots"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
     assert "2 shared, 2 own, 4 cached, 8 free of 16" in lines[5]
@@ -408,13 +408,13 @@ def test_engine_output_matches_week_2_and_is_recorded(capsys, tmp_path):
     assert f"recorded: {file}" in err
     recording = json.loads(file.read_text())
     assert (recording["schema"], recording["version"]) == ("tiny-llm-run", 1)
-    ended = [one for one in recording["events"] if one["event"] == "request_ended"]
-    assert sorted(int(one["request_id"]) for one in ended) == list(range(16))
-    assert {one["reason"] for one in ended} == {"stop"}
+    ended = [event for event in recording["events"] if event["event"] == "request_ended"]
+    assert sorted(int(event["request_id"]) for event in ended) == list(range(16))
+    assert {event["reason"] for event in ended} == {"stop"}
 
 
 def test_engine_in_a_terminal():
-    status, screen = in_a_terminal("--max-tokens", "64")
+    status, screen = run_in_terminal("--max-tokens", "64")
     assert status == 0
     for word in ("slot", "decoding", "waiting", "pages", "shared", "prefix cache", "16 of 16"):
         assert word in screen

@@ -1,4 +1,4 @@
-"""`bench`: output, counters, rejected arguments. No test asserts a speed."""
+"""`bench`: output, counters, rejected arguments. No test asserts speed."""
 
 import json
 
@@ -33,7 +33,7 @@ def result_of(capsys, *argv: str) -> dict:
 def test_table_and_json(capsys):
     status, out, err = run(capsys)
     assert status == 0
-    assert err == "model: demo\n", "progress bar without a terminal"
+    assert err == "model: demo\n", "no progress bar without a terminal"
     result = json.loads(out.splitlines()[-1])
     assert result["model"] == "demo"
     assert result["solution"] == "tiny_llm"
@@ -43,9 +43,9 @@ def test_table_and_json(capsys):
     assert 4 * 3 <= result["prompt_tokens"] <= 4 * 20
     assert 4 * 1 <= result["output_tokens"] <= 4 * 6
     assert result["total_tokens"] == result["prompt_tokens"] + result["output_tokens"]
-    for what in ("prompt", "output", "total"):
-        speed = result[f"{what}_tokens_per_s"]
-        assert speed == pytest.approx(result[f"{what}_tokens"] / result["seconds"], rel=0.01)
+    for kind in ("prompt", "output", "total"):
+        speed = result[f"{kind}_tokens_per_s"]
+        assert speed == pytest.approx(result[f"{kind}_tokens"] / result["seconds"], rel=0.01)
     assert 0 < result["ttft_ms_median"] <= result["ttft_ms_p95"]
     assert 0 < result["itl_ms_median"] <= result["itl_ms_p95"]
     assert result["peak_memory_gb"] > 0
@@ -61,7 +61,7 @@ def test_table_and_json(capsys):
 
 
 @pytest.mark.parametrize(("loader", "has_flash"), [("week2", True), ("week3", False)])
-def test_loop_of_a_week(capsys, loader, has_flash):
+def test_loaders_of_the_weeks(capsys, loader, has_flash):
     result = result_of(capsys, "--loader", loader, "--device", "cpu")
     assert (result["loader"], result["flash_attn"]) == (loader, has_flash)
     assert result["output_tokens"] > 0
@@ -98,11 +98,11 @@ def test_output_lengths_are_exact_in_every_configuration(capsys):
 
 
 def test_warmup_is_not_counted(capsys):
-    one, three = (result_of(capsys, "--warmup", count) for count in ("1", "3"))
-    assert one["total_tokens"] == three["total_tokens"]
+    one_warmup, three_warmups = (result_of(capsys, "--warmup", count) for count in ("1", "3"))
+    assert one_warmup["total_tokens"] == three_warmups["total_tokens"]
 
 
-def test_loads_at_several_rates(capsys):
+def test_several_request_rates(capsys):
     argv = ["--request-rate", "50", "200", "--goodput", "ttft:1e9", "tpot:1e9"]
     status, out, err = run(capsys, *argv)
     assert status == 0, err
@@ -110,7 +110,7 @@ def test_loads_at_several_rates(capsys):
     loads = json.loads(out.splitlines()[-1])["loads"]
     assert [load["request_rate"] for load in loads] == [50, 200]
     for load in loads:
-        assert load["goodput"] == load["requests_per_s"] > 0, "within years every request is good"
+        assert load["goodput"] == load["requests_per_s"] > 0, "every request meets a limit of days"
         assert 0 < load["ttft_ms_median"] <= load["ttft_ms_p95"]
         assert 0 < load["tpot_ms_median"] <= load["tpot_ms_p95"]
     assert (
@@ -119,12 +119,12 @@ def test_loads_at_several_rates(capsys):
 
 
 def test_mlx_is_the_baseline(capsys):
-    ours = result_of(capsys)
-    theirs = result_of(capsys, "--solution", "mlx", "--warmup", "0")
-    assert theirs["solution"] == "mlx"
-    assert theirs["loader"] is None
+    engine = result_of(capsys)
+    mlx = result_of(capsys, "--solution", "mlx", "--warmup", "0")
+    assert mlx["solution"] == "mlx"
+    assert mlx["loader"] is None
     for key in ("num_seqs", "prompt_tokens", "output_tokens"):
-        assert theirs[key] == ours[key]
+        assert mlx[key] == engine[key]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_invalid_arguments_print_one_sentence(capsys, argv, message):
     assert message in last
 
 
-def test_lengths_cover_their_range():
+def test_workload_lengths_cover_their_range():
     workload = synthetic_workload(
         400, LengthRange("input", 2, 5), LengthRange("output", 1, 3), 10, 0
     )
@@ -184,11 +184,11 @@ def test_latencies():
     assert result["itl_ms_p95"] == pytest.approx(np.percentile([100, 200, 400], 95))
 
 
-def test_clock_keeps_token_times_per_sequence():
-    clock = TimestampTokenizer()
-    first, second = clock.detokenizer, clock.detokenizer
+def test_timestamp_tokenizer_keeps_times_per_sequence():
+    tokenizer = TimestampTokenizer()
+    first, second = tokenizer.detokenizer, tokenizer.detokenizer
     second.add_token(1)
     second.add_token(1)
     first.finalize()
-    assert [len(times) for times in clock.sequences] == [0, 2]
-    assert clock.sequences[1] == sorted(clock.sequences[1])
+    assert [len(times) for times in tokenizer.sequences] == [0, 2]
+    assert tokenizer.sequences[1] == sorted(tokenizer.sequences[1])

@@ -1,4 +1,4 @@
-"""`main` and `chat` without --loader: the engine backend."""
+"""`main` and `chat` on the engine backend, the default loader."""
 
 import argparse
 
@@ -21,7 +21,7 @@ QUESTIONS = [
 ]
 
 
-def flags(*argv: str) -> argparse.Namespace:
+def parse(*argv: str) -> argparse.Namespace:
     return main.make_parser("main").parse_args(["--model", "demo", *argv])
 
 
@@ -32,40 +32,40 @@ def run_question(backend: Backend, question: str) -> list[tuple[int, str]]:
 
 @pytest.fixture
 def finished(monkeypatch) -> list:
-    """Records the final outputs of every engine's requests."""
+    """Final outputs of all engine requests, recorded."""
     outputs = []
     stream = LLM.stream
 
-    def watch(self, prompt, params):
+    def record(self, prompt, params):
         output = None
         for output in stream(self, prompt, params):
             yield output
         outputs.append(output.request_output)
 
-    monkeypatch.setattr(LLM, "stream", watch)
+    monkeypatch.setattr(LLM, "stream", record)
     return outputs
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra_flags",
     [
         [],
         ["--draft-model", "demo-draft"],
         ["--speculative", "ngram"],
         ["--attention-backend", "flash"],
     ],
-    ids=["alone", "drafts", "ngram", "flash"],
+    ids=["default", "draft model", "ngram", "flash"],
 )
-def test_greedy_tokens_match_the_weeks_loops(finished, more):
-    engine = open_backend(flags("--max-tokens", "60", *more))
-    loop = open_backend(flags("--max-tokens", "60", "--loader", "week2"))
+def test_greedy_tokens_match_the_week_2_loop(finished, extra_flags):
+    engine = open_backend(parse("--max-tokens", "60", *extra_flags))
+    week2 = open_backend(parse("--max-tokens", "60", "--loader", "week2"))
     outputs = [run_question(engine, question) for question in QUESTIONS]
-    assert outputs == [run_question(loop, question) for question in QUESTIONS]
-    assert len(finished) == len(QUESTIONS), "the week's loop must not use the engine"
+    assert outputs == [run_question(week2, question) for question in QUESTIONS]
+    assert len(finished) == len(QUESTIONS), "the Week 2 loop must not use the engine"
 
 
-def test_every_token_is_one_response_with_draft_tokens():
-    backend = open_backend(flags("--draft-model", "demo-draft"))
+def test_speculative_decoding_streams_one_response_per_token():
+    backend = open_backend(parse("--draft-model", "demo-draft"))
     prompt = backend.encode_chat([{"role": "user", "content": QUESTIONS[1]}])
     responses = list(backend.stream(prompt))
     assert [response.generation_tokens for response in responses] == list(
@@ -81,18 +81,20 @@ def test_every_token_is_one_response_with_draft_tokens():
 
 
 def test_sampling_flags_are_passed_to_the_engine(finished):
-    more = ["--sampler-temp", "0.7", "--sampler-top-p", "0.8", "--sampler-top-k", "9"]
-    seen = []
+    extra_flags = ["--sampler-temp", "0.7", "--sampler-top-p", "0.8", "--sampler-top-k", "9"]
+    received_params = []
     stream = LLM.stream
 
-    def watch(self, prompt, params):
-        seen.append(params)
+    def record(self, prompt, params):
+        received_params.append(params)
         return stream(self, prompt, params)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LLM, "stream", watch)
-        run_question(open_backend(flags(*more, "--seed", "4", "--max-tokens", "2")), "Hello!")
-    (params,) = seen
+        patch.setattr(LLM, "stream", record)
+        run_question(
+            open_backend(parse(*extra_flags, "--seed", "4", "--max-tokens", "2")), "Hello!"
+        )
+    (params,) = received_params
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.8, 9)
     assert (params.seed, params.max_tokens, params.ignore_eos) == (4, 2, False)
 
@@ -100,7 +102,7 @@ def test_sampling_flags_are_passed_to_the_engine(finished):
 def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
     from tiny_llm.cli.backends.checkpoint import open_checkpoint
 
-    args = flags("--max-tokens", "3")
+    args = parse("--max-tokens", "3")
     args.loader = "engine"
     checkpoint = open_checkpoint(args)
     outputs = EngineBackend(args, checkpoint)
@@ -108,7 +110,7 @@ def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
     assert target.nbytes == 0
     list(outputs.stream(checkpoint.encode_chat([{"role": "user", "content": "Hello!"}])))
     per_token = target.model.kv_bytes_per_token
-    assert target.nbytes == 64 * per_token, "the first KV allocation"
+    assert target.nbytes == 64 * per_token, "the first allocation is 64 tokens"
     context = checkpoint.mlx_model.args.max_position_embeddings
     config = outputs._llm.scheduler.config
     assert config.num_pages * config.page_size >= context
@@ -117,10 +119,10 @@ def test_kv_memory_covers_the_context_and_is_allocated_on_demand():
 
 
 def converse(*turns: str) -> list[str]:
-    conversation = chat.ChatSession(open_backend(flags()))
+    conversation = chat.ChatSession(open_backend(parse()))
     for turn in turns:
         conversation.ask(turn)
-    return [one["content"] for one in conversation.messages if one["role"] == "assistant"]
+    return [m["content"] for m in conversation.messages if m["role"] == "assistant"]
 
 
 def test_chat_turn_computes_only_new_tokens(finished):
@@ -134,7 +136,7 @@ def test_chat_turn_computes_only_new_tokens(finished):
     assert third.num_cached_tokens > 0
 
 
-def test_output_interrupted_during_a_step_does_not_affect_later_ones(monkeypatch, capsys):
+def test_interrupt_during_a_step_does_not_affect_later_turns(monkeypatch, capsys):
     run = ModelRunner.run
     steps = []
 
@@ -146,10 +148,10 @@ def test_output_interrupted_during_a_step_does_not_affect_later_ones(monkeypatch
 
     expected = converse(QUESTIONS[1], QUESTIONS[0])
     monkeypatch.setattr(ModelRunner, "run", interrupted)
-    stopped, answered = converse(QUESTIONS[1], QUESTIONS[0])
-    assert expected[0].startswith(stopped)
-    assert len(stopped) < len(expected[0])
-    assert answered == expected[1]
+    interrupted_reply, next_reply = converse(QUESTIONS[1], QUESTIONS[0])
+    assert expected[0].startswith(interrupted_reply)
+    assert len(interrupted_reply) < len(expected[0])
+    assert next_reply == expected[1]
     assert "[stopped]" in capsys.readouterr().err
 
 
@@ -159,13 +161,13 @@ def test_failed_step_prints_one_sentence(monkeypatch):
 
     monkeypatch.setattr(ModelRunner, "run", fail)
     with pytest.raises(UserError, match=r"the step failed: \[malloc\] no memory"):
-        run_question(open_backend(flags()), "Hello!")
+        run_question(open_backend(parse()), "Hello!")
 
 
-@pytest.mark.parametrize("more", [[], ["--speculative", "mtp"]], ids=["alone", "mtp"])
-def test_memory_for_pages_and_recurrent_states(tmp_path, more):
-    folder = str(write_hybrid(tmp_path / "model", mtp=bool(more)))
-    args = flags("--model", folder, "--max-tokens", "3", *more)
+@pytest.mark.parametrize("extra_flags", [[], ["--speculative", "mtp"]], ids=["no drafts", "mtp"])
+def test_kv_memory_for_pages_and_recurrent_states(tmp_path, extra_flags):
+    folder = str(write_hybrid(tmp_path / "model", mtp=bool(extra_flags)))
+    args = parse("--model", folder, "--max-tokens", "3", *extra_flags)
     args.loader = "engine"
     checkpoint = open_checkpoint(args)
     llm = open_llm(args, checkpoint, max_num_seqs=3, kv_tokens=1000, prefill_step=64)
@@ -174,4 +176,4 @@ def test_memory_for_pages_and_recurrent_states(tmp_path, more):
     config = llm.scheduler.config
     assert config.num_state_slots == 2 * 3 + 16
     assert 3 * 1000 <= config.num_pages * config.page_size < 3 * 1100
-    assert (llm.runner.draft is None) == (not more)
+    assert (llm.runner.draft is None) == (not extra_flags)

@@ -1,4 +1,4 @@
-"""Entry points `tiny-llm COMMAND` and `python -m tiny_llm COMMAND`."""
+"""The entry points `tiny-llm COMMAND` and `python -m tiny_llm COMMAND`."""
 
 import shlex
 import subprocess
@@ -24,16 +24,16 @@ def test_python_dash_m():
     assert result.stderr.startswith("python -m tiny_llm main: argument --max-tokens: must be")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_closed_standard_stream(closed):
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-"])
+def test_closed_standard_stream_is_not_an_error(redirection):
     command = shlex.join([sys.executable, "-m", "tiny_llm", "main", *FRANCE])
-    shell = ["sh", "-c", f"{command} {closed}"]
+    shell = ["sh", "-c", f"{command} {redirection}"]
     result = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert ("Paris" in result.stdout) == (closed != ">&-")
+    assert ("Paris" in result.stdout) == (redirection != ">&-")
 
 
-def test_without_assertions():
+def test_python_optimize_flag():
     command = [sys.executable, "-O", "-m", "tiny_llm", "main", *FRANCE]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -44,16 +44,16 @@ def test_without_assertions():
 def test_messages_use_the_invoked_name(capsys, command):
     assert entrypoint.main([command, "--nonsense"]) == 2
     assert capsys.readouterr().err.startswith(f"tiny-llm {command}: unrecognized arguments")
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         entrypoint.main([command, "--help"])
-    assert ended.value.code == 0
+    assert exit_info.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: tiny-llm {command} ")
 
 
 def test_version(capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         entrypoint.main(["--version"])
-    assert ended.value.code == 0
+    assert exit_info.value.code == 0
     assert capsys.readouterr().out == f"tiny-llm {version('tiny-llm')}\n"
 
 
@@ -67,8 +67,8 @@ def test_help_lists_the_commands(capsys):
 def test_pins_for_other_platforms_are_ignored(monkeypatch):
     pins = ["mlx==9; sys_platform == 'nowhere'", "mlx[cpu]==8", "mlx-lm==7"]
     monkeypatch.setattr(check_installation, "requires", lambda _: pins)
-    for found, ok in (("8", True), ("9", False), ("7", False)):
-        monkeypatch.setattr(check_installation, "version", lambda _, found=found: found)
+    for installed, ok in (("8", True), ("9", False), ("7", False)):
+        monkeypatch.setattr(check_installation, "version", lambda _, installed=installed: installed)
         assert check_installation._package("mlx").ok is ok
 
 

@@ -1,4 +1,4 @@
-"""Invalid UTF-8, invalid thread counts, full disks: one sentence each."""
+"""Error messages for invalid UTF-8, invalid thread counts and full disks."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def test_invalid_thread_count_is_not_reported_as_a_model_error():
 def test_full_disk_leaves_no_recording(tmp_path):
     recorder, file = Recorder({"text": "x" * 100_000}), tmp_path / "run.json"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # as if the disk were full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # simulates a full disk
     try:
         with pytest.raises(OSError, match="too large"):
             recorder.write(file)

@@ -70,13 +70,13 @@ def test_model_without_quantization_support_gets_dequantized_weights(capsys, mon
 
     monkeypatch.setattr(backend, "dispatch_model", build)
     mlx_model, tokenizer = models.load("demo")
-    loaded = checkpoint.Checkpoint("demo", mlx_model, tokenizer)
+    model_checkpoint = checkpoint.Checkpoint("demo", mlx_model, tokenizer)
     args = argparse.Namespace(solution=solution, loader="week2", enable_flash_attn=False)
     if solution == "tiny_llm":
         with pytest.raises(TaskNotImplemented):
-            backend.build_model(args, loaded)
+            backend.build_model(args, model_checkpoint)
         return
-    assert backend.build_model(args, loaded).dtype == mx.bfloat16
+    assert backend.build_model(args, model_checkpoint).dtype == mx.bfloat16
     err = capsys.readouterr().err
     assert err == "weights: dequantized (week 2, day 3, task 4: _weight is yours to write)\n"
 
@@ -89,13 +89,13 @@ def test_loader_engine(capsys):
 
 def test_prefix_cache_dir(capsys, tmp_path):
     flags = ["--model", "demo", "--prompt", "RoPE is " * 60, "--max-tokens", "4"]
-    texts = []
+    outputs = []
     for _ in range(2):
         assert main.main([*flags, "--prefix-cache-dir", str(tmp_path)]) == 0
-        texts.append(capsys.readouterr().out)
+        outputs.append(capsys.readouterr().out)
     assert main.main([*flags, "--prefix-cache-disk-bytes", "1e9"]) == 2
     assert "requires prefix_cache_dir" in capsys.readouterr().err
-    assert texts[0].splitlines()[0] == texts[1].splitlines()[0]
+    assert outputs[0].splitlines()[0] == outputs[1].splitlines()[0]
     assert (tmp_path / "index.sqlite").exists()
 
 
@@ -110,8 +110,8 @@ def test_missing_extension_falls_back_to_week_1_with_a_notice(capsys, monkeypatc
     assert status == 0
     assert "Paris" in out
     assert err.startswith("loader: week1 (the C++ extension is not built; `pdm run build-ext`")
-    _, _, named = run(capsys, main, *FRANCE, "--loader", "week1", "--max-tokens", "1")
-    assert named == "model: demo\n"
+    _, _, explicit_err = run(capsys, main, *FRANCE, "--loader", "week1", "--max-tokens", "1")
+    assert explicit_err == "model: demo\n"
 
 
 def test_thinking(capsys):
@@ -119,7 +119,7 @@ def test_thinking(capsys):
     _, thinking, _ = run(capsys, main, *FRANCE, "--enable-thinking")
     assert "<think>" not in plain
     reasoning, end, output = thinking.removeprefix("<think>").partition("</think>")
-    assert end, "the model closes its reasoning"
+    assert end, "the model ends its reasoning"
     assert reasoning.strip()
     assert "Paris" in output
 
@@ -130,7 +130,7 @@ def test_max_tokens(either_device, capsys):
 
 
 def test_seed_makes_sampling_reproducible(capsys):
-    # The demo model's distribution is so peaked that only a very high temperature varies output.
+    # The demo model's distribution is so peaked that output varies only at very high temperatures.
     argv = [*FRANCE, "--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "12"]
 
     def sample(seed: int, argv: list[str] = argv) -> str:
@@ -149,12 +149,12 @@ def test_short_names_of_the_sampling_flags():
 
 
 def test_block_size_and_num_drafts_are_passed_to_the_engine(monkeypatch):
-    given = {}
-    monkeypatch.setattr(engine_backend, "LLM", lambda *args, **options: given.update(options))
+    llm_options = {}
+    monkeypatch.setattr(engine_backend, "LLM", lambda *args, **options: llm_options.update(options))
     flags = ["--model", "demo", "--speculative", "ngram", "--num-drafts", "3", "--block-size", "8"]
     backend.open_backend(main.make_parser("main").parse_args(flags))
-    assert (given["block_size"], given["num_drafts"]) == (8, 3)
-    assert given["max_num_batched_tokens"] == 1 + 3 + PREFILL_STEP
+    assert (llm_options["block_size"], llm_options["num_drafts"]) == (8, 3)
+    assert llm_options["max_num_batched_tokens"] == 1 + 3 + PREFILL_STEP
 
 
 def test_mlx_is_the_baseline(capsys):
@@ -207,19 +207,19 @@ def test_draft_model_with_a_seed(capsys):
 
 @pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
 def test_flash_attention_is_passed_to_both_models(capsys, monkeypatch, flag, flash):
-    built = []
+    calls = []
 
     def dispatch(name, mlx_model, week, **options):
-        built.append((name, week, options))
+        calls.append((name, week, options))
         return models.dispatch_model(name, mlx_model, week)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
-    loader = [] if flag else ["--loader", "week2"]  # each of the flags selects Week 2
+    loader = [] if flag else ["--loader", "week2"]  # the flags imply week2
     argv = [*flag, *loader, "--device", "cpu", "--draft-model", "demo-draft", "--max-tokens", "2"]
     status, _, _ = run(capsys, main, *FRANCE, *argv)
     assert status == 0
     options = {"enable_flash_attn": flash}
-    assert built == [("demo", 2, options), ("demo-draft", 2, options)]
+    assert calls == [("demo", 2, options), ("demo-draft", 2, options)]
 
 
 def test_prompt_from_standard_input(capsys, monkeypatch):
@@ -303,7 +303,7 @@ def test_chat_keeps_and_clears_its_history(capsys, monkeypatch, flags):
 
 def test_chat_unknown_command_and_exit(capsys, monkeypatch):
     out, err = converse(capsys, monkeypatch, "/help\n\n/exit\nHello!\n")
-    assert out == "", "input after /exit is ignored"
+    assert out == "", "chat ignores input after /exit"
     assert "unknown command /help; /reset clears" in err
 
 

@@ -1,4 +1,4 @@
-"""`check --model`: what fits in the memory."""
+"""`check --model`: the table of what fits in memory."""
 
 import json
 
@@ -19,7 +19,7 @@ GB = 10**9
 
 @pytest.fixture
 def memory(monkeypatch):
-    """A machine with 16 GB, of which 12 are available, that reads 100 GB/s."""
+    """Simulates 16 GB of memory, 12 GB of it available, with a bandwidth of 100 GB/s."""
     for module in (memory_table, kv_memory):
         monkeypatch.setattr(module, "total_memory", lambda: 16 * GB)
     monkeypatch.setattr(memory_table, "available_memory", lambda: 12 * GB)
@@ -27,7 +27,7 @@ def memory(monkeypatch):
 
 
 def check(capsys, *argv):
-    """Runs the command in a terminal of 80 columns: (status, label -> cells, output)."""
+    """Runs the command; returns its status, table cells by row label, and output."""
     status = check_installation.main(argv, "check")
     output = capsys.readouterr().out
     rows = [line.strip("│ ").split("│") for line in output.splitlines() if line.startswith("│")]
@@ -40,7 +40,7 @@ def _terminal(monkeypatch):
 
 
 def config_folder(tmp_path, **changes):
-    """Folder of a model of 8 GB that is not downloaded: only its config."""
+    """Folder with the config of an 8B model, but no weights."""
     config = {
         **FAMILIES["qwen3"],
         "hidden_size": 4096,
@@ -62,14 +62,14 @@ def config_folder(tmp_path, **changes):
 def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     status, rows, output = check(capsys, "--model", config_folder(tmp_path))
     assert status == 0
-    # The 8B's 8.19e9 weights in 4.5 bits; 2·36·8 rows of 128 numbers, or of 132 bytes.
+    # 8.19e9 weights of 4.5 bits. Per token, 2·36·8 rows of 128 16-bit numbers, or of 132 bytes.
     assert rows["weights"] == ["4.61 GB"] * 2
     assert rows["KV cache per token"] == ["147.5 kB", "76.0 kB"]
     assert rows["KV memory"] == ["5.54 GB"] * 2  # 3/4 of 12 − 4.61 GB
     assert rows["context in tokens"] == ["40,960"] * 2
     assert rows["tokens in KV memory"] == ["37,568", "72,896"]
     assert rows["longest prompt in tokens"] == ["37,568", "40,959"]
-    # 4.26 GB per token without the embedding, and 1,024 or 37,568 tokens' keys and values.
+    # Each token reads 4.26 GB of weights (all but the embedding) and the KV of the context.
     assert rows["tokens/s after 1,024 tokens"] == ["22.7", "23.1"]
     assert rows["tokens/s after 37,568 tokens"] == ["10.2", "14.1"]
     assert "state" not in output
@@ -85,7 +85,7 @@ def test_model_that_does_not_fit(memory, tmp_path, capsys):
     assert "the weights do not fit in the memory; choose a smaller model" in output
 
 
-def test_given_memory_and_context(memory, tmp_path, capsys):
+def test_explicit_memory_and_context(memory, tmp_path, capsys):
     flags = ["--kv-cache-bytes", "9e9", "--max-model-len", "1000", "--block-size", "16"]
     _, rows, output = check(capsys, "--model", config_folder(tmp_path), *flags)
     assert rows["KV memory"] == ["9.00 GB"] * 2
@@ -96,7 +96,7 @@ def test_given_memory_and_context(memory, tmp_path, capsys):
     assert "available beside" not in output
 
 
-def test_small_model_gets_what_its_requests_use(memory, capsys):
+def test_small_model_gets_only_the_memory_its_requests_use(memory, capsys):
     _, rows, output = check(capsys, "--model", "demo", "--max-num-seqs", "4")
     assert rows["tokens in KV memory"] == ["8,192"] * 2  # 4 · 2,048
     assert "KV memory: as 4 requests of 2,048 tokens use; --kv-cache-bytes sets it" in output
@@ -113,7 +113,7 @@ def test_draft_model_shares_the_memory(memory, capsys):
     assert rows["tokens in KV memory"][0] == f"{tokens:,}"
 
 
-def test_states_of_a_hybrid_model(memory, tmp_path, capsys):
+def test_recurrent_states_of_a_hybrid_model(memory, tmp_path, capsys):
     folder = str(write_hybrid(tmp_path / "model"))
     _, rows, _ = check(capsys, "--model", folder, "--kv-cache-bytes", "1e7")
     assert rows["state per request"] == [format_bytes(STATE_BYTES)] * 2
@@ -124,12 +124,14 @@ def test_states_of_a_hybrid_model(memory, tmp_path, capsys):
 
 def test_ranks_share_the_memory(memory, tmp_path, capsys):
     folder = str(write_family(tmp_path / "model", MIXTURE))
-    one, two = (
+    one_rank, two_ranks = (
         check(capsys, "--model", folder, "--kv-cache-bytes", "1e7", *flags)[1]
         for flags in ((), ("--tensor-parallel-size", "2"))
     )
-    assert one["tokens in KV memory"] == two["tokens in KV memory"]
-    assert float(two["weights"][0].split()[0]) > float(one["weights"][0].split()[0])  # the router
+    assert one_rank["tokens in KV memory"] == two_ranks["tokens in KV memory"]
+    assert float(two_ranks["weights"][0].split()[0]) > float(
+        one_rank["weights"][0].split()[0]
+    )  # each rank holds the router
 
 
 def test_pooling_model_does_not_decode(memory, capsys):
@@ -143,7 +145,7 @@ def test_flags_require_a_model(capsys):
     assert "--draft-model has no effect without --model; give both." in capsys.readouterr().err
 
 
-def test_table_shows_what_the_engine_uses(memory):
+def test_table_matches_the_engine(memory):
     size = model_size(TARGET_PATH)
     fit = Fit.of([size], None, 32, 32, None, available=12 * GB)
     llm = LLM("demo", kv_cache_bytes=fit.kv_cache_bytes)
@@ -155,7 +157,7 @@ def test_table_shows_what_the_engine_uses(memory):
         llm.add_request([5] * (fit.longest_prompt + 1), one_token)
 
 
-def test_markup_in_a_name_is_printed(capsys):
+def test_markup_in_a_model_name_is_printed_verbatim(capsys):
     fit = Fit.of([model_size(TARGET_PATH)], 10**8, 32, 32, None, available=12 * GB)
     Console().print(memory_table.memory_table("[red]/x", {"auto": fit}))
     assert "[red]/x" in capsys.readouterr().out

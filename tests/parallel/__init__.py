@@ -1,1 +1,1 @@
-"""Tensor parallelism: results, launchers, lost ranks."""
+"""Tensor parallelism: numerical results, launchers, lost ranks."""

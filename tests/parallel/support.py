@@ -1,4 +1,4 @@
-"""Rank groups in child processes: starting, losing ranks, waiting for exit."""
+"""Starts rank groups in child processes, kills ranks and waits for exit."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from tiny_llm.models.parallel import mpi
 from tiny_llm.models.parallel.init import free_addresses
 
-SECONDS = 10.0  # within which a group must exit after losing a rank
+EXIT_SECONDS = 10.0  # deadline for a group to exit after losing a rank
 
 # Prints a line after each completion.
 GENERATE_FOREVER = """
@@ -26,11 +26,11 @@ while True:
 """
 
 
-def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], list[int]]:
+def start_group(delay: float = 0.0) -> tuple[subprocess.Popen[str], list[int]]:
     """Starts a program that generates on two ranks; returns it and its workers' pids.
 
     Args:
-        seconds_before: delay after the first completion, before the function returns.
+        delay: seconds between the first completion and the return.
     """
     program = subprocess.Popen(
         [sys.executable, "-c", GENERATE_FOREVER],
@@ -40,12 +40,12 @@ def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], lis
     )
     assert program.stdout is not None
     assert program.stdout.readline() == "completed\n"
-    time.sleep(seconds_before)
+    time.sleep(delay)
     return program, ranks_of(program.pid)
 
 
-def start_until_ranks_exist() -> tuple[subprocess.Popen[str], list[int]]:
-    """As `start_group`, but returns as soon as the worker process exists."""
+def start_without_waiting() -> tuple[subprocess.Popen[str], list[int]]:
+    """Like `start_group`, but returns as soon as the worker process exists."""
     program = subprocess.Popen(
         [sys.executable, "-c", GENERATE_FOREVER],
         stdout=subprocess.DEVNULL,
@@ -85,7 +85,7 @@ MPIRUN = mpi.find_in_wheel("mpirun")
 
 
 def mpirun(*command: str) -> subprocess.Popen[str]:
-    """Starts Python with these arguments on two ranks."""
+    """Starts Python with the given arguments on two ranks."""
     return subprocess.Popen(
         [str(MPIRUN), "-n", "2", sys.executable, *command],
         env={
@@ -100,7 +100,7 @@ def mpirun(*command: str) -> subprocess.Popen[str]:
     )
 
 
-# Rank and signal; the first case always runs, the others with --exhaustive.
+# Rank and signal; the first case always runs, the others only with --exhaustive.
 LOST_RANK_CASES = [
     (1, signal.SIGKILL),
     (0, signal.SIGKILL),
@@ -110,24 +110,24 @@ LOST_RANK_CASES = [
 
 
 def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals) -> None:
-    """Signals one of two launched ranks of `chat` after a reply; both must exit.
+    """Signals one of two launched ranks of `chat` after a reply and expects both to exit.
 
     Args:
-        launcher: parent of the two ranks and of nothing else.
-        rank: the rank that gets the signal.
-        number: the signal.
+        launcher: parent of exactly the two ranks.
+        rank: rank that receives the signal.
+        number: signal to send.
     """
     assert launcher.stdin is not None
     assert launcher.stdout is not None
     launcher.stdin.write("What is RoPE?\n")
     launcher.stdin.flush()
-    assert launcher.stdout.readline()  # the reply: both ranks are connected
+    assert launcher.stdout.readline()  # with the reply, both ranks are connected
     ranks = children_of(launcher.pid)
     assert len(ranks) == 2
     os.kill(ranks[rank], number)
-    lost = time.monotonic()
-    assert wait_until_exited(ranks, SECONDS), (rank, number)
-    print(f"rank {rank}, {number.name}: gone after {time.monotonic() - lost:.2f} s")
+    killed_at = time.monotonic()
+    assert wait_until_exited(ranks, EXIT_SECONDS), (rank, number)
+    print(f"rank {rank}, {number.name}: exited after {time.monotonic() - killed_at:.2f} s")
 
 
 def wait_for_exit(program: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
@@ -140,16 +140,15 @@ def wait_for_exit(program: subprocess.Popen[str], seconds: float) -> tuple[int, 
 
 
 def children_of(parent: int) -> list[int]:
-    """Pids of a process's children, of all its threads."""
+    """Pids of all children of a process, including those started by other threads."""
     threads = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(pid) for thread in threads for pid in _read(thread).split()]
 
 
 def ranks_of(parent: int) -> list[int]:
-    """Pids of a process's workers."""
-    commands = {child: Path(f"/proc/{child}/cmdline") for child in children_of(parent)}
-    is_rank = {child: _read(path) for child, path in commands.items()}
-    return [child for child, command in is_rank.items() if b"tp_worker" in command]
+    """Pids of a process's tensor-parallel workers."""
+    commands = {child: _read(Path(f"/proc/{child}/cmdline")) for child in children_of(parent)}
+    return [child for child, command in commands.items() if b"tp_worker" in command]
 
 
 def _read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Commands with `--tensor-parallel-size`, and a server that loses a rank."""
+"""Commands with `--tensor-parallel-size`; a server that loses a rank."""
 
 import json
 import os
@@ -17,18 +17,18 @@ BENCH += ["--min-output-len", "8", "--max-output-len", "8", "--loader", "engine"
 
 @pytest.mark.usefixtures("on_cpu")
 def test_commands_on_two_ranks(capsys):
-    ask = ["--model", "demo", "--prompt", "What is RoPE?", "--max-tokens", "24"]
-    assert main.main(ask) == 0
-    alone = capsys.readouterr().out
-    assert main.main([*ask, "--tensor-parallel-size", "2"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == alone.splitlines()[0]
+    argv = ["--model", "demo", "--prompt", "What is RoPE?", "--max-tokens", "24"]
+    assert main.main(argv) == 0
+    one_rank = capsys.readouterr().out
+    assert main.main([*argv, "--tensor-parallel-size", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == one_rank.splitlines()[0]
     assert bench.main([*BENCH, "--tensor-parallel-size", "2"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (result["tensor_parallel_size"], result["output_tokens"]) == (2, 16)
 
 
 @pytest.mark.parametrize(
-    ("command", "flags", "sentence"),
+    ("command", "flags", "message"),
     [
         (main, ["--loader", "week1"], "only the engine shards a model across processes"),
         (main, ["--loader", "week2"], "only the engine shards a model across processes"),
@@ -40,21 +40,21 @@ def test_commands_on_two_ranks(capsys):
         (main, ["--tensor-parallel-size", "3"], "num_attention_heads, 4, cannot be split"),
     ],
 )
-def test_invalid_sizes_are_rejected(command, flags, sentence, capsys):
+def test_invalid_sizes_are_rejected(command, flags, message, capsys):
     assert command.main(["--model", "demo", "--tensor-parallel-size", "2", *flags]) == 2
-    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
 def test_ranks_of_mlx_launch_generate(capfd):
-    ask = ["main", "--model", "demo", "--device", "cpu", "--prompt", "What is RoPE?"]
-    ask += ["--max-tokens", "24"]
-    with mlx_launch(*ask) as launcher:
+    argv = ["main", "--model", "demo", "--device", "cpu", "--prompt", "What is RoPE?"]
+    argv += ["--max-tokens", "24"]
+    with mlx_launch(*argv) as launcher:
         stdout, errors = launcher.communicate(timeout=60)
-    assert "exited with" not in errors  # a nonzero status
-    assert main.main([*ask[1:], "--tensor-parallel-size", "2"]) == 0
+    assert "exited with" not in errors  # reported for a nonzero exit status
+    assert main.main([*argv[1:], "--tensor-parallel-size", "2"]) == 0
     assert stdout.splitlines()[0] == capfd.readouterr().out.splitlines()[0]
-    with mlx_launch(*ask, "--tensor-parallel-size", "3") as launcher:
+    with mlx_launch(*argv, "--tensor-parallel-size", "3") as launcher:
         stdout, errors = launcher.communicate(timeout=60)
     assert "must be 2, the number of launched ranks, got 3; leave it out" in errors
     assert stdout.strip() == ""
@@ -66,9 +66,9 @@ def test_server_that_loses_a_rank_becomes_unready_and_exits():
     [rank] = ranks_of(server.process.pid)
     assert server.get("/ready").status_code == 200
     os.kill(rank, signal.SIGKILL)
-    lost = time.monotonic()
+    killed_at = time.monotonic()
     while (response := server.get("/ready")).status_code == 200:
-        assert time.monotonic() < lost + 10
+        assert time.monotonic() < killed_at + 10
     assert response.status_code == 503
     assert "rank 1 of 2 is lost: killed by signal 9." in response.text
     assert server.process.wait(10) == 1

