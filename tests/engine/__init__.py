@@ -1,1 +1,1 @@
-"""The engine, and a simulator of its scheduler."""
+"""Engine tests, and a simulator of its scheduler."""

@@ -1,4 +1,4 @@
-"""A random hybrid model (Gated DeltaNets and attention), conversations and their cache hits."""
+"""Helpers for hybrid models: random checkpoints, engines, transcripts and cache hits."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ STATE_BYTES = 3 * (3 * CONV_CHANNELS * 2 + 4 * 8 * 16 * 4)
 
 
 def write_hybrid(folder: Path, mtp: bool = False, **changes: Any) -> Path:
-    """Writes the checkpoint, with the demo's tokenizer; `changes` replaces fields of the config."""
+    """Writes a random checkpoint with the demo tokenizer; `changes` overrides config fields."""
     write_family(folder, {**CONFIG, **changes}, mtp)
     for file in TARGET_PATH.iterdir():
         if "token" in file.name or file.name == "chat_template.jinja":
@@ -82,22 +82,22 @@ TOOLS = [
         },
     }
 ]
-Turn = tuple[list[dict[str, Any]], str]  # the messages and the model's output
+Turn = tuple[list[dict[str, Any]], str]  # messages and the model's reply
 
 
 def conversation(num_turns: int, thinking: bool) -> Iterator[Turn]:
-    """A chat; the template drops the reasoning of earlier turns."""
+    """Turns of a chat. The template drops the reasoning of earlier turns."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": f"Be brief. {FILLER * 3}"}]
     for turn in range(num_turns):
         messages.append({"role": "user", "content": f"Question {turn}: {FILLER * (1 + turn % 3)}"})
-        answer = f"Answer {turn}: {FILLER * (1 + turn % 4)}"
+        output_of_turn = f"Answer {turn}: {FILLER * (1 + turn % 4)}"
         reasoning = f"<think>\nI should be brief. {FILLER}\n</think>\n\n" if thinking else ""
-        yield list(messages), reasoning + answer
-        messages.append({"role": "assistant", "content": answer})
+        yield list(messages), reasoning + output_of_turn
+        messages.append({"role": "assistant", "content": output_of_turn})
 
 
 def agent_transcript(num_turns: int) -> Iterator[Turn]:
-    """Tool calls and their results, after one question."""
+    """Turns of an agent: one question, then tool calls and their results."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": f"You fix programs. {FILLER * 6}"},
         {"role": "user", "content": f"Fix the tests. {FILLER}"},
@@ -112,8 +112,8 @@ def agent_transcript(num_turns: int) -> Iterator[Turn]:
 
 
 def run_transcript(llm: LLM, turns: Iterable[Turn], thinking: bool) -> list[tuple[int, int]]:
-    """Serves each turn, with the given outputs; returns (prompt tokens, cached tokens) of each."""
-    outputs: dict[int, int] = {}  # token by position
+    """Serves turns with scripted replies; returns (prompt tokens, cached tokens) per turn."""
+    outputs: dict[int, int] = {}  # forced token by position
     original = llm.runner.target.logits
 
     def scripted(spans, rows):
@@ -133,8 +133,10 @@ def run_transcript(llm: LLM, turns: Iterable[Turn], thinking: bool) -> list[tupl
             ids = [*llm.tokenizer.encode(output, add_special_tokens=False), EOS]
             outputs = {len(prompt) + index: token for index, token in enumerate(ids)}
             params = SamplingParams(temperature=0, max_tokens=len(ids))
-            [answer] = llm.generate([messages], params, enable_thinking=thinking, tools=tools)
-            assert answer.token_ids == ids
+            [output_of_turn] = llm.generate(
+                [messages], params, enable_thinking=thinking, tools=tools
+            )
+            assert output_of_turn.token_ids == ids
             llm.scheduler.check_integrity()
-            counts.append((len(prompt), answer.num_cached_tokens))
+            counts.append((len(prompt), output_of_turn.num_cached_tokens))
     return counts

@@ -1,4 +1,4 @@
-"""Test harness: a small scheduler, a model that repeats one token, random workloads."""
+"""Scheduler test harness: a small scheduler, a one-token model, random workloads."""
 
 import random
 from dataclasses import replace
@@ -24,38 +24,44 @@ def scheduler(listener=None, **changes) -> Scheduler:
     return Scheduler(SchedulerConfig(**{**config, **changes}), listener)
 
 
-def add(to: Scheduler, name: str, length: int, max_tokens: int | None = 5, first: int = 0):
-    """Adds a request with the prompt `first`, `first` + 1 and so on."""
+def add(scheduler: Scheduler, name: str, length: int, max_tokens: int | None = 5, first: int = 0):
+    """Adds a request with `length` consecutive prompt tokens, starting at `first`."""
     request = EngineRequest(name, list(range(first, first + length)), GREEDY, max_tokens)
-    to.add(request)
+    scheduler.add(request)
     return request
 
 
-def step(of: Scheduler, token: int = 77, num_tokens: int = 1) -> list[tuple[str, int, int, int]]:
-    """Runs a step that samples `token`, up to `num_tokens` times with draft tokens."""
-    plan = of.schedule()
+def step(
+    scheduler: Scheduler, token: int = 77, num_tokens: int = 1
+) -> list[tuple[str, int, int, int]]:
+    """Runs a step in which each request samples `token`, up to `num_tokens` times with drafts.
+
+    Returns:
+        (request id, start, end, number of draft tokens) of each chunk.
+    """
+    plan = scheduler.schedule()
     results = {}
     for chunk in plan.chunks:
         if chunk.samples:
             count = min(num_tokens, 1 + chunk.num_drafts)
             results[chunk.request.request_id] = ChunkOutput([token] * count)
-    of.update_from_output(plan, results)
+    scheduler.update_from_output(plan, results)
     for chunk in plan.chunks:
         if chunk.request.num_output_tokens >= chunk.request.max_tokens:
-            of.finish(chunk.request, "length")
-    of.check_integrity()
+            scheduler.finish(chunk.request, "length")
+    scheduler.check_integrity()
     return [(c.request.request_id, c.start, c.end, c.num_drafts) for c in plan.chunks]
 
 
 def run_random_workloads(count: int, **changes) -> int:
-    """Checks random workloads: no starvation, no leaks, one finish each, budget respected.
+    """Checks that random workloads never starve, leak pages, finish twice or exceed budgets.
 
     Args:
         count: number of workloads.
-        changes: overrides of the engine configuration.
+        changes: overrides of `SchedulerConfig` fields.
 
     Returns:
-        Number of preempted requests.
+        Number of preemptions.
     """
     rng, preemptions = random.Random(32), 0
     for _ in range(count):

@@ -1,10 +1,11 @@
-"""Scheduler simulator: virtual clock, and a hash in place of the model.
+"""Scheduler simulator with a virtual clock and a hash function instead of a model.
 
-The "keys and values" of a token are a hash of the token and its prefix. A step writes them into the
-allocated slots and verifies those of earlier tokens, which reveals pages that are shared wrongly,
-freed too early or written by two requests. With a sliding window, only its tokens are verified. A
-recurrent state is the hash of all tokens so far: with state slots, a step continues from the hash
-in the slot that it reads. Step time is linear in the number of tokens and in their positions.
+The "keys and values" of a token are a hash of the token and its prefix. Each step writes hashes
+into the allocated slots and verifies the hashes of earlier tokens, which detects pages that are
+shared by mistake, freed too early or written by two requests. With a sliding window, only tokens
+inside it are verified. A recurrent state is a hash of all tokens so far: with state slots, each
+step continues from the hash in its read slot. Step time is linear in the number of tokens and in
+their positions.
 """
 
 import random
@@ -32,8 +33,8 @@ class Arrival:
         prompt: token ids from a tiny vocabulary, so that prompts share prefixes.
         max_tokens: output limit.
         answer_len: output length at which the model generates an end token.
-        abort_at: time of the client's abort, or None.
-        adapter: index of the request's adapter, −1 for none; another adapter is another model.
+        abort_at: time at which the client aborts, or None.
+        adapter: index of the request's adapter, or −1 for none. Each adapter acts as another model.
     """
 
     time: float
@@ -53,8 +54,8 @@ class Workload:
         failing_steps: steps whose model call raises.
         is_fair: whether the scheduler is a `FairScheduler`.
         step_time_target, min_chunk: see `FairScheduler`.
-        shortages: share of steps after which memory is short: cached prefixes are evicted, and
-            pages and state slots are renumbered.
+        shortages: fraction of steps that are followed by a memory shortage, which evicts cached
+            prefixes and renumbers pages and state slots.
     """
 
     config: SchedulerConfig
@@ -88,12 +89,12 @@ class Outcome:
 
 
 def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0) -> Workload:
-    """A workload of up to `size` requests with short prompts in small pages."""
+    """Random workload of up to `size` requests with short prompts and small pages."""
     page_size = rng.randint(1, 4)
     max_num_seqs = rng.randint(1, 5)
     num_drafts = rng.choice((0, 0, 1, 3))
     config = SchedulerConfig(
-        # Requests have up to 28 tokens: usually one fits, rarely all.
+        # Requests have up to 28 tokens: one usually fits into memory, all rarely do.
         num_pages=rng.randint(2 if rng.random() < 0.1 else 28 // page_size, 40 // page_size),
         page_size=page_size,
         max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + rng.randint(0, 8),
@@ -121,16 +122,15 @@ def random_workload(rng: random.Random, size: int = 6, num_state_slots: int = 0)
 
 
 def with_window(rng: random.Random, workload: Workload) -> Workload:
-    """A workload under a sliding window, often in less memory than its requests have tokens."""
+    """Adds a sliding window to a workload, often with less memory than a request has tokens."""
     config = replace(workload.config, window=rng.randint(1, 8))
     config = replace(config, max_num_batched_tokens=config.max_num_seqs * (1 + config.num_drafts))
-    most = config.max_pages_per_request
-    num_pages = max(1, most + rng.choice((-1, 0, 0, 0, 1, 2)))
+    num_pages = max(1, config.max_pages_per_request + rng.choice((-1, 0, 0, 0, 1, 2)))
     return replace(workload, config=replace(config, num_pages=num_pages))
 
 
 def next_token(prefix: int, length: int) -> int:
-    """The model: an arbitrary function of the prefix."""
+    """Stands in for the model: an arbitrary function of the prefix."""
     return (prefix >> 7) * 31 + length & 1
 
 
@@ -145,7 +145,7 @@ def fold(prefix: int, token: int) -> int:
 
 
 class Simulation:
-    """Runs a workload and asserts the invariants at every step.
+    """Runs a workload and asserts invariants at every step.
 
     Args:
         workload: configuration and requests.
@@ -163,7 +163,7 @@ class Simulation:
         self.now = 0.0
         self.requests: dict[str, EngineRequest] = {}
         self._long_step, self._long_step_end, self._long_step_seconds = -1000, 0.0, 0.0
-        self._num_deferred = 0  # steps in a row without the oldest request
+        self._num_deferred = 0  # consecutive steps without the oldest request
         self._rng = random.Random(workload.seed)
         self._shortage_rng = random.Random(workload.seed + 1)
         self._check_every = check_every
@@ -171,49 +171,51 @@ class Simulation:
         self._states = [-1] * self.config.num_state_slots
         self._draft_states = [-1] * self.config.num_state_slots
         self._answer_lens: dict[str, int] = {}
-        self._coming = sorted(enumerate(workload.arrivals), key=lambda pair: pair[1].time)[::-1]
+        self._future_arrivals = sorted(enumerate(workload.arrivals), key=lambda pair: pair[1].time)[
+            ::-1
+        ]
         self._aborts = sorted(
-            (one.abort_at, str(index))
-            for index, one in enumerate(workload.arrivals)
-            if one.abort_at is not None
+            (arrival.abort_at, str(index))
+            for index, arrival in enumerate(workload.arrivals)
+            if arrival.abort_at is not None
         )[::-1]
 
     def run(self) -> Outcome:
-        """Runs until all requests have ended."""
+        """Runs until all requests have finished."""
         self._arrive()
-        while self._coming or self.scheduler.has_requests:
+        while self._future_arrivals or self.scheduler.has_requests:
             if not self.scheduler.has_requests:
-                self.now = max(self.now, self._coming[-1][1].time)
+                self.now = max(self.now, self._future_arrivals[-1][1].time)
                 self._arrive()
                 continue
             self._step()
             if self._shortage_rng.random() < self.workload.shortages:
                 self._release_memory()
             self._arrive()
-        self._check_end()
+        self._check_final_state()
         return self.outcome
 
     def _arrive(self) -> None:
-        while self._coming and self._coming[-1][1].time <= self.now:
-            index, one = self._coming.pop()
+        while self._future_arrivals and self._future_arrivals[-1][1].time <= self.now:
+            index, arrival = self._future_arrivals.pop()
             request = EngineRequest(
-                str(index), one.prompt, GREEDY, one.max_tokens, adapter=one.adapter
+                str(index), arrival.prompt, GREEDY, arrival.max_tokens, adapter=arrival.adapter
             )
             try:
                 self.scheduler.add(request)
             except UserError:
-                self.outcome.reasons[str(index)] = "refused"
-                self._assert_never_fits(one)
+                self.outcome.reasons[str(index)] = "rejected"
+                self._assert_never_fits(arrival)
                 continue
             self.requests[str(index)] = request
-            self._answer_lens[str(index)] = one.answer_len
+            self._answer_lens[str(index)] = arrival.answer_len
 
-    def _assert_never_fits(self, one: Arrival) -> None:
-        total = len(one.prompt) + one.max_tokens
+    def _assert_never_fits(self, arrival: Arrival) -> None:
+        total = len(arrival.prompt) + arrival.max_tokens
         slots = self.config.num_pages * self.config.page_size
         if self.config.window and self.config.max_pages_per_request <= self.config.num_pages:
             slots = total
-        assert not one.prompt or total > self.config.max_seq_len or total - 1 > slots
+        assert not arrival.prompt or total > self.config.max_seq_len or total - 1 > slots
 
     def _abort_due(self, until: float) -> None:
         while self._aborts and self._aborts[-1][0] <= until:
@@ -222,10 +224,10 @@ class Simulation:
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
         oldest = min(
-            (one for one in self.requests.values() if not one.is_done),
-            key=lambda r: r.arrival_index,
+            (request for request in self.requests.values() if not request.is_done),
+            key=lambda request: request.arrival_index,
         )
-        self._overtaken = {one: one.num_overtaken for one in self.requests.values()}
+        self._overtaken = {request: request.num_overtaken for request in self.requests.values()}
         self._running = list(scheduler.running)
         step = scheduler.schedule()
         assert step.chunks, "empty step with unfinished requests"
@@ -244,9 +246,9 @@ class Simulation:
             results = {chunk.request.request_id: self._compute(chunk) for chunk in step.chunks}
             self._abort_due(self.now)  # while the step is in flight
             scheduler.update_from_output(
-                step, {key: one for key, one in results.items() if one is not None}
+                step, {key: output for key, output in results.items() if output is not None}
             )
-            self._end_answers(step.chunks)
+            self._finish_requests(step.chunks)
         scheduler.record_step_time(step, self.seconds(step))
         outcome.steps += 1
         outcome.tokens += step.num_tokens
@@ -256,7 +258,7 @@ class Simulation:
             scheduler.check_integrity()
 
     def _release_memory(self) -> None:
-        """Evicts cached pages and renumbers the others, as `EngineCore` does."""
+        """Evicts cached pages and renumbers the others, like `EngineCore`."""
         pages, size = self.scheduler.pages, self.config.page_size
         self.outcome.evictions += pages.evict_half()
         kept = pages.compact(self.scheduler.running)
@@ -275,7 +277,7 @@ class Simulation:
         return [states[slot] for slot in old_slots] + [-1] * (len(states) - len(old_slots))
 
     def _check_progress(self, oldest: EngineRequest, step: SchedulerOutput) -> None:
-        """Asserts that the oldest request is computed, or overtaken within its bound."""
+        """Asserts that the oldest request makes progress or is overtaken within its bound."""
         for request in self.requests.values():
             limit = request.num_prompt_tokens + self.config.max_num_batched_tokens
             assert request.num_overtaken < limit, f"{request} is overtaken without bound"
@@ -302,7 +304,7 @@ class Simulation:
         return STEP_SECONDS + TOKEN_SECONDS * step.num_tokens + KEY_SECONDS * keys
 
     def _check_target(self, step: SchedulerOutput) -> None:
-        """Asserts that prompts fit the time target, except in rare long steps."""
+        """Asserts that prefill chunks meet the step time target, except in rare long steps."""
         target, scheduler = self.workload.step_time_target, self.scheduler
         decoding = [
             chunk
@@ -313,21 +315,25 @@ class Simulation:
         if target is None or not decoding or not prompts:
             return
         assert isinstance(scheduler, FairScheduler)
-        costs = [one.num_tokens * scheduler.costs.seconds_per_token(one.end) for one in prompts]
-        assert sum(costs[:-1]) <= target, "a prompt is computed after those that fill the step"
+        costs = [
+            chunk.num_tokens * scheduler.costs.seconds_per_token(chunk.end) for chunk in prompts
+        ]
+        assert sum(costs[:-1]) <= target, "a chunk was added to a full step"
         if prompts[0].request not in self._running:
-            return  # the prefix cache has changed since its position was estimated
+            return  # the prefix cache has changed since the chunk's position was estimated
         cost = scheduler.costs.seconds_per_token(prompts[0].start + self.workload.min_chunk)
         if min(prompts[0].num_tokens, self.workload.min_chunk) * cost > target:
             between = step.index - self._long_step - 1
             is_over = self.now - self._long_step_end >= self._long_step_seconds
             assert between >= STEPS_BETWEEN or is_over, "long steps are too frequent"
             self._long_step, self._long_step_seconds = step.index, self.seconds(step)
-            self._long_step_end = self.now + self._long_step_seconds  # `now` is before the step
+            self._long_step_end = (
+                self.now + self._long_step_seconds
+            )  # `now` is the start of the step
             self.outcome.long_steps += 1
 
     def _compute(self, chunk: Chunk) -> ChunkOutput | None:
-        """Verifies earlier slots, writes the chunk's and returns the next tokens."""
+        """Verifies earlier slots, writes the chunk's slots and returns the next tokens."""
         request, size = chunk.request, self.config.page_size
         assert chunk.start == request.num_computed
         assert chunk.start < chunk.end <= request.num_tokens
@@ -352,7 +358,7 @@ class Simulation:
             if self.config.window and position <= draft_start - self.config.window:
                 self.outcome.freed_pages += page < 0 and position % size == 0
                 continue
-            assert page >= 0, f"{request} has no page for a token of its window"
+            assert page >= 0, f"{request} has no page for a token in its window"
             if position < chunk.start:
                 assert slots[slot] == prefix, f"{request} reads a slot of another prefix"
             else:
@@ -380,11 +386,11 @@ class Simulation:
                 break
             end += 1
         self._write_states(chunk, states)
-        # If all draft tokens are accepted, the draft model has not computed the last one.
+        # When all draft tokens are accepted, the draft model has not yet computed the last one.
         return ChunkOutput(new, num_draft_uncomputed=int(0 < chunk.num_drafts == len(new) - 1))
 
     def _check_state_slots(self, chunks: tuple[Chunk, ...]) -> None:
-        """Asserts that no slot is written twice, or written and read by different chunks."""
+        """Asserts that each slot has at most one writer and that no other chunk reads it."""
         if not self._states:
             assert not any(chunk.state_writes for chunk in chunks)
             return
@@ -402,11 +408,11 @@ class Simulation:
             assert writer is chunk, f"{chunk.request} reads a slot that another chunk writes"
 
     def _write_states(self, chunk: Chunk, states: list[int]) -> None:
-        """Stores states; those of rejected draft tokens are arbitrary."""
+        """Stores recurrent states, with an arbitrary value for rejected draft tokens."""
         last = chunk.num_tokens - 1 if chunk.num_drafts else chunk.num_tokens
         for index, slot in chunk.state_writes:
             self._states[slot] = states[index] if index < len(states) else -2
-            if index < last:  # the draft model does not compute the last draft token
+            if index < last:  # the draft model has not computed the last draft token
                 self._draft_states[slot] = self._states[slot]
         self.outcome.state_writes += len(chunk.state_writes)
 
@@ -427,8 +433,8 @@ class Simulation:
         scheduler.check_integrity()
         assert not scheduler.running
         assert not scheduler.waiting
-        held = scheduler.pages.allocator.num_used
-        assert held == scheduler.pages.cache.num_pages, "pages leaked"
+        used = scheduler.pages.allocator.num_used
+        assert used == scheduler.pages.cache.num_pages, "pages leaked"
         states = scheduler.pages.states.counts()
         assert states.used == 0, "state slots leaked"
         assert self.config.enable_prefix_caching or states.checkpoints == 0
@@ -443,7 +449,7 @@ class Simulation:
 
 
 def answer_alone(arrival: Arrival) -> list[int]:
-    """The oracle: the output of a request that runs alone."""
+    """Oracle: the output of a request served alone."""
     prefix, tokens = empty_prefix(arrival.adapter), list(arrival.prompt)
     for token in tokens:
         prefix = fold(prefix, token)

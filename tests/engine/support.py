@@ -1,4 +1,4 @@
-"""Shared by the engine's tests: prompts, a logits recorder, a chi-square test."""
+"""Helpers for engine tests: prompts, a logits recorder, a chi-square test."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from tests.support import as_numpy
 from tiny_llm import LLM, SamplingParams, StructuredOutputs
 
-Logits = dict[tuple[int, int], np.ndarray]  # by case and output position
+Logits = dict[tuple[int, int], np.ndarray]  # keyed by case and output position
 
 PARAGRAPH = (
     "Lenmora lies on the river Tavel. The mayor of Lenmora is Mira Holton. The trams of "
@@ -21,32 +21,32 @@ def chat(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
 
 
-def assert_distributed_as(answers: Iterable[Hashable], expected: Mapping[Any, float]) -> None:
-    """Chi-square test of a discrete distribution; false positive rate 1e-4.
+def assert_distributed_as(samples: Iterable[Hashable], expected: Mapping[Any, float]) -> None:
+    """Chi-square test of samples against a discrete distribution, at a p-value of 1e-4.
 
     Args:
-        answers: samples.
-        expected: probability of each possible sample. Cells with an expected count below five are
+        samples: drawn outcomes.
+        expected: probability of each outcome. Outcomes with an expected count below five are
             merged.
     """
     from scipy.stats import chi2  # its import takes a second
 
-    counts = Counter(answers)
+    counts = Counter(samples)
     assert counts.keys() <= expected.keys()
-    number = counts.total()
-    common = {output: p for output, p in expected.items() if p * number >= 5}
-    cells = [(counts[output], number * p) for output, p in common.items()]
-    seen = sum(observed for observed, _ in cells)
-    cells.append((number - seen, number * (1 - sum(common.values()))))
+    total = counts.total()
+    common = {output: p for output, p in expected.items() if p * total >= 5}
+    cells = [(counts[output], total * p) for output, p in common.items()]
+    recorded = sum(observed for observed, _ in cells)
+    cells.append((total - recorded, total * (1 - sum(common.values()))))
     statistic = sum((o - e) ** 2 / e for o, e in cells if e > 0)
     assert statistic < chi2.ppf(1 - 1e-4, len(cells) - 1)
 
 
-# Common prefixes, a prompt of one token, all sampling parameters.
+# Requests with common prefixes, a one-token prompt and all sampling parameters.
 CASES: list[tuple[Any, SamplingParams]] = [
     (chat(PARAGRAPH + "Who is the mayor?"), SamplingParams(temperature=0, max_tokens=12)),
     (
-        chat(PARAGRAPH + "Which colour have the trams?"),
+        chat(PARAGRAPH + "What color are the trams?"),
         SamplingParams(temperature=1.5, seed=5, max_tokens=12, logprobs=3),
     ),
     ([17], SamplingParams(temperature=1, seed=6, max_tokens=24, top_p=0.9, ignore_eos=True)),
@@ -76,14 +76,14 @@ CASES: list[tuple[Any, SamplingParams]] = [
     ),
 ]
 
-MAYOR = {
+MAYOR_SCHEMA = {
     "type": "object",
     "properties": {"mayor": {"type": "string"}, "of": {"enum": ["Lenmora", "Tavel"]}},
     "required": ["mayor", "of"],
     "additionalProperties": False,
 }
 
-# Larger cases.
+# CASES, plus min_tokens with stop tokens and a JSON schema.
 MORE_CASES = [
     *CASES,
     (
@@ -97,32 +97,32 @@ MORE_CASES = [
             max_tokens=30,
             logprobs=1,
             repetition_penalty=1.2,
-            structured_outputs=StructuredOutputs(json=MAYOR),
+            structured_outputs=StructuredOutputs(json=MAYOR_SCHEMA),
         ),
     ),
 ]
 
 
 def record_logits(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
-    """Records the logits of every output token, by request id and output position."""
-    seen: dict[tuple[str, int], np.ndarray] = {}
+    """Records the logits of every output token by request id and output position."""
+    recorded: dict[tuple[str, int], np.ndarray] = {}
     sample = llm.runner._sample
 
-    def watch(chunks, draft_tokens, logits):
+    def record(chunks, draft_tokens, logits):
         outputs = sample(chunks, draft_tokens, logits)
         rows, first = as_numpy(logits), 0
         for chunk, drafts in zip(chunks, draft_tokens, strict=True):
             if chunk.samples:
-                name = chunk.request.request_id
-                for place in range(len(outputs[name].token_ids)):
-                    key = name, chunk.request.num_output_tokens + place
-                    assert key not in seen, "a token was sampled twice"
-                    seen[key] = rows[first + place]
+                request_id = chunk.request.request_id
+                for position in range(len(outputs[request_id].token_ids)):
+                    key = request_id, chunk.request.num_output_tokens + position
+                    assert key not in recorded, "a token was sampled twice"
+                    recorded[key] = rows[first + position]
                 first += len(drafts) + 1
         return outputs
 
-    llm.runner._sample = watch
-    return seen
+    llm.runner._sample = record
+    return recorded
 
 
 def run_cases(
@@ -132,12 +132,12 @@ def run_cases(
     cases=CASES,
     loras: Mapping[int, str | None] | None = None,
 ) -> tuple[dict[int, Any], Logits]:
-    """Serves `cases` in the given order, with their adapters, `steps_between` steps apart.
+    """Serves `cases` in the given order, `steps_between` engine steps apart.
 
     Returns:
         (outputs by case, logits by case and output position).
     """
-    seen = record_logits(llm)
+    recorded = record_logits(llm)
     outputs = {}
 
     def step() -> None:
@@ -152,4 +152,6 @@ def run_cases(
             step()
     while llm.has_unfinished_requests:
         step()
-    return outputs, {(int(name), place): row for (name, place), row in seen.items()}
+    return outputs, {
+        (int(request_id), position): row for (request_id, position), row in recorded.items()
+    }

@@ -1,7 +1,7 @@
 """Batch invariance: tokens and logits are bitwise equal in every configuration.
 
-The product of: batch composition, chunk size, order of arrival, page size, prefix cache hits,
-preemption, speculative decoding.
+Configurations are the product of batch composition, chunk size, arrival order, page size, prefix
+caching, preemption and speculative decoding.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def build(demo, tokens: int, draft=None, **options) -> LLM:
 
 
 def build_case(demo, draft, case, build=build, **options) -> LLM:
-    """Builds the engine of a case of `PRODUCT`; `draft` is used if the case speculates."""
+    """Builds the engine for a case of `PRODUCT`; `draft` is used if the case is speculative."""
     return build(
         demo,
         case["tokens"],
@@ -47,8 +47,8 @@ def draft():
 
 
 @pytest.fixture(scope="module")
-def alone(demo):
-    """Outputs and logits of each request alone, prefilled in one chunk."""
+def reference(demo):
+    """Reference outputs and logits: each request alone, prefilled in one chunk."""
     outputs, logits = {}, {}
     for case in range(len(MORE_CASES)):
         llm = build(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
@@ -58,9 +58,9 @@ def alone(demo):
     return outputs, logits
 
 
-def test_greedy_matches_week_2(demo, alone):
+def test_greedy_matches_week_2(demo, reference):
     model = Qwen3ModelWeek2(demo[0])
-    output = alone[0][0]
+    output = reference[0][0]
     tokens = decode_with_cache(model, output.prompt_token_ids, make_sampler(0))
     assert output.token_ids == list(itertools.islice(tokens, len(output.token_ids)))
 
@@ -76,34 +76,34 @@ PRODUCT = [
         (False, True),
     )
 ]
-# Pairwise coverage: any two values of two parameters occur together.
+# Pairwise coverage: every pair of values of two parameters occurs.
 HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 
 
 @pytest.mark.slow
-def test_all_configurations(demo, draft, alone, exhaustive):
-    outputs, logits = alone
+def test_all_configurations(demo, draft, reference, exhaustive):
+    outputs, logits = reference
     hits = preemptions = accepted = 0
     cases = PRODUCT if exhaustive else HALF
     for case in cases:
         llm = build_case(demo, draft, case)
         direction, gap = case["arrival"]
-        actual, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
+        actual, actual_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
         for number, expected in outputs.items():
-            where = f"request {number} with {case}"
-            assert actual[number].token_ids == expected.token_ids, where
-            assert actual[number].text == expected.text, where
-            assert actual[number].finish_reason == expected.finish_reason, where
-            assert actual[number].logprobs == expected.logprobs, where
+            context = f"request {number} with {case}"
+            assert actual[number].token_ids == expected.token_ids, context
+            assert actual[number].text == expected.text, context
+            assert actual[number].finish_reason == expected.finish_reason, context
+            assert actual[number].logprobs == expected.logprobs, context
         # Draft tokens may extend beyond the end of an output.
-        assert found_logits.keys() >= logits.keys()
-        assert case["guess"] or found_logits.keys() == logits.keys()
+        assert actual_logits.keys() >= logits.keys()
+        assert case["guess"] or actual_logits.keys() == logits.keys()
         for key, row in logits.items():
-            np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} with {case}")
+            np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} with {case}")
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
-    # All of these occurred.
+    # Each feature was exercised.
     assert hits / len(cases) > 500 / len(PRODUCT)
     assert preemptions / len(cases) > 20 / len(PRODUCT)
     assert accepted / len(cases) > 200 / len(PRODUCT)
@@ -111,15 +111,15 @@ def test_all_configurations(demo, draft, alone, exhaustive):
 
 @pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
 @pytest.mark.parametrize(("chunk", "direction", "gap"), [(3, 1, 0), (200, -1, 2)])
-def test_with_ngram_proposer(demo, alone, tokens, chunk, direction, gap):
-    outputs, logits = alone
+def test_with_ngram_proposer(demo, reference, tokens, chunk, direction, gap):
+    outputs, logits = reference
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32 + chunk}
     llm = build(demo, tokens, speculative="ngram", **options)
-    actual, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
+    actual, actual_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
     for number, expected in outputs.items():
         assert actual[number].token_ids == expected.token_ids, f"request {number}"
         assert actual[number].logprobs == expected.logprobs, f"request {number}"
     for key, row in logits.items():
-        np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))
+        np.testing.assert_array_equal(actual_logits[key], row, err_msg=str(key))
     assert llm.runner.statistics.num_accepted_tokens > 20
     assert tokens == AMPLE_TOKENS or llm.scheduler.num_preemptions > 0

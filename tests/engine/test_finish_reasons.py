@@ -1,4 +1,4 @@
-"""Finish reasons and limits: min_tokens, max_tokens, timeout, queue, NaN logits."""
+"""Finish reasons and limits: min_tokens, max_tokens, timeouts, full queues, NaN logits."""
 
 import mlx.core as mx
 import pytest
@@ -33,11 +33,11 @@ def test_text_keeps_its_leading_space(llm):
 def test_no_end_token_before_min_tokens(llm):
     short = generate_one(llm)
     assert short.finish_reason == "stop"
-    least = len(short.token_ids) + 3
-    longer = generate_one(llm, min_tokens=least)
+    num_tokens = len(short.token_ids) + 3
+    longer = generate_one(llm, min_tokens=num_tokens)
     assert longer.token_ids[: len(short.token_ids) - 1] == short.token_ids[:-1]
-    assert not set(longer.token_ids[:least]) & llm.tokenizer.eos_token_ids
-    assert len(longer.token_ids) >= least
+    assert not set(longer.token_ids[:num_tokens]) & llm.tokenizer.eos_token_ids
+    assert len(longer.token_ids) >= num_tokens
 
 
 def test_no_stop_token_before_min_tokens(llm):
@@ -65,27 +65,27 @@ def test_clamp_max_tokens(llm):
     context = llm.scheduler.config.max_seq_len
     prompt = [17] * (context - 3)
     params = {"temperature": 0, "max_tokens": 32_000, "ignore_eos": True}
-    [refused] = llm.generate(prompt, SamplingParams(**params))
-    assert "max_tokens must be at most 3 here" in refused.error
-    [cut] = llm.generate(prompt, SamplingParams(**params, clamp_max_tokens=True))
-    assert (len(cut.token_ids), cut.finish_reason) == (3, "length")
-    [refused] = llm.generate([17] * context, SamplingParams(**params, clamp_max_tokens=True))
-    assert "the prompt has" in refused.error
-    for least in ({"clamp_max_tokens": True}, {"max_tokens": None}):
-        [refused] = llm.generate(prompt, SamplingParams(**params | least, min_tokens=4))
-        assert refused.error.startswith("min_tokens must be at most 3 after a prompt of ")
-        assert refused.error.endswith("tokens, got 4.")
+    [rejected] = llm.generate(prompt, SamplingParams(**params))
+    assert "max_tokens must be at most 3 here" in rejected.error
+    [clamped] = llm.generate(prompt, SamplingParams(**params, clamp_max_tokens=True))
+    assert (len(clamped.token_ids), clamped.finish_reason) == (3, "length")
+    [rejected] = llm.generate([17] * context, SamplingParams(**params, clamp_max_tokens=True))
+    assert "the prompt has" in rejected.error
+    for num_tokens in ({"clamp_max_tokens": True}, {"max_tokens": None}):
+        [rejected] = llm.generate(prompt, SamplingParams(**params | num_tokens, min_tokens=4))
+        assert rejected.error.startswith("min_tokens must be at most 3 after a prompt of ")
+        assert rejected.error.endswith("tokens, got 4.")
 
 
 def test_timeout(llm):
-    patient = llm.add_request(QUESTION, SamplingParams(temperature=0, max_tokens=40))
-    hurried = llm.add_request(QUESTION, SamplingParams(max_tokens=40), timeout=1e-6)
+    without_timeout = llm.add_request(QUESTION, SamplingParams(temperature=0, max_tokens=40))
+    with_timeout = llm.add_request(QUESTION, SamplingParams(max_tokens=40), timeout=1e-6)
     outputs = {}
     while llm.has_unfinished_requests:
         outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
-    assert (outputs[hurried].finish_reason, outputs[hurried].token_ids) == ("timeout", [])
-    assert outputs[patient].token_ids == generate_one(llm).token_ids
+    assert (outputs[with_timeout].finish_reason, outputs[with_timeout].token_ids) == ("timeout", [])
+    assert outputs[without_timeout].token_ids == generate_one(llm).token_ids
     with pytest.raises(UserError, match="timeout must be a number of seconds > 0, got 0"):
         llm.add_request(QUESTION, timeout=0)
 
@@ -114,42 +114,42 @@ def test_full_queue_rejects():
         llm.add_request(QUESTION, params)
     while llm.has_unfinished_requests:
         llm.step()
-    with pytest.raises(QueueFullError):  # all `n` or none
+    with pytest.raises(QueueFullError):  # all `n` completions are queued or none
         llm.add_request(QUESTION, SamplingParams(n=4))
     assert not llm.has_unfinished_requests
     llm.add_request(QUESTION, SamplingParams(n=3))
 
 
 @pytest.mark.parametrize("draft", [None, "demo-draft"])
-def test_nan_logits_end_only_their_request(draft):
+def test_nan_logits_fail_only_their_request(draft):
     llm = LLM("demo", kv_cache_bytes=2**23, draft_model=draft)
     params = SamplingParams(temperature=0, max_tokens=12)
     [expected] = llm.generate(QUESTION, params)
-    model, broken_after = llm.runner.target.model, len(expected.token_ids) // 2
+    model, num_valid_tokens = llm.runner.target.model, len(expected.token_ids) // 2
     compute = model.ragged_logits
 
-    def broken(ids, batch, rows, storage):
+    def with_nan(ids, batch, rows, storage):
         logits = compute(ids, batch, rows, storage)
         for row, token in enumerate(rows):
             owner = max(i for i, start in enumerate(batch.cu_seqlens_q[:-1]) if start <= token)
             position = batch.positions[token]
-            if owner == 0 and position >= len(expected.prompt_token_ids) - 1 + broken_after:
+            if owner == 0 and position >= len(expected.prompt_token_ids) - 1 + num_valid_tokens:
                 logits[row] = mx.nan
         return logits
 
-    llm.add_request(QUESTION, params, request_id="breaks")
-    llm.add_request(QUESTION, params, request_id="goes on")
-    model.ragged_logits = broken
+    llm.add_request(QUESTION, params, request_id="nan")
+    llm.add_request(QUESTION, params, request_id="healthy")
+    model.ragged_logits = with_nan
     outputs = {}
     while llm.has_unfinished_requests:
         outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
-        if "breaks" in outputs and outputs["breaks"].finished:
+        if "nan" in outputs and outputs["nan"].finished:
             model.ragged_logits = compute
-    assert outputs["breaks"].finish_reason == "error"
-    assert "NaN logits" in outputs["breaks"].error
-    assert outputs["breaks"].token_ids == expected.token_ids[:broken_after]
-    assert outputs["goes on"].token_ids == expected.token_ids
+    assert outputs["nan"].finish_reason == "error"
+    assert "NaN logits" in outputs["nan"].error
+    assert outputs["nan"].token_ids == expected.token_ids[:num_valid_tokens]
+    assert outputs["healthy"].token_ids == expected.token_ids
 
 
 def test_rows_with_nan():

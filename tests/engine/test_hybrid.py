@@ -1,4 +1,4 @@
-"""Hybrid models: same tokens in every configuration, prefix cache hits, memory."""
+"""Hybrid models: same tokens in every configuration, prefix cache hits, memory use."""
 
 import itertools
 
@@ -55,8 +55,8 @@ def drafts(model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(model):
-    """Outputs and logits of each request alone, prefilled in one chunk."""
+def reference(model):
+    """Reference outputs and logits: each request alone, prefilled in one chunk."""
     outputs, logits = {}, {}
     for case in range(len(CASES)):
         llm = build(model, max_num_seqs=1, enable_prefix_caching=False)
@@ -66,15 +66,15 @@ def alone(model):
     return outputs, logits
 
 
-def assert_same_as_alone(alone, actual, found_logits, where) -> None:
-    outputs, logits = alone
+def assert_same_as_reference(reference, actual, actual_logits, context) -> None:
+    outputs, logits = reference
     for number, expected in outputs.items():
-        assert actual[number].error is None, where
-        assert actual[number].token_ids == expected.token_ids, f"request {number} with {where}"
-        assert actual[number].logprobs == expected.logprobs, f"request {number} with {where}"
+        assert actual[number].error is None, context
+        assert actual[number].token_ids == expected.token_ids, f"request {number} with {context}"
+        assert actual[number].logprobs == expected.logprobs, f"request {number} with {context}"
         assert actual[number].finish_reason == expected.finish_reason
     for key, row in logits.items():
-        np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} with {where}")
+        np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} with {context}")
 
 
 SPECULATION = ("none", "ngram", "mtp", "attention draft", "hybrid draft", "the model as draft")
@@ -83,7 +83,7 @@ SPECULATION = ("none", "ngram", "mtp", "attention draft", "hybrid draft", "the m
 @pytest.mark.parametrize("speculation", SPECULATION)
 @pytest.mark.parametrize("slots", [2, 5, 20])
 def test_same_tokens_in_every_configuration(
-    model, model_with_mtp, drafts, alone, speculation, slots
+    model, model_with_mtp, drafts, reference, speculation, slots
 ):
     hits = preemptions = accepted = 0
     for number, (chunk, tokens, page, (direction, gap)) in enumerate(
@@ -107,8 +107,10 @@ def test_same_tokens_in_every_configuration(
             enable_prefix_caching=number != 2,
             **options,
         )
-        actual, found = run_cases(llm, range(len(CASES))[::direction], gap, CASES)
-        assert_same_as_alone(alone, actual, found, f"{speculation}, {slots} slots, case {number}")
+        actual, found_logits = run_cases(llm, range(len(CASES))[::direction], gap, CASES)
+        assert_same_as_reference(
+            reference, actual, found_logits, f"{speculation}, {slots} slots, case {number}"
+        )
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
@@ -123,7 +125,7 @@ def test_same_tokens_in_every_configuration(
 
 
 @pytest.mark.parametrize("turns", ["chat", "chat with thinking", "agent"])
-def test_every_turn_hits_all_that_attention_alone_would_hit(model, turns):
+def test_every_turn_hits_as_many_tokens_as_an_attention_model(model, turns):
     thinking = turns == "chat with thinking"
     transcript = agent_transcript(7) if turns == "agent" else conversation(8, thinking)
     transcript = list(transcript)
@@ -134,17 +136,17 @@ def test_every_turn_hits_all_that_attention_alone_would_hit(model, turns):
         assert hybrid == attention
         page_size = llm.scheduler.config.page_size
         for (previous, _), (_, cached) in itertools.pairwise(hybrid):
-            assert cached >= previous - 16 - page_size  # 16: the generation prompt
+            assert cached >= previous - 16 - page_size  # the generation prompt has 16 tokens
 
 
-def test_completions_of_one_prompt_share_its_state(model):
+def test_completions_share_the_state_of_their_prompt(model):
     llm = build(model, slots=12, block_size=8)
     params = SamplingParams(n=4, seed=1, max_tokens=8, ignore_eos=True)
     [output] = llm.generate([list(range(100, 170))], params)
     assert llm.scheduler.num_cached_tokens == 3 * 64
     for index in range(4):
-        [alone] = build(model).generate([list(range(100, 170))], params)
-        assert alone.outputs[index].token_ids == output.outputs[index].token_ids
+        [cold] = build(model).generate([list(range(100, 170))], params)
+        assert cold.outputs[index].token_ids == output.outputs[index].token_ids
 
 
 def test_precomputed_pages_and_states_are_hit(model):
@@ -154,10 +156,10 @@ def test_precomputed_pages_and_states_are_hit(model):
         llm.scheduler.check_integrity()
     assert state_counts(llm).used == 0
     assert state_counts(llm).checkpoints >= 1
-    [ahead] = llm.generate([[*ids, 17]], GREEDY)
-    assert ahead.num_cached_tokens == len(ids) // 8 * 8
+    [warm] = llm.generate([[*ids, 17]], GREEDY)
+    assert warm.num_cached_tokens == len(ids) // 8 * 8
     [plain] = build(model).generate([[*ids, 17]], GREEDY)
-    assert ahead.token_ids == plain.token_ids
+    assert warm.token_ids == plain.token_ids
 
 
 def test_no_checkpoints_without_prefix_caching(model):
@@ -176,8 +178,8 @@ def test_pages_states_and_checkpoints_fit_the_memory(model, megabytes):
     memory = int(megabytes * 2**20)
     llm = LLM(model, kv_cache_bytes=memory, block_size=16, speculative="ngram", max_num_seqs=8)
     config = llm.scheduler.config
-    declared = config.num_pages * 16 * KV_BYTES_PER_TOKEN + config.num_state_slots * STATE_BYTES
-    assert declared <= memory < declared + 16 * KV_BYTES_PER_TOKEN + STATE_BYTES
+    planned = config.num_pages * 16 * KV_BYTES_PER_TOKEN + config.num_state_slots * STATE_BYTES
+    assert planned <= memory < planned + 16 * KV_BYTES_PER_TOKEN + STATE_BYTES
     for number in range(20):
         llm.add_request([number, *range(200)], GREEDY)
     while llm.has_unfinished_requests:
@@ -185,10 +187,10 @@ def test_pages_states_and_checkpoints_fit_the_memory(model, megabytes):
         assert llm.runner.target.nbytes <= memory
     assert state_counts(llm).checkpoints > 0
     llm.reserve()
-    assert llm.runner.target.nbytes == declared
+    assert llm.runner.target.nbytes == planned
 
 
-def test_states_take_at_most_half_of_the_memory_and_few_of_a_large_one(model):
+def test_number_of_state_slots(model):
     for memory in (2**17, 2**20):
         slots = LLM(model, kv_cache_bytes=memory).scheduler.config.num_state_slots
         assert slots == memory // 2 // STATE_BYTES
@@ -196,11 +198,11 @@ def test_states_take_at_most_half_of_the_memory_and_few_of_a_large_one(model):
     assert large.num_state_slots == 2 * 4 + 16
 
 
-def test_too_little_memory_is_refused_with_the_numbers(model):
+def test_too_little_memory_is_rejected(model):
     needed = 32 * KV_BYTES_PER_TOKEN + 2 * STATE_BYTES
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as error:
         LLM(model, kv_cache_bytes=needed - 1)
-    assert str(refusal.value) == (
+    assert str(error.value) == (
         f"kv_cache_bytes must be at least {needed}, a page of 32 tokens and 2 state slots of "
         f"{STATE_BYTES} bytes, got {needed - 1}."
     )

@@ -1,4 +1,4 @@
-"""LLM: the public interface, end to end."""
+"""`LLM`, the public interface, end to end."""
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +24,7 @@ def engine(demo, **options) -> LLM:
 
 
 def assert_idle(llm: LLM) -> None:
-    """Asserts that no requests are left and only the prefix cache holds pages."""
+    """Asserts that no request is unfinished and only the prefix cache holds pages."""
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
     assert not llm.core._processors
@@ -44,17 +44,17 @@ def test_generate_preserves_prompt_order(demo):
     assert_idle(llm)
 
 
-def test_prompt_is_text_token_ids_or_chat(demo):
+def test_prompt_may_be_text_token_ids_or_messages(demo):
     llm, tokenizer = engine(demo), demo[1]
     ids = tokenizer.apply_chat_template(
         chat(QUESTIONS[0]), add_generation_prompt=True, enable_thinking=False
     )
     text = tokenizer.decode(ids)
-    for one in (ids, text, chat(QUESTIONS[0])):
-        [output] = llm.generate(one, GREEDY)
+    for prompt in (ids, text, chat(QUESTIONS[0])):
+        [output] = llm.generate(prompt, GREEDY)
         assert output.text == ANSWERS[0]
         assert output.prompt_token_ids == list(ids)
-        assert output.prompt == (None if one is ids else one)
+        assert output.prompt == (None if prompt is ids else prompt)
     mixed = llm.generate([ids, text, chat(QUESTIONS[0])], GREEDY)
     assert [output.text for output in mixed] == [ANSWERS[0]] * 3
 
@@ -115,7 +115,7 @@ def test_empty_prompt_list(demo):
 # -------------------------------------------------------------------- params
 
 
-def test_stop_strings_end_the_text_and_are_removed(demo):
+def test_stop_string_ends_generation_and_is_removed(demo):
     llm = engine(demo)
     params = SamplingParams(temperature=0, max_tokens=60, stop=["of Ja", "never"])
     pieces = list(llm.stream(chat(QUESTIONS[0]), params))
@@ -126,7 +126,7 @@ def test_stop_strings_end_the_text_and_are_removed(demo):
     assert_idle(llm)
 
 
-def test_stop_token_ids_and_end_tokens(demo):
+def test_stop_token_ids_and_ignore_eos(demo):
     llm = engine(demo)
     [plain] = llm.generate(chat(QUESTIONS[0]), GREEDY)
     third = plain.token_ids[2]
@@ -134,21 +134,21 @@ def test_stop_token_ids_and_end_tokens(demo):
     [output] = llm.generate(chat(QUESTIONS[0]), params)
     assert output.token_ids == plain.token_ids[:3]
     assert output.outputs[0].stop_reason == third
-    [going_on] = llm.generate(
+    [ignoring_eos] = llm.generate(
         chat(QUESTIONS[0]), SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     )
-    assert (len(going_on.token_ids), going_on.finish_reason) == (40, "length")
-    assert going_on.token_ids[: len(plain.token_ids)] == plain.token_ids
+    assert (len(ignoring_eos.token_ids), ignoring_eos.finish_reason) == (40, "length")
+    assert ignoring_eos.token_ids[: len(plain.token_ids)] == plain.token_ids
 
 
 def test_logit_bias_and_logprobs(either_device, demo):
     params = SamplingParams(temperature=0, max_tokens=3, logit_bias={77: 100}, logprobs=2)
     [output] = engine(demo).generate(chat(QUESTIONS[0]), params)
     assert output.token_ids == [77, 77, 77]
-    for one in output.logprobs:
-        assert len(one) == 3, "the two most likely tokens and the sampled one"
-        assert list(one)[-1] == 77
-        assert list(one.values()) == sorted(one.values(), reverse=True)
+    for logprobs in output.logprobs:
+        assert len(logprobs) == 3, "the two most likely tokens and the sampled one"
+        assert list(logprobs)[-1] == 77
+        assert list(logprobs.values()) == sorted(logprobs.values(), reverse=True)
     with pytest.raises(UserError, match="token ids in logit_bias must be from 0 to 4095, got 4096"):
         engine(demo).add_request("a", SamplingParams(logit_bias={4096: 1}))
 
@@ -173,7 +173,7 @@ def test_completions_share_the_prompt_pages(demo):
     assert_idle(llm)
 
 
-def test_engine_seed_is_the_default(demo):
+def test_engine_seed_is_the_default_sampling_seed(demo):
     params = SamplingParams(temperature=3, max_tokens=12, ignore_eos=True)
 
     def sample(seed: int) -> list[list[int]]:
@@ -227,13 +227,13 @@ def test_failed_add_aborts_earlier_prompts(demo, monkeypatch):
     llm = engine(demo)
     add, calls = llm.core.add, []
 
-    def fails_at_the_third(*args, **kwargs):
+    def fail_on_third_call(*args, **kwargs):
         calls.append(args)
         if len(calls) == 3:
             raise RuntimeError("the memory is on fire")
         return add(*args, **kwargs)
 
-    monkeypatch.setattr(llm.core, "add", fails_at_the_third)
+    monkeypatch.setattr(llm.core, "add", fail_on_third_call)
     with pytest.raises(RuntimeError, match="the memory is on fire"):
         llm.generate(["a", "b", "c"], GREEDY)
     assert_idle(llm)
@@ -260,7 +260,7 @@ def test_add_and_abort_between_steps(demo):
         "stop",
         "stop",
     ]
-    assert outputs[first].token_ids, "its partial output"
+    assert outputs[first].token_ids, "the partial output is kept"
     assert [outputs[name].text for name in (second, third)] == ANSWERS[1:]
     assert llm.step() == []
     assert_idle(llm)
@@ -273,8 +273,8 @@ def test_abort_ends_all_completions(demo):
         llm.step()
     assert llm.abort(name)
     update = llm.step()
-    assert [one.index for one in update] == [0, 1, 2, 3]
-    assert {one.finish_reason for one in update} == {"abort"}
+    assert [output.index for output in update] == [0, 1, 2, 3]
+    assert {output.finish_reason for output in update} == {"abort"}
     assert update[0].request_output.finished
     assert_idle(llm)
 
@@ -300,17 +300,17 @@ def test_generate_does_not_consume_step_outputs(demo):
     assert text == ANSWERS[0]
 
 
-def test_failed_step_ends_only_its_requests(demo, monkeypatch):
+def test_failed_step_fails_only_its_requests(demo, monkeypatch):
     llm = engine(demo, max_num_seqs=2)
     logits, calls = llm.runner.target.logits, []
 
-    def fails_at_the_third(spans, rows):
+    def fail_on_third_call(spans, rows):
         calls.append(len(spans))
         if len(calls) == 3:
             raise RuntimeError("the memory is on fire")
         return logits(spans, rows)
 
-    monkeypatch.setattr(llm.runner.target, "logits", fails_at_the_third)
+    monkeypatch.setattr(llm.runner.target, "logits", fail_on_third_call)
     outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
     assert [output.finish_reason for output in outputs] == ["error", "error", "stop"]
     assert outputs[0].error == "the step failed: the memory is on fire."
@@ -320,7 +320,7 @@ def test_failed_step_ends_only_its_requests(demo, monkeypatch):
     assert output.text == ANSWERS[0]
 
 
-def test_metrics_are_in_order(demo):
+def test_metric_timestamps_are_ordered(demo):
     outputs = engine(demo, max_num_seqs=1).generate([chat(q) for q in QUESTIONS], GREEDY)
     for output in outputs:
         metrics = output.metrics
@@ -333,7 +333,7 @@ def test_metrics_are_in_order(demo):
         assert times == sorted(times)
         assert metrics.ttft >= metrics.queue_seconds >= 0
     waits = [output.metrics.queue_seconds for output in outputs]
-    assert waits == sorted(waits), "first come, first served"
+    assert waits == sorted(waits), "requests are scheduled in order of arrival"
 
 
 # -------------------------------------------------------------------- prefix cache
@@ -371,7 +371,7 @@ def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
 
 
 def test_memory_stays_within_budget(demo):
-    """Weights, KV memory, and a constant for the activations of a step."""
+    """The budget is weights, KV memory and a constant for a step's activations."""
     serve_and_measure(demo, num_requests=60)
 
 
@@ -382,7 +382,7 @@ def test_memory_stays_within_budget_over_many_requests(demo):
 
 def serve_and_measure(demo, num_requests: int) -> None:
     budget = 2**24  # 2,048 tokens
-    constant = 2**24  # activations of 64 tokens, and their logits
+    activations = 2**24  # of 64 tokens, including logits
     rng = np.random.default_rng(5)
     mx.clear_cache()
     weights = mx.get_active_memory()
@@ -399,7 +399,7 @@ def serve_and_measure(demo, num_requests: int) -> None:
         outputs = llm.generate(prompts, params)
         assert {output.finish_reason for output in outputs} == {"length"}
         served += len(prompts)
-    assert mx.get_peak_memory() <= weights + budget + constant
+    assert mx.get_peak_memory() <= weights + budget + activations
     assert_idle(llm)
 
 
@@ -474,13 +474,13 @@ def test_seed_none_is_random(demo):
 def test_draft_with_another_vocabulary_is_rejected(demo, monkeypatch):
     model, tokenizer = load("demo-draft")
 
-    class Other:
+    class OtherTokenizer:
         def get_vocab(self):
             return {"other": 0}
 
     monkeypatch.setattr(factory, "_load_model", lambda model, *_: (*model, None))
     with pytest.raises(UserError, match="draft and target must share one vocabulary"):
-        LLM((model, tokenizer), draft_model=(model, Other()))
+        LLM((model, tokenizer), draft_model=(model, OtherTokenizer()))
 
 
 def test_recording(demo, tmp_path):

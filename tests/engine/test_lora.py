@@ -1,4 +1,4 @@
-"""LoRA adapters per request: the same tokens and logits alone and together, in every way."""
+"""Per-request LoRA adapters: same tokens and logits in every batch and configuration."""
 
 import numpy as np
 import pytest
@@ -21,26 +21,26 @@ from tiny_llm.models.checkpoint.layout import read_model_config
 
 DEMO = read_model_config(TARGET_PATH)
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-# An adapter for each case, or none: some cases with a common prefix differ, some do not.
+# Adapter of each case, or None. Cases with a common prefix have the same or different adapters.
 LORAS = {0: None, 1: "a", 2: "b", 3: "b", 4: "a", 5: "wide", 6: None}
 
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """Three adapters of odd ranks: of all layers, of the last two, and of the MLPs."""
+    """Three adapters of odd ranks: for all layers, the last two layers, and the MLPs."""
     folder = tmp_path_factory.mktemp("adapters")
-    some = {"rank": 3, "seed": 2, "last": 2, "size": 0.2}
+    last_two = {"rank": 3, "seed": 2, "last": 2, "size": 0.2}
     wide = {"rank": 37, "seed": 3, "only": ("up_proj", "down_proj"), "size": 0.2}
     return {
         "a": write_adapter(folder / "a", random_adapter(DEMO, 5, seed=1, size=0.2), 5),
-        "b": write_adapter(folder / "b", random_adapter(DEMO, **some), 3, num_layers=2),
+        "b": write_adapter(folder / "b", random_adapter(DEMO, **last_two), 3, num_layers=2),
         "wide": write_adapter(folder / "wide", random_adapter(DEMO, **wide), 37),
     }
 
 
 @pytest.fixture(scope="module")
-def alone(demo, modules):
-    """Outputs and logits of each request alone, with no adapter but its own loaded."""
+def reference(demo, modules):
+    """Reference outputs and logits: each request alone, with only its own adapter loaded."""
     outputs, logits = {}, {}
     for case, lora in LORAS.items():
         own = {lora: modules[lora]} if lora else None
@@ -52,30 +52,30 @@ def alone(demo, modules):
     return outputs, logits
 
 
-def assert_same(actual, found_logits, alone, where=""):
-    outputs, logits = alone
+def assert_same(actual, actual_logits, reference, context=""):
+    outputs, logits = reference
     for number, expected in outputs.items():
-        assert actual[number].token_ids == expected.token_ids, f"request {number} {where}"
-        assert actual[number].logprobs == expected.logprobs, f"request {number} {where}"
+        assert actual[number].token_ids == expected.token_ids, f"request {number} {context}"
+        assert actual[number].logprobs == expected.logprobs, f"request {number} {context}"
     for key, row in logits.items():
-        np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} {where}")
+        np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} {context}")
 
 
-def test_together_with_ngram_drafts_and_preemption(demo, modules, alone):
+def test_batch_with_ngram_drafts_and_preemption(demo, modules, reference):
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
     llm = build(demo, TIGHT_TOKENS, speculative="ngram", lora_modules=modules, **options)
-    assert_same(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES, LORAS), alone)
+    assert_same(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES, LORAS), reference)
     assert llm.runner.statistics.num_accepted_tokens > 0
     assert llm.scheduler.num_preemptions > 0
 
 
-def test_together_in_one_batch(demo, modules, alone):
+def test_adapters_in_one_batch(demo, modules, reference):
     llm = build(demo, AMPLE_TOKENS, max_num_seqs=8, lora_modules=modules)
-    assert_same(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES, LORAS), alone)
+    assert_same(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES, LORAS), reference)
 
 
 @pytest.mark.slow
-def test_chunks_hits_preemption_and_a_draft_model(demo, modules, alone):
+def test_configurations_with_a_draft_model(demo, modules, reference):
     draft = load("demo-draft")
     hits = preemptions = accepted = 0
     for case in HALF[::5]:
@@ -83,7 +83,7 @@ def test_chunks_hits_preemption_and_a_draft_model(demo, modules, alone):
         direction, gap = case["arrival"]
         order = range(len(MORE_CASES))[::direction]
         actual, logits = run_cases(llm, order, gap, MORE_CASES, LORAS)
-        assert_same(actual, logits, alone, f"with {case}")
+        assert_same(actual, logits, reference, f"with {case}")
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
@@ -92,7 +92,7 @@ def test_chunks_hits_preemption_and_a_draft_model(demo, modules, alone):
     assert accepted > 0
 
 
-def test_adapters_share_no_pages(demo, modules):
+def test_adapters_do_not_share_pages(demo, modules):
     llm = LLM(demo, lora_modules=modules, block_size=4)
     prompt, cached = "The KV cache keeps keys and values. " * 3, []
     for lora in (None, "a", "b", "a", None):
@@ -103,15 +103,15 @@ def test_adapters_share_no_pages(demo, modules):
     llm.scheduler.check_integrity()
 
 
-def test_adapter_path_is_for_every_request(demo, modules):
-    named = LLM(demo, lora_modules=modules)
-    expected = named.generate(["RoPE is", "Attention"], GREEDY, lora="a")
-    plain = named.generate(["RoPE is", "Attention"], GREEDY)
+def test_adapter_path_applies_to_every_request(demo, modules):
+    with_modules = LLM(demo, lora_modules=modules)
+    expected = with_modules.generate(["RoPE is", "Attention"], GREEDY, lora="a")
+    plain = with_modules.generate(["RoPE is", "Attention"], GREEDY)
     assert plain[0].token_ids != expected[0].token_ids
     llm = LLM(demo, adapter_path=modules["a"])
-    for ours, theirs in zip(llm.generate(["RoPE is", "Attention"], GREEDY), expected, strict=True):
-        assert ours.token_ids == theirs.token_ids
-    outputs = named.generate(["RoPE is", "RoPE is"], GREEDY, lora=[None, "a"])
+    actual = llm.generate(["RoPE is", "Attention"], GREEDY)
+    assert [a.token_ids for a in actual] == [e.token_ids for e in expected]
+    outputs = with_modules.generate(["RoPE is", "RoPE is"], GREEDY, lora=[None, "a"])
     assert [output.token_ids for output in outputs] == [plain[0].token_ids, expected[0].token_ids]
 
 
@@ -125,7 +125,7 @@ def test_prompt_logprobs_and_several_completions(demo, modules):
     assert again.prompt_logprobs == adapted.prompt_logprobs
 
 
-def test_precompute_is_for_an_adapter(demo, modules):
+def test_precompute_for_an_adapter(demo, modules):
     llm = LLM(demo, lora_modules=modules, block_size=4)
     prompt = llm.tokenizer.encode("The KV cache keeps keys and values. " * 3)
     while llm.precompute(prompt, "a"):
@@ -136,8 +136,8 @@ def test_precompute_is_for_an_adapter(demo, modules):
     assert adapted.num_cached_tokens > 10
 
 
-def test_hybrid(tmp_path):
-    """Recurrent states are per request, and checkpoints per adapter."""
+def test_hybrid_model(tmp_path):
+    """Recurrent states are per request; state checkpoints are per adapter."""
     folder = write_hybrid(tmp_path / "model")
     tensors = [random_adapter(HYBRID, rank, seed=rank, size=0.3) for rank in (3, 8)]
     names = {"a": write_adapter(tmp_path / "a", tensors[0], 3)}
@@ -145,15 +145,15 @@ def test_hybrid(tmp_path):
     model = load_weights(str(folder))
     prompts = ["The trams of Lenmora are yellow. " * 12] * 3
     loras = [None, "a", "b"]
-    alone = [
+    reference = [
         build_hybrid(model, lora_modules=names).generate([prompt], GREEDY, lora=lora)[0].token_ids
         for prompt, lora in zip(prompts, loras, strict=True)
     ]
-    assert len({tuple(tokens) for tokens in alone}) == 3
+    assert len({tuple(tokens) for tokens in reference}) == 3
     llm = build_hybrid(model, lora_modules=names, max_num_batched_tokens=40)
-    for _ in range(2):  # the second time, from checkpoints
+    for _ in range(2):  # the second run starts from checkpoints
         outputs = llm.generate(prompts, GREEDY, lora=loras)
-        assert [output.token_ids for output in outputs] == alone
+        assert [output.token_ids for output in outputs] == reference
         llm.scheduler.check_integrity()
     assert all(output.num_cached_tokens > 0 for output in outputs)
 

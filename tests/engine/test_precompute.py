@@ -1,4 +1,4 @@
-"""LLM.precompute: pages computed ahead of a request."""
+"""`LLM.precompute`: pages computed ahead of a request."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def compute_all(llm, ids) -> int:
 
 
 @pytest.mark.parametrize("draft", [None, "demo-draft"])
-def test_precomputed_pages_are_hit_and_change_no_output(draft):
+def test_precomputed_pages_are_hit_without_changing_outputs(draft):
     llm = build(draft_model=draft)
     ids = llm.tokenizer.encode(PARAGRAPH * 3)
     size = llm.scheduler.config.page_size
@@ -29,10 +29,10 @@ def test_precomputed_pages_are_hit_and_change_no_output(draft):
     assert (llm.scheduler.num_prompt_tokens, llm.scheduler.num_cached_tokens) == (0, 0)
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
-    [ahead] = llm.generate([*ids, 17], GREEDY)
-    assert ahead.num_cached_tokens == len(ids) // size * size
-    [plain] = build().generate([*ids, 17], GREEDY)
-    assert ahead.token_ids == plain.token_ids
+    [warm] = llm.generate([*ids, 17], GREEDY)
+    assert warm.num_cached_tokens == len(ids) // size * size
+    [cold] = build().generate([*ids, 17], GREEDY)
+    assert warm.token_ids == cold.token_ids
     assert not llm.precompute(ids)  # all pages are cached
 
 
@@ -45,8 +45,12 @@ def test_precompute_is_a_no_op_when_busy_or_too_long():
         llm.step()
     assert not llm.precompute(ids[: llm.scheduler.config.page_size - 1])  # no full page
     assert not build(enable_prefix_caching=False).precompute(ids)
-    assert not build(max_num_batched_tokens=16, max_num_seqs=8).precompute(ids)  # half a page
-    tiny = LLM("demo", kv_cache_bytes=2**24 // llm.scheduler.config.num_pages)  # one page
+    assert not build(max_num_batched_tokens=16, max_num_seqs=8).precompute(
+        ids
+    )  # a step holds half a page
+    tiny = LLM(
+        "demo", kv_cache_bytes=2**24 // llm.scheduler.config.num_pages
+    )  # memory for one page
     assert compute_all(tiny, ids) <= 2
     tiny.scheduler.check_integrity()
 

@@ -1,4 +1,4 @@
-"""Several `LLM` objects in one process: budgets, threads, tokens, release of memory."""
+"""Several `LLM` objects in one process: budgets, threads, outputs, released memory."""
 
 import gc
 import threading
@@ -26,15 +26,15 @@ def generate(llm):
 
 
 def num_threads():
-    """Threads of this process, those of libraries included."""
+    """Number of threads of this process, including those of libraries."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_concurrent_llms_share_threads_and_keep_their_budgets(tmp_path):
-    """Each has the tokens that it has alone; kernels have one pool of threads."""
+    """Outputs are the same as with a single `LLM`, and all kernels share one thread pool."""
     models = ["demo", str(write_hybrid(tmp_path / "hybrid"))]
-    alone = [generate(LLM(model, kv_cache_bytes=KV_BYTES)) for model in models]
+    reference = [generate(LLM(model, kv_cache_bytes=KV_BYTES)) for model in models]
     before = num_threads()
     results: dict[int, object] = {}
     threads: list[int] = []
@@ -45,7 +45,7 @@ def test_concurrent_llms_share_threads_and_keep_their_budgets(tmp_path):
         barrier.wait(60)
         for _ in range(3):
             results[index] = generate(llm)
-            assert results[index] == alone[index]
+            assert results[index] == reference[index]
             assert llm.runner.target.nbytes <= KV_BYTES
         threads.append(num_threads())
         barrier.wait(60)
@@ -55,24 +55,24 @@ def test_concurrent_llms_share_threads_and_keep_their_budgets(tmp_path):
         thread.start()
     for thread in runs:
         thread.join()
-    assert results == dict(enumerate(alone))
-    # Each has a Python thread and the threads of its two MLX streams; none has another pool.
+    assert results == dict(enumerate(reference))
+    # Each adds a Python thread and the threads of two MLX streams, but no thread pool.
     assert max(threads) - before <= 3 * len(models)
 
 
 def test_memory_of_an_llm_is_released_with_it(tmp_path):
     folder = write_hybrid(tmp_path / "model", hidden_size=256)
-    generate(LLM(str(folder), kv_cache_bytes=KV_BYTES))  # caches of the process
+    generate(LLM(str(folder), kv_cache_bytes=KV_BYTES))  # fills caches of the process
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
     llm = LLM(str(folder), kv_cache_bytes=KV_BYTES)
     generate(llm)
     assert mx.get_active_memory() > before + model_size(folder).weight_bytes / 2
-    gone = weakref.ref(llm)
+    llm_ref = weakref.ref(llm)
     del llm
     gc.collect()
-    assert gone() is None
+    assert llm_ref() is None
     assert mx.get_active_memory() <= before + 100_000
 
 

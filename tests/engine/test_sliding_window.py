@@ -1,4 +1,4 @@
-"""Sliding windows in the engine: same tokens in every configuration, freed pages, prefix hits."""
+"""Sliding windows in the engine: unchanged tokens, freed pages, prefix cache hits."""
 
 from unittest import mock
 
@@ -60,14 +60,14 @@ def mistral(tokenizer):
 
 
 def build(model, num_pages: int = 256, **options) -> LLM:
-    """Builds an engine with exactly `num_pages` pages, by default of 8 tokens."""
+    """Builds an engine with exactly `num_pages` pages of 8 tokens, unless `options` differ."""
     with mock.patch("tiny_llm.engine.llm.split_kv_memory", return_value=(num_pages, 0)):
         return LLM(model, **{"block_size": 8, "max_num_seqs": 4, **options})
 
 
 @pytest.fixture(scope="module")
-def alone(model):
-    """Outputs and logits of each request alone, prefilled in one chunk, with all pages kept."""
+def reference(model):
+    """Reference: each request alone, prefilled in one chunk, with all pages kept."""
     outputs, logits = {}, {}
     for case in range(len(WINDOW_CASES)):
         with mock.patch("tiny_llm.engine.llm.common_window", return_value=0):
@@ -79,8 +79,8 @@ def alone(model):
 
 
 @pytest.mark.parametrize("speculation", ["none", "ngram", "full draft", "window draft"])
-def test_same_tokens_in_every_configuration(model, alone, tokenizer, speculation):
-    outputs, logits = alone
+def test_same_tokens_in_every_configuration(model, reference, tokenizer, speculation):
+    outputs, logits = reference
     frees_pages = model[0].args.max_window and speculation != "full draft"
     small, large = (72, 96) if frees_pages else (200, 208)  # tokens
     hits = preemptions = accepted = 0
@@ -101,14 +101,14 @@ def test_same_tokens_in_every_configuration(model, alone, tokenizer, speculation
             **options,
         )
         order = range(len(WINDOW_CASES))[::direction]
-        actual, found = run_cases(llm, order, gap, WINDOW_CASES)
-        where = f"{speculation}, case {number}"
+        actual, actual_logits = run_cases(llm, order, gap, WINDOW_CASES)
+        context = f"{speculation}, case {number}"
         for case, expected in outputs.items():
-            assert actual[case].error is None, where
-            assert actual[case].token_ids == expected.token_ids, f"request {case}, {where}"
-            assert actual[case].logprobs == expected.logprobs, f"request {case}, {where}"
+            assert actual[case].error is None, context
+            assert actual[case].token_ids == expected.token_ids, f"request {case}, {context}"
+            assert actual[case].logprobs == expected.logprobs, f"request {case}, {context}"
         for key, row in logits.items():
-            np.testing.assert_array_equal(found[key], row, err_msg=f"{key}, {where}")
+            np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key}, {context}")
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
@@ -119,33 +119,32 @@ def test_same_tokens_in_every_configuration(model, alone, tokenizer, speculation
 
 @pytest.mark.parametrize("sharing", [True, False])
 def test_request_larger_than_the_memory(mistral, sharing):
-    """200 tokens in pages for 72: those before the window are free again."""
+    """190 tokens fit into pages for 72, because pages before the window are freed."""
     [expected] = build(mistral).generate([LONG], GREEDY, show_progress=False)
     llm = build(mistral, 9, max_num_batched_tokens=32, enable_prefix_caching=sharing)
     assert llm.scheduler.config.max_pages_per_request == 9
-    seen, held = llm.runner.run, []
+    original_run, num_held = llm.runner.run, []
 
     def run(step):
         [request] = llm.scheduler.running
-        held.append(len(request.page_ids) - request.num_freed)
+        num_held.append(len(request.page_ids) - request.num_freed)
         state = snapshot(llm.scheduler)
-        assert len(state["requests"][0]["pages"]) == held[-1]
+        assert len(state["requests"][0]["pages"]) == num_held[-1]
         assert -1 not in state["requests"][0]["pages"] + state["tree"]["pages"]
-        return seen(step)
+        return original_run(step)
 
     with mock.patch.object(llm.runner, "run", run):
         [actual] = llm.generate([LONG], GREEDY, show_progress=False)
     assert actual.token_ids == expected.token_ids
-    assert max(held) <= 9
-    assert (
-        max(held[-20:]) <= 1 + WINDOW // 8 + 1
-    )  # while decoding: the window, and a part of a page
+    assert max(num_held) <= 9
+    # While decoding, a request holds the window and parts of two more pages.
+    assert max(num_held[-20:]) <= 1 + WINDOW // 8 + 1
     llm.scheduler.check_integrity()
     assert llm.scheduler.pages.num_available == 9
 
 
 def test_preempted_requests(mistral):
-    """Short prompts outgrow the memory while they decode."""
+    """Requests with short prompts outgrow the memory while decoding and are preempted."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     cases = [([token, token + 1], params) for token in (20, 30, 40, 50)]
     outputs, logits = {}, {}
@@ -154,16 +153,16 @@ def test_preempted_requests(mistral):
         outputs |= own_outputs
         logits |= own_logits
     llm = build(mistral, 12, block_size=4, max_num_batched_tokens=8)
-    actual, found = run_cases(llm, range(4), cases=cases)
+    actual, actual_logits = run_cases(llm, range(4), cases=cases)
     assert llm.scheduler.num_preemptions > 0
     for case in range(4):
         assert actual[case].token_ids == outputs[case].token_ids
     for key, row in logits.items():
-        np.testing.assert_array_equal(found[key], row, err_msg=f"{key}")
+        np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key}")
 
 
 def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
-    """Pages for less than the window and a step: all tokens must fit."""
+    """With less memory than the window and a step need, all of a request's tokens must fit."""
     llm = build(mistral, 8, max_num_batched_tokens=32)
     with pytest.raises(UserError, match="the configured KV memory holds 64"):
         llm.add_request(LONG)
@@ -172,15 +171,15 @@ def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
 
 
 def test_requests_share_memory_that_holds_one_of_them(mistral):
-    """Each needs 24 pages in total, 9 at a time; 20 pages serve two requests without preemption."""
+    """Each request needs 24 pages in total, but at most 9 at a time; 20 pages serve two."""
     prompts = [[token + index for token in LONG] for index in range(4)]
     expected = build(mistral).generate(prompts, GREEDY, show_progress=False)
     llm = build(mistral, 20, max_num_batched_tokens=32, enable_prefix_caching=False)
     actual = llm.generate(prompts, GREEDY, show_progress=False)
-    assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
+    assert [a.token_ids for a in actual] == [e.token_ids for e in expected]
 
 
-def test_second_turn_hits_although_the_first_pages_are_gone(mistral):
+def test_second_turn_hits_although_early_pages_are_evicted(mistral):
     llm = build(mistral, 14, max_num_batched_tokens=32)
     [first] = llm.generate([LONG], GREEDY, show_progress=False)
     turn = [*LONG, *first.token_ids, *LONG[:20]]
@@ -189,7 +188,9 @@ def test_second_turn_hits_although_the_first_pages_are_gone(mistral):
     assert second.num_cached_tokens >= len(LONG) + len(first.token_ids) - 8
     [cold] = build(mistral).generate([turn], GREEDY, show_progress=False)
     assert second.token_ids == cold.token_ids
-    [other] = llm.generate([LONG[:60]], GREEDY, show_progress=False)  # its window's pages are gone
+    [other] = llm.generate(
+        [LONG[:60]], GREEDY, show_progress=False
+    )  # the pages of its window are evicted
     [cold] = build(mistral).generate([LONG[:60]], GREEDY, show_progress=False)
     assert other.num_cached_tokens == 0
     assert other.token_ids == cold.token_ids
@@ -199,12 +200,12 @@ def test_prompt_logprobs_in_chunks(model):
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2, ignore_eos=True)
     [whole] = build(model).generate([LONG], params, show_progress=False)
     llm = build(model, 32, max_num_batched_tokens=16)
-    for _ in range(2):  # a cached prompt is computed again
+    for _ in range(2):  # prompt logprobs recompute cached prompts
         [chunked] = llm.generate([LONG], params, show_progress=False)
         assert chunked.prompt_logprobs == whole.prompt_logprobs
 
 
-def test_pages_stay_if_a_layer_or_the_draft_model_attends_to_all_tokens(mistral, tokenizer):
+def test_full_attention_in_a_layer_or_draft_model_disables_freeing_pages(mistral, tokenizer):
     qwen2 = random_checkpoint(MODELS["qwen2"]), tokenizer
     draft = random_checkpoint(DRAFT), tokenizer
     assert build(mistral).scheduler.config.window == WINDOW
@@ -215,7 +216,7 @@ def test_pages_stay_if_a_layer_or_the_draft_model_attends_to_all_tokens(mistral,
 
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"attention_backend": "flash"}])
 def test_int8_pages_and_backends(model, options):
-    """Chunks and freed pages change no tokens."""
+    """Chunked prefill and freed pages do not change tokens."""
     [expected] = build(model, **options).generate([LONG], GREEDY, show_progress=False)
     llm = build(model, 32, max_num_batched_tokens=16, **options)
     [actual] = llm.generate([LONG], GREEDY, show_progress=False)
@@ -225,7 +226,7 @@ def test_int8_pages_and_backends(model, options):
         assert actual.token_ids == paged.token_ids
 
 
-def test_prefix_cache_on_disk_is_refused(mistral, tmp_path):
+def test_prefix_cache_on_disk_is_rejected(mistral, tmp_path):
     with pytest.raises(UserError, match="does not support a model whose layers all have a sliding"):
         build(mistral, prefix_cache_dir=tmp_path)
 

@@ -1,4 +1,4 @@
-"""StopChecker: stop strings across tokens; no partial stop string is emitted."""
+"""`StopChecker`: stop strings across tokens, and buffering of partial stop strings."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,18 +10,18 @@ from tiny_llm.engine.stop_checker import ReasoningTokens, StopChecker
 
 
 def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
-    """Returns the emitted text after each byte of `text`, up to a stop string or the end."""
+    """Returns the text emitted after each byte, up to a stop string or the end of `text`."""
     output = CompletionOutput(0)
-    answer = StopChecker(output, ByteDetokenizer(), stops)
-    shown = []
+    checker = StopChecker(output, ByteDetokenizer(), stops)
+    pieces = []
     for byte in text.encode():
-        stopped = answer.add_token(byte)
-        shown.append(answer.take_text())
+        stopped = checker.add_token(byte)
+        pieces.append(checker.take_text())
         if stopped:
             break
-    answer.finish()
-    shown.append(answer.take_text())
-    return shown, output
+    checker.finish()
+    pieces.append(checker.take_text())
+    return pieces, output
 
 
 @pytest.mark.parametrize(
@@ -30,15 +30,15 @@ def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
         ("one two three", (), "one two three", None),
         ("one two three", ("two",), "one ", "two"),
         ("one two three", ("three", "ne t"), "o", "ne t"),
-        ("aaab", ("aab",), "a", "aab"),  # a held-back prefix that matches later
-        ("tw", ("two",), "tw", None),  # held back, then released at the end
+        ("aaab", ("aab",), "a", "aab"),  # a buffered prefix matches later
+        ("tw", ("two",), "tw", None),  # buffered, then released at the end
         ("two", ("two", "wo"), "", "two"),  # the earliest match wins
         ("héé", ("éé",), "h", "éé"),
     ],
 )
 def test_text_ends_before_the_stop_string(text, stops, expected, found):
-    shown, output = emitted(text, *stops)
-    assert output.text == "".join(shown) == expected
+    pieces, output = emitted(text, *stops)
+    assert output.text == "".join(pieces) == expected
     assert output.stop_reason == found
 
 
@@ -58,12 +58,12 @@ def test_incomplete_utf8_is_buffered():
 @given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_random_texts_and_stop_strings(text, stops):
-    shown, output = emitted(text, *stops)
+    pieces, output = emitted(text, *stops)
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    # The first complete match ends the text; ties go to the earliest start.
+    # The first match to complete ends the text; ties go to the earliest start.
     first = min((end for end, _ in ends), default=None)
     expected = text if first is None else text[: min(start for end, start in ends if end == first)]
-    assert "".join(shown) == output.text == expected
+    assert "".join(pieces) == output.text == expected
     assert not any(stop in output.text for stop in stops)
 
 
@@ -76,7 +76,7 @@ THINK, END_THINK = 2, 3  # as bytes
         ("\x02a.b.\x03c.d", False, "\x02a.b.\x03c", "."),
         ("a.b.\x03c.d", True, "a.b.\x03c", "."),
         ("\n\x02a.\x03c.d", False, "\n\x02a.\x03c", "."),  # whitespace may precede the reasoning
-        ("c.\x02a.", False, "c", "."),  # not at the start: text
+        ("c.\x02a.", False, "c", "."),  # reasoning must come first
         ("c\x02a.", False, "c\x02a", "."),
         ("\x02a.", False, "\x02a.", None),  # truncated reasoning
     ],
@@ -84,10 +84,10 @@ THINK, END_THINK = 2, 3  # as bytes
 def test_stop_strings_in_reasoning_are_ignored(text, is_open, expected, found):
     output = CompletionOutput(0)
     reasoning = ReasoningTokens(THINK, END_THINK, is_open)
-    answer = StopChecker(output, ByteDetokenizer(), (".",), reasoning=reasoning)
+    checker = StopChecker(output, ByteDetokenizer(), (".",), reasoning=reasoning)
     for byte in text.encode():
-        if answer.add_token(byte):
+        if checker.add_token(byte):
             break
-    answer.finish()
-    answer.take_text()
+    checker.finish()
+    checker.take_text()
     assert (output.text, output.stop_reason) == (expected, found)

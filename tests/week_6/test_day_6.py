@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.disk_cache.support import ask, engine
+from tests.engine.disk_cache.support import engine, generate_one
 from tiny_llm.engine.execution.disk_cache.keys import page_key, stored_keys
 from tiny_llm.kv_cache.disk import store as store_module
 from tiny_llm.kv_cache.disk.index import PageIndex
@@ -325,10 +325,10 @@ def test_task_4_a_restart_remembers(tmp_path, demo):
     """The second engine's first answer begins with pages of the first one."""
     open_store(tmp_path / "one page").write(PAGES[:1])
     with engine(tmp_path, demo) as llm:
-        first = ask(llm)
+        first = generate_one(llm)
         assert first.num_cached_tokens == 0
     with engine(tmp_path, demo) as llm:
-        second = ask(llm)
+        second = generate_one(llm)
         read = llm.core.disk_cache.stats.hit_tokens
     pages = (len(first.prompt_token_ids) - 1) // 32
     assert read == pages * 32, f"expected {pages} pages of 32 tokens from disk, got {read} tokens"

@@ -1,4 +1,4 @@
-"""Serves prompts in random order until it is killed, and prints each output.
+"""Serves prompts in random order and prints each output until it is killed.
 
 python -m tests.engine.disk_cache.crash_worker DIRECTORY SEED
 """
@@ -13,7 +13,7 @@ from tests.engine.disk_cache.support import GREEDY, PROMPT, open_llm
 from tiny_llm import LLM
 
 NUM_PROMPTS = 8
-NUM_PAGES = 60  # few enough to evict from memory, too
+NUM_PAGES = 60  # small enough to evict pages from memory as well
 PAGE_BYTES = 2**16
 
 

@@ -1,4 +1,4 @@
-"""Engines with a prefix cache on disk."""
+"""Helpers for tests of engines with a prefix cache on disk."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=
 
 
 def open_llm(directory: Path, model: Any = "demo", build: Callable[..., LLM] = LLM, **options: Any):
-    """Builds an engine that reads pages even if computing them is faster."""
+    """Builds an engine that reads pages from disk even if recomputing them is faster."""
     with mock.patch(
         "tiny_llm.engine.execution.disk_cache.factory._page_seconds", return_value=float("inf")
     ):
@@ -24,7 +24,7 @@ def open_llm(directory: Path, model: Any = "demo", build: Callable[..., LLM] = L
 
 @contextmanager
 def engine(directory: Path, model: Any = "demo", **options: Any) -> Iterator[LLM]:
-    """Opens an engine; on exit, closes it, which flushes its pages to disk."""
+    """Opens an engine and closes it on exit, which flushes its pages to disk."""
     llm = open_llm(directory, model, **options)
     try:
         yield llm
@@ -32,7 +32,7 @@ def engine(directory: Path, model: Any = "demo", **options: Any) -> Iterator[LLM
         llm.close()
 
 
-def ask(llm: LLM, prompt: Any = PROMPT, params: SamplingParams = GREEDY) -> Any:
+def generate_one(llm: LLM, prompt: Any = PROMPT, params: SamplingParams = GREEDY) -> Any:
     [output] = llm.generate([prompt], params)
     llm.scheduler.check_integrity()
     assert output.error is None
@@ -48,4 +48,4 @@ def wait_until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         time.sleep(0.01)
-    raise AssertionError("the condition has not become true")
+    raise AssertionError("timed out waiting for the condition")

@@ -10,7 +10,7 @@ from tiny_llm.models.checkpoint.layout import read_model_config
 LORAS = [None, "a", "b", "a"]
 
 
-def test_pages_belong_to_an_adapter(tmp_path, demo):
+def test_pages_are_keyed_by_adapter(tmp_path, demo):
     config = read_model_config(TARGET_PATH)
     modules = {
         name: write_adapter(
@@ -25,14 +25,14 @@ def test_pages_belong_to_an_adapter(tmp_path, demo):
         with engine(tmp_path, "demo", lora_modules=modules) as llm:
             outputs = llm.generate(prompts, GREEDY, lora=LORAS)
             hits = llm.core.disk_cache.stats.hit_tokens
-        assert [output.token_ids for output in outputs] == [each.token_ids for each in expected]
+        assert [output.token_ids for output in outputs] == [e.token_ids for e in expected]
         assert (hits > 0) == (run == 1)
     with engine(tmp_path, "demo", lora_modules={"a": modules["b"]}) as llm:
         assert llm.generate(PROMPT, GREEDY, lora="a")[0].token_ids == expected[2].token_ids
         assert llm.core.disk_cache.stats.hit_tokens == 0
 
 
-def test_mtp_layer(tmp_path):
+def test_mtp_drafts_from_disk(tmp_path):
     model = load_weights(write_predictable(tmp_path / "model", noise=0.1), mtp=True)
     [expected] = LLM(model).generate(PROMPT, GREEDY)
     for run in range(2):

@@ -1,4 +1,4 @@
-"""Processes killed at random times while sharing a directory."""
+"""Processes that share a cache directory are killed at random times."""
 
 import json
 import multiprocessing
@@ -31,20 +31,20 @@ def payload_of(number: int) -> bytes:
 
 
 def write_until_killed(directory: Path, seed: int) -> None:
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     store = PageStore(directory, MAX_BYTES, b"model")
     store.sweep()
     while True:
-        numbers = [draw.randrange(200) for _ in range(3)]
+        numbers = [rng.randrange(200) for _ in range(3)]
         pages = [StoredPage(key_of(n), n % 7, payload_of(n)) for n in numbers]
-        if draw.random() < 0.1:
+        if rng.random() < 0.1:
             store.discard([pages[0].key])
         store.write(pages)
         store.touch([page.key for page in pages])
 
 
 def check_database(directory: Path) -> int:
-    """Checks the index and the contents of indexed pages; returns the number of pages."""
+    """Verifies the index and all indexed pages; returns the number of pages."""
     database = sqlite3.connect(directory / "index.sqlite")
     assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     [total], [count, size] = (
@@ -56,17 +56,17 @@ def check_database(directory: Path) -> int:
     database.close()
     store = PageStore(directory, 10**9, b"model")
     for key in keys:
-        # A process killed between updating the index and the files leaves at most a stale entry.
+        # A process killed between updating the index and the files may leave a stale entry.
         if store.path(key).exists():
             assert store.read(key, PAYLOAD_BYTES) == payload_of(int.from_bytes(key, "big"))
     store.close()
     return int(count)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="kill -9")
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_killed_writers_leave_a_consistent_store(tmp_path, exhaustive):
     context = multiprocessing.get_context("spawn")
-    draw, counts = random.Random(1), []
+    rng, counts = random.Random(1), []
     for round_number in range(100 if exhaustive else 3):
         writers = [
             context.Process(target=write_until_killed, args=(tmp_path, 2 * round_number + i))
@@ -78,7 +78,7 @@ def test_killed_writers_leave_a_consistent_store(tmp_path, exhaustive):
         while {path.name for path in page_files(tmp_path)} <= before:
             time.sleep(0.005)
             assert all(writer.is_alive() for writer in writers)
-        time.sleep(draw.random() * 0.2)
+        time.sleep(rng.random() * 0.2)
         for writer in writers:
             os.kill(writer.pid, signal.SIGKILL)
             writer.join()
@@ -91,10 +91,10 @@ def test_killed_writers_leave_a_consistent_store(tmp_path, exhaustive):
 
 
 @pytest.mark.slow
-def test_no_wrong_token_after_kills(tmp_path, exhaustive):
-    """Two engines at a time serve prompts from one directory, and are killed under load."""
+def test_killed_engines_never_cause_wrong_tokens(tmp_path, exhaustive):
+    """Two engines at a time share a directory and are killed under load."""
     expected = crash_worker.expected_tokens()
-    draw, num_answers, hits = random.Random(2), 0, 0
+    rng, num_answers, hits = random.Random(2), 0, 0
     for round_number in range(100 if exhaustive else 2):
         command = [sys.executable, "-m", crash_worker.__name__, str(tmp_path)]
         workers = [
@@ -104,13 +104,13 @@ def test_no_wrong_token_after_kills(tmp_path, exhaustive):
             for i in range(2)
         ]
         for worker in workers:
-            for _ in range(draw.randrange(1, 4)):
+            for _ in range(rng.randrange(1, 4)):
                 answer = json.loads(worker.stdout.readline())
                 for number, token_ids in answer["answers"]:
                     assert token_ids == expected[number]
                     num_answers += 1
                 hits += answer["hits"]
-        time.sleep(draw.random() * 0.1)
+        time.sleep(rng.random() * 0.1)
         for worker in workers:
             worker.kill()
             worker.wait()

@@ -1,4 +1,4 @@
-"""Damaged files, full and read-only disks, foreign files: misses and one warning."""
+"""Corrupt files, full and read-only disks, foreign files: cache misses and one warning."""
 
 import errno
 import logging
@@ -10,63 +10,70 @@ from unittest import mock
 
 import pytest
 
-from tests.engine.disk_cache.support import GREEDY, PROMPT, ask, engine, page_files, wait_until
+from tests.engine.disk_cache.support import (
+    GREEDY,
+    PROMPT,
+    engine,
+    generate_one,
+    page_files,
+    wait_until,
+)
 from tiny_llm import LLM
 from tiny_llm.kv_cache.disk import page_file, reader, store, writer
 
 LOGGER = "tiny_llm.engine"
 
 
-def truncate(path, files, draw):
-    os.truncate(path, draw.randrange(path.stat().st_size))
+def truncate(path, files, rng):
+    os.truncate(path, rng.randrange(path.stat().st_size))
 
 
-def flip_bit(path, files, draw):
+def flip_bit(path, files, rng):
     data = bytearray(path.read_bytes())
-    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     path.write_bytes(data)
 
 
-def overwrite_block(path, files, draw):
+def overwrite_block(path, files, rng):
     data = bytearray(path.read_bytes())
-    start = draw.randrange(len(data))
-    data[start : start + 4096] = draw.randbytes(len(data[start : start + 4096]))
+    start = rng.randrange(len(data))
+    data[start : start + 4096] = rng.randbytes(len(data[start : start + 4096]))
     path.write_bytes(data)
 
 
-def zero_tail(path, files, draw):
-    """Simulates a power failure: the right size, but the last blocks were never written."""
+def zero_tail(path, files, rng):
+    """Simulates a power failure that loses the last blocks, but keeps the file size."""
     data = bytearray(path.read_bytes())
-    start = draw.randrange(len(data) - 1)
+    start = rng.randrange(len(data) - 1)
     data[start:] = bytes(len(data) - start)
     path.write_bytes(data + bytes(0))
 
 
-def swap(path, files, draw):
-    other = draw.choice([file for file in files if file != path])
+def swap(path, files, rng):
+    other = rng.choice([file for file in files if file != path])
     first, second = path.read_bytes(), other.read_bytes()
     path.write_bytes(second)
     other.write_bytes(first)
 
 
-def replace_by_foreign_file(path, files, draw):
-    path.write_bytes(draw.choice([b"", b"hello\n", draw.randbytes(path.stat().st_size)]))
+def replace_by_foreign_file(path, files, rng):
+    path.write_bytes(rng.choice([b"", b"hello\n", rng.randbytes(path.stat().st_size)]))
 
 
-def append(path, files, draw):
+def append(path, files, rng):
     path.write_bytes(path.read_bytes() + b"x")
 
 
-def delete(path, files, draw):
+def delete(path, files, rng):
     path.unlink()
 
 
-def replace_by_pipe(path, files, draw):
+def replace_by_pipe(path, files, rng):
     path.unlink()
     os.mkfifo(path)
 
 
-DAMAGES = [
+CORRUPTIONS = [
     truncate,
     flip_bit,
     overwrite_block,
@@ -79,54 +86,54 @@ DAMAGES = [
 ]
 
 
-def damage(files, draw, share):
-    """Damages a random share of the files; returns the number of chosen files."""
-    chosen = [path for path in files if draw.random() < share]
+def corrupt_files(files, rng, fraction):
+    """Corrupts a random fraction of the files; returns the number of chosen files."""
+    chosen = [path for path in files if rng.random() < fraction]
     for path in chosen:
         if path.exists():
-            draw.choice(DAMAGES)(path, [file for file in files if file.is_file()], draw)
+            rng.choice(CORRUPTIONS)(path, [file for file in files if file.is_file()], rng)
     return len(chosen)
 
 
-def test_no_wrong_token_with_damaged_files(tmp_path, demo, exhaustive):
-    expected = ask(LLM(demo, enable_prefix_caching=False))
-    draw, num_damaged, hits = random.Random(3), 0, 0
+def test_corrupt_files_never_cause_wrong_tokens(tmp_path, demo, exhaustive):
+    expected = generate_one(LLM(demo, enable_prefix_caching=False))
+    rng, num_corrupted, hits = random.Random(3), 0, 0
     with engine(tmp_path, demo, block_size=8) as llm:
-        ask(llm)
+        generate_one(llm)
         cache = llm.core.disk_cache
-        while num_damaged < (1000 if exhaustive else 60):
+        while num_corrupted < (1000 if exhaustive else 60):
             cache.store_new()
             assert cache._writer.flush(30)
-            num_damaged += damage(page_files(tmp_path), draw, draw.choice([0.02, 0.1, 1.0]))
+            num_corrupted += corrupt_files(page_files(tmp_path), rng, rng.choice([0.02, 0.1, 1.0]))
             llm.scheduler.pages.cache.evict(10**9)
-            output = ask(llm)
+            output = generate_one(llm)
             assert output.token_ids == expected.token_ids
             assert output.logprobs == expected.logprobs
             hits += output.num_cached_tokens
         assert cache.stats.num_errors > 0
-    print(f"{num_damaged} damaged files, {hits} tokens from disk")
+    print(f"{num_corrupted} corrupted files, {hits} tokens from disk")
     assert hits > 0
 
 
-def test_damaged_pages_are_written_again_and_warned_of_once(tmp_path, demo, caplog):
+def test_corrupt_pages_are_rewritten_with_one_warning(tmp_path, demo, caplog):
     with engine(tmp_path, demo) as llm:
-        ask(llm)
+        generate_one(llm)
     files = page_files(tmp_path)
     for path in files:
         flip_bit(path, files, random.Random(4))
     with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
-        assert ask(llm).num_cached_tokens == 0
+        assert generate_one(llm).num_cached_tokens == 0
         llm.scheduler.pages.cache.evict(10**9)
-        ask(llm, f"Other. {PROMPT}")
+        generate_one(llm, f"Other. {PROMPT}")
     [record] = caplog.records
     assert "cannot be read" in record.message
     with engine(tmp_path, demo) as llm:
-        assert ask(llm).num_cached_tokens > 0
+        assert generate_one(llm).num_cached_tokens > 0
         assert llm.core.disk_cache.stats.num_errors == 0
 
 
-def test_a_full_disk(tmp_path, demo, caplog):
-    """A write fails halfway; later writes are retried."""
+def test_full_disk(tmp_path, demo, caplog):
+    """A write fails midway; later writes succeed."""
     real, limit = os.fsync, [3]
 
     def fail(descriptor):
@@ -143,21 +150,21 @@ def test_a_full_disk(tmp_path, demo, caplog):
     ):
         with mock.patch.object(page_file.os, "fsync", fail):
             limit[0] = 3
-            expected = ask(llm)
+            expected = generate_one(llm)
             assert llm.core.disk_cache._writer.flush(30)
-        other = ask(llm, f"Other. {PROMPT}")
+        other = generate_one(llm, f"Other. {PROMPT}")
         assert llm.core.disk_cache._writer.flush(30)
     [record] = caplog.records
     assert "No space left" in record.message
     assert list((tmp_path / "writing").iterdir()) == []
     with engine(tmp_path, demo) as llm:
-        assert ask(llm).token_ids == expected.token_ids
-        again = ask(llm, f"Other. {PROMPT}")
+        assert generate_one(llm).token_ids == expected.token_ids
+        again = generate_one(llm, f"Other. {PROMPT}")
         assert again.token_ids == other.token_ids
         assert again.num_cached_tokens > 0
 
 
-def test_a_file_size_limit(tmp_path):
+def test_file_size_limit(tmp_path):
     """RLIMIT_FSIZE: Python ignores SIGXFSZ, so writes fail midway with EFBIG."""
     pages = store.PageStore(tmp_path, 10**9, b"model")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -173,93 +180,95 @@ def test_a_file_size_limit(tmp_path):
     assert pages.read(bytes(20), 200_000) == bytes(200_000)
 
 
-def test_a_read_only_directory(tmp_path, demo, caplog):
-    """The superuser can write anywhere, so the test injects the error."""
+def test_read_only_directory(tmp_path, demo, caplog):
+    """Injects the error, because root can write anywhere."""
     with (
         caplog.at_level(logging.WARNING, LOGGER),
         mock.patch.object(store.Path, "mkdir", side_effect=PermissionError(13, "read-only")),
         engine(tmp_path / "new", demo) as llm,
     ):
         assert llm.core.disk_cache is None
-        ask(llm)
+        generate_one(llm)
     [record] = caplog.records
     assert "cannot be used" in record.message
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser can write anywhere")
-def test_a_directory_without_write_permission(tmp_path, demo, caplog):
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
+def test_directory_without_write_permission(tmp_path, demo, caplog):
     tmp_path.chmod(0o500)
     with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
-        ask(llm)
+        generate_one(llm)
     assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("contents", [b"not a database" * 100, b"SQLite format 3\0" + bytes(500)])
-def test_a_foreign_or_damaged_index(tmp_path, demo, caplog, contents):
+def test_foreign_or_corrupt_index(tmp_path, demo, caplog, contents):
     with engine(tmp_path, demo) as llm:
-        expected = ask(llm)
+        expected = generate_one(llm)
     (tmp_path / "index.sqlite").write_bytes(contents)
     for suffix in ("-wal", "-shm"):
         (tmp_path / f"index.sqlite{suffix}").unlink(missing_ok=True)
     with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
-        output = ask(llm)
+        output = generate_one(llm)
     assert output.token_ids == expected.token_ids
     [record] = caplog.records
     assert "cannot be used" in record.message
-    assert (tmp_path / "index.sqlite").read_bytes() == contents  # perhaps not our file
+    assert (
+        tmp_path / "index.sqlite"
+    ).read_bytes() == contents  # not overwritten, because it may be another program's file
 
 
-def test_an_index_damaged_while_open(tmp_path, demo, caplog):
+def test_index_corrupted_while_open(tmp_path, demo, caplog):
     with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
-        ask(llm)
+        generate_one(llm)
         assert llm.core.disk_cache._writer.flush(30)
         error = store.sqlite3.DatabaseError("malformed")
         with mock.patch.object(store.PageIndex, "contains", side_effect=error):
-            ask(llm, f"Other. {PROMPT}")
+            generate_one(llm, f"Other. {PROMPT}")
             assert llm.core.disk_cache._writer.flush(30)
-        assert ask(llm).num_cached_tokens > 0
+        assert generate_one(llm).num_cached_tokens > 0
     assert len(caplog.records) == 1
 
 
-def test_the_directory_disappears(tmp_path, demo, caplog):
+def test_directory_is_deleted_while_open(tmp_path, demo, caplog):
     directory = tmp_path / "cache"
     with caplog.at_level(logging.WARNING, LOGGER), engine(directory, demo) as llm:
-        expected = ask(llm)
+        expected = generate_one(llm)
         assert llm.core.disk_cache._writer.flush(30)
         shutil.rmtree(directory)
         llm.scheduler.pages.cache.evict(10**9)
-        assert ask(llm).token_ids == expected.token_ids
-        ask(llm, f"Other. {PROMPT}")
+        assert generate_one(llm).token_ids == expected.token_ids
+        generate_one(llm, f"Other. {PROMPT}")
     assert len(caplog.records) == 1
 
 
-def test_a_disk_that_does_not_respond(tmp_path, demo):
+def test_unresponsive_disk(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
-        expected = ask(llm)
+        expected = generate_one(llm)
     with engine(tmp_path, demo) as llm, mock.patch.object(reader, "STALL_SECONDS", 0.05):
         cache = llm.core.disk_cache
         release, read = reader.threading.Event(), cache._store.read
         cache._store.read = lambda *args: (release.wait(30), read(*args))[1]
-        assert ask(llm).token_ids == expected.token_ids
-        assert ask(llm, f"Other. {PROMPT}").num_cached_tokens == 0
+        assert generate_one(llm).token_ids == expected.token_ids
+        assert generate_one(llm, f"Other. {PROMPT}").num_cached_tokens == 0
         assert cache.stats.hit_tokens == 0
         release.set()
 
 
-def test_the_writer_cannot_keep_up(tmp_path, demo):
-    """Pages stay in memory until the write queue has room."""
+def test_slow_writer(tmp_path, demo):
+    """Pages stay in memory until the write queue has capacity."""
     with mock.patch.object(writer, "MAX_QUEUED_BYTES", 300_000), engine(tmp_path, demo) as llm:
-        ask(llm)
+        generate_one(llm)
     with engine(tmp_path, demo) as llm:
-        assert ask(llm).num_cached_tokens > 300_000 // 8192
+        assert generate_one(llm).num_cached_tokens > 300_000 // 8192
 
 
-def test_pages_are_written_and_reported_while_idle(tmp_path, demo):
-    """Pages that the write queue had no room for are queued by the checks of an idle server."""
+def test_pages_are_written_while_idle(tmp_path, demo):
+    """An idle server's memory checks queue the pages that a full write queue rejected."""
     with engine(tmp_path, demo) as llm:
         cache, reports = llm.core.disk_cache, []
         with mock.patch.object(cache._writer, "has_room", return_value=False):
-            ask(llm)
+            generate_one(llm)
         num_pages = len(cache._new_pages)
         assert num_pages > 0
 
@@ -273,10 +282,10 @@ def test_pages_are_written_and_reported_while_idle(tmp_path, demo):
 
 def test_serving_continues_after_close(demo, tmp_path):
     with engine(tmp_path, demo) as llm:
-        expected = ask(llm)
+        expected = generate_one(llm)
         llm.add_request(f"Other. {PROMPT}", GREEDY)
         llm.step()
         llm.close()
         while llm.has_unfinished_requests:
             llm.step()
-        assert ask(llm).token_ids == expected.token_ids
+        assert generate_one(llm).token_ids == expected.token_ids

@@ -1,11 +1,11 @@
-"""Same tokens and log-probabilities cold, from memory and from disk, in every configuration."""
+"""Same tokens and logprobs cold, from memory and from disk, in every configuration."""
 
 import threading
 
 import numpy as np
 import pytest
 
-from tests.engine.disk_cache.support import GREEDY, PROMPT, ask, engine, open_llm
+from tests.engine.disk_cache.support import GREEDY, PROMPT, engine, generate_one, open_llm
 from tests.engine.hybrid import build, conversation, run_transcript, write_hybrid
 from tests.engine.support import MORE_CASES, PARAGRAPH, chat, run_cases
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError, load
@@ -35,17 +35,17 @@ def run_order(llm, order, steps_between=0, cases=MORE_CASES):
     return outputs, logits
 
 
-def assert_same(expected, actual, where):
+def assert_same(expected, actual, context):
     outputs, logits = expected
     for case, output in outputs.items():
-        assert actual[0][case].token_ids == output.token_ids, f"request {case}, {where}"
-        assert actual[0][case].logprobs == output.logprobs, f"request {case}, {where}"
+        assert actual[0][case].token_ids == output.token_ids, f"request {case}, {context}"
+        assert actual[0][case].logprobs == output.logprobs, f"request {case}, {context}"
     for key, row in logits.items():
-        np.testing.assert_array_equal(actual[1][key], row, err_msg=f"{key}, {where}")
+        np.testing.assert_array_equal(actual[1][key], row, err_msg=f"{key}, {context}")
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_same_bits_cold_from_memory_and_from_disk(tmp_path, demo, configuration):
+def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
     options = {**CONFIGURATIONS[configuration], "seed": 1}
     order = range(len(MORE_CASES))
     cold = run_order(LLM(demo, enable_prefix_caching=False, **options), order)
@@ -65,31 +65,31 @@ def test_hybrid_model(tmp_path, hybrid, slots):
     order = range(len(MORE_CASES))
     cold = run_order(build(hybrid, enable_prefix_caching=False, seed=1), order)
     options = {"build": build, "slots": slots, "seed": 1}
-    for turn in range(3):
+    for run_index in range(3):
         with engine(tmp_path, hybrid, **options) as llm:
-            assert_same(cold, run_order(llm, order, turn), f"run {turn}")
-            # With few slots, even the first run reads back states evicted from memory.
-            assert llm.core.disk_cache.stats.hit_tokens > 0 or (turn, slots) == (0, 20)
+            assert_same(cold, run_order(llm, order, run_index), f"run {run_index}")
+            # With few slots, even the first run reads states that were evicted from memory.
+            assert llm.core.disk_cache.stats.hit_tokens > 0 or (run_index, slots) == (0, 20)
 
 
 def test_hybrid_draft_model(tmp_path, hybrid):
     order = range(len(MORE_CASES))
     cold = run_order(build(hybrid, enable_prefix_caching=False, seed=1), order)
-    for turn in range(2):
+    for run_index in range(2):
         with engine(tmp_path, hybrid, build=build, slots=20, draft_model=hybrid, seed=1) as llm:
-            assert_same(cold, run_order(llm, order), f"run {turn}")
-            assert (llm.core.disk_cache.stats.hit_tokens > 0) == (turn > 0)
+            assert_same(cold, run_order(llm, order), f"run {run_index}")
+            assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_a_hybrid_conversation_continues_after_each_restart(tmp_path, hybrid, thinking):
-    """A finished request stores the completion's last state, not only the prompt's."""
+def test_hybrid_conversation_continues_after_each_restart(tmp_path, hybrid, thinking):
+    """A finished request stores the state after its output, not only after its prompt."""
     turns = list(conversation(5, thinking))
     expected = run_transcript(build(hybrid, tokens=4096, slots=20), turns, thinking)
     actual = []
-    for turn in turns:
+    for run_index in turns:
         with engine(tmp_path, hybrid, build=build, tokens=4096, slots=20) as llm:
-            actual += run_transcript(llm, [turn], thinking)
+            actual += run_transcript(llm, [run_index], thinking)
     assert actual == expected
 
 
@@ -98,16 +98,16 @@ def test_grammar(tmp_path, demo):
     params = SamplingParams(
         seed=3, max_tokens=20, structured_outputs=StructuredOutputs(json=schema), logprobs=1
     )
-    expected = ask(LLM(demo), PROMPT, params)
+    expected = generate_one(LLM(demo), PROMPT, params)
     for _ in range(2):
         with engine(tmp_path, demo) as llm:
-            output = ask(llm, PROMPT, params)
+            output = generate_one(llm, PROMPT, params)
         assert (output.token_ids, output.logprobs) == (expected.token_ids, expected.logprobs)
     assert output.num_cached_tokens > 0
 
 
 def test_preemption_with_pages_on_disk(tmp_path, demo):
-    """With few pages, requests are preempted while others are loading, and are loaded again."""
+    """With few pages, requests are preempted while others load, and load again."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
     cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
     order = range(len(cases))
@@ -115,9 +115,9 @@ def test_preemption_with_pages_on_disk(tmp_path, demo):
     page_bytes = LLM(demo).runner.target.model.kv_bytes_per_token * 16
     options = {"block_size": 16, "kv_cache_bytes": page_bytes * 15, "max_num_batched_tokens": 64}
     preemptions = hits = 0
-    for turn in range(4):
+    for run_index in range(4):
         with engine(tmp_path, demo, **options) as llm:
-            assert_same(cold, run_order(llm, order, turn, cases), f"run {turn}")
+            assert_same(cold, run_order(llm, order, run_index, cases), f"run {run_index}")
             preemptions += llm.scheduler.num_preemptions
             hits += llm.core.disk_cache.stats.hit_tokens
     assert preemptions > 0
@@ -127,19 +127,19 @@ def test_preemption_with_pages_on_disk(tmp_path, demo):
 def test_pages_evicted_from_memory_are_read(tmp_path, demo):
     page_bytes = LLM(demo).runner.target.model.kv_bytes_per_token * 32
     with engine(tmp_path, demo, kv_cache_bytes=page_bytes * 16) as llm:
-        first = ask(llm)
+        first = generate_one(llm)
         for number in range(6):
-            ask(llm, f"Number {number}. {PROMPT}")
+            generate_one(llm, f"Number {number}. {PROMPT}")
         assert llm.core.disk_cache._writer.flush(30)
-        again = ask(llm)
+        again = generate_one(llm)
         assert again.num_cached_tokens > 0
         assert llm.core.disk_cache.stats.hit_tokens >= again.num_cached_tokens
     assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
 
 
-def test_requests_with_one_prefix_read_it_once(tmp_path, demo):
+def test_shared_prefix_is_read_once(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
-        ask(llm)
+        generate_one(llm)
     with engine(tmp_path, demo) as llm:
         outputs = llm.generate([PROMPT] * 5, GREEDY)
         stats = llm.core.disk_cache.stats
@@ -148,9 +148,9 @@ def test_requests_with_one_prefix_read_it_once(tmp_path, demo):
         assert llm.scheduler.num_cached_tokens == 5 * stats.hit_tokens
 
 
-def test_other_requests_go_on_while_pages_are_read(tmp_path, demo, monkeypatch):
+def test_other_requests_proceed_while_pages_are_read(tmp_path, demo, monkeypatch):
     with engine(tmp_path, demo) as llm:
-        expected = ask(llm)
+        expected = generate_one(llm)
     with engine(tmp_path, demo) as llm:
         may_read, store = threading.Event(), llm.core.disk_cache._store
         read = store.read
@@ -176,7 +176,7 @@ def test_other_requests_go_on_while_pages_are_read(tmp_path, demo, monkeypatch):
 
 def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
-        expected = ask(llm)
+        expected = generate_one(llm)
     with engine(tmp_path, demo) as llm:
         with llm.core.disk_cache._reader._changed:
             llm.add_request(PROMPT, GREEDY, request_id="aborted")
@@ -186,24 +186,24 @@ def test_abort_and_timeout_while_pages_are_read(tmp_path, demo):
             assert llm.abort("aborted")
         while llm.has_unfinished_requests:
             llm.step()
-        assert ask(llm).token_ids == expected.token_ids
+        assert generate_one(llm).token_ids == expected.token_ids
 
 
-def test_computing_is_preferred_if_it_is_faster(tmp_path, demo):
+def test_pages_are_recomputed_if_that_is_faster(tmp_path, demo):
     with engine(tmp_path, demo) as llm:
-        ask(llm)
+        generate_one(llm)
     with engine(tmp_path, demo) as llm:
         llm.core.disk_cache.reads_are_faster = False
-        assert ask(llm).num_cached_tokens == 0
-        assert ask(llm).num_cached_tokens > 0  # from memory
+        assert generate_one(llm).num_cached_tokens == 0
+        assert generate_one(llm).num_cached_tokens > 0  # from memory
 
 
-def test_prompt_logprobs_are_computed(tmp_path, demo):
+def test_prompt_logprobs_are_recomputed(tmp_path, demo):
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=1)
     with engine(tmp_path, demo) as llm:
-        expected = ask(llm, PROMPT, params)
+        expected = generate_one(llm, PROMPT, params)
     with engine(tmp_path, demo) as llm:
-        output = ask(llm, PROMPT, params)
+        output = generate_one(llm, PROMPT, params)
         assert output.prompt_logprobs == expected.prompt_logprobs
 
 
@@ -213,7 +213,7 @@ def test_precomputed_pages_are_stored(tmp_path, demo):
         while llm.precompute(ids):
             pass
     with engine(tmp_path, demo) as llm:
-        assert ask(llm).num_cached_tokens == (len(ids) - 1) // 32 * 32
+        assert generate_one(llm).num_cached_tokens == (len(ids) - 1) // 32 * 32
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_precomputed_pages_are_stored(tmp_path, demo):
         ({"prefix_cache_dir": "d", "prefix_cache_disk_bytes": 1000}, "a page of 32 tokens"),
     ],
 )
-def test_rejected_options(tmp_path, monkeypatch, demo, options, message):
+def test_invalid_options_are_rejected(tmp_path, monkeypatch, demo, options, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         LLM(demo, **options)
@@ -237,28 +237,28 @@ def test_rejected_options(tmp_path, monkeypatch, demo, options, message):
 
 def test_embeddings_are_supported(tmp_path):
     expected = LLM("demo", task="embed").embed([PROMPT])
-    for turn in range(2):
+    for run_index in range(2):
         llm = open_llm(tmp_path, "demo", task="embed")
         assert llm.embed([PROMPT]) == expected
-        assert (llm.core.disk_cache.stats.hit_tokens > 0) == (turn > 0)
+        assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
         llm.close()
 
 
-def test_a_loaded_model_and_its_name_share_pages(tmp_path):
+def test_loaded_model_and_its_name_share_pages(tmp_path):
     with engine(tmp_path, load("demo")) as llm:
-        ask(llm)
+        generate_one(llm)
     with engine(tmp_path, "demo") as llm:
-        assert ask(llm).num_cached_tokens > 0
+        assert generate_one(llm).num_cached_tokens > 0
     with engine(tmp_path, "demo-draft") as llm:
-        assert ask(llm).num_cached_tokens == 0
+        assert generate_one(llm).num_cached_tokens == 0
 
 
-def test_same_tokens_of_a_prefix_shared_in_part(tmp_path, demo):
+def test_partly_shared_prefix(tmp_path, demo):
     longer = PROMPT + " " + PARAGRAPH
-    expected = ask(LLM(demo), longer)
+    expected = generate_one(LLM(demo), longer)
     with engine(tmp_path, demo) as llm:
-        ask(llm)
+        generate_one(llm)
     with engine(tmp_path, demo) as llm:
-        output = ask(llm, longer)
+        output = generate_one(llm, longer)
         assert 0 < output.num_cached_tokens < len(output.prompt_token_ids) // 2 + 64
     assert output.logprobs == expected.logprobs

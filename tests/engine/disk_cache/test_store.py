@@ -1,4 +1,4 @@
-"""Page store in isolation: limit, eviction order, two processes; fingerprints and keys."""
+"""`PageStore`: size limit, eviction order, sharing; model fingerprints and page keys."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.disk_cache.support import ask, engine, open_llm, page_files, wait_until
+from tests.engine.disk_cache.support import engine, generate_one, open_llm, page_files, wait_until
 from tests.engine.hybrid import write_hybrid
 from tiny_llm import LLM
 from tiny_llm.engine.execution.disk_cache.fingerprint import fingerprint
@@ -33,7 +33,7 @@ def open_store(directory, num_pages=100, model=b"model"):
     return PageStore(directory, num_pages * stored_bytes(SIZE), model)
 
 
-def on_disk(directory):
+def page_numbers_on_disk(directory):
     return {int(path.name, 16) for path in page_files(directory)}
 
 
@@ -46,37 +46,37 @@ def test_page_file_round_trip(tmp_path, num_bytes):
         write_page_file(tmp_path / "page", key_of(7), payload)
 
 
-def test_the_least_recently_used_pages_are_evicted_deepest_first(tmp_path):
+def test_lru_pages_are_evicted_deepest_first(tmp_path):
     store = open_store(tmp_path, 6)
     store.write([page(number, depth=number) for number in range(3)])
     store.write([page(number, depth=number) for number in range(3, 6)])
     store.touch([key_of(number) for number in range(3)])
     store.write([page(10), page(11)])
-    assert on_disk(tmp_path) == {0, 1, 2, 3, 10, 11}
+    assert page_numbers_on_disk(tmp_path) == {0, 1, 2, 3, 10, 11}
     assert key_of(3) in store
     assert key_of(5) not in store
     store.write([page(number) for number in range(20, 24)])
-    assert on_disk(tmp_path) == {10, 11, 20, 21, 22, 23}
+    assert page_numbers_on_disk(tmp_path) == {10, 11, 20, 21, 22, 23}
 
 
-def test_the_limit_holds_after_every_write(tmp_path):
+def test_size_limit_holds_after_every_write(tmp_path):
     store = open_store(tmp_path, 5)
     for number in range(40):
         store.write([page(3 * number + i) for i in range(number % 4)])
         assert len(page_files(tmp_path)) <= 5
         assert store.num_bytes == len(page_files(tmp_path)) * stored_bytes(SIZE)
-    store.write([page(200 + i) for i in range(9)])  # more pages than fit
-    assert on_disk(tmp_path) == {200, 201, 202, 203, 204}
+    store.write([page(200 + i) for i in range(9)])  # exceeds the limit
+    assert page_numbers_on_disk(tmp_path) == {200, 201, 202, 203, 204}
 
 
-def test_a_smaller_limit_applies_to_pages_of_earlier_runs(tmp_path):
+def test_smaller_limit_applies_to_existing_pages(tmp_path):
     store = open_store(tmp_path, 10)
     store.write([page(number) for number in range(10)])
     store.close()
     store = open_store(tmp_path, 4)
     store.write([page(50)])
     assert len(page_files(tmp_path)) == 4
-    assert 50 in on_disk(tmp_path)
+    assert 50 in page_numbers_on_disk(tmp_path)
 
 
 def test_two_stores_share_a_directory(tmp_path):
@@ -85,17 +85,17 @@ def test_two_stores_share_a_directory(tmp_path):
     assert key_of(1) not in second
     second.refresh()
     assert second.read(key_of(1), SIZE) == page(1).payload
-    assert second.write([page(1), page(3)]) == stored_bytes(SIZE)  # page 1 exists
+    assert second.write([page(1), page(3)]) == stored_bytes(SIZE)  # page 1 exists already
     second.write([page(number) for number in range(10, 16)])
     assert first.num_bytes <= 6 * stored_bytes(SIZE)
-    assert on_disk(tmp_path) == set(range(10, 16))
+    assert page_numbers_on_disk(tmp_path) == set(range(10, 16))
     with pytest.raises(FileNotFoundError):  # evicted by `second`
         first.read(key_of(1), SIZE)
     first.discard([key_of(1)])
     assert key_of(1) not in first
 
 
-def test_models_see_only_their_pages_and_share_the_limit(tmp_path):
+def test_models_share_the_limit_but_not_pages(tmp_path):
     first, second = open_store(tmp_path, 4, b"first"), open_store(tmp_path, 4, b"second")
     first.write([page(1), page(2)])
     second.write([page(3), page(4)])
@@ -103,10 +103,10 @@ def test_models_see_only_their_pages_and_share_the_limit(tmp_path):
     assert key_of(1) not in second
     assert open_store(tmp_path, 4, b"first")._keys == {key_of(1), key_of(2)}
     second.write([page(5), page(6), page(7)])
-    assert len(on_disk(tmp_path)) == 4
+    assert len(page_numbers_on_disk(tmp_path)) == 4
 
 
-def test_sweep_removes_what_killed_processes_left(tmp_path):
+def test_sweep_removes_leftovers_of_killed_processes(tmp_path):
     store = open_store(tmp_path)
     store.write([page(1)])
     process = subprocess.Popen([sys.executable, "-c", ""])
@@ -134,7 +134,7 @@ def test_engine_stays_within_the_limit(tmp_path, demo):
     page_bytes = stored_bytes(LLM(demo).runner.target.model.kv_bytes_per_token * 32)
     with engine(tmp_path, demo, prefix_cache_disk_bytes=10 * page_bytes) as llm:
         for number in range(8):
-            ask(llm, f"{number} is a number. " * 12)
+            generate_one(llm, f"{number} is a number. " * 12)
             assert llm.core.disk_cache._writer.flush(30)
             assert sum(path.stat().st_size for path in page_files(tmp_path)) <= 10 * page_bytes
         assert llm.core.disk_cache.stats.num_bytes <= 10 * page_bytes
@@ -143,18 +143,18 @@ def test_engine_stays_within_the_limit(tmp_path, demo):
 
 def test_two_engines_share_a_directory(tmp_path, demo):
     with engine(tmp_path, demo) as first, engine(tmp_path, demo) as second:
-        expected = ask(first)
+        expected = generate_one(first)
         assert first.core.disk_cache._writer.flush(30)
         store = second.core.disk_cache._store
         wait_until(lambda: len(store._keys) == len(page_files(tmp_path)))
-        output = ask(second)
+        output = generate_one(second)
         assert output.num_cached_tokens > 0
         assert output.token_ids == expected.token_ids
 
 
-def test_a_deleted_engine_writes_its_queued_pages(tmp_path, demo):
+def test_finalizer_writes_queued_pages(tmp_path, demo):
     llm = open_llm(tmp_path, demo)
-    ask(llm)
+    generate_one(llm)
     llm.core.disk_cache._finalizer()  # runs on garbage collection or at exit
     assert page_files(tmp_path)
 
@@ -172,7 +172,7 @@ def test_pages_are_written_at_exit(tmp_path):
 # ---------------------------------------------------------------- keys
 
 
-def test_keys_depend_on_every_token_before():
+def test_keys_depend_on_the_whole_prefix():
     root = bytes(20)
     first = page_key(root, [1, 2, 3])
     assert first == page_key(root, (1, 2, 3))
@@ -190,7 +190,7 @@ def fingerprint_of(model, **options):
     return fingerprint([LLM(model, **options).runner.target.model])
 
 
-def test_the_fingerprint_covers_weights_and_options(tmp_path, demo, monkeypatch):
+def test_fingerprint_covers_weights_and_options(tmp_path, demo, monkeypatch):
     base = fingerprint_of(demo)
     assert fingerprint_of("demo") == base
     assert fingerprint_of(demo, max_num_seqs=3, max_num_batched_tokens=99) == base
@@ -206,8 +206,8 @@ def test_the_fingerprint_covers_weights_and_options(tmp_path, demo, monkeypatch)
     assert len({base, *others}) == 7
 
 
-def test_the_fingerprint_covers_every_weight(tmp_path):
-    """Distinguishes checkpoints of the same shapes that differ in a single bit."""
+def test_fingerprint_covers_every_bit_of_the_weights(tmp_path):
+    """Two checkpoints that differ in a single bit have different fingerprints."""
     folder = write_hybrid(tmp_path / "model")
     base = fingerprint_of(load_weights(str(folder)))
     [file] = folder.glob("*.safetensors")

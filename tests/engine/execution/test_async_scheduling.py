@@ -1,4 +1,4 @@
-"""Async scheduling: steps launched ahead of the scheduler change no output."""
+"""Async scheduling: launching steps ahead of the scheduler does not change outputs."""
 
 import mlx.core as mx
 import pytest
@@ -9,7 +9,7 @@ PROMPTS = ["What is a cat?", "Who are you?", "Tell me about the moon.", "Hello!"
 
 
 def params(index: int) -> SamplingParams:
-    """Greedy and seeded requests of different lengths, with logprobs, penalties, stops."""
+    """Sampling parameters of request `index`: greedy or seeded, of varying lengths."""
     return SamplingParams(
         max_tokens=3 + 7 * (index % 3),
         temperature=index % 2,
@@ -22,7 +22,7 @@ def params(index: int) -> SamplingParams:
 
 
 def run_requests(demo, look_ahead: bool, **options):
-    """Returns all tokens and logprobs; requests arrive while others decode."""
+    """Serves requests that arrive while others decode; returns outputs and hit counters."""
     llm = LLM(demo, kv_cache_bytes=options.pop("bytes", 4e6), **options)
     llm.runner.async_scheduling.enabled = look_ahead
     waiting = list(enumerate(PROMPTS * 2))
@@ -35,7 +35,7 @@ def run_requests(demo, look_ahead: bool, **options):
             for update in llm.step():
                 outputs[update.request_id] = update.request_output
     actual = {
-        name: [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
+        name: [(c.token_ids, c.logprobs, c.finish_reason) for c in output.outputs]
         for name, output in outputs.items()
     }
     return actual, llm.runner.async_scheduling
@@ -44,9 +44,9 @@ def run_requests(demo, look_ahead: bool, **options):
 @pytest.mark.parametrize(
     "options",
     [{}, {"block_size": 4}, {"enable_prefix_caching": False}, {"block_size": 4, "bytes": 3e5}],
-    ids=["default", "small pages", "no sharing", "preemption"],
+    ids=["default", "small pages", "no prefix caching", "preemption"],
 )
-def test_same_tokens_with_and_without(on_cpu, demo, options):
+def test_same_outputs_with_and_without_async_scheduling(on_cpu, demo, options):
     expected, _ = run_requests(demo, False, **options)
     actual, look_ahead = run_requests(demo, True, **options)
     assert actual == expected
@@ -54,29 +54,31 @@ def test_same_tokens_with_and_without(on_cpu, demo, options):
     assert look_ahead.num_misses > 0, "some launched steps were discarded"
 
 
-def test_most_steps_of_a_single_request_hit(on_cpu, demo):
+def test_most_steps_of_a_single_request_are_launched_ahead(on_cpu, demo):
     llm = LLM(demo, kv_cache_bytes=4e6)
     llm.runner.async_scheduling.enabled = True
     sampling_params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     llm.generate(PROMPTS[0], sampling_params, show_progress=False)
-    # Only the scheduler allocates pages: one step in 32 cannot be launched ahead.
+    # One step in 32 needs a new page, which only the scheduler allocates, so it cannot run ahead.
     assert llm.runner.async_scheduling.num_hits >= 37
     assert llm.runner.async_scheduling.num_misses == 0
 
 
 def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
-    """An array becomes readable when everything submitted with it is computed."""
-    sent = []
-    send = mx.async_eval
-    monkeypatch.setattr(mx, "async_eval", lambda *arrays: sent.append(arrays) or send(*arrays))
+    """Tokens are submitted first: an array is readable once its whole submission is computed."""
+    submissions = []
+    async_eval = mx.async_eval
+    monkeypatch.setattr(
+        mx, "async_eval", lambda *arrays: submissions.append(arrays) or async_eval(*arrays)
+    )
     llm = LLM(demo, kv_cache_bytes=4e6)
     llm.runner.async_scheduling.enabled = True
     sampling_params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
     llm.generate(PROMPTS[:2], sampling_params, show_progress=False)
-    kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in sent]
+    kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in submissions]
     assert kinds[:6] == ["tokens", "logits"] * 3
-    # Token ids, NaN flags, and ids and logprobs of the top tokens.
-    assert all(len(arrays) == 4 for arrays in sent if arrays[0].ndim == 1)
+    # Token ids, NaN flags, ids of the top tokens and their logprobs.
+    assert all(len(arrays) == 4 for arrays in submissions if arrays[0].ndim == 1)
 
 
 def test_disabled_on_cpu(on_cpu, demo):

@@ -1,4 +1,4 @@
-"""`kv_cache_dtype="int8"`: same tokens in every configuration, capacity, accuracy."""
+"""`kv_cache_dtype="int8"`: batch invariance, capacity, accuracy."""
 
 import math
 from pathlib import Path
@@ -19,8 +19,8 @@ def build_int8(demo, tokens: int, draft=None, **options) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def alone(demo):
-    """Outputs and logits of each request alone, prefilled in one chunk."""
+def reference(demo):
+    """Reference outputs and logits: each request alone, prefilled in one chunk."""
     outputs, logits = {}, {}
     for case in range(len(MORE_CASES)):
         llm = build_int8(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
@@ -30,24 +30,24 @@ def alone(demo):
     return outputs, logits
 
 
-def assert_same(actual, found_logits, alone, where=""):
-    outputs, logits = alone
+def assert_same(actual, actual_logits, reference, context=""):
+    outputs, logits = reference
     for number, expected in outputs.items():
-        assert actual[number].token_ids == expected.token_ids, f"request {number} {where}"
-        assert actual[number].logprobs == expected.logprobs, f"request {number} {where}"
+        assert actual[number].token_ids == expected.token_ids, f"request {number} {context}"
+        assert actual[number].logprobs == expected.logprobs, f"request {number} {context}"
     for key, row in logits.items():
-        np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} {where}")
+        np.testing.assert_array_equal(actual_logits[key], row, err_msg=f"{key} {context}")
 
 
 @pytest.mark.slow
-def test_batch_chunks_hits_preemption_and_drafts(demo, alone):
+def test_configurations_with_a_draft_model(demo, reference):
     draft = load("demo-draft")
     hits = preemptions = accepted = 0
     for case in HALF[::4]:
         llm = build_case(demo, draft, case, build_int8)
         direction, gap = case["arrival"]
         actual, logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
-        assert_same(actual, logits, alone, f"with {case}")
+        assert_same(actual, logits, reference, f"with {case}")
         hits += sum(output.num_cached_tokens for output in actual.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
@@ -56,15 +56,15 @@ def test_batch_chunks_hits_preemption_and_drafts(demo, alone):
     assert accepted > 0
 
 
-def test_with_ngram_proposer(demo, alone):
+def test_with_ngram_proposer(demo, reference):
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 35}
     llm = build_int8(demo, TIGHT_TOKENS, speculative="ngram", **options)
-    assert_same(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES), alone)
+    assert_same(*run_cases(llm, range(len(MORE_CASES)), 0, MORE_CASES), reference)
     assert llm.runner.statistics.num_accepted_tokens > 20
     assert llm.scheduler.num_preemptions > 0
 
 
-def test_the_same_memory_holds_more_tokens():
+def test_int8_holds_more_tokens_in_the_same_memory():
     def num_pages(kv_cache_dtype: str) -> int:
         llm = LLM("demo", kv_cache_bytes=2**24, kv_cache_dtype=kv_cache_dtype)
         return llm.scheduler.config.num_pages

@@ -1,4 +1,4 @@
-"""KV memory: allocated on demand, without changing any bit."""
+"""On-demand allocation of KV memory, bitwise equal to reserved memory."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +14,7 @@ PAGE = 8
 
 
 def one_token(position: int) -> RaggedBatch:
-    """A token of a sequence whose block table is 0, 1, 2 and so on."""
+    """Batch of one token, in a sequence whose block table is 0, 1, 2, ..."""
     table = [list(range(position // PAGE + 1))]
     return RaggedBatch([position], [position], [0, 1], [position + 1], table)
 
@@ -32,14 +32,14 @@ def test_memory_grows_on_demand_up_to_the_budget():
     storage = PagedStorage(2, 100, 2, PAGE, 16, mx.float32)
     assert storage.nbytes == 0
     page_bytes = 2 * 2 * 2 * PAGE * 16 * 4  # keys and values of two layers, two heads
-    rooms = []
+    capacities = []
     for position in range(100 * PAGE):
         storage.plan(one_token(position))
-        rooms.append(len(storage.key_pages[0]))
-        assert rooms[-1] > position // PAGE, "the token's page has memory"
-        assert storage.nbytes == rooms[-1] * page_bytes
-    # 64 tokens, then 256 more, then growth by half, up to the budget.
-    assert sorted(set(rooms)) == [8, 40, 72, 100]
+        capacities.append(len(storage.key_pages[0]))
+        assert capacities[-1] > position // PAGE, "the token's page is allocated"
+        assert storage.nbytes == capacities[-1] * page_bytes
+    # Capacity starts at 64 tokens, grows by 256, then by half, up to the budget.
+    assert sorted(set(capacities)) == [8, 40, 72, 100]
     storage.ensure_capacity(200)
     assert storage.nbytes == 100 * page_bytes
 
@@ -67,7 +67,7 @@ def test_growing_keeps_written_pages(model):
 
 
 def test_captured_graphs_follow_reallocated_pages(model):
-    """Two storages of one model grow at different times, in alternating steps."""
+    """Two storages of one model alternate steps and grow at different times."""
     ids = np.random.default_rng(3).integers(0, 131, 120).tolist()
     storages = [model.create_paged_storage(100) for _ in range(2)]
     delays = [0, 37]
@@ -78,10 +78,12 @@ def test_captured_graphs_follow_reallocated_pages(model):
     ]
     for step in range(len(ids) + max(delays)):
         for storage, delay in zip(storages, delays, strict=True):
-            place = step - delay
-            if 0 <= place < len(ids):
-                logits = model.ragged_logits([ids[place]], one_token(place), [0], storage)
-                assert_same_bits(logits, expected[place], f"token {place}, {delay} steps later")
+            position = step - delay
+            if 0 <= position < len(ids):
+                logits = model.ragged_logits([ids[position]], one_token(position), [0], storage)
+                assert_same_bits(
+                    logits, expected[position], f"token {position}, {delay} steps later"
+                )
     assert {len(storage.key_pages[0]) for storage in storages} == {40}, (
         "each storage has grown once"
     )
@@ -98,23 +100,23 @@ def test_growing_memory_is_bitwise_equal_to_reserved(demo):
     assert ample.runner.target.nbytes == config.num_pages * per_page
     assert growing.runner.target.nbytes == 0
     cases = range(len(CASES))
-    actual, found_logits = run_cases(growing, cases, 2)
+    actual, actual_logits = run_cases(growing, cases, 2)
     expected, expected_logits = run_cases(ample, cases, 2)
     assert 0 < growing.runner.target.nbytes < ample.runner.target.nbytes
     for case in cases:
         assert actual[case].token_ids == expected[case].token_ids
-    assert found_logits.keys() == expected_logits.keys()
+    assert actual_logits.keys() == expected_logits.keys()
     for key, row in expected_logits.items():
-        np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))
+        np.testing.assert_array_equal(actual_logits[key], row, err_msg=str(key))
 
 
 def test_memory_is_kept_and_reused(demo):
     llm = LLM(demo, kv_cache_bytes=2**26)
-    taken = []
+    sizes = []
     for _ in range(3):
         run_cases(llm, range(len(CASES)))
-        taken.append(llm.runner.target.nbytes)
-    assert taken[0] == taken[-1]
+        sizes.append(llm.runner.target.nbytes)
+    assert sizes[0] == sizes[-1]
 
 
 def test_reserve_includes_the_draft_model(demo):

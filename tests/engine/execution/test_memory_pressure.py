@@ -1,4 +1,4 @@
-"""Short memory: cached prefixes are evicted and their memory released, without changing any bit."""
+"""Memory pressure: cached prefixes are evicted and freed without changing outputs."""
 
 import ctypes
 import resource
@@ -25,28 +25,28 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 @pytest.fixture
 def shortage(monkeypatch):
-    """Memory that is short at every step, and always worth copying."""
+    """Reports short memory at every step and makes compaction always worthwhile."""
     monkeypatch.setattr(core, "MEMORY_CHECK_INTERVAL", 0)
     monkeypatch.setattr(core, "MIN_RELEASED_SHARE", 10**9)
     monkeypatch.setattr(memory, "is_memory_short", lambda: True)
 
 
 def assert_same_as_with_ample_memory(make_llm):
-    """Serves the cases with short memory and without; outputs and logits must be equal."""
-    pressed, cases = make_llm(), range(len(CASES))
-    original, moves = pressed.runner.keep, []
+    """Asserts that outputs and logits under memory pressure equal those with ample memory."""
+    llm, cases = make_llm(), range(len(CASES))
+    original, moves = llm.runner.keep, []
 
-    def watch(pages, slots):
+    def record_moves(pages, slots):
         moves.append(any(new != old for new, old in enumerate(pages)))
         original(pages, slots)
-        pressed.scheduler.check_integrity()
+        llm.scheduler.check_integrity()
 
-    pressed.runner.keep = watch
-    actual, actual_logits = run_cases(pressed, cases, 2)
+    llm.runner.keep = record_moves
+    actual, actual_logits = run_cases(llm, cases, 2)
     with mock.patch.object(memory, "is_memory_short", return_value=False):
         expected, expected_logits = run_cases(make_llm(), cases, 2)
-    assert any(moves), "no page was renumbered"
-    assert pressed.core.num_memory_evictions > 0
+    assert any(moves), "some pages were renumbered"
+    assert llm.core.num_memory_evictions > 0
     for case in cases:
         assert actual[case].token_ids == expected[case].token_ids
     assert actual_logits.keys() == expected_logits.keys()
@@ -70,7 +70,7 @@ def test_outputs_of_hybrid_models_do_not_change(shortage, tmp_path):
     assert_same_as_with_ample_memory(lambda: build_hybrid(folder, block_size=4))
 
 
-def test_outputs_of_ranks_do_not_change(shortage):
+def test_outputs_of_tensor_parallel_ranks_do_not_change(shortage):
     options = {"block_size": 4, "tensor_parallel_size": 2}
     assert_same_as_with_ample_memory(lambda: LLM("demo", kv_cache_bytes=2**22, **options))
 
@@ -80,7 +80,7 @@ def fill(llm, num_prompts=6, length=200):
         llm.generate([[100 + first] * length], ONE_TOKEN)
 
 
-def test_half_of_the_cached_pages_is_evicted_least_recently_used_first(caplog):
+def test_half_of_the_cached_pages_is_evicted_in_lru_order(caplog):
     llm = LLM("demo", kv_cache_bytes=2**26)
     fill(llm)
     pages, before = llm.scheduler.pages, llm.runner.nbytes
@@ -107,7 +107,7 @@ def test_idle_engine_releases_everything():
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="reads Linux's /proc/self/statm"
 )
-def test_memory_returns_to_the_system():
+def test_released_memory_is_returned_to_the_system():
     def resident_bytes():
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -162,7 +162,7 @@ print((peak() - before) / declared, llm.runner.nbytes / kv_cache_bytes)
 
 @pytest.mark.slow
 def test_peak_memory_is_at_most_1_1_times_weights_and_kv_memory(tmp_path):
-    """A model of 250 MB fills 300 MB of KV memory; the libraries' memory is not counted."""
+    """A 250 MB model fills 300 MB of KV memory; memory of libraries is not counted."""
     config = {
         **FAMILIES["qwen3"],
         "hidden_size": 256,
@@ -179,6 +179,6 @@ def test_peak_memory_is_at_most_1_1_times_weights_and_kv_memory(tmp_path):
         shutil.copy(file, folder)
     command = [sys.executable, "-c", PEAK, str(folder), str(300 * 10**6)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    share, filled = map(float, output.split())
-    assert filled > 0.9
-    assert share < 1.1
+    peak_per_declared, kv_memory_used = map(float, output.split())
+    assert kv_memory_used > 0.9
+    assert peak_per_declared < 1.1

@@ -1,4 +1,4 @@
-"""Prompt logprobs: equal to the model's in every configuration."""
+"""Prompt logprobs are equal in every configuration."""
 
 import pytest
 
@@ -9,12 +9,12 @@ PARAMS = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
 
 
 @pytest.fixture(scope="module")
-def alone(demo):
+def reference(demo):
     [output] = LLM(demo, kv_cache_bytes=2**24).generate(PARAGRAPH, PARAMS)
     return output
 
 
-def test_match_logprobs_of_generated_tokens(demo):
+def test_prompt_logprobs_match_those_of_generated_tokens(demo):
     llm = LLM(demo, kv_cache_bytes=2**24)
     params = SamplingParams(seed=3, max_tokens=12, logprobs=2, ignore_eos=True)
     [generated] = llm.generate(PARAGRAPH, params)
@@ -25,26 +25,26 @@ def test_match_logprobs_of_generated_tokens(demo):
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-def test_independent_of_chunks_and_prefix_cache(demo, alone, chunk):
+def test_prompt_logprobs_do_not_depend_on_chunks_or_prefix_cache(demo, reference, chunk):
     llm = LLM(
         demo, kv_cache_bytes=2**24, block_size=8, max_num_seqs=4, max_num_batched_tokens=4 + chunk
     )
     llm.generate(PARAGRAPH, SamplingParams(max_tokens=1))
     [output] = llm.generate(PARAGRAPH, PARAMS)
     assert output.num_cached_tokens == 0
-    assert output.prompt_logprobs == alone.prompt_logprobs
-    assert output.token_ids == alone.token_ids
+    assert output.prompt_logprobs == reference.prompt_logprobs
+    assert output.token_ids == reference.token_ids
     [cached] = llm.generate(PARAGRAPH, SamplingParams(temperature=0, max_tokens=3))
     assert cached.num_cached_tokens > 0
     assert cached.prompt_logprobs is None
 
 
-def test_completions_share_prompt_logprobs(demo, alone):
+def test_completions_share_prompt_logprobs(demo, reference):
     params = SamplingParams(max_tokens=2, n=2, seed=1, prompt_logprobs=2)
     [output] = LLM(demo, kv_cache_bytes=2**24, max_num_batched_tokens=40).generate(
         PARAGRAPH, params
     )
-    assert output.prompt_logprobs == alone.prompt_logprobs
+    assert output.prompt_logprobs == reference.prompt_logprobs
 
 
 def test_single_token_prompt(either_device, demo):
@@ -52,7 +52,7 @@ def test_single_token_prompt(either_device, demo):
     assert output.prompt_logprobs == [None]
 
 
-def test_independent_of_preemption(demo, alone):
+def test_prompt_logprobs_do_not_depend_on_preemption(demo, reference):
     """With KV memory for 200 tokens, the second request is preempted while decoding."""
     args = demo[0].args
     per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
@@ -63,15 +63,15 @@ def test_independent_of_preemption(demo, alone):
         max_num_seqs=3,
         max_num_batched_tokens=20,
     )
-    length = len(alone.prompt_token_ids)
+    length = len(reference.prompt_token_ids)
     filler = SamplingParams(temperature=0, max_tokens=190 - length, ignore_eos=True)
     long = SamplingParams(temperature=0, max_tokens=60, prompt_logprobs=2, ignore_eos=True)
     requests = [llm.add_request([17] * length, filler), llm.add_request(PARAGRAPH, long)]
-    requests.append(llm.add_request([*alone.prompt_token_ids, *[17] * 20], long))
+    requests.append(llm.add_request([*reference.prompt_token_ids, *[17] * 20], long))
     outputs = {}
     while llm.has_unfinished_requests:
         outputs |= {update.request_id: update.request_output for update in llm.step()}
         llm.scheduler.check_integrity()
     assert llm.scheduler.num_preemptions > 0
-    assert outputs[requests[1]].prompt_logprobs == alone.prompt_logprobs
-    assert outputs[requests[2]].prompt_logprobs[:length] == alone.prompt_logprobs
+    assert outputs[requests[1]].prompt_logprobs == reference.prompt_logprobs
+    assert outputs[requests[2]].prompt_logprobs[:length] == reference.prompt_logprobs

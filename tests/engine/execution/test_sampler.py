@@ -1,4 +1,4 @@
-"""Sampler: parameters against their definitions; batch invariance of rows."""
+"""Sampler: sampling parameters match their definitions; rows are batch-invariant."""
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +19,7 @@ from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.sampler import log_softmax
 
 V = 50
-PROMPT, ANSWER = [3, 4, 4], [4, 7, 7, 7]
+PROMPT, OUTPUT = [3, 4, 4], [4, 7, 7, 7]
 
 
 def request(params: SamplingParams, seed: int, prompt=PROMPT) -> EngineRequest:
@@ -27,13 +27,13 @@ def request(params: SamplingParams, seed: int, prompt=PROMPT) -> EngineRequest:
 
 
 def row(seed: int = 1, position: int = 0, draft_tokens=(), **params) -> SamplingRow:
-    """A row of a request with prompt `PROMPT` and output `ANSWER`."""
-    one = request(SamplingParams(**params), seed)
-    one.token_ids += ANSWER
-    return SamplingRow(one, position, tuple(draft_tokens))
+    """Sampling row of a request with prompt `PROMPT` and output `OUTPUT`."""
+    engine_request = request(SamplingParams(**params), seed)
+    engine_request.token_ids += OUTPUT
+    return SamplingRow(engine_request, position, tuple(draft_tokens))
 
 
-EVERY_KIND = [
+PARAMS = [
     {"temperature": 0},
     {"temperature": 0, "repetition_penalty": 1.5},
     {"temperature": 0, "logit_bias": {5: 3.0, 9: -4.0}},
@@ -48,24 +48,24 @@ EVERY_KIND = [
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_row_does_not_depend_on_other_rows(dtype):
-    logits = (mx.random.normal((len(EVERY_KIND), V)) * 3).astype(dtype)
-    rows = [row(seed, position=seed % 3, **kind) for seed, kind in enumerate(EVERY_KIND)]
+    logits = (mx.random.normal((len(PARAMS), V)) * 3).astype(dtype)
+    rows = [row(seed, position=seed % 3, **params) for seed, params in enumerate(PARAMS)]
     alone = [to_ints(sample_tokens(logits[i : i + 1], [one]))[0] for i, one in enumerate(rows)]
-    shaped = [process_logits(logits[i : i + 1], [one]) for i, one in enumerate(rows)]
+    processed = [process_logits(logits[i : i + 1], [one]) for i, one in enumerate(rows)]
     rng = np.random.default_rng(3)
     for _ in range(20):
         picked = rng.permutation(len(rows))[: rng.integers(1, len(rows) + 1)].tolist()
         own = [rows[i] for i in picked]
         assert to_ints(sample_tokens(logits[mx.array(picked)], own)) == [alone[i] for i in picked]
         together = process_logits(logits[mx.array(picked)], own)
-        for place, i in enumerate(picked):
-            assert mx.array_equal(together[place], shaped[i][0])
+        for actual, i in zip(together, picked, strict=True):
+            assert mx.array_equal(actual, processed[i][0])
 
 
 def test_process_logits_does_not_modify_its_argument():
-    logits = mx.random.normal((len(EVERY_KIND), V))
+    logits = mx.random.normal((len(PARAMS), V))
     before = as_numpy(logits).copy()
-    rows = [row(**kind) for kind in EVERY_KIND]
+    rows = [row(**params) for params in PARAMS]
     sample_tokens(logits, rows)
     np.testing.assert_array_equal(as_numpy(logits), before)
 
@@ -94,9 +94,9 @@ def test_penalties():
 )
 def test_filters_match_make_sampler(filters):
     logits = mx.random.normal((1, V)) * 3
-    ours = mx.softmax(process_logits(logits, [row(temperature=1, **filters)]), axis=-1)
-    theirs = make_sampler(1, **filters).probabilities(log_softmax(logits))
-    np.testing.assert_allclose(as_numpy(ours), as_numpy(theirs), rtol=1e-5, atol=1e-7)
+    actual = mx.softmax(process_logits(logits, [row(temperature=1, **filters)]), axis=-1)
+    expected = make_sampler(1, **filters).probabilities(log_softmax(logits))
+    np.testing.assert_allclose(as_numpy(actual), as_numpy(expected), rtol=1e-5, atol=1e-7)
 
 
 def test_temperature_is_applied_before_filters():
@@ -108,7 +108,7 @@ def test_temperature_is_applied_before_filters():
         return np.flatnonzero(np.isfinite(as_numpy(process_logits(logits, [one]))[0])).tolist()
 
     assert kept(1.0) == [0, 1]
-    assert kept(9.0) == [0, 1, 2]  # nearly uniform: three tokens hold 3/4
+    assert kept(9.0) == [0, 1, 2]  # nearly uniform, so that three tokens hold 3/4
     assert kept(0.2) == [0]
 
 
@@ -132,8 +132,8 @@ def test_noise_depends_on_seed_and_position():
     assert len({completion_seed(seed, index) for seed in range(30) for index in range(30)}) == 900
 
 
-def test_narrower_vocabulary_gets_the_same_noise():
-    """The draft's vocabulary may be padded less than the target's."""
+def test_draft_with_a_narrower_vocabulary_gets_the_same_noise():
+    """The draft model's vocabulary may have less padding than the target's."""
     logits = mx.random.normal((1, V))
     one = row(temperature=1)
     narrow = to_ints(sample_tokens(logits[:, : V - 7], [one], noise_width=V))
@@ -147,7 +147,7 @@ def test_error_of_logprobs_does_not_grow_with_the_vocabulary(either_device, voca
     exact = as_numpy(logits).astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
     actual = as_numpy(log_softmax(logits))
-    # One rounding at each of two levels, one of the maximum's subtraction and one of the result.
+    # One rounding at each of two levels, one in subtracting the maximum and one of the result.
     bound = 4 * 2.0**-24 * np.abs(exact).max()
     assert np.abs(actual - exact).max() <= bound
     [one, _] = top_logprobs(logits, [3, 0], [0, 0])
@@ -162,7 +162,7 @@ def test_logprobs_of_masked_tokens_are_minus_infinity():
     assert logprobs[1400:] == pytest.approx(-np.log(600), abs=1e-6)
 
 
-def test_logprobs_are_unprocessed():
+def test_logprobs_ignore_sampling_params():
     logits = mx.random.normal((3, V)) * 2
     expected = as_numpy(log_softmax(logits))
     actual = top_logprobs(

@@ -12,7 +12,7 @@ USER = {"role": "user", "content": "Why?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = {"function": {"name": "add", "arguments": '{"a": 1}'}}
 
-# Like Qwen3's, shorter.
+# A shorter version of Qwen3's template.
 TEMPLATE = (
     "{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}"
     "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}|{{ m.content }}"
@@ -22,32 +22,32 @@ TEMPLATE = (
 PLAIN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 
 
-def rendered(messages, tools=None, template=TEMPLATE, **variables):
+def render(messages, tools=None, template=TEMPLATE, **variables):
     _, tokenizer = load_weights("demo")
     tokenizer.chat_template = template
     return render_chat(tokenizer, messages, tools, variables)
 
 
-def test_template_gets_tools_reasoning_and_variables():
+def test_template_receives_tools_reasoning_and_variables():
     assistant = {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "hm"}
-    text = rendered([USER, assistant], [TOOL], style="short")
+    text = render([USER, assistant], [TOOL], style="short")
     assert text.startswith('[{"type": "function", "function": {"name": "add"')
     assert text.endswith('assistant: hm|{"a": 1}. short')
 
 
-def test_template_without_tools_lists_them_in_the_system_message():
-    text = rendered([USER], [TOOL], PLAIN_TEMPLATE)
+def test_template_without_tool_support_lists_tools_in_the_system_message():
+    text = render([USER], [TOOL], PLAIN_TEMPLATE)
     assert text.startswith("[system] # Tools\n")
     assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in text
     assert text.endswith("</tool_call>\n[user] Why?\n")
     system = {"role": "system", "content": "Be brief."}
-    text = rendered([system, USER], [TOOL], PLAIN_TEMPLATE)
+    text = render([system, USER], [TOOL], PLAIN_TEMPLATE)
     assert text.startswith("[system] Be brief.\n\n# Tools\n")
     assert text.count("[system]") == 1
 
 
 @pytest.mark.parametrize("tools", [None, [TOOL]])
-def test_template_without_tool_calls_gets_calls_and_results_as_text(tools):
+def test_template_without_tool_support_receives_calls_and_results_as_text(tools):
     messages = [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -55,7 +55,7 @@ def test_template_without_tool_calls_gets_calls_and_results_as_text(tools):
         {"role": "assistant", "content": "Well:", "tool_calls": [CALL]},
     ]
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    assert rendered(messages, tools, PLAIN_TEMPLATE).endswith(
+    assert render(messages, tools, PLAIN_TEMPLATE).endswith(
         f"[user] Why?\n[assistant] {call}\n"
         "[user] <tool_response>\n42\n</tool_response>\n"
         f"[assistant] Well:\n{call}\n"
@@ -76,7 +76,7 @@ def test_template_without_tool_calls_gets_calls_and_results_as_text(tools):
         ),
     ],
 )
-def test_errors_are_one_sentence(options, error):
+def test_invalid_input_is_rejected(options, error):
     options = dict(options)
     variables = {"messages": options.pop("messages")} if "messages" in options else {}
     _, tokenizer = load_weights("demo")

@@ -1,4 +1,4 @@
-"""Counting values and levels of JSON in pieces, against the parsed document."""
+"""JSON limits: incremental counts of values and nesting match the parsed document."""
 
 import json
 import random
@@ -11,35 +11,37 @@ from tiny_llm.errors import UserError
 TEXTS = ['a,b[{]}\\"', "\\", '\\\\"', '"', "[[[", "é,", ""]
 
 
-def random_value(choose: random.Random, depth: int = 0) -> object:
-    kind = choose.randrange(6) if depth < 6 else 0
+def random_value(rng: random.Random, depth: int = 0) -> object:
+    kind = rng.randrange(6) if depth < 6 else 0
     if kind < 2:
-        return choose.choice([*TEXTS, 1, 2.5, None, True])
+        return rng.choice([*TEXTS, 1, 2.5, None, True])
     if kind < 4:
-        return [random_value(choose, depth + 1) for _ in range(choose.randrange(5))]
-    names = [choose.choice(TEXTS) + str(index) for index in range(choose.randrange(5))]
-    return {name: random_value(choose, depth + 1) for name in names}
+        return [random_value(rng, depth + 1) for _ in range(rng.randrange(5))]
+    names = [rng.choice(TEXTS) + str(index) for index in range(rng.randrange(5))]
+    return {name: random_value(rng, depth + 1) for name in names}
 
 
-def below(value: object) -> list[object]:
-    """All values below a value."""
+def descendants(value: object) -> list[object]:
+    """All values nested in a value."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [one for part in parts for one in (part, *below(part))]
+    return [nested for part in parts for nested in (part, *descendants(part))]
 
 
 def test_random_documents_in_random_pieces():
-    choose = random.Random(0)
+    rng = random.Random(0)
     for _ in range(500):
-        value = random_value(choose)
-        rest = text = json.dumps(value, ensure_ascii=choose.random() < 0.5).encode()
+        value = random_value(rng)
+        rest = text = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()
         limits = JsonLimits("it")
         while rest:
-            size = choose.randrange(1, 8)
+            size = rng.randrange(1, 8)
             limits.feed(rest[:size])
             rest = rest[size:]
-        containers = [one for one in (value, *below(value)) if isinstance(one, dict | list)]
+        containers = [v for v in (value, *descendants(value)) if isinstance(v, dict | list)]
         assert limits.num_containers == len(containers), text
-        assert limits.num_values == len(below(value)) + containers.count([]) + containers.count({})
+        assert limits.num_values == len(descendants(value)) + containers.count(
+            []
+        ) + containers.count({})
 
 
 @pytest.mark.parametrize("pair", ["[]", '{"a":}'])
@@ -47,7 +49,7 @@ def test_depth(pair):
     opening, closing = pair[:-1], pair[-1]
     limits = JsonLimits("it")
     limits.check(opening * MAX_DEPTH + "1" + closing * MAX_DEPTH)
-    limits.check("[" + "[]," * 1000 + "1]")  # wide
+    limits.check("[" + "[]," * 1000 + "1]")  # wide, but not deep
     with pytest.raises(UserError, match="^it is nested more than 100 levels deep; flatten it"):
         limits.check(opening * (MAX_DEPTH + 1))
     limits.check('["' + "[" * 1000 + '"]')

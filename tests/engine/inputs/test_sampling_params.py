@@ -1,4 +1,4 @@
-"""SamplingParams: vLLM's names and defaults; errors for values out of range."""
+"""`SamplingParams`: vLLM's names and defaults; rejected values."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tiny_llm import UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 
 
-def test_defaults_are_vllms():
+def test_defaults_match_vllm():
     params = SamplingParams()
     assert (params.max_tokens, params.temperature, params.top_p) == (16, 1.0, 1.0)
     assert (params.top_k, params.min_p, params.repetition_penalty) == (0, 0.0, 1.0)
@@ -29,7 +29,7 @@ def test_numpy_scalars_are_accepted():
     assert {type(number) for number in (*params.stop_token_ids, params.seed)} == {int}
 
 
-def test_boundaries_are_allowed():
+def test_boundary_values_are_accepted():
     SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, presence_penalty=-2)
     SamplingParams(max_tokens=None, logprobs=0, seed=2**64 - 1, logit_bias={3: -100})
 
@@ -77,7 +77,7 @@ def test_boundaries_are_allowed():
         ({"n": 2, "temperature": 0}, "n must be 1 at temperature 0.0, got 2: greedy completions"),
     ],
 )
-def test_out_of_range_is_an_error(fields, message):
+def test_invalid_values_are_rejected(fields, message):
     with pytest.raises(UserError) as raised:
         SamplingParams(**fields)
     assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""Event stream: complete, ordered, JSON-serializable."""
+"""Scheduler events: complete, ordered, JSON-serializable."""
 
 import json
 import random
@@ -22,7 +22,7 @@ def test_recording_is_complete(tmp_path):
 
 
 def replay(events, simulation, outcome) -> None:
-    """The run reconstructed from the events matches the scheduler."""
+    """Replays a run from its events and compares it with the simulation."""
     times = [event["time"] for event in events]
     assert times == sorted(times)
     outputs, ended, running = {}, {}, set()
@@ -48,4 +48,4 @@ def replay(events, simulation, outcome) -> None:
             assert pages["free"] + pages["cached"] + pages["used"] == total
             assert 0 <= pages["shared"] <= pages["used"]
     assert outputs == outcome.answers
-    assert ended == {key: one for key, one in outcome.reasons.items() if one != "refused"}
+    assert ended == {key: reason for key, reason in outcome.reasons.items() if reason != "rejected"}

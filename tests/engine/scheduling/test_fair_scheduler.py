@@ -1,4 +1,4 @@
-"""FairScheduler: bounded overtaking, same outputs, the step's time target."""
+"""`FairScheduler`: bounded overtaking, unchanged outputs, step time target."""
 
 import random
 from collections import Counter
@@ -39,7 +39,7 @@ def request(name: str, num_tokens: int, first: int = 0, max_tokens: int = 4) -> 
 
 
 def run_step(scheduler: FairScheduler) -> dict[str, int]:
-    """Computes a step; returns the tokens of each request's chunk."""
+    """Runs a step; returns the number of tokens of each request's chunk."""
     step = scheduler.schedule()
     results = {chunk.request.request_id: ChunkOutput([1]) for chunk in step.chunks if chunk.samples}
     scheduler.update_from_output(step, results)
@@ -51,7 +51,7 @@ def run_step(scheduler: FairScheduler) -> dict[str, int]:
 
 @pytest.mark.parametrize("num_state_slots", [0, 7])
 def test_random_workloads(num_state_slots):
-    rng, seen = random.Random(20_261_125), Counter()
+    rng, totals = random.Random(20_261_125), Counter()
     for number in range(2_000):
         workload = random_workload(rng, num_state_slots=num_state_slots)
         target, min_chunk = rng.choice((None, 0.5, 1.2, 2.0)), rng.choice((1, 1, 3))
@@ -59,17 +59,17 @@ def test_random_workloads(num_state_slots):
             replace(workload, is_fair=True, step_time_target=target, min_chunk=min_chunk),
             check_every=1 if number % 8 == 0 else 1000,
         )
-        seen.update(outcome.reasons.values())
-        seen["preemptions"] += outcome.preemptions
-        seen["overtaken"] += outcome.overtaken
-        seen["long steps"] += outcome.long_steps
-    assert min(seen[reason] for reason in ("stop", "length", "abort", "error")) > 100
-    assert seen["preemptions"] > 50
-    assert seen["overtaken"] > 50
-    assert seen["long steps"] > 50
+        totals.update(outcome.reasons.values())
+        totals["preemptions"] += outcome.preemptions
+        totals["overtaken"] += outcome.overtaken
+        totals["long steps"] += outcome.long_steps
+    assert min(totals[reason] for reason in ("stop", "length", "abort", "error")) > 100
+    assert totals["preemptions"] > 50
+    assert totals["overtaken"] > 50
+    assert totals["long steps"] > 50
 
 
-def test_short_prompt_overtakes_a_long_one_that_is_running():
+def test_short_prompt_overtakes_a_running_long_prompt():
     scheduler = fair_scheduler()
     scheduler.add(request("long", 1000))
     assert run_step(scheduler) == {"long": 64}
@@ -78,15 +78,15 @@ def test_short_prompt_overtakes_a_long_one_that_is_running():
     assert run_step(scheduler) == {"short": 1, "long": 63}
 
 
-def test_short_prompt_overtakes_long_ones_in_the_queue():
+def test_short_prompt_overtakes_queued_long_prompts():
     scheduler = fair_scheduler()
     for index in range(3):
         scheduler.add(request(f"long {index}", 480, first=1000 * index))
     run_step(scheduler)
     scheduler.add(request("short", 20, first=9000))
     assert run_step(scheduler) == {"short": 20, "long 0": 44}
-    assert [one.request_id for one in scheduler.running] == ["long 0", "short"]
-    assert [one.request_id for one in scheduler.waiting] == ["long 1", "long 2"]
+    assert [r.request_id for r in scheduler.running] == ["long 0", "short"]
+    assert [r.request_id for r in scheduler.waiting] == ["long 1", "long 2"]
     scheduler.check_integrity()
 
 
@@ -94,23 +94,23 @@ def test_overtaking_is_limited_by_the_length_of_the_prompt():
     scheduler = fair_scheduler()
     scheduler.add(request("long", 300))
     run_step(scheduler)
-    overtaking = 0
+    overtaking_tokens = 0
     for number in range(30):  # a new short prompt fills each step
         scheduler.add(request(f"short {number}", 64, first=1000 * (number + 1), max_tokens=1))
         tokens = run_step(scheduler)
         if "long" in tokens:
             break
-        overtaking += sum(tokens.values())
-    assert overtaking == 320  # 300, rounded up to whole chunks
+        overtaking_tokens += sum(tokens.values())
+    assert overtaking_tokens == 320  # 300, rounded up to whole chunks
     assert tokens == {"long": 64}
 
 
-def test_nobody_is_admitted_before_a_protected_request():
+def test_no_request_is_admitted_before_a_protected_one():
     scheduler = fair_scheduler(num_pages=24, max_num_seqs=3)
     scheduler.add(request("running", 200, max_tokens=60))
     while scheduler.running == [] or scheduler.running[0].num_uncomputed > 1:
         run_step(scheduler)
-    large = request("large", 300, first=1000)  # does not fit beside it
+    large = request("large", 300, first=1000)  # does not fit next to "running"
     scheduler.add(large)
     large.num_overtaken = 300
     scheduler.add(request("short", 20, first=2000))
@@ -131,7 +131,7 @@ def test_cached_prompt_counts_as_short():
     assert run_step(scheduler)["next turn"] == 10
 
 
-def test_target_applies_beside_decoding_requests_alone():
+def test_step_time_target_applies_only_if_requests_decode():
     scheduler = fair_scheduler(step_time_target=0.1)
     scheduler.costs.record(100, 32, seconds=0.1)
     scheduler.add(request("decoding", 20, max_tokens=50))
@@ -142,33 +142,33 @@ def test_target_applies_beside_decoding_requests_alone():
     assert run_step(scheduler) == {"long": 64}
 
 
-def test_costs_follow_the_duration_of_steps():
+def test_prompt_costs_track_step_times():
     costs = PromptCosts()
     assert costs.seconds_per_token(1000) == 0
     costs.record(1000, 100, seconds=0.4)
     assert costs.seconds_per_token(600) == 0.004
-    assert costs.seconds_per_token(10) == costs.seconds_per_token(5000) == 0.004, "the nearest"
+    assert costs.seconds_per_token(10) == costs.seconds_per_token(5000) == 0.004, "nearest position"
     costs.record(1000, 100, seconds=0.1)
-    assert costs.seconds_per_token(1000) == pytest.approx(0.0032), "falls slowly"
+    assert costs.seconds_per_token(1000) == pytest.approx(0.0032), "estimates fall slowly"
     costs.record(5000, 100, seconds=1)
     assert costs.seconds_per_token(5000) == 0.01
     assert costs.seconds_per_token(1000) == pytest.approx(0.0032)
     costs.record(1000, 100, seconds=2)
-    assert costs.seconds_per_token(1000) == 0.02, "rises at once"
+    assert costs.seconds_per_token(1000) == 0.02, "estimates rise at once"
 
 
 def step_seconds(step):
-    """Time of a step of Qwen3-0.6B on two cores, where a long prompt's keys are read per step."""
+    """Modeled step time of Qwen3-0.6B on two cores; each step reads all keys of long prompts."""
     prompts = [chunk for chunk in step.chunks if chunk.end - chunk.start > 1]
     keys = sum(4e-6 * chunk.end for chunk in prompts)
-    return 0.012 + keys + sum(one.num_tokens * (1.2e-3 + 5.8e-7 * one.end) for one in prompts)
+    return 0.012 + keys + sum(c.num_tokens * (1.2e-3 + 5.8e-7 * c.end) for c in prompts)
 
 
-def serve_beside_stream(step_time_target, chat_at=10_000):
-    """Serves a stream, a prompt of 12,000 tokens and a late chat in virtual time.
+def serve_long_prompt_and_chat(step_time_target, chat_at=10_000):
+    """Serves a decoding stream, a 12,000-token prompt and a late chat in virtual time.
 
     Returns:
-        (durations of steps, tokens per second, seconds until the chat's first token)
+        (step durations, tokens per second, the chat's time to first token in seconds).
     """
     options = {"max_num_batched_tokens": 256, "num_pages": 2000, "max_seq_len": 20_000}
     scheduler = fair_scheduler(step_time_target, **options)
@@ -185,20 +185,20 @@ def serve_beside_stream(step_time_target, chat_at=10_000):
         waited += durations[-1] * (chat.arrival_index >= 0 and chat.num_output_tokens == 0)
         num_tokens += step.num_tokens
         scheduler.record_step_time(step, durations[-1])
-        results = {one.request.request_id: ChunkOutput([1]) for one in step.chunks if one.samples}
+        results = {c.request.request_id: ChunkOutput([1]) for c in step.chunks if c.samples}
         scheduler.update_from_output(step, results)
         if chat.num_output_tokens:
             scheduler.finish(chat, "length")
     return durations, num_tokens / sum(durations), waited
 
 
-def test_decode_gaps_beside_a_long_prompt():
-    _, unlimited, _ = serve_beside_stream(None)
-    durations, rate, waited = serve_beside_stream(0.1)
+def test_inter_token_latency_during_a_long_prompt():
+    _, unlimited_rate, _ = serve_long_prompt_and_chat(None)
+    durations, rate, waited = serve_long_prompt_and_chat(0.1)
     assert sorted(durations)[len(durations) * 95 // 100] < 0.125
-    assert max(durations) < 1.2, "LONG_STEP targets"
-    assert rate > 0.87 * unlimited
-    assert waited < 0.4, "the chat's 60 tokens fit, although few of the long prompt do"
+    assert max(durations) < 1.2, "at most LONG_STEP times the target"
+    assert rate > 0.87 * unlimited_rate
+    assert waited < 0.4, "the chat's 60 tokens fit, but few tokens of the long prompt do"
 
 
 def test_long_steps_are_rare():
@@ -208,7 +208,9 @@ def test_long_steps_are_rare():
     run_step(scheduler)
     scheduler.add(request("long", 300, first=1000))
     step = scheduler.schedule()
-    assert [chunk.num_tokens for chunk in step.chunks] == [1, 63], "the token budget"
+    assert [chunk.num_tokens for chunk in step.chunks] == [1, 63], (
+        "a long step uses the whole token budget"
+    )
     scheduler.update_from_output(step, {"decoding": ChunkOutput([1])})
     scheduler.record_step_time(step, seconds=0.6)
     for _ in range(STEPS_BETWEEN):

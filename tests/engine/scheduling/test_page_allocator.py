@@ -1,4 +1,4 @@
-"""PageAllocator: all-or-nothing allocation, reference counts, double frees."""
+"""`PageAllocator`: all-or-nothing allocation, reference counts, double frees."""
 
 import sys
 
@@ -28,7 +28,7 @@ def test_exhaustion_raises_and_allocates_nothing():
     allocator.check_integrity()
 
 
-def test_shared_page_is_free_after_its_last_owner():
+def test_shared_page_is_freed_by_its_last_owner():
     allocator = PageAllocator(1)
     [page] = allocator.allocate()
     allocator.share(page)

@@ -9,14 +9,14 @@ SIZE = 4
 
 
 class Tree:
-    """A prefix cache and requests made of full pages."""
+    """Prefix cache with an allocator, for requests of full pages."""
 
     def __init__(self, num_pages: int = 16):
         self.allocator = PageAllocator(num_pages)
         self.cache = PrefixCache(self.allocator, SIZE)
 
     def compute(self, text: str):
-        """Adds a request whose pages contain `text`; returns its last node."""
+        """Adds a request with the pages of `text`; returns its last node."""
         node = self.cache.root
         for start in range(0, len(text) - SIZE + 1, SIZE):
             [page] = self.allocator.allocate()
@@ -33,23 +33,23 @@ class Tree:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "found"),
+    ("prompt", "num_cached"),
     [
-        ("abcdefgh", 4),  # fully cached; one token must be left to compute
+        ("abcdefgh", 4),  # fully cached, but at least one token must be computed
         ("abcdefghi", 8),
         ("abcdefgX....", 4),  # diverges within a page: not shared
         ("abcd", 0),
         ("abc", 0),
         ("Xbcdefgh", 0),
-        ("efghefgh", 0),  # the same tokens after another prefix
+        ("efghefgh", 0),  # same tokens, but another prefix
         ("abcdefghijklm", 12),
         ("abcdefghijkl", 8),
     ],
 )
-def test_match_returns_full_pages(prompt, found):
+def test_match_returns_full_pages(prompt, num_cached):
     tree = Tree()
     tree.compute("abcdefghijkl")
-    assert tree.num_cached(prompt) == found
+    assert tree.num_cached(prompt) == num_cached
 
 
 def test_tree_branches():
@@ -57,7 +57,7 @@ def test_tree_branches():
     tree.compute("abcdefgh")
     tree.compute("abcdXfgh")
     assert tree.cache.num_pages == 3
-    assert tree.allocator.num_used == 3, "a page computed by both is cached once"
+    assert tree.allocator.num_used == 3, "a page computed twice is cached once"
     assert tree.num_cached("abcdXfgh.") == tree.num_cached("abcdefgh.") == 8
     tree.check()
 
@@ -82,10 +82,10 @@ def test_lru_eviction_children_before_parents():
     again = tree.cache.match(list("aaaabbbb."))  # now the most recently used
     tree.cache.acquire(again)
     tree.cache.release(again[-1])
-    for gone in ("ccccdddd.", "cccc.", "aaaabbbb.", "aaaa."):
-        assert tree.num_cached(gone) == len(gone) - 1
+    for evicted in ("ccccdddd.", "cccc.", "aaaabbbb.", "aaaa."):
+        assert tree.num_cached(evicted) == len(evicted) - 1
         assert tree.cache.evict(1) == 1
-        assert tree.num_cached(gone) == max(0, len(gone) - 1 - SIZE)
+        assert tree.num_cached(evicted) == max(0, len(evicted) - 1 - SIZE)
         tree.check()
     assert tree.allocator.num_free == 16
     assert tree.cache.evict(1) == 0
@@ -93,17 +93,17 @@ def test_lru_eviction_children_before_parents():
 
 def test_referenced_pages_are_not_evicted():
     tree = Tree()
-    held, other = tree.compute("aaaabbbb"), tree.compute("aaaacccc")
+    in_use, other = tree.compute("aaaabbbb"), tree.compute("aaaacccc")
     tree.cache.release(other)
     assert tree.cache.evict(9) == 1
     assert tree.num_cached("aaaabbbb.") == 8
-    tree.cache.release(held)
+    tree.cache.release(in_use)
     assert tree.cache.evict(9) == 2
     tree.check()
 
 
 def test_conversation_turns_reuse_the_common_prefix():
-    """Templates drop earlier reasoning: the next prompt diverges where it began."""
+    """Templates drop earlier reasoning, so the next prompt diverges where the reasoning began."""
     tree = Tree()
     tree.cache.release(tree.compute("<user>Hi!<bot><think>hm</think>Hello."))
     shared = len("<user>Hi!<bot>")
@@ -122,7 +122,7 @@ def test_adapters_have_separate_trees():
     assert cache.match(list("abcdefghi"), adapted) == [node]
     assert len(cache.match(list("abcdefghi"))) == 2
     assert cache.num_pages == 3
-    assert {each.page for each in cache.nodes()} == set(range(3))
+    assert {node.page for node in cache.nodes()} == set(range(3))
     cache.release(node)
     tree.check()
     assert cache.evict(1) == 1

@@ -1,4 +1,4 @@
-"""Scheduler: small cases with the expected steps written out."""
+"""Scheduler: small cases with explicit expected steps."""
 
 import pytest
 
@@ -10,83 +10,83 @@ from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 
 
 def test_decode_and_prefill_share_a_step():
-    it = scheduler()
-    add(it, "a", 5)
-    add(it, "b", 12, first=50)
-    assert step(it) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
-    assert step(it) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
-    add(it, "c", 7, first=90)
-    assert step(it) == [("a", 6, 7, 0), ("b", 10, 12, 0), ("c", 0, 5, 0)]
-    assert step(it) == [("a", 7, 8, 0), ("b", 12, 13, 0), ("c", 5, 7, 0)]
+    sched = scheduler()
+    add(sched, "a", 5)
+    add(sched, "b", 12, first=50)
+    assert step(sched) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
+    assert step(sched) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
+    add(sched, "c", 7, first=90)
+    assert step(sched) == [("a", 6, 7, 0), ("b", 10, 12, 0), ("c", 0, 5, 0)]
+    assert step(sched) == [("a", 7, 8, 0), ("b", 12, 13, 0), ("c", 5, 7, 0)]
 
 
 def test_max_num_seqs_limits_running_requests():
-    it = scheduler(max_num_seqs=2)
+    sched = scheduler(max_num_seqs=2)
     for name in "abc":
-        add(it, name, 1, first=ord(name))
-    assert [chunk[0] for chunk in step(it)] == ["a", "b"]
-    it.abort("a")
-    assert [chunk[0] for chunk in step(it)] == ["b", "c"]
+        add(sched, name, 1, first=ord(name))
+    assert [chunk[0] for chunk in step(sched)] == ["a", "b"]
+    sched.abort("a")
+    assert [chunk[0] for chunk in step(sched)] == ["b", "c"]
 
 
 def test_prefix_cache_hit_on_an_earlier_request():
-    it = scheduler(max_num_batched_tokens=64)
-    add(it, "a", 10, max_tokens=1)
-    step(it)
-    second = add(it, "b", 12)
-    assert step(it) == [("b", 8, 12, 0)]
+    sched = scheduler(max_num_batched_tokens=64)
+    add(sched, "a", 10, max_tokens=1)
+    step(sched)
+    second = add(sched, "b", 12)
+    assert step(sched) == [("b", 8, 12, 0)]
     assert second.num_cached_tokens == 8
-    same = add(it, "c", 8)
-    assert ("c", 4, 8, 0) in step(it), "one page of a fully cached prompt is recomputed"
+    same = add(sched, "c", 8)
+    assert ("c", 4, 8, 0) in step(sched), "one page of a fully cached prompt is recomputed"
     assert same.num_cached_tokens == 4
-    assert it.pages.counts(it.running).shared == 2
+    assert sched.pages.counts(sched.running).shared == 2
 
 
 def test_prefix_cache_hit_on_output_tokens():
-    it = scheduler(max_num_batched_tokens=64)
-    add(it, "a", 3, max_tokens=6)
-    while it.has_requests:
-        step(it, token=77)
-    again = EngineRequest("b", [0, 1, 2, 77, 77, 77, 77, 77, 77, 5], GREEDY, 1)
-    it.add(again)
-    step(it)
-    # The last output token is never computed: 8 of 9 tokens are in pages.
-    assert again.num_cached_tokens == 8
+    sched = scheduler(max_num_batched_tokens=64)
+    add(sched, "a", 3, max_tokens=6)
+    while sched.has_requests:
+        step(sched, token=77)
+    resumed = EngineRequest("b", [0, 1, 2, 77, 77, 77, 77, 77, 77, 5], GREEDY, 1)
+    sched.add(resumed)
+    step(sched)
+    # The last output token is never computed, so 8 of 9 tokens are in pages.
+    assert resumed.num_cached_tokens == 8
 
 
 def test_disabled_prefix_cache_shares_no_pages():
-    it = scheduler(max_num_batched_tokens=64, enable_prefix_caching=False)
-    add(it, "a", 10)
-    add(it, "b", 10)
-    assert step(it) == [("a", 0, 10, 0), ("b", 0, 10, 0)]
-    assert it.pages.counts(it.running).shared == 0
+    sched = scheduler(max_num_batched_tokens=64, enable_prefix_caching=False)
+    add(sched, "a", 10)
+    add(sched, "b", 10)
+    assert step(sched) == [("a", 0, 10, 0), ("b", 0, 10, 0)]
+    assert sched.pages.counts(sched.running).shared == 0
 
 
 def test_identical_prompts_are_computed_once():
-    it = scheduler(max_num_batched_tokens=64)
+    sched = scheduler(max_num_batched_tokens=64)
     for name in "abc":
-        add(it, name, 10)
-    assert step(it) == [("a", 0, 10, 0)]
-    assert step(it) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
-    assert it.pages.allocator.num_used == 2 + 3
+        add(sched, name, 10)
+    assert step(sched) == [("a", 0, 10, 0)]
+    assert step(sched) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
+    assert sched.pages.allocator.num_used == 2 + 3
 
 
 def test_youngest_request_is_preempted_and_resumes():
     events = Recorder({}, clock=lambda: 0.0)
-    it = scheduler(
+    sched = scheduler(
         events, num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False
     )
-    old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
-    assert step(it) == [("old", 0, 7, 0), ("young", 0, 3, 0)]
-    while it.num_preemptions == 0:
-        step(it)
+    old, young = add(sched, "old", 7, max_tokens=8), add(sched, "young", 3, max_tokens=8, first=50)
+    assert step(sched) == [("old", 0, 7, 0), ("young", 0, 3, 0)]
+    while sched.num_preemptions == 0:
+        step(sched)
     assert young.state is RequestState.PREEMPTED
     assert (young.num_computed, len(young.page_ids)) == (0, 0)
     kept = list(young.token_ids)
     while not old.is_done:
         assert young.num_computed == 0
-        step(it)
-    assert step(it) == [("young", 0, len(kept), 0)]
+        step(sched)
+    assert step(sched) == [("young", 0, len(kept), 0)]
     assert young.token_ids[: len(kept)] == kept
     names = [event["event"] for event in events.recording()["events"]]
     assert names.count("request_preempted") == 1
@@ -94,52 +94,52 @@ def test_youngest_request_is_preempted_and_resumes():
 
 
 def test_preempted_request_hits_its_own_pages():
-    it = scheduler(num_pages=5, page_size=4, max_num_batched_tokens=16)
-    add(it, "old", 8, max_tokens=5)
-    young = add(it, "young", 6, max_tokens=6, first=50)
+    sched = scheduler(num_pages=5, page_size=4, max_num_batched_tokens=16)
+    add(sched, "old", 8, max_tokens=5)
+    young = add(sched, "young", 6, max_tokens=6, first=50)
     while young.num_preemptions == 0:
-        step(it)
+        step(sched)
     while not young.num_computed:
-        step(it)
-    assert young.num_cached_tokens == 0, "hits at its first admission"
+        step(sched)
+    assert young.num_cached_tokens == 0, "counts only hits at the first admission"
     assert young.num_shared > 0
-    while it.has_requests:
-        step(it)
+    while sched.has_requests:
+        step(sched)
 
 
 def test_draft_tokens_are_capped_by_max_tokens():
-    it = scheduler(num_drafts=3, max_num_batched_tokens=12)
-    add(it, "a", 4, max_tokens=7)
-    assert step(it) == [("a", 0, 4, 0)]
-    assert step(it, num_tokens=2) == [("a", 4, 5, 3)]
-    assert step(it, num_tokens=9) == [("a", 6, 7, 3)]  # 3 + 4 = 7: max_tokens reached
-    assert not it.has_requests
+    sched = scheduler(num_drafts=3, max_num_batched_tokens=12)
+    add(sched, "a", 4, max_tokens=7)
+    assert step(sched) == [("a", 0, 4, 0)]
+    assert step(sched, num_tokens=2) == [("a", 4, 5, 3)]
+    assert step(sched, num_tokens=9) == [("a", 6, 7, 3)]  # 3 + 4 = 7, which is max_tokens
+    assert not sched.has_requests
 
 
 def test_draft_tokens_cause_no_preemption():
-    it = scheduler(num_pages=4, page_size=2, num_drafts=3, max_num_batched_tokens=12)
-    add(it, "a", 3, max_tokens=5)
-    add(it, "b", 2, max_tokens=3, first=50)
-    step(it)
-    plan = step(it)
-    assert [chunk[0] for chunk in plan] == ["a", "b"]
-    assert it.num_preemptions == 0
+    sched = scheduler(num_pages=4, page_size=2, num_drafts=3, max_num_batched_tokens=12)
+    add(sched, "a", 3, max_tokens=5)
+    add(sched, "b", 2, max_tokens=3, first=50)
+    step(sched)
+    scheduled = step(sched)
+    assert [chunk[0] for chunk in scheduled] == ["a", "b"]
+    assert sched.num_preemptions == 0
 
 
 def test_abort_in_every_state():
-    it = scheduler(max_num_seqs=2, max_num_batched_tokens=6)
+    sched = scheduler(max_num_seqs=2, max_num_batched_tokens=6)
     for name in "abc":
-        add(it, name, 5, first=ord(name))
-    assert it.abort("c")  # waiting
-    plan = it.schedule()
-    assert it.abort("a")  # while in flight
-    it.update_from_output(plan, {"a": ChunkOutput([1])})
-    it.check_integrity()
-    assert not it.abort("a")
-    assert [chunk[0] for chunk in step(it)] == ["b"]
-    assert it.abort("b")
-    assert not it.has_requests
-    assert it.pages.allocator.num_used == it.pages.cache.num_pages
+        add(sched, name, 5, first=ord(name))
+    assert sched.abort("c")  # waiting
+    scheduled = sched.schedule()
+    assert sched.abort("a")  # while in flight
+    sched.update_from_output(scheduled, {"a": ChunkOutput([1])})
+    sched.check_integrity()
+    assert not sched.abort("a")
+    assert [chunk[0] for chunk in step(sched)] == ["b"]
+    assert sched.abort("b")
+    assert not sched.has_requests
+    assert sched.pages.allocator.num_used == sched.pages.cache.num_pages
 
 
 @pytest.mark.parametrize(
@@ -160,37 +160,37 @@ def test_abort_in_every_state():
     ],
 )
 def test_request_beyond_context_is_rejected(length, max_tokens, message):
-    it = scheduler(max_seq_len=20)
+    sched = scheduler(max_seq_len=20)
     with pytest.raises(UserError) as raised:
-        add(it, "a", length, max_tokens)
+        add(sched, "a", length, max_tokens)
     assert str(raised.value) == message
-    assert not it.has_requests
+    assert not sched.has_requests
 
 
 def test_request_beyond_kv_memory_is_rejected():
-    it = scheduler(num_pages=2)
+    sched = scheduler(num_pages=2)
     with pytest.raises(UserError, match="the configured KV memory holds 8; max_tokens must be"):
-        add(it, "a", 5, 5)
+        add(sched, "a", 5, 5)
     with pytest.raises(UserError, match="the configured KV memory holds 8, prompt and output"):
-        add(it, "b", 9, None)
-    add(it, "c", 5, 4)  # the last output token needs no slot
-    while it.has_requests:
-        step(it)
+        add(sched, "b", 9, None)
+    add(sched, "c", 5, 4)  # the last output token needs no KV slot
+    while sched.has_requests:
+        step(sched)
 
 
-def test_max_tokens_none_resolves_to_what_fits():
-    it = scheduler(num_pages=2)
-    assert add(it, "a", 5, None).max_tokens == 4
+def test_max_tokens_none_resolves_to_the_maximum_that_fits():
+    sched = scheduler(num_pages=2)
+    assert add(sched, "a", 5, None).max_tokens == 4
     assert add(scheduler(max_seq_len=9), "b", 5, None).max_tokens == 4
 
 
 def test_duplicate_request_id_is_rejected():
-    it = scheduler()
-    add(it, "a", 3)
+    sched = scheduler()
+    add(sched, "a", 3)
     with pytest.raises(UserError, match="request_id 'a' is already used"):
-        add(it, "a", 3)
-    it.abort("a")
-    add(it, "a", 3)
+        add(sched, "a", 3)
+    sched.abort("a")
+    add(sched, "a", 3)
 
 
 @pytest.mark.parametrize(

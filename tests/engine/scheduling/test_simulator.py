@@ -25,7 +25,7 @@ from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 
 def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
-    """Runs a workload and compares all outputs with requests that run alone."""
+    """Runs a workload and compares each output with that of the request served alone."""
     outcome = Simulation(workload, check_every).run()
     for request_id, reason in outcome.reasons.items():
         expected = answer_alone(workload.arrivals[int(request_id)])
@@ -33,7 +33,7 @@ def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
         if reason in ("stop", "length"):
             assert output == expected
         else:
-            assert reason in ("abort", "error", "refused")
+            assert reason in ("abort", "error", "rejected")
             assert output == expected[: len(output)]
     return outcome
 
@@ -45,28 +45,28 @@ def test_hypothesis_workloads(rng):
 
 
 def test_thousands_of_workloads():
-    rng, seen = random.Random(20_251_121), Counter()
+    rng, totals = random.Random(20_251_121), Counter()
     for number in range(6_000):
         outcome = run_and_compare(random_workload(rng), check_every=1 if number % 8 == 0 else 1000)
-        seen.update(outcome.reasons.values())
-        seen["preemptions"] += outcome.preemptions
-        seen["cached"] += outcome.cached_tokens
-    # Every outcome occurs often.
-    assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 400
-    assert seen["preemptions"] > 300
-    assert seen["cached"] > 6_000
+        totals.update(outcome.reasons.values())
+        totals["preemptions"] += outcome.preemptions
+        totals["cached"] += outcome.cached_tokens
+    # Every finish reason occurs often.
+    assert min(totals[reason] for reason in ("stop", "length", "abort", "error", "rejected")) > 400
+    assert totals["preemptions"] > 300
+    assert totals["cached"] > 6_000
 
 
 @pytest.mark.parametrize("num_state_slots", [0, 7])
 def test_memory_shortages_do_not_change_outputs(num_state_slots):
-    rng, seen = random.Random(5), Counter()
+    rng, totals = random.Random(5), Counter()
     for _ in range(400):
         workload = random_workload(rng, num_state_slots=num_state_slots)
         outcome = run_and_compare(replace(workload, shortages=0.3))
-        seen.update(
+        totals.update(
             evictions=outcome.evictions, moved=outcome.moved_pages, cached=outcome.cached_tokens
         )
-    assert min(seen["evictions"], seen["moved"], seen["cached"]) > 100, seen
+    assert min(totals["evictions"], totals["moved"], totals["cached"]) > 100, totals
 
 
 def test_large_workloads():
@@ -93,23 +93,23 @@ def test_large_workloads():
 
 @pytest.mark.parametrize("is_fair", [False, True])
 def test_sliding_windows(is_fair):
-    """Requests outgrow the memory: pages before the window are freed; hits need only its pages."""
-    rng, seen = random.Random(20_261_125), Counter()
+    """Requests outgrow the memory, because pages before the window are freed."""
+    rng, totals = random.Random(20_261_125), Counter()
     for number in range(1_500):
         workload = replace(with_window(rng, random_workload(rng)), is_fair=is_fair)
         outcome = run_and_compare(workload, check_every=1 if number % 8 == 0 else 1000)
-        seen.update(outcome.reasons.values())
-        seen["preemptions"] += outcome.preemptions
-        seen["cached"] += outcome.cached_tokens
-        seen["freed"] += outcome.freed_pages
+        totals.update(outcome.reasons.values())
+        totals["preemptions"] += outcome.preemptions
+        totals["cached"] += outcome.cached_tokens
+        totals["freed"] += outcome.freed_pages
         config, arrivals = workload.config, workload.arrivals
-        longest = max((len(one.prompt) + one.max_tokens for one in arrivals), default=0)
-        seen["larger"] += longest > config.num_pages * config.page_size
-    assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 50
-    assert seen["preemptions"] > 20
-    assert seen["cached"] > 500
-    assert seen["freed"] > 5_000
-    assert seen["larger"] > 50
+        longest = max((len(a.prompt) + a.max_tokens for a in arrivals), default=0)
+        totals["larger"] += longest > config.num_pages * config.page_size
+    assert min(totals[reason] for reason in ("stop", "length", "abort", "error", "rejected")) > 50
+    assert totals["preemptions"] > 20
+    assert totals["cached"] > 500
+    assert totals["freed"] > 5_000
+    assert totals["larger"] > 50
 
 
 # Each fault breaks one invariant; the simulator must detect it.

@@ -1,4 +1,4 @@
-"""Snapshots: consistent with events and page ownership at every step."""
+"""Scheduler snapshots match events and page ownership at every step."""
 
 import json
 import random
@@ -12,24 +12,24 @@ from tiny_llm.engine.scheduling.snapshot import _tree, snapshot
 
 def test_snapshot_matches_scheduler_events():
     rng = random.Random(5)
-    num_looked = 0
+    num_snapshots = 0
     for _ in range(20):
         simulation = Simulation(random_workload(rng))
         scheduler = simulation.scheduler
 
-        def look(event, scheduler=scheduler):
-            nonlocal num_looked
+        def compare_snapshot(event, scheduler=scheduler):
+            nonlocal num_snapshots
             if not isinstance(event, StepScheduled):
                 return
-            num_looked += 1
+            num_snapshots += 1
             actual = json.loads(json.dumps(snapshot(scheduler)))
-            running = [one for one in actual["requests"] if one["state"] == "running"]
-            assert [one["request_id"] for one in running] == list(event.running)
-            waiting = [one["request_id"] for one in actual["requests"] if one not in running]
+            running = [r for r in actual["requests"] if r["state"] == "running"]
+            assert [r["request_id"] for r in running] == list(event.running)
+            waiting = [r["request_id"] for r in actual["requests"] if r not in running]
             assert waiting == list(event.waiting)
-            owners: dict[int, int] = {}
-            for one in running:
-                for page in one["pages"]:
+            owners: dict[int, int] = {}  # number of owners by page
+            for request in running:
+                for page in request["pages"]:
                     owners[page] = owners.get(page, 0) + 1
             tree = set(actual["tree"]["pages"])
             assert sum(count > 1 for count in owners.values()) == event.pages.shared
@@ -37,9 +37,9 @@ def test_snapshot_matches_scheduler_events():
             assert len(tree - set(owners)) == event.pages.cached
             assert actual["num_pages"] - len(tree | set(owners)) == event.pages.free
 
-        scheduler.listener = look
+        scheduler.listener = compare_snapshot
         simulation.run()
-    assert num_looked > 100
+    assert num_snapshots > 100
 
 
 def test_branch_labels_start_at_the_first_difference():

@@ -1,4 +1,4 @@
-"""State slots and checkpoints: ownership, placement, eviction, random workloads."""
+"""State slots and checkpoints: ownership, placement, eviction; random workloads."""
 
 import random
 from collections import Counter
@@ -25,21 +25,21 @@ SLOT_COUNTS = (2, 3, 4, 6, 10, 20)
 
 
 def run_many(number: int, seed: int = 3) -> Counter:
-    rng, seen = random.Random(seed), Counter()
+    rng, totals = random.Random(seed), Counter()
     for _ in range(number):
         workload = random_workload(rng, rng.choice((6, 12)), rng.choice(SLOT_COUNTS))
         outcome = run_and_compare(workload)
-        seen.update(outcome.reasons.values())
-        seen["preemptions"] += outcome.preemptions
-        seen["cached"] += outcome.cached_tokens
-    return seen
+        totals.update(outcome.reasons.values())
+        totals["preemptions"] += outcome.preemptions
+        totals["cached"] += outcome.cached_tokens
+    return totals
 
 
 def test_thousands_of_workloads():
-    seen = run_many(3_000)
-    assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 200
-    assert seen["preemptions"] > 150
-    assert seen["cached"] > 5_000
+    totals = run_many(3_000)
+    assert min(totals[reason] for reason in ("stop", "length", "abort", "error", "rejected")) > 200
+    assert totals["preemptions"] > 150
+    assert totals["cached"] > 5_000
 
 
 def test_two_slots_serve_any_workload():
@@ -53,7 +53,7 @@ def test_two_slots_serve_any_workload():
         assert few.reasons.keys() == many.reasons.keys()
 
 
-def test_ample_slots_hit_nearly_what_pages_alone_hit():
+def test_ample_slots_hit_nearly_as_often_as_pages():
     rng, pages, states = random.Random(5), 0, 0
     for _ in range(1_000):
         workload = random_workload(rng, 12)
@@ -137,75 +137,77 @@ def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
 # --- placement ------------------------------------------------------------------------------------
 
 
-def checkpoint_positions(of: Scheduler) -> list[int]:
-    """Token positions of all checkpoints."""
+def checkpoint_positions(sched: Scheduler) -> list[int]:
+    """Token positions of all checkpoints, sorted."""
     positions = []
-    for node in of.pages.states.checkpoints.by_node:
+    for node in sched.pages.states.checkpoints.by_node:
         depth = 0
         while node.parent is not None:
             depth, node = depth + 1, node.parent
-        positions.append(depth * of.config.page_size)
+        positions.append(depth * sched.config.page_size)
     return sorted(positions)
 
 
-def serve(to: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
-    """Runs a request to its end; returns it."""
-    request = add(to, name, len(prompt), max_tokens)
+def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
+    """Runs a request until it finishes and returns it."""
+    request = add(sched, name, len(prompt), max_tokens)
     request.token_ids[:] = prompt
     while not request.is_done:
-        step(to)
+        step(sched)
     return request
 
 
 def test_prompt_end_is_checkpointed_before_and_within_the_generation_prompt():
-    of = scheduler(num_state_slots=8, page_size=16, max_num_batched_tokens=64)
-    serve(of, "a", list(range(40)))  # 32 is within the last 16 tokens, 16 is not
-    assert checkpoint_positions(of) == [16, 32]
-    serve(of, "b", list(range(100, 163)))
-    assert checkpoint_positions(of) == [16, 32, 32, 48]
+    sched = scheduler(num_state_slots=8, page_size=16, max_num_batched_tokens=64)
+    serve(sched, "a", list(range(40)))  # only 32 is within the last 16 tokens
+    assert checkpoint_positions(sched) == [16, 32]
+    serve(sched, "b", list(range(100, 163)))
+    assert checkpoint_positions(sched) == [16, 32, 32, 48]
     assert GENERATION_PROMPT_TOKENS == 16
-    again = serve(of, "c", [*range(30), *range(200, 230)])
+    again = serve(sched, "c", [*range(30), *range(200, 230)])
     assert again.num_cached_tokens == 16
 
 
 def test_branches_are_checkpointed():
-    of = scheduler(num_state_slots=9, num_pages=60, max_num_batched_tokens=64)
+    sched = scheduler(num_state_slots=9, num_pages=60, max_num_batched_tokens=64)
     stem = list(range(17))
-    assert serve(of, "a", stem + [50] * 40).num_cached_tokens == 0
-    assert serve(of, "b", stem + [51] * 40).num_cached_tokens == 0  # pages, but no state
-    assert serve(of, "c", stem + [52] * 40).num_cached_tokens == 16
+    assert serve(sched, "a", stem + [50] * 40).num_cached_tokens == 0
+    assert serve(sched, "b", stem + [51] * 40).num_cached_tokens == 0  # cached pages, but no state
+    assert serve(sched, "c", stem + [52] * 40).num_cached_tokens == 16
 
 
 def test_queued_requests_wait_for_the_branch():
-    of = scheduler(num_state_slots=12, num_pages=60, page_size=4, max_num_batched_tokens=8)
-    requests = [add(of, name, 57, 1) for name in "abc"]
+    sched = scheduler(num_state_slots=12, num_pages=60, page_size=4, max_num_batched_tokens=8)
+    requests = [add(sched, name, 57, 1) for name in "abc"]
     for number, request in enumerate(requests):
         request.token_ids[17:] = [100 + number] * 40
-    while of.has_requests:
-        step(of)
+    while sched.has_requests:
+        step(sched)
     assert [request.num_cached_tokens for request in requests] == [0, 16, 16]
 
 
 def test_identical_prompts_are_computed_once():
-    of = scheduler(num_state_slots=12, num_pages=60, max_num_batched_tokens=16)
-    requests = [add(of, name, 30, 3) for name in "abc"]
-    while of.has_requests:
-        step(of)
+    sched = scheduler(num_state_slots=12, num_pages=60, max_num_batched_tokens=16)
+    requests = [add(sched, name, 30, 3) for name in "abc"]
+    while sched.has_requests:
+        step(sched)
     assert [request.num_cached_tokens for request in requests] == [0, 28, 28]
 
 
 def test_rolling_checkpoint_follows_the_output():
-    of = scheduler(num_state_slots=8, page_size=4, max_seq_len=200, num_pages=50)
-    request = add(of, "a", 20, 60)
+    sched = scheduler(num_state_slots=8, page_size=4, max_seq_len=200, num_pages=50)
+    request = add(sched, "a", 20, 60)
     for _ in range(30):
-        step(of)
-    positions = checkpoint_positions(of)
+        step(sched)
+    positions = checkpoint_positions(sched)
     assert positions[-1] == request.num_computed // 4 * 4
-    assert len(positions) <= 6  # two at the prompt's end, intermediate ones replaced
-    while of.has_requests:
-        step(of)
+    assert (
+        len(positions) <= 6
+    )  # two at the end of the prompt; rolling checkpoints replace each other
+    while sched.has_requests:
+        step(sched)
     history = list(request.token_ids)
-    turn = serve(of, "b", [*history, *range(500, 510)])
+    turn = serve(sched, "b", [*history, *range(500, 510)])
     assert turn.num_cached_tokens == (len(history) - 1) // 4 * 4
 
 
@@ -218,9 +220,9 @@ def test_long_prompts_are_checkpointed_at_intervals_while_slots_are_free():
         "max_num_batched_tokens": 300,
     }
     ample, few = scheduler(num_state_slots=20, **options), scheduler(num_state_slots=4, **options)
-    for of in (ample, few):
-        serve(of, "short", [7] * 100)
-        serve(of, "long", list(range(length)))
+    for sched in (ample, few):
+        serve(sched, "short", [7] * 100)
+        serve(sched, "long", list(range(length)))
     assert {CHECKPOINT_INTERVAL, 2 * CHECKPOINT_INTERVAL} <= set(checkpoint_positions(ample))
     assert few.pages.states.counts().checkpoints <= 4
     edited = [*range(CHECKPOINT_INTERVAL + 50), *[7] * 100]
@@ -228,26 +230,26 @@ def test_long_prompts_are_checkpointed_at_intervals_while_slots_are_free():
 
 
 def test_checkpoints_of_longer_prefixes_outlive_shorter_ones():
-    of = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=2_000)
+    sched = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=2_000)
     long_prompt = list(range(1_000, 1_500))
-    serve(of, "long", long_prompt)
+    serve(sched, "long", long_prompt)
     for number in range(6):
-        serve(of, f"short{number}", [number] * 40)
-    assert serve(of, "again", long_prompt).num_cached_tokens >= 480
-    for number in range(200):  # unused, it ages
-        serve(of, f"other{number}", [number % 90, number] * 20)
-    assert serve(of, "last", long_prompt).num_cached_tokens == 0
+        serve(sched, f"short{number}", [number] * 40)
+    assert serve(sched, "again", long_prompt).num_cached_tokens >= 480
+    for number in range(200):  # an unused checkpoint ages
+        serve(sched, f"other{number}", [number % 90, number] * 20)
+    assert serve(sched, "last", long_prompt).num_cached_tokens == 0
 
 
-def test_evicting_earlier_turns_raises_the_value_of_the_last():
-    of = scheduler(num_state_slots=8, page_size=4, num_pages=900, max_seq_len=2_000)
+def test_evicting_earlier_turns_protects_the_last_turn():
+    sched = scheduler(num_state_slots=8, page_size=4, num_pages=900, max_seq_len=2_000)
     history = list(range(100, 140))
     for turn in range(10):
-        serve(of, f"turn{turn}", history)
+        serve(sched, f"turn{turn}", history)
         history = [*history, *range(1_000 * turn + 200, 1_000 * turn + 230)]
     for number in range(40):
-        serve(of, f"other{number}", [number] * 11)
-    assert serve(of, "last", history).num_cached_tokens >= len(history) - 30 - 2 * 4
+        serve(sched, f"other{number}", [number] * 11)
+    assert serve(sched, "last", history).num_cached_tokens >= len(history) - 30 - 2 * 4
 
 
 def test_requests_that_share_nothing_write_few_extra_states():
@@ -276,68 +278,68 @@ def test_requests_that_share_nothing_write_few_extra_states():
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_drafts_leave_slots_for_the_queue():
-    of = scheduler(num_state_slots=5, num_drafts=3, max_num_batched_tokens=12)
-    add(of, "a", 5, 30)
-    step(of)
-    assert step(of, num_tokens=4) == [("a", 5, 6, 3)]
-    add(of, "b", 5, 30, first=50)
-    [a, b] = step(of)
+def test_drafts_leave_slots_for_queued_requests():
+    sched = scheduler(num_state_slots=5, num_drafts=3, max_num_batched_tokens=12)
+    add(sched, "a", 5, 30)
+    step(sched)
+    assert step(sched, num_tokens=4) == [("a", 5, 6, 3)]
+    add(sched, "b", 5, 30, first=50)
+    [a, b] = step(sched)
     assert a[:3] == ("a", 9, 10)
     assert a[3] == 2
     assert b[:3] == ("b", 0, 5)
 
 
 def test_drafts_evict_few_checkpoints():
-    of = scheduler(num_state_slots=16, num_drafts=12, max_num_batched_tokens=64, num_pages=200)
+    sched = scheduler(num_state_slots=16, num_drafts=12, max_num_batched_tokens=64, num_pages=200)
     for number in range(12):
-        serve(of, str(number), [number] * 30)
-    full = of.pages.states.counts()
+        serve(sched, str(number), [number] * 30)
+    full = sched.pages.states.counts()
     assert full.free <= 1
-    add(of, "a", 5, 30, first=50)
-    step(of)
-    [(_, _, _, num_drafts)] = step(of)
+    add(sched, "a", 5, 30, first=50)
+    step(sched)
+    [(_, _, _, num_drafts)] = step(sched)
     assert num_drafts == 4
-    assert of.pages.states.counts().checkpoints >= 11
+    assert sched.pages.states.counts().checkpoints >= 11
 
 
 def test_no_checkpoints_without_prefix_caching():
-    of = scheduler(num_state_slots=8, enable_prefix_caching=False)
+    sched = scheduler(num_state_slots=8, enable_prefix_caching=False)
     for name in "abcd":
-        add(of, name, 15, 6)
-    while of.has_requests:
-        step(of)
-        counts = of.pages.states.counts()
+        add(sched, name, 15, 6)
+    while sched.has_requests:
+        step(sched)
+        counts = sched.pages.states.counts()
         assert (counts.cached, counts.checkpoints) == (0, 0)
 
 
-def test_counts_in_events():
+def test_state_slot_counts_in_events():
     events = []
-    of = scheduler(events.append, num_state_slots=8)
-    add(of, "a", 15, 6)
-    while of.has_requests:
-        step(of)
+    sched = scheduler(events.append, num_state_slots=8)
+    add(sched, "a", 15, 6)
+    while sched.has_requests:
+        step(sched)
     counts = [event for event in events if isinstance(event, StateSlotCounts)]
     assert len(counts) > 5
-    assert all(one.free + one.cached + one.used == 8 for one in counts)
+    assert all(c.free + c.cached + c.used == 8 for c in counts)
     assert counts[-1].checkpoints > 0
-    without = []
-    of = scheduler(without.append)
-    add(of, "a", 15, 6)
-    step(of)
-    assert not any(isinstance(event, StateSlotCounts) for event in without)
+    events_without_slots = []
+    sched = scheduler(events_without_slots.append)
+    add(sched, "a", 15, 6)
+    step(sched)
+    assert not any(isinstance(event, StateSlotCounts) for event in events_without_slots)
 
 
-def test_one_slot_is_refused():
+def test_single_slot_is_rejected():
     with pytest.raises(UserError, match="num_state_slots must be at least 2, got 1"):
         scheduler(num_state_slots=1)
 
 
-def test_allocator_of_an_engine_without_states_is_unused():
-    of = scheduler()
-    add(of, "a", 15, 6)
-    [chunk] = of.schedule().chunks
+def test_engine_without_recurrent_states_has_no_slots():
+    sched = scheduler()
+    add(sched, "a", 15, 6)
+    [chunk] = sched.schedule().chunks
     assert chunk.state_writes == ()
     assert chunk.request.state_slots is None
-    assert isinstance(of.pages.states._allocator, PageAllocator)
-    assert of.pages.states.counts() == StateSlotCounts(0, 0, 0, 0)
+    assert isinstance(sched.pages.states._allocator, PageAllocator)
+    assert sched.pages.states.counts() == StateSlotCounts(0, 0, 0, 0)
