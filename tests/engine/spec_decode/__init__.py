@@ -1,1 +1,1 @@
-"""Draft token proposers."""
+"""Speculative decoding: draft token proposers and verification."""

@@ -1,4 +1,4 @@
-"""Draft model: fewer steps, unchanged output."""
+"""Draft model: fewer steps, unchanged outputs."""
 
 import mlx.core as mx
 import numpy as np
@@ -17,8 +17,8 @@ from tiny_llm.models.dispatch import serving_model
 V = 8
 
 
-class NoText:
-    """Tokenizer of decimal numbers."""
+class NullTokenizer:
+    """Tokenizer stub whose text is always empty."""
 
     eos_token_ids = frozenset()
     text = last_segment = ""
@@ -34,7 +34,7 @@ class NoText:
         pass
 
 
-def small(seed: int, **changes):
+def small_model(seed: int, **changes):
     mx.random.seed(seed)
     return tiny_model(mx.bfloat16, vocab_size=V, hidden_size=64, intermediate_size=64, **changes)
 
@@ -43,17 +43,19 @@ def test_fewer_steps_same_text(demo):
     params = SamplingParams(temperature=0, max_tokens=80)
     prompts = [chat(prompt) for prompt in BATCH_PROMPTS]
     plain = LLM(demo, kv_cache_bytes=2**25)
-    drafting = LLM(demo, kv_cache_bytes=2**25, draft_model="demo-draft")
+    with_draft_model = LLM(demo, kv_cache_bytes=2**25, draft_model="demo-draft")
     expected = plain.generate(prompts, params)
-    outputs = drafting.generate(prompts, params)
-    assert [one.token_ids for one in outputs] == [one.token_ids for one in expected]
-    assert [one.text for one in outputs] == [one.text for one in expected]
-    assert plain.runner.statistics.steps > 1.7 * drafting.runner.statistics.steps
-    assert plain.runner.statistics.num_decodes > 1.7 * drafting.runner.statistics.num_decodes
+    outputs = with_draft_model.generate(prompts, params)
+    assert [o.token_ids for o in outputs] == [e.token_ids for e in expected]
+    assert [o.text for o in outputs] == [e.text for e in expected]
+    assert plain.runner.statistics.steps > 1.7 * with_draft_model.runner.statistics.steps
+    assert (
+        plain.runner.statistics.num_decodes > 1.7 * with_draft_model.runner.statistics.num_decodes
+    )
 
 
 def exact_distribution(model, prompt: list[int], length: int, params: SamplingParams) -> dict:
-    """Computes the probability of every output of `length` tokens."""
+    """Exact probability of every output of `length` tokens."""
     outputs = {(): 1.0}
     for _ in range(length):
         longer = {}
@@ -78,35 +80,35 @@ def exact_distribution(model, prompt: list[int], length: int, params: SamplingPa
         {"temperature": 1.0},
         {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.8, "logit_bias": {2: 1.0}},
     ],
-    ids=["plain", "filtered"],
+    ids=["temperature", "filters and penalties"],
 )
 def test_sampled_outputs_have_the_target_distribution(params):
     """Chi-square test over outputs of three tokens, with a poor draft model."""
-    target, draft = small(1, num_hidden_layers=2), small(2, num_hidden_layers=1)
-    number, prompt = 3000, [1, 2, 3]
+    target, draft = small_model(1, num_hidden_layers=2), small_model(2, num_hidden_layers=1)
+    num_samples, prompt = 3000, [1, 2, 3]
     llm = LLM(
-        (target, NoText()),
-        draft_model=(draft, NoText()),
+        (target, NullTokenizer()),
+        draft_model=(draft, NullTokenizer()),
         num_drafts=2,
         block_size=8,
         max_num_seqs=64,
         kv_cache_bytes=2**20,
     )
-    own = SamplingParams(**params, max_tokens=3, n=number, seed=9)
-    [output] = llm.generate(prompt, own)
-    outputs = [tuple(one.token_ids) for one in output.outputs]
-    expected = exact_distribution(target, prompt, 3, own)
+    sampling_params = SamplingParams(**params, max_tokens=3, n=num_samples, seed=9)
+    [output] = llm.generate(prompt, sampling_params)
+    outputs = [tuple(completion.token_ids) for completion in output.outputs]
+    expected = exact_distribution(target, prompt, 3, sampling_params)
     assert_distributed_as(outputs, expected)
     stats = llm.runner.statistics
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95, (
-        "draft tokens are often accepted and often rejected"
+        "both acceptance and rejection are frequent"
     )
 
 
 def test_draft_with_target_weights_is_always_accepted(demo):
     llm = LLM(demo, kv_cache_bytes=2**25, draft_model=demo, num_drafts=3)
     params = SamplingParams(temperature=2, max_tokens=32, ignore_eos=True, top_k=100)
-    llm.generate([[number] for number in range(5, 10)], params)
+    llm.generate([[num_samples] for num_samples in range(5, 10)], params)
     stats = llm.runner.statistics
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 100
 

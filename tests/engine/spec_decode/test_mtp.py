@@ -1,8 +1,7 @@
-"""Multi-token prediction: the layer against a NumPy oracle, acceptance, the same output, memory."""
+"""Multi-token prediction: NumPy oracle, acceptance, unchanged outputs, memory use."""
 
 import json
 from array import array
-from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -26,7 +25,7 @@ EXPERTS = {
 
 
 def write(folder, **changes):
-    """Writes a checkpoint whose MTP norms differ from 1; returns (folder, tensors as float64)."""
+    """Writes a checkpoint with random MTP norms; returns (folder, tensors as float64)."""
     write_hybrid(folder, mtp=True, **changes)
     path = str(folder / "model.safetensors")
     weights = dict(mx.load(path))
@@ -56,7 +55,7 @@ def mlp(x, gate, up, down):
 
 
 def rope(x, positions):
-    """Rotates the first quarter of a head, in halves: H×T×D."""
+    """Applies RoPE to the first quarter of each head, H×T×D."""
     half = x.shape[-1] // 8
     angles = positions[:, None] * 10_000.0 ** (-np.arange(half) / half)
     cos, sin = np.cos(angles), np.sin(angles)
@@ -65,8 +64,8 @@ def rope(x, positions):
 
 
 def mtp_layer(tensors, hidden, next_ids):
-    """g_t of all positions t, T×E, from h_t, T×E, and the tokens x_{t+1}."""
-    w = {name.removeprefix("mtp."): each for name, each in tensors.items() if name[:4] == "mtp."}
+    """MTP outputs g_t, T×E, from hidden states h_t, T×E, and next tokens x_{t+1}."""
+    w = {name.removeprefix("mtp."): t for name, t in tensors.items() if name[:4] == "mtp."}
     H_q, H, D = (
         CONFIG[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
     )
@@ -107,14 +106,14 @@ def mtp_layer(tensors, hidden, next_ids):
     return norm(x, w["norm.weight"])
 
 
-def draft_logits(tensors, hidden, token_ids, num_drafts, pick):
-    """Logits of the draft tokens after `token_ids`, n; `hidden` covers the first n − 1 of them."""
+def draft_logits(tensors, hidden, token_ids, num_drafts, draft_tokens):
+    """Logits of the draft tokens after n `token_ids`; `hidden` has their first n − 1 states."""
     ids, logits = list(token_ids[1:]), []
     for index in range(num_drafts):
         g = mtp_layer(tensors, hidden, ids)
         logits.append(g[-1] @ tensors["lm_head.weight"].T)
         hidden = np.concatenate([hidden, g[-1:]])
-        ids.append(pick[index])
+        ids.append(draft_tokens[index])
     return logits
 
 
@@ -135,32 +134,32 @@ def record_drafts(llm):
     recorded, rows, drafter = [], [], llm.runner.draft
     propose, lm_head = drafter.propose, drafter.model.lm_head
 
-    def watched_head(features):
+    def record_head(features):
         logits = lm_head(features)
         rows.append(as_numpy(logits))
         return logits
 
-    def watched(chunks):
+    def record_proposal(chunks):
         rows.clear()
         draft_tokens = propose(chunks)
         for index in range(max(map(len, draft_tokens), default=0)):
             assert len(rows[index]) == sum(len(drafts) > index for drafts in draft_tokens)
         for number, (chunk, drafts) in enumerate(zip(chunks, draft_tokens, strict=True)):
             before = draft_tokens[:number]
-            own = [rows[i][sum(len(each) > i for each in before)] for i in range(len(drafts))]
+            logits = [rows[i][sum(len(d) > i for d in before)] for i in range(len(drafts))]
             if drafts:
-                recorded.append((list(chunk.request.token_ids), drafts, own))
+                recorded.append((list(chunk.request.token_ids), drafts, logits))
         return draft_tokens
 
-    drafter.propose, drafter.model.lm_head = watched, watched_head
+    drafter.propose, drafter.model.lm_head = record_proposal, record_head
     return recorded
 
 
 @pytest.mark.parametrize(
     ("changes", "page", "chunk"), [({}, 3, 5), (EXPERTS, 16, 64)], ids=["dense", "moe"]
 )
-def test_drafts_have_the_oracles_logits(tmp_path, changes, page, chunk):
-    """In chunks and batches, after preemptions, and after a prefix cache hit."""
+def test_draft_logits_match_the_oracle(tmp_path, changes, page, chunk):
+    """Covers chunks, batches, preemption and a prefix cache hit."""
     folder, tensors = write(tmp_path / "model", **FLOAT32, **changes)
     checkpoint = load_weights(folder, mtp=True)
     llm = build(
@@ -177,10 +176,10 @@ def test_drafts_have_the_oracles_logits(tmp_path, changes, page, chunk):
     prompts = [[5], list(range(100, 131)), list(range(300, 321)), [7, 8, 9]]
     llm.generate(prompts, params)
     assert llm.scheduler.num_preemptions > 0
-    few = SamplingParams(max_tokens=9, seed=2, ignore_eos=True)
-    [turn] = llm.generate([list(range(200, 240))], few)
-    # The last token of the cache hit has the same next token as in the first turn.
-    [again] = llm.generate([[*range(200, 240), *turn.token_ids, 4, 5]], few)
+    second_params = SamplingParams(max_tokens=9, seed=2, ignore_eos=True)
+    [turn] = llm.generate([list(range(200, 240))], second_params)
+    # The next token after the cached prefix is the same as in the first turn.
+    [again] = llm.generate([[*range(200, 240), *turn.token_ids, 4, 5]], second_params)
     assert again.num_cached_tokens >= 32
     assert len(recorded) > 100
     for token_ids, drafts, actual in recorded[::5] + recorded[-4:]:
@@ -194,10 +193,10 @@ def test_drafts_have_the_oracles_logits(tmp_path, changes, page, chunk):
 
 
 def write_predictable(folder, noise=0.0, **changes):
-    """Writes a model whose next token depends on the last token only, and an MTP layer like it.
+    """Writes a model and MTP layer whose next token depends only on the last token.
 
-    Layers add nothing to the embedding; the LM head's row of the next token is the embedding of the
-    last one. `noise` is added to the MTP layer's inputs.
+    All layers output zero, and the LM head's row for token t + 1 is the embedding of token t. `noise`
+    perturbs the MTP layer's input projection.
     """
     write_hybrid(folder, mtp=True, **FLOAT32, **changes)
     path = str(folder / "model.safetensors")
@@ -216,7 +215,7 @@ def write_predictable(folder, noise=0.0, **changes):
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3])
-def test_a_layer_that_predicts_the_target_is_always_accepted(tmp_path, num_drafts):
+def test_exact_mtp_layer_is_always_accepted(tmp_path, num_drafts):
     folder = write_predictable(tmp_path / "model")
     llm = LLM(folder, speculative="mtp", num_drafts=num_drafts, kv_cache_bytes=2**22)
     params = SamplingParams(temperature=0, max_tokens=1 + 6 * (num_drafts + 1), ignore_eos=True)
@@ -229,7 +228,7 @@ def test_a_layer_that_predicts_the_target_is_always_accepted(tmp_path, num_draft
     assert llm.scheduler.config.num_drafts == num_drafts
 
 
-def test_a_layer_that_errs_saves_fewer_steps_and_changes_nothing(tmp_path):
+def test_noisy_mtp_layer_does_not_change_outputs(tmp_path):
     folder = write_predictable(tmp_path / "model", noise=0.1)
     params = SamplingParams(temperature=4, seed=3, max_tokens=60, ignore_eos=True)
     prompts = [chat(PARAGRAPH + question) for question in ("Who?", "Where?", "When?")]
@@ -240,16 +239,16 @@ def test_a_layer_that_errs_saves_fewer_steps_and_changes_nothing(tmp_path):
     stats = llm.runner.statistics
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
     assert stats.steps < 0.9 * plain.runner.statistics.steps
-    # `batch`, `bench` and the server's metrics derive the acceptance rate from these.
+    # `batch`, `bench` and the server's metrics derive the acceptance rate from these counters.
     assert stats.num_decodes + stats.num_accepted_tokens >= 3 * 59
 
 
-def test_the_default_is_one_draft_token(tmp_path):
+def test_default_is_one_draft_token(tmp_path):
     llm = LLM(write_predictable(tmp_path / "model"), speculative="mtp", kv_cache_bytes=2**22)
     assert llm.scheduler.config.num_drafts == 1
 
 
-# --- the same output ------------------------------------------------------------------------------
+# --- unchanged outputs ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +267,7 @@ OPTIONS = (
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
-def test_options_keep_the_output(predictable, options):
+def test_outputs_do_not_depend_on_mtp(predictable, options):
     prompts = [chat(PARAGRAPH * n + "Who is the mayor?") for n in (0, 1, 3)]
     params = SamplingParams(seed=9, max_tokens=30, ignore_eos=True, temperature=4, logprobs=2)
     options = {"kv_cache_bytes": 2**22, "max_num_seqs": 8, **options}
@@ -280,7 +279,7 @@ def test_options_keep_the_output(predictable, options):
     assert llm.runner.statistics.num_accepted_tokens > 5
 
 
-def test_grammars_and_prompt_logprobs_keep_the_output(predictable):
+def test_grammars_and_prompt_logprobs_with_mtp(predictable):
     schema = StructuredOutputs(json={"enum": ["Lenmora", "Tavel", "Mira Holton"]})
     params = [
         SamplingParams(max_tokens=20, structured_outputs=schema),
@@ -289,18 +288,18 @@ def test_grammars_and_prompt_logprobs_keep_the_output(predictable):
     plain = LLM(predictable, kv_cache_bytes=2**22).generate([PARAGRAPH] * 2, params)
     llm = LLM(predictable, speculative="mtp", num_drafts=3, kv_cache_bytes=2**22)
     drafting = llm.generate([PARAGRAPH] * 2, params)
-    assert [each.text for each in drafting] == [each.text for each in plain]
+    assert [d.text for d in drafting] == [p.text for p in plain]
     assert drafting[1].prompt_logprobs == plain[1].prompt_logprobs
     assert llm.runner.statistics.num_accepted_tokens > 3
 
 
 def test_checkpoints_are_kept_when_all_draft_tokens_are_accepted(tmp_path):
-    """An answer that ends a step at a page boundary is hit by the next turn, as without drafts."""
+    """The next turn hits an output whose last step ends at a page boundary."""
     folder = write_predictable(tmp_path / "model")
     for options in ({}, {"speculative": "mtp", "num_drafts": 3}, {"speculative": "ngram"}):
         llm = build(load_weights(folder, mtp=True), block_size=4, **options)
         greedy = SamplingParams(temperature=0, max_tokens=13, ignore_eos=True)
-        [output] = llm.generate([[10, 11, 12, 13]], greedy)  # computed in the end: 16 tokens
+        [output] = llm.generate([[10, 11, 12, 13]], greedy)  # 16 tokens are computed
         [again] = llm.generate([[10, 11, 12, 13, *output.token_ids, 7]], greedy)
         assert again.num_cached_tokens == 16
 
@@ -318,18 +317,18 @@ def test_precomputed_pages_are_hit(predictable):
     assert llm.runner.statistics.num_accepted_tokens > 0
 
 
-def test_nan_logits_end_one_request_only(predictable):
+def test_nan_logits_fail_only_their_request(predictable):
     llm = build(predictable, speculative="mtp", num_drafts=2)
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     head = llm.runner.target.lm_head
 
-    def broken(features):
+    def head_with_nan(features):
         logits = head(features)
         if len(logits) > 1:
             logits[0] = mx.nan
         return logits
 
-    llm.runner.target.lm_head = broken
+    llm.runner.target.lm_head = head_with_nan
     outputs = llm.generate([[10], [20]], params)
     assert outputs[0].error is not None
     llm.runner.target.lm_head = head
@@ -340,7 +339,7 @@ def test_nan_logits_end_one_request_only(predictable):
 # --- memory and errors ----------------------------------------------------------------------------
 
 
-def test_the_layers_pages_are_part_of_the_declared_memory(predictable):
+def test_kv_memory_includes_the_mtp_layers_pages(predictable):
     plain = LLM(predictable, kv_cache_bytes=2**21).scheduler.config
     llm = LLM(predictable, kv_cache_bytes=2**21, speculative="mtp")
     config = llm.scheduler.config
@@ -355,7 +354,7 @@ def test_the_layers_pages_are_part_of_the_declared_memory(predictable):
     assert layer.nbytes + target.nbytes <= 2**21
 
 
-def test_weights_are_shared_and_absent_by_default(tmp_path):
+def test_mtp_weights_are_shared_and_not_loaded_by_default(tmp_path):
     folder, _ = write(tmp_path / "model")
     assert "mtp" not in load_weights(folder)[0]
     loaded = load_weights(folder, mtp=True)
@@ -369,22 +368,26 @@ def test_weights_are_shared_and_absent_by_default(tmp_path):
     assert (layer.state_bytes, target.state_bytes) == (0, STATE_BYTES)
 
 
-def refused(error, message, model, **options):
+def assert_rejected(error, message, model, **options):
     with pytest.raises(error, match=message):
         LLM(model, speculative="mtp", kv_cache_bytes=2**22, **options)
 
 
-def test_invalid_models_and_options_are_refused(tmp_path):
+def test_invalid_models_and_options_are_rejected(tmp_path):
     folder = str(write_hybrid(tmp_path / "model"))
-    refused(ModelError, r"it has no mtp\.\* tensors, which multi-token prediction", folder)
+    assert_rejected(ModelError, r"it has no mtp\.\* tensors, which multi-token prediction", folder)
     loaded = load_weights(folder)
-    refused(ModelError, r"was loaded without its layer .* `load_weights\(…, mtp=True\)`", loaded)
-    refused(ModelError, "a model of type 'qwen3' has no layer for multi-token", "demo")
-    refused(
+    assert_rejected(
+        ModelError, r"was loaded without its layer .* `load_weights\(…, mtp=True\)`", loaded
+    )
+    assert_rejected(ModelError, "a model of type 'qwen3' has no layer for multi-token", "demo")
+    assert_rejected(
         UserError, "does not support tensor_parallel_size above 1", folder, tensor_parallel_size=2
     )
-    refused(UserError, "speculative='mtp' and draft_model cannot be", folder, draft_model=folder)
-    refused(UserError, "num_drafts must be at least 1", folder, num_drafts=0)
+    assert_rejected(
+        UserError, "speculative='mtp' and draft_model cannot be", folder, draft_model=folder
+    )
+    assert_rejected(UserError, "num_drafts must be at least 1", folder, num_drafts=0)
     for name, value, message in (
         ("mtp_num_hidden_layers", 0, "mtp_num_hidden_layers 0; multi-token prediction requires 1"),
         ("mtp_num_hidden_layers", 2, "mtp_num_hidden_layers 2; multi-token prediction requires 1"),
@@ -392,11 +395,11 @@ def test_invalid_models_and_options_are_refused(tmp_path):
     ):
         (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, name: value}))
         for load_format in ("auto", "dummy"):
-            refused(ModelError, message, folder, load_format=load_format)
-        LLM(folder, kv_cache_bytes=2**22)  # not an error without the layer
+            assert_rejected(ModelError, message, folder, load_format=load_format)
+        LLM(folder, kv_cache_bytes=2**22)  # valid without the MTP layer
 
 
-def test_dummy_weights_add_the_layer_to_the_same_model(tmp_path):
+def test_dummy_weights_are_the_same_with_the_mtp_layer(tmp_path):
     folder = str(write_hybrid(tmp_path / "model"))
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     outputs = []
@@ -404,4 +407,4 @@ def test_dummy_weights_add_the_layer_to_the_same_model(tmp_path):
         llm = LLM(folder, load_format="dummy", kv_cache_bytes=2**22, **options)
         outputs.append(llm.generate([PARAGRAPH], params)[0].token_ids)
     assert llm.runner.statistics.num_draft_tokens > 0
-    assert [first == second for first, second in pairwise(outputs)] == [True]
+    assert outputs[0] == outputs[1]

@@ -1,4 +1,4 @@
-"""N-gram proposer: draft tokens, their number, unchanged output."""
+"""N-gram proposer: draft tokens, draft lengths, unchanged outputs."""
 
 import random
 
@@ -17,8 +17,8 @@ from tiny_llm.engine.spec_decode.ngram_proposer import (
 from tiny_llm.errors import UserError
 
 
-def naive_draft_tokens(text: list[int], min_probability: float, most: int) -> list[int]:
-    """Oracle of `NgramIndex`: a linear search for every token."""
+def naive_draft_tokens(text: list[int], min_probability: float, max_tokens: int) -> list[int]:
+    """Oracle for `NgramIndex`: a linear search at every token."""
     trust = {length: 1 - 1 / length for length in range(1, MAX_MATCH_LENGTH + 1)}
     expected, agreed = None, 0
     for end in range(1, len(text) + 1):
@@ -35,7 +35,7 @@ def naive_draft_tokens(text: list[int], min_probability: float, most: int) -> li
     if expected is None:
         return []
     draft_tokens, likely = [], 1.0
-    while len(draft_tokens) < most:
+    while len(draft_tokens) < max_tokens:
         likely *= trust[min(agreed + len(draft_tokens), MAX_MATCH_LENGTH)]
         if likely < min_probability:
             break
@@ -50,17 +50,17 @@ def naive_draft_tokens(text: list[int], min_probability: float, most: int) -> li
     st.sampled_from([0.05, 0.3, 0.7]),
 )
 def test_draft_tokens_match_a_linear_search(text, steps, min_probability):
-    """Also when several tokens are added between calls."""
-    growing: list[int] = []
-    repetition = NgramIndex(growing)
+    """Covers several tokens added between calls."""
+    token_ids: list[int] = []
+    index = NgramIndex(token_ids)
     for count in [*steps, len(text)]:
-        growing += text[len(growing) : len(growing) + count]
-        assert repetition.draft_tokens(min_probability) == naive_draft_tokens(
-            growing, min_probability, MAX_NGRAM_DRAFT_TOKENS
+        token_ids += text[len(token_ids) : len(token_ids) + count]
+        assert index.draft_tokens(min_probability) == naive_draft_tokens(
+            token_ids, min_probability, MAX_NGRAM_DRAFT_TOKENS
         )
 
 
-def test_quotation_and_repetition_are_drafted():
+def test_quotes_and_repetitions_are_drafted():
     source = list(range(100, 130))
     assert NgramIndex([*source, 7, 100, 101, 102]).draft_tokens(0.1)[:3] == [103, 104, 105]
     assert NgramIndex([5, 1, 2, 3] * 9 + [5, 1]).draft_tokens(0.1) == [2, 3, 5, 1, 2, 3, 5]
@@ -68,13 +68,13 @@ def test_quotation_and_repetition_are_drafted():
 
 
 def test_rarely_accepted_matches_are_no_longer_proposed():
-    """Repeated pairs with different continuations."""
+    """The text repeats a pair of tokens with different continuations."""
     text: list[int] = [1, 2, 10, 1, 2]
-    repetition, draw = NgramIndex(text), random.Random(1)
-    assert repetition.draft_tokens(1 / 9) == [10, 1, 2, 10, 1, 2, 10]
+    index, rng = NgramIndex(text), random.Random(1)
+    assert index.draft_tokens(1 / 9) == [10, 1, 2, 10, 1, 2, 10]
     for _ in range(30):
-        text += [draw.randrange(100, 1000), 1, 2]
-    assert repetition.draft_tokens(1 / 9) == []
+        text += [rng.randrange(100, 1000), 1, 2]
+    assert index.draft_tokens(1 / 9) == []
 
 
 def test_fewer_drafts_under_load():
@@ -95,13 +95,14 @@ def test_conflicting_arguments(demo):
 
 
 def test_repetitive_output_takes_fewer_steps(demo):
-    """The demo model repeats itself with `ignore_eos`."""
+    """With `ignore_eos`, the demo model repeats itself."""
     params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
-    plain, guessing = (
+    plain, with_ngrams = (
         LLM(demo, kv_cache_bytes=2**24, speculative=speculative) for speculative in (None, "ngram")
     )
     [expected], [actual] = (
-        llm.generate(["What is a cat?"], params, show_progress=False) for llm in (plain, guessing)
+        llm.generate(["What is a cat?"], params, show_progress=False)
+        for llm in (plain, with_ngrams)
     )
     assert actual.outputs == expected.outputs
-    assert guessing.runner.statistics.steps < 0.7 * plain.runner.statistics.steps
+    assert with_ngrams.runner.statistics.steps < 0.7 * plain.runner.statistics.steps

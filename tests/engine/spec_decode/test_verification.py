@@ -1,4 +1,4 @@
-"""Verification: the longest prefix of draft tokens that the target confirms."""
+"""Verification accepts the longest prefix of draft tokens that the target samples."""
 
 import pytest
 

@@ -1,1 +1,1 @@
-"""Constrained decoding."""
+"""Constrained decoding: grammars, JSON schemas, thinking budgets."""

@@ -1,4 +1,4 @@
-"""Messages of rejected grammars: whole sentences without the library's options."""
+"""Error messages of rejected grammars do not mention the library's options."""
 
 import pytest
 
@@ -48,16 +48,16 @@ def compiler():
         ({"grammar": "root ::= foo"}, "Rule 'foo' not found"),
     ],
 )
-def test_rejected_grammar_gives_one_whole_sentence(compiler, constraint, reason):
-    with pytest.raises(UserError) as caught:
+def test_rejected_grammar_message(compiler, constraint, reason):
+    with pytest.raises(UserError) as error:
         compiler.compile(StructuredOutputs(**constraint))
-    sentence = str(caught.value)
-    assert reason in sentence
-    assert sentence.endswith(".")
-    assert not any(word in sentence for word in ("…", "\n", "coerce", "Enable", "NoExtension", "^"))
+    message = str(error.value)
+    assert reason in message
+    assert message.endswith(".")
+    assert not any(word in message for word in ("…", "\n", "coerce", "Enable", "NoExtension", "^"))
 
 
-def test_unknown_message_is_cut_between_words():
+def test_unknown_message_is_truncated_between_words():
     message = grammar_error("word " * 100 + "\n   1 | start: x\n")
     assert message.startswith("word word")
     assert message.endswith("word …")
@@ -66,7 +66,7 @@ def test_unknown_message_is_cut_between_words():
 
 
 def test_long_excerpt_is_not_searched():
-    """A search of all of it would take hours: it is quadratic."""
+    """Searching the whole excerpt would take hours, because the search is quadratic."""
     excerpt = "x" * 1_000_000
     message = f"1(1000001): Expected token ':', found '\\n' (at \"\\n\")\n   1 | {excerpt}\n"
     assert grammar_error(message) == r"line 1: expected ':', got '\n'"

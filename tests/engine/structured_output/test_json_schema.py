@@ -1,4 +1,4 @@
-"""Closed schemas: narrower than the open ones, never empty."""
+"""Closing object schemas: narrower than the open schema, but never empty."""
 
 import json
 import random
@@ -28,7 +28,7 @@ CLOSED_CITY = {**CITY, "additionalProperties": False}
                 "additionalProperties": False,
             },
         ),
-        # Names of properties that are also keywords.
+        # Property names that are also keywords.
         (
             {"properties": {"allOf": CITY, "properties": CITY, "enum": CITY}},
             {
@@ -75,13 +75,13 @@ def test_combined_schemas_stay_open(schema):
     assert close_objects(schema) == schema
 
 
-# --- random schemas: a document without superfluous parts stays possible -------------------------
+# --- random schemas: closing keeps every minimal document valid ----------------------------------
 
 NAMES = ["a", "b", "c"]
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """Returns nested objects, arrays and choices, with keywords in random combination."""
+    """Returns nested objects, arrays and choices with random combinations of keywords."""
     if depth == 3 or (depth and rng.random() < 0.2):
         return rng.choice([{}, {"type": "integer"}, {"type": "object"}, {"enum": [0, {"b": 0}]}])
     schema: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def random_document(rng: random.Random, depth: int = 0) -> Any:
 
 
 def smaller_documents(document: Any) -> Iterator[Any]:
-    """Yields the document without one of its properties or items, at any depth."""
+    """Yields copies of the document without one property or item, at any depth."""
     parts = document if isinstance(document, list | dict) else []
     for key in parts if isinstance(parts, dict) else range(len(parts)):
         rest = parts.copy()
@@ -129,16 +129,16 @@ def smaller_documents(document: Any) -> Iterator[Any]:
             yield changed
 
 
-def shrink(document: Any, is_possible) -> Any:
-    """Removes properties and items as long as the document stays possible."""
+def shrink(document: Any, is_valid_and_accepted) -> Any:
+    """Removes properties and items while the document stays valid."""
     for smaller in smaller_documents(document):
-        if is_possible(smaller):
-            return shrink(smaller, is_possible)
+        if is_valid_and_accepted(smaller):
+            return shrink(smaller, is_valid_and_accepted)
     return document
 
 
 class Grammar:
-    """llguidance's grammar of a schema, byte by byte."""
+    """llguidance grammar of a schema over single bytes."""
 
     def __init__(self, llguidance, schema: Any):
         self._tokenizer = llguidance.LLTokenizer("byte")
@@ -152,7 +152,7 @@ class Grammar:
         return matcher.consume_tokens(tokens) and matcher.is_accepting()
 
 
-def test_minimal_documents_stay_possible(exhaustive):
+def test_minimal_documents_stay_valid(exhaustive):
     llguidance = pytest.importorskip("llguidance")
     num_checked = num_closed = 0
     for seed in range(2000 if exhaustive else 200):
@@ -162,11 +162,11 @@ def test_minimal_documents_stay_possible(exhaustive):
         is_valid = Draft202012Validator(schema).is_valid
         grammar, closed_grammar = Grammar(llguidance, schema), Grammar(llguidance, closed)
 
-        def is_possible(document, is_valid=is_valid, grammar=grammar):
+        def is_valid_and_accepted(document, is_valid=is_valid, grammar=grammar):
             return is_valid(document) and grammar.accepts(document)
 
-        for document in filter(is_possible, [random_document(rng) for _ in range(30)]):
-            minimal = shrink(document, is_possible)
+        for document in filter(is_valid_and_accepted, [random_document(rng) for _ in range(30)]):
+            minimal = shrink(document, is_valid_and_accepted)
             assert closed_grammar.accepts(minimal), (schema, closed, minimal)
             num_checked += 1
             num_closed += closed != schema

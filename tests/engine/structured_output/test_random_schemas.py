@@ -1,4 +1,4 @@
-"""Random JSON schemas: complete outputs are valid by `jsonschema`."""
+"""Random JSON schemas: `jsonschema` validates all complete outputs."""
 
 import json
 import random
@@ -63,12 +63,12 @@ def an_array(rng, depth):
     if rng.random() < 0.3:
         items = [random_schema(rng, depth) for _ in range(rng.randint(1, 3))]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
-    least = rng.randint(0, 2)
+    min_items = rng.randint(0, 2)
     return {
         "type": "array",
         "items": random_schema(rng, depth),
-        "minItems": least,
-        "maxItems": least + rng.randint(0, 2),
+        "minItems": min_items,
+        "maxItems": min_items + rng.randint(0, 2),
     }
 
 
@@ -96,7 +96,7 @@ def llm(demo):
 
 
 def check(llm, seeds) -> tuple[int, int]:
-    """Generates one output per seed, in one batch, and validates it.
+    """Generates one output per seed in a single batch and validates it.
 
     Returns:
         (number of complete outputs, number of rejected schemas).
@@ -136,6 +136,6 @@ def test_few_schemas(llm):
 def test_many_schemas(llm, exhaustive):
     count = 1000 if exhaustive else 150
     num_complete, num_rejected = check(llm, range(count))
-    print(f"{num_complete} complete, {num_rejected} refused")
+    print(f"{num_complete} complete, {num_rejected} rejected")
     assert num_complete >= 0.8 * count
     assert num_rejected <= 0.03 * count

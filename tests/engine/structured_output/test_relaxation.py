@@ -1,4 +1,4 @@
-"""Schemas that a grammar cannot enforce in full: relaxed, or rejected if strict."""
+"""Schemas that a grammar cannot fully enforce are relaxed, or rejected if strict."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ pytest.importorskip("llguidance")
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """An engine with the demo model."""
+    """Engine with the demo model."""
     return LLM("demo", kv_cache_bytes=2e7)
 
 
@@ -39,7 +39,7 @@ DECIMAL = {
     ]
 }
 ANY_OF_TYPES = [{"type": "number"}, {"type": "integer"}]
-# Schema, pointers of the removed keywords, a value outside of the relaxed schema.
+# Schema, JSON pointers of the removed keywords, a value that the relaxed schema still rejects.
 RELAXED = [
     ({"type": "string", "format": "path"}, ["/format"], 1),
     ({"type": "string", "format": "date", "title": "a"}, [], "tomorrow"),
@@ -74,24 +74,26 @@ RELAXED = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "removed", "outside"), RELAXED)
-def test_unenforceable_keywords_are_removed(llm, grammars, caplog, schema, removed, outside):
+@pytest.mark.parametrize(("schema", "removed", "invalid_value"), RELAXED)
+def test_unenforceable_keywords_are_removed(llm, grammars, caplog, schema, removed, invalid_value):
     valid = tool("other", {"type": "string"})
     with caplog.at_level(logging.WARNING, "tiny_llm.engine"):
         constraint = ToolCalls([valid, tool("look", schema)], "required", name="look")
         matcher = grammars.compile(constraint).matcher
-    sentences = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     pointers = ", ".join(repr(f"/properties/x{pointer}") for pointer in removed)
     expected = f"the schema of the tool 'look' is not enforced in full: {pointers} cannot be"
-    assert [sentence.startswith(expected) for sentence in sentences] == [True] * bool(removed)
+    assert [message.startswith(expected) for message in messages] == [True] * bool(removed)
     call = '<tool_call>\n{"name": "look", "arguments": {"x": '
     assert matcher.consume_tokens(llm.tokenizer.encode(call))
-    rest = llm.tokenizer.encode(json.dumps(outside) + "}}\n</tool_call>")
+    rest = llm.tokenizer.encode(json.dumps(invalid_value) + "}}\n</tool_call>")
     assert matcher.try_consume_tokens(rest) < len(rest), "other keywords are still enforced"
 
 
-@pytest.mark.parametrize(("schema", "removed", "outside"), RELAXED)
-def test_strict_schemas_are_rejected_with_tool_and_pointer(grammars, schema, removed, outside):
+@pytest.mark.parametrize(("schema", "removed", "invalid_value"), RELAXED)
+def test_strict_schemas_are_rejected_with_tool_and_pointer(
+    grammars, schema, removed, invalid_value
+):
     strict = ToolCalls([tool("look", schema, strict=True), tool("b", {})], "required")
     if not removed:
         grammars.compile(strict)
@@ -123,7 +125,7 @@ def test_invalid_schemas_are_rejected_with_tool_and_pointer(grammars, schema, po
 
 
 def test_relaxed_object_accepts_the_properties_of_its_conditions(llm, grammars):
-    """An object whose `then` requires a property outside of `properties` is not closed."""
+    """An object is not closed if its `then` requires a property missing from `properties`."""
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},

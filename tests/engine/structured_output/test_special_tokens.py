@@ -1,4 +1,4 @@
-"""Grammars whose text spells special tokens."""
+"""Grammars whose literal text looks like special tokens."""
 
 import json
 
@@ -12,7 +12,7 @@ from tiny_llm.engine.structured_output.tokenizer import special_token_ids
 pytest.importorskip("llguidance")
 
 TOKENS = ["<think>", "</think>", "<|im_end|>", "<|im_start|>", "<|endoftext|>"]
-FORMS = [
+CASES = [
     (StructuredOutputs(choice=["a <think> b"]), "a <think> b"),
     (StructuredOutputs(choice=["<|im_end|>"]), "<|im_end|>"),
     (StructuredOutputs(regex=r"x<\|im_end\|>[y]"), "x<|im_end|>y"),
@@ -27,16 +27,16 @@ def llm(demo):
     return LLM(demo, kv_cache_bytes=2**24)
 
 
-@pytest.mark.parametrize(("constraint", "text"), FORMS)
+@pytest.mark.parametrize(("constraint", "text"), CASES)
 @pytest.mark.parametrize("speculative", [None, "ngram"])
 def test_text_of_special_tokens(demo, constraint, text, speculative):
     llm = LLM(demo, kv_cache_bytes=2**24, speculative=speculative)
     params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=constraint)
-    # With special tokens in the prompt, the n-gram proposer drafts them too.
+    # Special tokens in the prompt make the n-gram proposer draft them.
     other = SamplingParams(temperature=0, max_tokens=40)
-    [output, free] = llm.generate([f"x{''.join(TOKENS)} a <think> b"] * 2, [params, other])
+    [output, unconstrained] = llm.generate([f"x{''.join(TOKENS)} a <think> b"] * 2, [params, other])
     assert (output.error, output.finish_reason, output.text) == (None, "stop", text)
-    assert free.error is None
+    assert unconstrained.error is None
     ends = llm.tokenizer.eos_token_ids
     special = set(special_token_ids(llm.tokenizer.backend_tokenizer))
     assert not (special - ends) & set(output.token_ids)
@@ -51,7 +51,7 @@ def test_property_name(llm):
 
 def test_forced_tokens_are_accepted(llm):
     grammars = GrammarCompiler(llm.tokenizer, llm.vocab_size)
-    for constraint, text in FORMS:
+    for constraint, text in CASES:
         grammar = grammars.compile(constraint)
         forced = forced_tokens(grammar.matcher)
         assert len(forced) > 2
@@ -60,7 +60,7 @@ def test_forced_tokens_are_accepted(llm):
 
 
 def test_special_tokens_by_name(llm):
-    """A grammar may refer to them; text of the same spelling is something else."""
+    """A grammar can name a special token, which differs from literal text that looks like it."""
     grammar = GrammarCompiler(llm.tokenizer, llm.vocab_size).compile(
         StructuredOutputs(grammar='start: <think> "<think>"')
     )

@@ -1,4 +1,4 @@
-"""Structured outputs: bitmasks, complete outputs, batch invariance, errors."""
+"""Structured outputs: bitmasks, output validity, batch invariance, errors."""
 
 import json
 import re
@@ -55,8 +55,8 @@ ADD = {
 }
 STOP = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}}
 
-# A tiny language over a tiny vocabulary. At every point, the grammar allows either several
-# continuations or exactly one token, so no forced text has two tokenizations.
+# A small language and vocabulary. Wherever the grammar forces text, exactly one token can follow,
+# so forced text has a unique tokenization.
 TOKENS = ["a", "b", "c", "ab", "ba", "aa", "bc", "<|end|>"]
 END, LANGUAGE = 7, r"[ab]{1,3}c?"
 V = len(TOKENS)
@@ -97,8 +97,8 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 @cache
-def allowed(text: str) -> frozenset[int]:
-    """Returns the tokens that may follow a text, by enumerating the language."""
+def allowed_tokens(text: str) -> frozenset[int]:
+    """Tokens that may follow a text, found by enumerating the language."""
     letters = ["", "a", "b", "c"]
     endings = {x + y + z + w for x in letters for y in letters for z in letters for w in letters}
     tokens = {
@@ -110,30 +110,32 @@ def allowed(text: str) -> frozenset[int]:
 
 
 def test_bitmasks_match_brute_force():
-    """After every token sequence of the language, as draft tokens and as accepted ones."""
+    """Covers every token sequence of the language, as draft tokens and as accepted tokens."""
     compiler = GrammarCompiler(tiny_tokenizer(), V)
     reached, num_rows = [()], 0
     for tokens in reached:
         text = "".join(TOKENS[token] for token in tokens)
-        reached += [(*tokens, token) for token in sorted(allowed(text) - {END})]
+        reached += [(*tokens, token) for token in sorted(allowed_tokens(text) - {END})]
         grammar = compiler.compile(StructuredOutputs(regex=LANGUAGE))
         request = EngineRequest("", [0], SamplingParams(), grammar=grammar)
         rows = [SamplingRow(request, n, tokens[:n]) for n in range(len(tokens) + 1)]
         masked = as_numpy(apply_grammar_bitmask(mx.zeros((len(rows), V)), rows))
         for row, mask in zip(rows, masked, strict=True):
             text = "".join(TOKENS[token] for token in row.draft_tokens)
-            assert set(np.flatnonzero(np.isfinite(mask))) == allowed(text), row.draft_tokens
+            assert set(np.flatnonzero(np.isfinite(mask))) == allowed_tokens(text), row.draft_tokens
             num_rows += 1
         assert request.grammar.accept_tokens(tokens) is None
         [mask] = as_numpy(
             apply_grammar_bitmask(mx.zeros((1, V)), [SamplingRow(request, len(tokens))])
         )
-        assert set(np.flatnonzero(np.isfinite(mask))) == allowed("".join(TOKENS[t] for t in tokens))
+        assert set(np.flatnonzero(np.isfinite(mask))) == allowed_tokens(
+            "".join(TOKENS[t] for t in tokens)
+        )
     assert num_rows > 50
 
 
 def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
-    """Computes the probability of every complete output, renormalized at each token."""
+    """Exact probability of every complete output, renormalized at each token."""
     complete, partial = {}, {(): 1.0}
     while partial:
         tokens, probability = partial.popitem()
@@ -142,7 +144,7 @@ def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
         request.page_ids.extend([0, 1])
         logits = paged.logits([Span(request.token_ids, 0, request.page_ids)], [len(tokens) + 2])
         p = np.exp(as_numpy(logits)[0].astype(np.float64))
-        may_follow = sorted(allowed("".join(TOKENS[token] for token in tokens)))
+        may_follow = sorted(allowed_tokens("".join(TOKENS[token] for token in tokens)))
         p /= p[may_follow].sum()
         for token in may_follow:
             longer = complete if token == END else partial
@@ -157,13 +159,15 @@ def test_output_distribution_matches_brute_force(has_draft):
         mx.random.seed(seed)
         model = tiny_model(mx.bfloat16, vocab_size=V, hidden_size=64, intermediate_size=64)
         models.append((model, tiny_tokenizer()))
-    number, prompt = 3000, [0, 1, 2]
+    num_samples, prompt = 3000, [0, 1, 2]
     draft = {"draft_model": models[1], "num_drafts": 2} if has_draft else {}
     llm = LLM(models[0], block_size=8, max_num_seqs=64, kv_cache_bytes=2**20, **draft)
     constraint = StructuredOutputs(regex=LANGUAGE)
-    [output] = llm.generate(prompt, SamplingParams(n=number, seed=9, structured_outputs=constraint))
+    [output] = llm.generate(
+        prompt, SamplingParams(n=num_samples, seed=9, structured_outputs=constraint)
+    )
     assert output.error is None
-    outputs = [tuple(one.token_ids) for one in output.outputs]
+    outputs = [tuple(completion.token_ids) for completion in output.outputs]
     expected = exact_distribution(models[0][0], prompt)
     assert sum(expected.values()) == pytest.approx(1)
     assert_distributed_as(outputs, expected)
@@ -197,8 +201,8 @@ def test_regex_choice_and_grammar(llm):
     assert re.fullmatch(r"a(yz)*x", full_text(generate_one(llm, lark)))
     gbnf = StructuredOutputs(grammar='root ::= "a" ("b" | "c"){2,3}')
     assert re.fullmatch(r"a[bc]{2,3}", full_text(generate_one(llm, gbnf)))
-    small = StructuredOutputs(json_object=True)
-    output = generate_one(llm, small, logit_bias={llm.tokenizer.encode("}")[0]: 100})
+    json_object = StructuredOutputs(json_object=True)
+    output = generate_one(llm, json_object, logit_bias={llm.tokenizer.encode("}")[0]: 100})
     assert isinstance(json.loads(full_text(output)), dict)
 
 
@@ -206,7 +210,7 @@ def regex(pattern):
     return StructuredOutputs(regex=pattern)
 
 
-def test_schema_as_a_string(llm):
+def test_schema_may_be_a_string(llm):
     as_object, as_text = (
         generate_one(llm, StructuredOutputs(json=schema)) for schema in (PERSON, json.dumps(PERSON))
     )
@@ -227,7 +231,7 @@ def test_reasoning_opened_by_the_template(demo):
 
 
 def test_chat_as_token_ids(llm):
-    """As in the server, which compiles the grammar in another thread."""
+    """Like the server, compiles the grammar in another thread."""
     messages, constraint = chat("What is 17 + 25?"), StructuredOutputs(json=PERSON)
     params = SamplingParams(seed=1, temperature=0.7, max_tokens=200, structured_outputs=constraint)
     for thinking in (False, True):
@@ -259,12 +263,12 @@ def test_required_tool_calls(llm, thinking):
     Draft202012Validator(ADD["function"]["parameters"]).validate(json.loads(arguments))
 
 
-def test_automatic_tool_calls(llm):
+def test_auto_tool_choice(llm):
     text = full_text(generate_one(llm, ToolCalls([ADD]), temperature=0))
     assert text == full_text(generate_one(llm, None, temperature=0)), (
-        "without a call the text is unchanged"
+        "text without a call is unchanged"
     )
-    # After the forced beginning of a call, the grammar completes a call of the tool.
+    # After the start of a call, the grammar forces the tool's name.
     prompt = llm.tokenizer.apply_chat_template(chat("Add!"), add_generation_prompt=True)
     matcher = llm.core.grammars.compile(ToolCalls([ADD])).matcher
     prefix = llm.tokenizer.encode('Well: <tool_call>\n{"name": "')
@@ -287,7 +291,7 @@ def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
     call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool_call>"}}\n'
     for parallel in (True, False):
         constraint = ToolCalls([ADD], parallel=parallel)
-        for text, is_whole in [
+        for text, is_complete in [
             ("Hello.", True),
             (f"Hello. {call}</tool_call>", True),
             (f"{call}</tool_call>\n{call}</tool_call>", parallel),
@@ -297,13 +301,13 @@ def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
         ]:
             matcher = compile_(constraint).matcher
             tokens = encode(text)
-            taken = matcher.try_consume_tokens(tokens) == len(tokens)
-            actual = matcher.is_accepting() if taken else None
-            assert bool(actual) == bool(is_whole), (text, parallel)
+            is_consumed = matcher.try_consume_tokens(tokens) == len(tokens)
+            actual = matcher.is_accepting() if is_consumed else None
+            assert bool(actual) == bool(is_complete), (text, parallel)
 
 
 def test_tool_call_tags_as_special_tokens():
-    """As in Qwen3: the tags are special tokens."""
+    """The tags are single tokens, as in Qwen3."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE({letter: index for index, letter in enumerate(letters)}, [])
@@ -316,7 +320,7 @@ def test_tool_call_tags_as_special_tokens():
     tokenizer = Tokenizer(Path(), backend, {}, {backend.token_to_id("<|im_end|>")})
     compiler = GrammarCompiler(tokenizer, len(tokenizer))
     call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool"}}\n</tool_call>'
-    for choice, text, is_whole in [
+    for choice, text, is_complete in [
         ("auto", f"Hello. {call}", True),
         ("auto", "Hello.", True),
         ("auto", f"{call}\n{call}", True),
@@ -327,14 +331,14 @@ def test_tool_call_tags_as_special_tokens():
     ]:
         grammar = compiler.compile(ToolCalls([ADD, STOP], choice))
         tokens = tokenizer.encode(text)
-        taken = grammar.matcher.try_consume_tokens(tokens) == len(tokens)
-        assert (taken and grammar.matcher.is_accepting()) == is_whole, (choice, text)
+        is_consumed = grammar.matcher.try_consume_tokens(tokens) == len(tokens)
+        assert (is_consumed and grammar.matcher.is_accepting()) == is_complete, (choice, text)
 
 
 # ------------------------------------------------------------------ batch invariance
 
 
-FORMS = [
+CASES = [
     (chat("Who?"), StructuredOutputs(json=PERSON), {"temperature": 0}),
     (chat("Who?"), StructuredOutputs(json=PERSON), {"seed": 3, "logprobs": 2}),
     (chat(PARAGRAPH + "Who?"), ToolCalls([ADD, STOP], "required"), {"seed": 4, "temperature": 0.8}),
@@ -350,13 +354,15 @@ FORMS = [
 
 def run(llm, numbers, steps_between=0):
     outputs = {}
-    todo = list(numbers)
-    while todo or llm.has_unfinished_requests:
-        for number in todo[: 1 if steps_between else None]:
-            prompt, constraint, params = FORMS[number]
-            own = SamplingParams(**{"max_tokens": 40} | params, structured_outputs=constraint)
-            llm.add_request(prompt, own, request_id=str(number))
-            todo.remove(number)
+    pending = list(numbers)
+    while pending or llm.has_unfinished_requests:
+        for num_samples in pending[: 1 if steps_between else None]:
+            prompt, constraint, params = CASES[num_samples]
+            sampling_params = SamplingParams(
+                **{"max_tokens": 40} | params, structured_outputs=constraint
+            )
+            llm.add_request(prompt, sampling_params, request_id=str(num_samples))
+            pending.remove(num_samples)
         for _ in range(steps_between or 1):
             outputs |= {int(update.request_id): update.request_output for update in llm.step()}
             llm.scheduler.check_integrity()
@@ -364,57 +370,57 @@ def run(llm, numbers, steps_between=0):
 
 
 @pytest.fixture(scope="module")
-def alone(demo):
+def reference(demo):
     outputs = {}
-    for number in range(len(FORMS)):
+    for num_samples in range(len(CASES)):
         llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1, enable_prefix_caching=False)
-        llm.core._proposers = []  # forced tokens are sampled one at a time
-        outputs |= run(llm, [number])
+        llm.core._proposers = []  # forced tokens are sampled one by one
+        outputs |= run(llm, [num_samples])
         assert llm.runner.statistics.num_draft_tokens == 0
     return outputs
 
 
-def assert_same(found, expected):
-    for number, output in expected.items():
-        assert found[number].error is None
-        assert found[number].token_ids == output.token_ids, f"request {number}"
-        assert found[number].text == output.text
-        assert found[number].finish_reason == output.finish_reason
-        assert found[number].logprobs == output.logprobs
+def assert_same(actual, expected):
+    for num_samples, output in expected.items():
+        assert actual[num_samples].error is None
+        assert actual[num_samples].token_ids == output.token_ids, f"request {num_samples}"
+        assert actual[num_samples].text == output.text
+        assert actual[num_samples].finish_reason == output.finish_reason
+        assert actual[num_samples].logprobs == output.logprobs
 
 
-def test_forced_tokens_save_steps_and_change_no_output(demo, alone):
+def test_forced_tokens_save_steps_without_changing_outputs(demo, reference):
     llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1)
-    assert_same(run(llm, range(len(FORMS))), alone)
+    assert_same(run(llm, range(len(CASES))), reference)
     statistics = llm.runner.statistics
     assert statistics.num_accepted_tokens > 20
     assert statistics.num_accepted_tokens > 0.9 * statistics.num_draft_tokens
-    tokens = sum(len(output.token_ids) for output in alone.values())
+    tokens = sum(len(output.token_ids) for output in reference.values())
     assert statistics.steps < tokens - 15
 
 
-def test_in_a_batch_and_with_a_prefix_hit(demo, alone):
+def test_batch_with_prefix_cache_hits(demo, reference):
     llm = LLM(demo, kv_cache_bytes=2**24, block_size=4, max_num_batched_tokens=48)
-    assert_same(run(llm, range(len(FORMS)), 2), alone)
-    again = run(llm, reversed(range(len(FORMS))))
-    assert_same(again, alone)
+    assert_same(run(llm, range(len(CASES)), 2), reference)
+    again = run(llm, reversed(range(len(CASES))))
+    assert_same(again, reference)
     assert sum(output.num_cached_tokens for output in again.values()) > 50
 
 
 @pytest.mark.parametrize(("block_size", "tokens"), [(4, 140), (16, 128)])
-def test_after_preemption(demo, alone, block_size, tokens):
+def test_preemption(demo, reference, block_size, tokens):
     args = demo[0].args
     per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
     llm = LLM(demo, kv_cache_bytes=tokens * per_token, block_size=block_size)
-    assert_same(run(llm, range(len(FORMS))), alone)
+    assert_same(run(llm, range(len(CASES))), reference)
     assert llm.scheduler.num_preemptions > 0
 
 
-def test_with_a_draft_model(demo, alone):
+def test_draft_model(demo, reference):
     llm = LLM(demo, draft_model="demo-draft", num_drafts=3, kv_cache_bytes=2**24)
     propose, num_checked = llm.runner.draft.propose, 0
 
-    def checked(chunks):
+    def propose_and_check(chunks):
         nonlocal num_checked
         num_draft_tokens = propose(chunks)
         for chunk, draft_tokens in zip(chunks, num_draft_tokens, strict=True):
@@ -424,24 +430,26 @@ def test_with_a_draft_model(demo, alone):
                 num_checked += len(draft_tokens)
         return num_draft_tokens
 
-    llm.runner.draft.propose = checked
-    assert_same(run(llm, range(len(FORMS)), 1), alone)
+    llm.runner.draft.propose = propose_and_check
+    assert_same(run(llm, range(len(CASES)), 1), reference)
     assert num_checked > 100
     assert llm.runner.statistics.num_accepted_tokens > 50
 
 
-def test_with_ngram_proposer(demo, alone):
+def test_ngram_proposer(demo, reference):
     llm = LLM(demo, speculative="ngram", kv_cache_bytes=2**24)
-    assert_same(run(llm, range(len(FORMS)), 1), alone)
+    assert_same(run(llm, range(len(CASES)), 1), reference)
     forced = LLM(demo, kv_cache_bytes=2**24)
-    run(forced, range(len(FORMS)), 1)
+    run(forced, range(len(CASES)), 1)
     assert llm.runner.statistics.num_accepted_tokens > forced.runner.statistics.num_accepted_tokens
 
 
-def test_logprobs_are_unprocessed_in_structured_outputs(llm):
+def test_logprobs_ignore_the_grammar(llm):
     output = generate_one(llm, StructuredOutputs(choice=["yes", "no"]), logprobs=5)
-    [free] = llm.generate(chat("What is 17 + 25?"), SamplingParams(max_tokens=1, logprobs=5))
-    top = list(free.logprobs[0].items())[:5]
+    [unconstrained] = llm.generate(
+        chat("What is 17 + 25?"), SamplingParams(max_tokens=1, logprobs=5)
+    )
+    top = list(unconstrained.logprobs[0].items())[:5]
     assert list(output.logprobs[0].items())[:5] == top
 
 
@@ -450,7 +458,7 @@ def test_each_completion_has_its_own_grammar(llm):
         n=6, seed=2, temperature=2, structured_outputs=regex(r"[0-9]{2}[a-z]{2}")
     )
     [output] = llm.generate("Why?", params)
-    texts = [one.text for one in output.outputs]
+    texts = [completion.text for completion in output.outputs]
     assert all(re.fullmatch(r"[0-9]{2}[a-z]{2}", text) for text in texts)
     assert len(set(texts)) > 1
 
@@ -464,7 +472,7 @@ def test_truncated_output_finishes_with_length(llm):
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("arguments", "error"),
     [
         ({}, "structured_outputs must have exactly one of json, regex, choice, grammar and"),
         ({"regex": "a", "choice": ["a"]}, "json_object=True, got regex and choice."),
@@ -479,9 +487,9 @@ def test_truncated_output_finishes_with_length(llm):
         ({"json": {"const": float("nan")}}, "is not JSON-serializable"),
     ],
 )
-def test_invalid_structured_outputs_are_rejected(given, error):
+def test_invalid_structured_outputs_are_rejected(arguments, error):
     with pytest.raises(UserError) as raised:
-        StructuredOutputs(**given)
+        StructuredOutputs(**arguments)
     assert error in str(raised.value)
     assert str(raised.value).endswith(".")
 
@@ -502,11 +510,11 @@ def test_invalid_tool_calls_are_rejected(arguments, error):
     assert error in str(raised.value)
 
 
-@pytest.mark.parametrize("other", [{"ignore_eos": True}, {"min_tokens": 3}])
-def test_params_conflicting_with_structured_outputs(other):
-    [name] = other
+@pytest.mark.parametrize("conflict", [{"ignore_eos": True}, {"min_tokens": 3}])
+def test_params_conflicting_with_structured_outputs(conflict):
+    [name] = conflict
     with pytest.raises(UserError, match=f"{name}=.* cannot be combined with structured_outputs"):
-        SamplingParams(structured_outputs=StructuredOutputs(choice=["a"]), **other)
+        SamplingParams(structured_outputs=StructuredOutputs(choice=["a"]), **conflict)
     with pytest.raises(UserError, match="structured_outputs must be a StructuredOutputs, got"):
         SamplingParams(structured_outputs={"json": {}})
 
@@ -515,7 +523,7 @@ def nested(depth: int) -> str:
     return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
 
 
-HOSTILE = [
+HOSTILE_CONSTRAINTS = [
     StructuredOutputs(json={"$ref": "file:///etc/passwd"}),
     StructuredOutputs(json={"$ref": "http://localhost:9/schema"}),
     StructuredOutputs(json={"$ref": "#"}),
@@ -526,7 +534,7 @@ HOSTILE = [
     StructuredOutputs(json={"properties": {"a": {}}, "required": True}),
     StructuredOutputs(json={"properties": {"a": {}}, "required": [{}]}),
     StructuredOutputs(json={"properties": {"a": {}}, "required": 5}),
-    StructuredOutputs(json={"enum": [f"{number:020}" for number in range(5000)]}),
+    StructuredOutputs(json={"enum": [f"{num_samples:020}" for num_samples in range(5000)]}),
     StructuredOutputs(json={"not": {"type": "string"}}),
     StructuredOutputs(regex="(x+"),
     StructuredOutputs(regex="a" * 100_000),
@@ -536,14 +544,14 @@ HOSTILE = [
     StructuredOutputs(grammar='root ::= "a'),
     StructuredOutputs(grammar="not a grammar"),
     ToolCalls([{"type": "function", "function": {"name": "f", "parameters": {"type": "strung"}}}]),
-    # Minutes of compilation, which the library does not limit.
+    # Takes minutes to compile; the library has no limit.
     StructuredOutputs(
         json={"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(60)]}
     ),
 ]
 
 
-@pytest.mark.parametrize("constraint", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("constraint", HOSTILE_CONSTRAINTS, ids=range(len(HOSTILE_CONSTRAINTS)))
 def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, constraint):
     output = generate_one(llm, constraint)
     assert output.finish_reason == "error"
@@ -564,7 +572,7 @@ def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, constraint):
     ids=["pattern", "items", "length", "counted", "ambiguous"],
 )
 def test_expensive_grammar_terminates(llm, constraint):
-    """The request is rejected, reaches max_tokens, or fails alone."""
+    """The request is rejected, finishes, or fails without affecting the engine."""
     output = generate_one(llm, constraint, max_tokens=30)
     assert output.finish_reason in ("length", "stop", "error")
     assert (output.finish_reason == "error") == (output.error is not None)
@@ -575,23 +583,23 @@ def test_expensive_grammar_terminates(llm, constraint):
     ("end", "reasons"),
     [
         (".", {"stop", "length"}),
-        ('"', {"error", "stop", "length"}),  # every call contains this text
+        ('"', {"error", "stop", "length"}),  # contained in every call
         ("\n", {"error", "stop", "length"}),
     ],
 )
-def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
-    """Some checkpoints have such an end token; it must not end reasoning or a string."""
+def test_textual_end_token_ends_only_complete_outputs(demo, end, reasons):
+    """An end token that is ordinary text, as in some checkpoints, must not truncate outputs."""
 
     def generate_all(**engine):
-        # A separate tokenizer: the demo's is shared by all tests and must keep its end tokens.
+        # Opens a separate tokenizer, because all tests share the demo's.
         config = json.loads((TARGET_PATH / "config.json").read_text())
         model = (demo[0], open_tokenizer(TARGET_PATH, config))
         llm = LLM(model, kv_cache_bytes=2**25, **engine)
         [token] = llm.tokenizer.encode(end, add_special_tokens=False)
         llm.tokenizer.add_eos_token(token)
-        wishes = [ToolCalls([ADD], choice="required"), StructuredOutputs(json=PERSON)]
+        constraints = [ToolCalls([ADD], choice="required"), StructuredOutputs(json=PERSON)]
         texts = []
-        for constraint in wishes:
+        for constraint in constraints:
             for budget in (None, 5):
                 output = generate_one(llm, constraint, thinking=True, thinking_token_budget=budget)
                 assert output.finish_reason in reasons, output.error
@@ -600,10 +608,10 @@ def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
 
     actual = generate_all()
     assert generate_all(speculative="ngram") == actual
-    for number, (reason, text, error) in enumerate(actual):
+    for num_samples, (reason, text, error) in enumerate(actual):
         body = text.rpartition("</think>")[2].strip()
         assert error is None or "the output is incomplete, but only an end token fits" in error
-        if reason == "stop" and number >= 2:
+        if reason == "stop" and num_samples >= 2:
             Draft202012Validator(PERSON).validate(json.loads(body))
         elif reason == "stop":
             assert body.startswith("<tool_call>")
@@ -614,8 +622,10 @@ def test_failed_grammar_fails_only_its_request(llm):
     llm.add_request("Why?", SamplingParams(structured_outputs=regex("[a-z ]{9}")), request_id="a")
     llm.add_request("Why?", SamplingParams(temperature=0, max_tokens=4), request_id="b")
     llm.step()
-    request = next(one for one in llm.scheduler.running if one.request_id == "a")
-    request.grammar.matcher.consume_tokens(llm.tokenizer.encode("0"))  # rejects every further token
+    request = next(r for r in llm.scheduler.running if r.request_id == "a")
+    request.grammar.matcher.consume_tokens(
+        llm.tokenizer.encode("0")
+    )  # makes the matcher reject all further tokens
     outputs = {}
     while llm.has_unfinished_requests:
         outputs |= {update.request_id: update.request_output for update in llm.step()}
@@ -638,8 +648,8 @@ def test_grammars_are_cached_and_thread_safe(llm):
     assert len(compiled) == 4
     assert len({id(grammar.matcher) for grammar in compiled}) == 4
     assert len(compiler._cache) == 1
-    for number in range(200):
-        compiler.compile(StructuredOutputs(choice=[str(number)]))
+    for num_samples in range(200):
+        compiler.compile(StructuredOutputs(choice=[str(num_samples)]))
     assert len(compiler._cache) == 128
 
 

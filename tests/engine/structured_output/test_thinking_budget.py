@@ -1,4 +1,4 @@
-"""Thinking budget: forced tokens, batch invariance, interaction with grammars."""
+"""Thinking budgets: forced end tokens, batch invariance, combination with grammars."""
 
 import mlx.core as mx
 import pytest
@@ -23,11 +23,11 @@ def forced_token(prompt, output, draft_tokens, in_thinking, max_tokens=2):
     ("output", "draft_tokens", "in_thinking", "expected"),
     [
         ([], [], False, None),
-        ([1, 2, 3], [], False, None),  # no reasoning
+        ([1, 2, 3], [], False, None),  # no reasoning block
         ([START, 1], [], False, None),
         ([START, 1, 2], [], False, END),
         ([START], [1, 2], False, END),
-        ([START, 1], [2, END], False, None),  # a draft token ends it
+        ([START, 1], [2, END], False, None),  # a draft token ends the block
         ([START, 1, 2, END, 3, 4], [], False, None),
         ([START, 1, END, 5, 5, START], [2], False, END),  # both blocks count
         ([1, 2], [], True, END),
@@ -61,37 +61,39 @@ def think(llm, prompts=(QUESTION,), **params):
     return llm.generate(list(prompts), SamplingParams(**params), enable_thinking=True)
 
 
-@pytest.mark.parametrize("most", [0, 1, 5])
-def test_body_follows_bounded_reasoning(llm, most):
-    [free] = think(llm)
-    [bounded] = think(llm, thinking_token_budget=most)
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_body_follows_bounded_reasoning(llm, budget):
+    [unlimited] = think(llm)
+    [bounded] = think(llm, thinking_token_budget=budget)
     start, end = thinking_tokens(llm.tokenizer)
-    assert free.token_ids.index(end) > 6
-    assert bounded.token_ids[: most + 2] == [*free.token_ids[: most + 1], end]
+    assert unlimited.token_ids.index(end) > 6
+    assert bounded.token_ids[: budget + 2] == [*unlimited.token_ids[: budget + 1], end]
     assert bounded.finish_reason == "stop"
     assert start not in bounded.token_ids[1:]
     [large] = think(llm, thinking_token_budget=500)
-    assert large.token_ids == free.token_ids
+    assert large.token_ids == unlimited.token_ids
 
 
 def test_same_tokens_in_a_batch_with_drafts_and_with_a_grammar(llm):
     params = {"temperature": 1.2, "seed": 5, "thinking_token_budget": 4}
-    alone = [think(llm, [QUESTION], **params | {"seed": seed})[0].token_ids for seed in range(3)]
+    reference = [
+        think(llm, [QUESTION], **params | {"seed": seed})[0].token_ids for seed in range(3)
+    ]
     others = [SamplingParams(**params | {"seed": s, "max_tokens": 60}) for s in range(3)]
-    guessing = LLM("demo", kv_cache_bytes=2**25, speculative="ngram")
-    drafting = LLM("demo", kv_cache_bytes=2**25, draft_model="demo-draft")
-    for engine in (llm, guessing, drafting):
+    with_ngrams = LLM("demo", kv_cache_bytes=2**25, speculative="ngram")
+    with_draft_model = LLM("demo", kv_cache_bytes=2**25, draft_model="demo-draft")
+    for engine in (llm, with_ngrams, with_draft_model):
         together = engine.generate([QUESTION] * 3, others, enable_thinking=True)
-        assert [one.token_ids for one in together] == alone
+        assert [output.token_ids for output in together] == reference
     constraint = StructuredOutputs(choice=["tea", "coffee"])
-    [formed] = think(llm, structured_outputs=constraint, thinking_token_budget=4)
-    assert formed.text.partition("</think>")[2].strip() in ("tea", "coffee")
+    [constrained] = think(llm, structured_outputs=constraint, thinking_token_budget=4)
+    assert constrained.text.partition("</think>")[2].strip() in ("tea", "coffee")
 
 
 def test_budget_has_no_effect_without_reasoning(llm):
     [output] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
-    [free] = llm.generate("RoPE is", SamplingParams(temperature=0))
-    assert output.token_ids == free.token_ids
+    [unlimited] = llm.generate("RoPE is", SamplingParams(temperature=0))
+    assert output.token_ids == unlimited.token_ids
 
 
 def test_negative_budget_is_rejected():
@@ -101,7 +103,9 @@ def test_negative_budget_is_rejected():
 
 def test_include_stop_str_in_output(llm):
     params = {"temperature": 0, "stop": [" of"], "include_stop_str_in_output": True}
-    [kept] = llm.generate(QUESTION, SamplingParams(**params))
-    [cut] = llm.generate(QUESTION, SamplingParams(**params | {"include_stop_str_in_output": False}))
-    assert kept.text == cut.text + " of"
-    assert kept.outputs[0].stop_reason == " of"
+    [with_stop] = llm.generate(QUESTION, SamplingParams(**params))
+    [without_stop] = llm.generate(
+        QUESTION, SamplingParams(**params | {"include_stop_str_in_output": False})
+    )
+    assert with_stop.text == without_stop.text + " of"
+    assert with_stop.outputs[0].stop_reason == " of"

@@ -1,1 +1,1 @@
-"""Tool-call formats."""
+"""Tool call formats: parsers, grammars and chat templates."""

@@ -1,4 +1,4 @@
-"""Random tools, arguments and completions; parsing in pieces; tokenizers with tags."""
+"""Random tools and calls, incremental parsing, and byte tokenizers with special tags."""
 
 import json
 import random
@@ -20,7 +20,7 @@ END = "<|end|>"
 
 PIECES = ["a", "Zürich", " ", "\n", "\n\n", '"', "\\", "{", "}", "<", ">", "null", "5", "é\t"]
 PIECES += ["</parameter>", "</function>", "</tool_call>", "<parameter=x>", "<tool_call>", "[ARGS]"]
-# A bare string cannot contain the end of its own element.
+# Text that an unescaped XML parameter cannot contain, because it looks like an end tag.
 AMBIGUOUS = re.compile(
     r"</parameter>\s*(<parameter=|</function>|</tool_call>)|</function>\s*</tool_call>"
     r"|\n<parameter=|</parameter>\s*$|</(function|tool_call)>\s*$"
@@ -29,18 +29,18 @@ NESTED = {"type": "object", "properties": {"x": {"type": "integer"}}, "required"
 
 
 def find(family):
-    """Returns the format of a template of `templates.py`."""
+    """Returns the tool call format of a template in `templates.py`."""
     return find_format(AUTO, TEMPLATES[family])
 
 
 def random_text(rng):
-    """Returns a string that each format can write."""
+    """Returns a string that all formats can represent."""
     text = "".join(rng.choices(PIECES, k=rng.randrange(8)))
     return text if not AMBIGUOUS.search(f"\n{text}") else "a"
 
 
 def random_parameter(rng):
-    """Returns (schema, a function that draws a value)."""
+    """Returns (schema, function that draws a value)."""
     return rng.choice(
         [
             ({"type": "string"}, random_text),
@@ -56,7 +56,7 @@ def random_parameter(rng):
 
 
 def random_tool(rng, name):
-    """Returns (tool in OpenAI's format, a function that draws its arguments)."""
+    """Returns (tool in OpenAI's format, function that draws its arguments)."""
     drawn = {f"p{i}": random_parameter(rng) for i in range(rng.randrange(4))}
     required = [key for key in drawn if rng.random() < 0.7]
     parameters = {
@@ -75,8 +75,8 @@ def random_tool(rng, name):
 
 
 def write_calls(family, calls, content=""):
-    """Renders the completion that a template has for calls: (name, arguments) pairs."""
-    listed = [
+    """Renders the completion for calls, (name, arguments) pairs, with a chat template."""
+    tool_calls = [
         {
             "id": f"{index:09}",
             "type": "function",
@@ -86,19 +86,21 @@ def write_calls(family, calls, content=""):
     ]
     user = {"role": "user", "content": "Hi"}
     before = render(family, [user], add_generation_prompt=True)
-    after = render(family, [user, {"role": "assistant", "content": content, "tool_calls": listed}])
+    after = render(
+        family, [user, {"role": "assistant", "content": content, "tool_calls": tool_calls}]
+    )
     text = after[len(before.removesuffix("<think>\n")) :]
     return text.rstrip("\n").removesuffix("<|im_end|>").removesuffix("<|eot_id|>").removesuffix(END)
 
 
 def render(family, messages, **variables):
-    """Renders a conversation with a template of `templates.py`."""
-    named = {"bos_token": "<s>", "eos_token": END, "tools": None, **variables}
-    return render_chat(TEMPLATES[family], messages, **named)
+    """Renders a conversation with a template from `templates.py`."""
+    all_variables = {"bos_token": "<s>", "eos_token": END, "tools": None, **variables}
+    return render_chat(TEMPLATES[family], messages, **all_variables)
 
 
 def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **options):
-    """Parses a text in pieces of the given sizes, repeated.
+    """Parses text in pieces whose sizes cycle through `sizes`.
 
     Returns:
         (content, [(name, arguments as text)], parser).
@@ -123,7 +125,7 @@ def parse(tool_call_format, text, tools, sizes=(10**9,), is_stream=False, **opti
 
 
 def parsed_arguments(calls):
-    """Returns calls with their arguments as objects."""
+    """Returns calls with decoded arguments."""
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -133,7 +135,7 @@ def random_sizes(rng: random.Random):
 
 
 def byte_tokenizer(family, tags=()):
-    """Returns a tokenizer with one token per byte, and tags as special tokens."""
+    """Returns a tokenizer with one token per byte and `tags` as special tokens."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: index for index, letter in enumerate(letters)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))

@@ -1,4 +1,4 @@
-"""Chat templates in the style of four model families, reduced to turns, tools and calls."""
+"""Minimal chat templates of four model families: turns, tools and tool calls."""
 
 QWEN3 = """\
 {%- if tools %}{{ "<|im_start|>system\\n<tools>" }}

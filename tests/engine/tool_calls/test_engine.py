@@ -1,4 +1,4 @@
-"""Tool-call formats in the engine: override, reasoning before calls, call ids in the prompt."""
+"""Tool call formats in the engine: `tool_call_parser`, reasoning, call ids in prompts."""
 
 import json
 import re
@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "switch", "parameters": SCHEMA}
         ("mistral", r'\[TOOL_CALLS\] ?\[\{"name": "switch", "arguments": \{.*\}.*\]'),
     ],
 )
-def test_parser_of_the_engine(demo, parser, expected):
+def test_tool_call_parser_option(demo, parser, expected):
     pytest.importorskip("llguidance")
     llm = LLM(demo, kv_cache_bytes=2**23, tool_call_parser=parser)
     constraint = ToolCalls([TOOL], "required", parallel=False)
@@ -59,8 +59,8 @@ def test_reasoning_before_a_call(family):
     ]:
         matcher = compiler.compile(ToolCalls([TOOL], "required"), state).matcher
         tokens = tokenizer.encode(text)
-        taken = matcher.try_consume_tokens(tokens) == len(tokens)
-        assert (taken and matcher.is_accepting()) == is_allowed, text
+        is_consumed = matcher.try_consume_tokens(tokens) == len(tokens)
+        assert (is_consumed and matcher.is_accepting()) == is_allowed, text
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

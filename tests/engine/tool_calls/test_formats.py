@@ -1,4 +1,4 @@
-"""Single formats: detection, spellings that models use, missing end tags, value types."""
+"""Each format: detection, variants that models emit, missing end tags, value types."""
 
 import json
 import random
@@ -20,7 +20,7 @@ WEATHER = {
     },
 }
 TOOLS = [{"type": "function", "function": WEATHER}]
-OSLO = [("weather", {"city": "Oslo"})]
+OSLO_CALL = [("weather", {"city": "Oslo"})]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_format_by_name():
         ("mistral-args", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]'),
     ],
 )
-def test_spellings(family, text, is_stream, size):
+def test_variants_of_a_call(family, text, is_stream, size):
     content, calls, parser = parse(find(family), text, TOOLS, (size,), is_stream)
-    assert (content, parsed_arguments(calls)) == ("", OSLO)
+    assert (content, parsed_arguments(calls)) == ("", OSLO_CALL)
     assert not parser.has_incomplete_call
 
 
@@ -128,7 +128,7 @@ def test_missing_parameter_ends():
         assert parsed_arguments(calls) == [("weather", {"city": "Oslo", "days": 3})]
 
 
-def test_streamed_string_arrives_in_pieces():
+def test_string_arguments_are_streamed():
     text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{'x' * 50}"
     whole = text + "\n</parameter>\n</function>\n</tool_call>"
     _, calls, _ = parse(find("qwen3.5"), text, TOOLS, (7,), True, is_truncated=True)
@@ -142,11 +142,11 @@ def test_call_ids():
         ids = {find(family).new_call_id() for _ in range(50)}
         assert len(ids) == 50
         if family.startswith("mistral"):
-            assert all(len(one) == 9 and one.isalnum() and one.isascii() for one in ids)
+            assert all(len(i) == 9 and i.isalnum() and i.isascii() for i in ids)
             assert find(family).valid_call_id("toolu_01ABcdEFghIJ") == "BcdEFghIJ"
             assert find(family).valid_call_id("call-7") == "0000call7"
         else:
-            assert all(one.startswith("call_") for one in ids)
+            assert all(i.startswith("call_") for i in ids)
             assert find(family).valid_call_id("call-7") == "call-7"
 
 
@@ -172,14 +172,14 @@ def test_call_ids():
         ({"type": "array"}, "[" * 100_000, "[" * 100_000),
     ],
 )
-def test_types_of_bare_values(schema, text, expected):
+def test_types_of_xml_parameter_values(schema, text, expected):
     root = {"$defs": {"a": {"type": "array"}}}
     assert json.loads(to_json(text, value_types(schema, root))) == expected
 
 
 def test_recursive_schema():
-    loop = {"anyOf": [{"$ref": "#"}] * 50}
-    assert value_types(loop, loop) == frozenset()
+    recursive = {"anyOf": [{"$ref": "#"}] * 50}
+    assert value_types(recursive, recursive) == frozenset()
     assert value_types({"$ref": "#/a"}, {"a": {"$ref": "#/a"}}) == frozenset()
 
 
@@ -196,8 +196,8 @@ def test_json_scanner_agrees_with_json():
     num_valid = 0
     for text in texts:
         number, is_complete = JsonScanner().feed(text)
-        pieces = JsonScanner()
-        ends = [pieces.feed(character) for character in text[: number + (not is_complete)]]
+        incremental = JsonScanner()
+        ends = [incremental.feed(character) for character in text[: number + (not is_complete)]]
         assert [end[1] for end in ends[:-1]] == [False] * (len(ends) - 1)
         assert ends[-1][1] == is_complete
         try:

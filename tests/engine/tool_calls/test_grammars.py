@@ -1,4 +1,4 @@
-"""Grammars of calls: what the chat template writes is allowed, and what is allowed parses."""
+"""Tool call grammars accept the chat template's calls and only calls that parse."""
 
 import json
 import random
@@ -61,7 +61,7 @@ def compiler(family, vocabulary):
 
 
 def accepts(family, vocabulary, constraint, text):
-    """Whether a grammar allows a text and, if so, its end."""
+    """Whether a grammar accepts a text as a complete output."""
     grammars, tokenizer = compiler(family, vocabulary)
     matcher = grammars.compile(constraint).matcher
     tokens = tokenizer.encode(text)
@@ -70,12 +70,14 @@ def accepts(family, vocabulary, constraint, text):
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_calls_of_the_template_are_allowed(family, vocabulary):
+def test_calls_of_the_template_are_accepted(family, vocabulary):
     for seed in range(6):
         rng = random.Random(f"{family} {seed}")
         tool, draw = random_tool(rng, "write")
         arguments = draw(rng)
-        while any(tag in json.dumps(arguments) for tag in TAGS):  # encoded as special tokens
+        while any(
+            tag in json.dumps(arguments) for tag in TAGS
+        ):  # tags would be encoded as special tokens
             arguments = draw(rng)
         calls = [("write", arguments)]
         text = write_calls(family, calls)
@@ -91,17 +93,17 @@ def test_calls_of_the_template_are_allowed(family, vocabulary):
         assert accepts(family, vocabulary, ToolCalls([tool]), "Hello {x} <b>.")
         if family != "llama3":
             calls += [("stop", {})]
-            two = write_calls(family, calls)
-            assert accepts(family, vocabulary, ToolCalls([tool, STOP], "required"), two)
-            assert accepts(family, vocabulary, ToolCalls([tool, STOP]), f"Both: {two}")
-            one = ToolCalls([tool, STOP], "required", parallel=False)
-            assert not accepts(family, vocabulary, one, two)
+            two_calls = write_calls(family, calls)
+            assert accepts(family, vocabulary, ToolCalls([tool, STOP], "required"), two_calls)
+            assert accepts(family, vocabulary, ToolCalls([tool, STOP]), f"Both: {two_calls}")
+            single_call = ToolCalls([tool, STOP], "required", parallel=False)
+            assert not accepts(family, vocabulary, single_call, two_calls)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_outputs_are_calls(family, vocabulary):
-    """Outputs drawn from the grammar are calls that match the schemas."""
+    """Outputs sampled from the grammar are calls that match the schemas."""
     for seed in range(6):
         text = sample(family, vocabulary, ToolCalls([LOOKUP, STOP], "required"), seed)
         content, calls, _ = parse(find(family), text, [LOOKUP, STOP])
@@ -115,9 +117,9 @@ def test_random_outputs_are_calls(family, vocabulary):
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_calls_or_an_answer(family, vocabulary):
-    answer = StructuredOutputs(json=PERSON)
-    constraint = ToolCalls([LOOKUP, STOP], response_constraint=answer)
+def test_calls_or_a_structured_response(family, vocabulary):
+    response = StructuredOutputs(json=PERSON)
+    constraint = ToolCalls([LOOKUP, STOP], response_constraint=response)
     call = write_calls(family, [("stop", {})])
     for text, is_allowed in [
         ('{"name": "Bob", "age": 5}', True),
@@ -139,11 +141,13 @@ def test_calls_or_an_answer(family, vocabulary):
 
 
 def sample(family, vocabulary, constraint, seed):
-    """Draws an output from a grammar; returns its text."""
+    """Samples an output from a grammar; returns its text."""
     grammars, tokenizer = compiler(family, vocabulary)
     rng, matcher, tokens = random.Random(seed), grammars.compile(constraint).matcher, []
     [end] = tokenizer.eos_token_ids
-    closing = tokenizer.encode("\n</parameter>\n")  # unlikely to be drawn in unbounded text
+    closing = tokenizer.encode(
+        "\n</parameter>\n"
+    )  # unlikely to be sampled at random in unbounded text
     while len(tokens) < 2000:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(tokenizer)]).tolist()
@@ -179,16 +183,16 @@ def test_values_of_xml_parameters(schema, allowed, rejected):
         assert accepts("qwen3.5", "tags", constraint, call) == (text in allowed), text
 
 
-def test_missing_parameters_mean_no_arguments():
+def test_tool_without_a_schema_takes_no_arguments():
     for family in FAMILIES:
-        empty, some = (write_calls(family, [("stop", given)]) for given in ({}, {"a": 1}))
+        empty, with_arguments = (write_calls(family, [("stop", given)]) for given in ({}, {"a": 1}))
         assert accepts(family, "tags", ToolCalls([STOP], "required"), empty)
-        assert not accepts(family, "tags", ToolCalls([STOP], "required"), some)
+        assert not accepts(family, "tags", ToolCalls([STOP], "required"), with_arguments)
         open_tool = {"type": "function", "function": {"name": "stop", "parameters": {}}}
-        assert accepts(family, "tags", ToolCalls([open_tool], "required"), some)
+        assert accepts(family, "tags", ToolCalls([open_tool], "required"), with_arguments)
 
 
-def test_a_response_constraint_requires_optional_calls():
+def test_response_constraint_requires_optional_calls():
     with pytest.raises(UserError, match="response_constraint requires the tool choice 'auto'"):
         ToolCalls([STOP], "required", response_constraint=StructuredOutputs(json=PERSON))
 
@@ -204,7 +208,7 @@ def test_a_response_constraint_requires_optional_calls():
         ("a</parameter> <parameter=b>", False),
     ],
 )
-def test_bare_text(value, is_allowed):
+def test_end_tags_in_xml_text(value, is_allowed):
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
     tool = {"type": "function", "function": {"name": "write", "parameters": schema}}
     text = write_calls("qwen3.5", [("write", {"text": value})])

@@ -1,4 +1,4 @@
-"""Calls that a chat template writes are parsed as they were, for every split of the text."""
+"""Round trips: calls rendered by a chat template parse back, for any split of the text."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def random_case(family, seed):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(12))
-def test_calls_of_the_template(family, seed):
+def test_rendered_calls_parse_back(family, seed):
     rng, tools, calls, content, text = random_case(family, seed)
     expected, whole, parser = parse(find(family), text, tools)
     assert (expected, parsed_arguments(whole)) == (content, calls), text
@@ -58,8 +58,8 @@ def test_every_split(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(6))
-def test_cut_off_calls(family, seed):
-    """A cut-off call is text in a full response, and a prefix of the call in a stream."""
+def test_truncated_calls(family, seed):
+    """A truncated call is text in a full response, but a prefix of the call in a stream."""
     rng, tools, _, content, text = random_case(family, seed)
     _, whole, _ = parse(find(family), text, tools)
     for cut in rng.sample(range(len(text)), min(25, len(text))):
@@ -82,15 +82,15 @@ def test_cut_off_calls(family, seed):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(6))
-def test_damaged_calls_do_not_depend_on_the_split(family, seed):
+def test_parsing_malformed_calls_does_not_depend_on_the_split(family, seed):
     rng, tools, _, _, text = random_case(family, seed)
     for _ in range(12):
         start = rng.randrange(len(text))
-        damaged = text[:start] + rng.choice(["", "x", "<", "\n", '"']) + text[start + 2 :]
+        malformed = text[:start] + rng.choice(["", "x", "<", "\n", '"']) + text[start + 2 :]
         for is_stream in (False, True):
-            expected = parse(find(family), damaged, tools, is_stream=is_stream)[:2]
-            actual = parse(find(family), damaged, tools, random_sizes(rng), is_stream)[:2]
-            assert actual == expected, damaged
+            expected = parse(find(family), malformed, tools, is_stream=is_stream)[:2]
+            actual = parse(find(family), malformed, tools, random_sizes(rng), is_stream)[:2]
+            assert actual == expected, malformed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
