@@ -327,9 +327,8 @@ class Simulation:
             is_over = self.now - self._long_step_end >= self._long_step_seconds
             assert between >= STEPS_BETWEEN or is_over, "long steps are too frequent"
             self._long_step, self._long_step_seconds = step.index, self.seconds(step)
-            self._long_step_end = (
-                self.now + self._long_step_seconds
-            )  # `now` is the start of the step
+            # `now` is still the start of the step.
+            self._long_step_end = self.now + self._long_step_seconds
             self.outcome.long_steps += 1
 
     def _compute(self, chunk: Chunk) -> ChunkOutput | None:

@@ -43,12 +43,12 @@ def reference(demo, modules):
     """Reference outputs and logits: each request alone, with only its own adapter loaded."""
     outputs, logits = {}, {}
     for case, lora in LORAS.items():
-        own = {lora: modules[lora]} if lora else None
-        options = {"max_num_seqs": 1, "enable_prefix_caching": False, "lora_modules": own}
+        module = {lora: modules[lora]} if lora else None
+        options = {"max_num_seqs": 1, "enable_prefix_caching": False, "lora_modules": module}
         llm = build(demo, AMPLE_TOKENS, **options)
-        found = run_cases(llm, [case], cases=MORE_CASES, loras=LORAS)
-        outputs |= found[0]
-        logits |= found[1]
+        case_outputs, case_logits = run_cases(llm, [case], cases=MORE_CASES, loras=LORAS)
+        outputs |= case_outputs
+        logits |= case_logits
     return outputs, logits
 
 

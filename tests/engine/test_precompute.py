@@ -45,12 +45,10 @@ def test_precompute_is_a_no_op_when_busy_or_too_long():
         llm.step()
     assert not llm.precompute(ids[: llm.scheduler.config.page_size - 1])  # no full page
     assert not build(enable_prefix_caching=False).precompute(ids)
-    assert not build(max_num_batched_tokens=16, max_num_seqs=8).precompute(
-        ids
-    )  # a step holds half a page
-    tiny = LLM(
-        "demo", kv_cache_bytes=2**24 // llm.scheduler.config.num_pages
-    )  # memory for one page
+    # A step holds half a page.
+    assert not build(max_num_batched_tokens=16, max_num_seqs=8).precompute(ids)
+    # Memory for one page.
+    tiny = LLM("demo", kv_cache_bytes=2**24 // llm.scheduler.config.num_pages)
     assert compute_all(tiny, ids) <= 2
     tiny.scheduler.check_integrity()
 

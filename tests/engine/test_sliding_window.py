@@ -188,9 +188,8 @@ def test_second_turn_hits_although_early_pages_are_evicted(mistral):
     assert second.num_cached_tokens >= len(LONG) + len(first.token_ids) - 8
     [cold] = build(mistral).generate([turn], GREEDY, show_progress=False)
     assert second.token_ids == cold.token_ids
-    [other] = llm.generate(
-        [LONG[:60]], GREEDY, show_progress=False
-    )  # the pages of its window are evicted
+    # The pages of its window have been evicted.
+    [other] = llm.generate([LONG[:60]], GREEDY, show_progress=False)
     [cold] = build(mistral).generate([LONG[:60]], GREEDY, show_progress=False)
     assert other.num_cached_tokens == 0
     assert other.token_ids == cold.token_ids

@@ -25,7 +25,7 @@ def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
 
 
 @pytest.mark.parametrize(
-    ("text", "stops", "expected", "found"),
+    ("text", "stops", "expected", "stop_reason"),
     [
         ("one two three", (), "one two three", None),
         ("one two three", ("two",), "one ", "two"),
@@ -36,10 +36,10 @@ def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
         ("héé", ("éé",), "h", "éé"),
     ],
 )
-def test_text_ends_before_the_stop_string(text, stops, expected, found):
+def test_text_ends_before_the_stop_string(text, stops, expected, stop_reason):
     pieces, output = emitted(text, *stops)
     assert output.text == "".join(pieces) == expected
-    assert output.stop_reason == found
+    assert output.stop_reason == stop_reason
 
 
 def test_possible_stop_string_is_buffered():
@@ -71,7 +71,7 @@ THINK, END_THINK = 2, 3  # as bytes
 
 
 @pytest.mark.parametrize(
-    ("text", "is_open", "expected", "found"),
+    ("text", "is_open", "expected", "stop_reason"),
     [
         ("\x02a.b.\x03c.d", False, "\x02a.b.\x03c", "."),
         ("a.b.\x03c.d", True, "a.b.\x03c", "."),
@@ -81,7 +81,7 @@ THINK, END_THINK = 2, 3  # as bytes
         ("\x02a.", False, "\x02a.", None),  # truncated reasoning
     ],
 )
-def test_stop_strings_in_reasoning_are_ignored(text, is_open, expected, found):
+def test_stop_strings_in_reasoning_are_ignored(text, is_open, expected, stop_reason):
     output = CompletionOutput(0)
     reasoning = ReasoningTokens(THINK, END_THINK, is_open)
     checker = StopChecker(output, ByteDetokenizer(), (".",), reasoning=reasoning)
@@ -90,4 +90,4 @@ def test_stop_strings_in_reasoning_are_ignored(text, is_open, expected, found):
             break
     checker.finish()
     checker.take_text()
-    assert (output.text, output.stop_reason) == (expected, found)
+    assert (output.text, output.stop_reason) == (expected, stop_reason)

@@ -86,11 +86,11 @@ def test_demo_tokens_match_one_rank():
     # `test_logits_are_close_to_those_of_one_rank`, either token may win, depending on the machine.
     llms = engine("demo", 1), engine("demo")
     logits = [record_logits(llm) for llm in llms]
-    for index, (one, two) in enumerate(zip(*map(tokens, llms), strict=True)):
-        differ = [position for position in range(len(one)) if one[position] != two[position]]
+    for index, (expected, actual) in enumerate(zip(*map(tokens, llms), strict=True)):
+        differ = [i for i in range(len(expected)) if expected[i] != actual[i]]
         if differ:
             row = logits[0][str(index), differ[0]]
-            gap = row[one[differ[0]]] - row[two[differ[0]]]
+            gap = row[expected[differ[0]]] - row[actual[differ[0]]]
             assert gap < 2**-4 * np.sqrt(np.mean(row**2))
             assert differ[0] >= 16
 

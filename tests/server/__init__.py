@@ -1,1 +1,1 @@
-"""HTTP server tests over real sockets, with the official clients."""
+"""HTTP server tests over real sockets with the official clients."""

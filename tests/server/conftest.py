@@ -1,4 +1,4 @@
-"""Shared servers and official clients."""
+"""Fixtures: a shared server and official clients."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.server.running_server import RunningServer
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    """A server with the demo model."""
+    """Server with the demo model."""
     running = RunningServer()
     yield running
     assert running.stop() == 0, "".join(running.lines[-60:])
@@ -21,11 +21,11 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def client(server: RunningServer) -> openai.OpenAI:
-    """OpenAI's client of the server."""
+    """OpenAI client of the server."""
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="session")
 def async_client(server: RunningServer) -> openai.AsyncOpenAI:
-    """OpenAI's asynchronous client of the server."""
+    """Asynchronous OpenAI client of the server."""
     return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)

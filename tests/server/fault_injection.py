@@ -1,8 +1,8 @@
 """`python -m tests.server.fault_injection FAULT …`: a server with a faulty engine.
 
-`raises`, `hangs` and `dies` affect steps with a request whose prompt is `UNLUCKY`. `slow` delays
-every step. `impatient` has slow steps, and drops slow clients after half a second. `slow_load`
-delays loading by `LOAD_SECONDS`, with frequent keep-alive comments.
+`raises`, `hangs` and `dies` affect steps with a request whose prompt is `FAULTY_PROMPT`. `slow`
+delays every step. `impatient` also delays steps, but drops slow clients after half a second.
+`slow_load` delays loading by `LOAD_SECONDS` and sends frequent keep-alive comments.
 """
 
 import functools
@@ -15,31 +15,31 @@ from tiny_llm.cli import serve
 from tiny_llm.engine.model_runner import ModelRunner
 from tiny_llm.server import settings
 
-UNLUCKY = [7, 7, 7]
+FAULTY_PROMPT = [7, 7, 7]
 LOAD_SECONDS = 0.5
 
 
-def raises(step: Any) -> None:
+def raise_error(step: Any) -> None:
     raise RuntimeError("broken in /secret/path")
 
 
-def hangs(step: Any) -> None:
+def hang(step: Any) -> None:
     time.sleep(1000)
 
 
-def dies(step: Any) -> None:
-    raise SystemExit("the thread ends")
+def exit_thread(step: Any) -> None:
+    raise SystemExit("the engine thread exits")
 
 
-def is_slow(step: Any) -> None:
+def slow(step: Any) -> None:
     time.sleep(0.05)
 
 
 FAULTS: dict[str, Callable[[Any], None]] = {
-    "raises": raises,
-    "hangs": hangs,
-    "dies": dies,
-    "slow": is_slow,
+    "raises": raise_error,
+    "hangs": hang,
+    "dies": exit_thread,
+    "slow": slow,
     "impatient": lambda step: time.sleep(0.03),
     "slow_load": lambda step: None,
 }
@@ -48,25 +48,25 @@ FAULTS: dict[str, Callable[[Any], None]] = {
 def main() -> int:
     fault, run = FAULTS[sys.argv[1]], ModelRunner.run
 
-    def faulty(self: ModelRunner, step: Any) -> Any:
+    def run_with_fault(self: ModelRunner, step: Any) -> Any:
         prompts = [chunk.request.token_ids[:3] for chunk in step.chunks]
-        if UNLUCKY in prompts or sys.argv[1] in ("slow", "impatient"):
+        if FAULTY_PROMPT in prompts or sys.argv[1] in ("slow", "impatient"):
             fault(step)
         return run(self, step)
 
-    ModelRunner.run = faulty  # type: ignore[method-assign]
+    ModelRunner.run = run_with_fault  # type: ignore[method-assign]
     if sys.argv[1] == "slow_load":
         load = serve._load
         serve._load = lambda *args: (time.sleep(LOAD_SECONDS), load(*args))[1]  # type: ignore
         settings.Settings = functools.partial(settings.Settings, keep_alive=0.1)  # type: ignore
     if sys.argv[1] == "impatient":
-        impatient = {
+        short_timeouts = {
             "max_queued_outputs": 8,
             "slow_reader_timeout": 0.5,
             "keep_alive": 0.02,
             "body_timeout": 0.5,
         }
-        settings.Settings = functools.partial(settings.Settings, **impatient)  # type: ignore
+        settings.Settings = functools.partial(settings.Settings, **short_timeouts)  # type: ignore
     return serve.main(sys.argv[2:])
 
 

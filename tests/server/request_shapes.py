@@ -1,26 +1,26 @@
-"""Oversized and malformed bodies for each list, object and text in the OpenAPI document."""
+"""Oversized and malformed bodies for each array, object and string in the OpenAPI document."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NUM_BYTES = 4_000_000  # just below the default limit of a body
+NUM_BYTES = 4_000_000  # just below the default body limit
 MAX_TOKENS = ("max_tokens", "max_output_tokens")
 Schema = Mapping[str, Any]
 Fault = Callable[[str, int], str]
-Wrap = Callable[[str], str]  # JSON of a field's value to JSON of the body
+Wrap = Callable[[str], str]  # maps a field's JSON to the body's JSON
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A request body, generated when it is read.
+    """A request body, generated on access.
 
     Attributes:
         path: the endpoint.
-        field: the field's path; empty for the body.
+        field: path of the field; empty for the whole body.
         fault: kind of fault.
-        make: returns the JSON text.
+        make: returns the body as JSON text.
     """
 
     path: str
@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def body(self) -> bytes:
-        """The body."""
+        """The encoded body."""
         return self.make().encode()
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ def all_shapes(document: Schema) -> Iterator[Shape]:
 
 @dataclass(frozen=True)
 class _Make:
-    """Generates a body; arguments as in `FAULTS`."""
+    """Generates a body; the fields are described at `FAULTS`."""
 
     wrap: Wrap
     fault: Fault
@@ -65,7 +65,7 @@ class _Make:
 
 
 class _Walker:
-    """Resolves references, and finds fields.
+    """Resolves references and enumerates fields.
 
     Args:
         definitions: named schemas.
@@ -75,16 +75,16 @@ class _Walker:
         self._definitions = definitions
 
     def alternatives(self, schema: Schema) -> list[Schema]:
-        """A schema without references and unions; null is left out."""
+        """Alternatives of a schema without references, unions and null."""
         if "$ref" in schema:
             return self.alternatives(self._definitions[schema["$ref"].rpartition("/")[2]])
         listed = schema.get("anyOf") or schema.get("oneOf")
         if listed:
-            return [one for part in listed for one in self.alternatives(part)]
+            return [option for part in listed for option in self.alternatives(part)]
         return [] if schema.get("type") == "null" else [schema]
 
     def example(self, schema: Schema) -> Any:
-        """A small value that matches a schema."""
+        """Small value that matches a schema."""
         first = next(iter(self.alternatives(schema)), {"const": None})
         if "const" in first or "enum" in first:
             return first.get("const", first.get("enum", [None])[0])
@@ -93,7 +93,7 @@ class _Walker:
                 properties = first.get("properties", {})
                 short = [name for name in MAX_TOKENS if name in properties]
                 required = {name: properties[name] for name in first.get("required", ())}
-                return {name: self.example(one) for name, one in required.items()} | dict.fromkeys(
+                return {name: self.example(s) for name, s in required.items()} | dict.fromkeys(
                     short, 1
                 )
             case "array":
@@ -105,17 +105,17 @@ class _Walker:
         return "a"
 
     def fields(self, schema: Schema, name: str, wrap: Wrap) -> Iterator[tuple[str, Schema, Wrap]]:
-        """Yields name, schema and `Wrap` of the lists, objects and texts of a schema."""
-        for one in self.alternatives(schema):
-            kind = one.get("type")
-            if kind in FAULTS and not {"const", "enum"} & set(one):
-                yield name, one, wrap
+        """Yields (name, schema, `Wrap`) of the arrays, objects and strings of a schema."""
+        for option in self.alternatives(schema):
+            kind = option.get("type")
+            if kind in FAULTS and not {"const", "enum"} & set(option):
+                yield name, option, wrap
             if kind == "array":
-                yield from self.fields(one["items"], f"{name}[]", _element(wrap))
-            for key, below in one.get("properties", {}).items():
-                others = {k: v for k, v in self.example(one).items() if k != key}
+                yield from self.fields(option["items"], f"{name}[]", _element(wrap))
+            for key, value in option.get("properties", {}).items():
+                others = {k: v for k, v in self.example(option).items() if k != key}
                 inside = _member(wrap, others, key)
-                yield from self.fields(below, f"{name}.{key}".lstrip("."), inside)
+                yield from self.fields(value, f"{name}.{key}".lstrip("."), inside)
 
 
 def _member(wrap: Wrap, others: Schema, key: str) -> Wrap:
@@ -131,34 +131,38 @@ def _repeat(text: str, num_bytes: int = NUM_BYTES) -> str:
     return f"[{', '.join([text] * (num_bytes // (len(text) + 2)))}]"
 
 
-# Faults by the field's type: JSON of the field by an example (of an element, for a list) and the
-# maximum number of elements.
+# Faults by field type. Each takes an example value (of an element, for arrays) and the maximum
+# number of elements, and returns the field's JSON.
 FAULTS: dict[str, dict[str, Fault]] = {
     "array": {
-        "full body": lambda one, most: _repeat(one),
-        "one too many": lambda one, most: f"[{', '.join([one] * (most + 1))}]",
-        "last element wrong": lambda one, most: f"[{', '.join([one] * min(most - 1, 8000))}, []]",
-        "numbers": lambda one, most: _repeat("1", 250_000),
-        "empty objects": lambda one, most: _repeat("{}", 60_000),
-        "lists with a wrong element": lambda one, most: _repeat('[1, "a", {}]', 80_000),
-        "1,000 levels": lambda one, most: "[" * 1000 + "]" * 1000,
-        "80 levels, often": lambda one, most: _repeat("[" * 80 + "]" * 80, 32_000),
+        "full body": lambda example, max_items: _repeat(example),
+        "one too many": lambda example, max_items: f"[{', '.join([example] * (max_items + 1))}]",
+        "last element wrong": lambda example, max_items: (
+            f"[{', '.join([example] * min(max_items - 1, 8000))}, []]"
+        ),
+        "numbers": lambda example, max_items: _repeat("1", 250_000),
+        "empty objects": lambda example, max_items: _repeat("{}", 60_000),
+        "lists with a wrong element": lambda example, max_items: _repeat('[1, "a", {}]', 80_000),
+        "1,000 levels": lambda example, max_items: "[" * 1000 + "]" * 1000,
+        "80 levels, often": lambda example, max_items: _repeat("[" * 80 + "]" * 80, 32_000),
     },
     "object": {
-        "full body": lambda one, most: json.dumps(dict.fromkeys(range(200_000), 1)),
-        "numbers": lambda one, most: json.dumps(dict.fromkeys(range(4000), 1000)),
-        "lists": lambda one, most: json.dumps({key: ["a", {}] for key in range(4000)}),
-        "long key": lambda one, most: json.dumps({"k" * NUM_BYTES: 1}),
-        "list of objects": lambda one, most: _repeat("{}", 60_000),
-        "1,000 levels": lambda one, most: '{"a": ' * 1000 + "1" + "}" * 1000,
-        "80 levels, often": lambda one, most: f'{{"type": {_repeat("[" * 80 + "]" * 80, 32_000)}}}',
+        "full body": lambda example, max_items: json.dumps(dict.fromkeys(range(200_000), 1)),
+        "numbers": lambda example, max_items: json.dumps(dict.fromkeys(range(4000), 1000)),
+        "lists": lambda example, max_items: json.dumps({key: ["a", {}] for key in range(4000)}),
+        "long key": lambda example, max_items: json.dumps({"k" * NUM_BYTES: 1}),
+        "list of objects": lambda example, max_items: _repeat("{}", 60_000),
+        "1,000 levels": lambda example, max_items: '{"a": ' * 1000 + "1" + "}" * 1000,
+        "80 levels, often": lambda example, max_items: (
+            f'{{"type": {_repeat("[" * 80 + "]" * 80, 32_000)}}}'
+        ),
     },
     "string": {
-        "words": lambda one, most: json.dumps("word " * (NUM_BYTES // 5)),
-        "spaces": lambda one, most: json.dumps(" " * NUM_BYTES),
-        "escapes": lambda one, most: json.dumps('"\\\0' * (NUM_BYTES // 11)),
-        "60,000 letters": lambda one, most: json.dumps("a" * 60_000),
-        "nested JSON": lambda one, most: json.dumps("[" * 1000 + "]" * 1000),
-        "list": lambda one, most: _repeat('"a"', 250_000),
+        "words": lambda example, max_items: json.dumps("word " * (NUM_BYTES // 5)),
+        "spaces": lambda example, max_items: json.dumps(" " * NUM_BYTES),
+        "escapes": lambda example, max_items: json.dumps('"\\\0' * (NUM_BYTES // 11)),
+        "60,000 letters": lambda example, max_items: json.dumps("a" * 60_000),
+        "nested JSON": lambda example, max_items: json.dumps("[" * 1000 + "]" * 1000),
+        "list": lambda example, max_items: _repeat('"a"', 250_000),
     },
 }

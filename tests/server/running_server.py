@@ -1,4 +1,4 @@
-"""Server in a subprocess, started as a user would."""
+"""Server in a subprocess, started through the command line."""
 
 import re
 import signal
@@ -15,13 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunningServer:
-    """`tiny-llm serve` on a free port, until `stop`.
+    """`tiny-llm serve` on a free port, running until `stop`.
 
     Args:
-        flags: flags of `serve`, besides --port; the demo is the default of --model.
-        fault: a fault of `fault_injection.py`.
-        script: a script of `scripted_model.py`.
-        max_files: limit of open file descriptors.
+        flags: flags of `serve`, except --port; --model defaults to the demo.
+        fault: fault name of `fault_injection.py`.
+        script: script file of `scripted_model.py`.
+        ready: whether to wait until the model has loaded.
+        max_files: limit on open file descriptors.
     """
 
     def __init__(
@@ -58,16 +59,16 @@ class RunningServer:
             self._arrived.notify_all()
 
     def wait_for(self, pattern: str) -> str:
-        """Waits for a log line; returns the pattern's group, or the whole match."""
-        seen = 0
+        """Waits for a log line; returns the pattern's group or the whole match."""
+        num_searched = 0
         with self._arrived:
             while True:
-                for line in self.lines[seen:]:
-                    actual = re.search(pattern, line)
-                    if actual:
-                        return actual[1] if actual.re.groups else actual[0]
+                for line in self.lines[num_searched:]:
+                    match = re.search(pattern, line)
+                    if match:
+                        return match[1] if match.re.groups else match[0]
                     assert "(end of the log)" not in line, "".join(self.lines)
-                seen = len(self.lines)
+                num_searched = len(self.lines)
                 assert self._arrived.wait(120), "".join(self.lines)
 
     def get(self, path: str) -> httpx2.Response:
@@ -79,14 +80,14 @@ class RunningServer:
         return httpx2.post(self.url + path, json=body, timeout=120, **options)
 
     def metric(self, name: str) -> float:
-        """Value of a metric of `/metrics`."""
-        actual = re.search(rf"^tiny_llm:{name}{{[^}}]*}} (\S+)", self.get("/metrics").text, re.M)
-        assert actual, f"no metric {name}"
-        return float(actual[1])
+        """Value of a metric in `/metrics`."""
+        match = re.search(rf"^tiny_llm:{name}{{[^}}]*}} (\S+)", self.get("/metrics").text, re.M)
+        assert match, f"no metric {name}"
+        return float(match[1])
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no running or waiting requests, and no used pages and state slots."""
+        """Whether no requests run or wait and no pages or state slots are in use."""
         names = "num_requests_running|num_requests_waiting|kv_cache_usage_perc|state_slots_used"
         metrics = self.get("/metrics").text
         values = re.findall(rf"^tiny_llm:(?:{names}){{[^}}]*}} (\S+)", metrics, re.M)
@@ -94,14 +95,14 @@ class RunningServer:
         return not any(map(float, values))
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Sends a signal, waits for the exit, and returns the status."""
+        """Sends a signal, waits for the process to exit and returns its status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(60)
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether a condition becomes true within 30 s."""
+    """Waits up to 30 s for a condition; returns whether it became true."""
     deadline = time.monotonic() + 30
     while not condition():
         if time.monotonic() > deadline:

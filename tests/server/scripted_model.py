@@ -1,9 +1,9 @@
-"""`python -m tests.server.scripted_model SCRIPT …`: a server whose model outputs given texts.
+"""`python -m tests.server.scripted_model SCRIPT …`: a server with a scripted model.
 
 Only the model is scripted: templates, parsers, grammars, scheduler and prefix cache are real.
-SCRIPT is a JSON file with a list of [marker, texts] entries; the first entry whose marker occurs in
-the prompt applies. A prompt with n assistant messages gets texts[n]. The model follows the text as
-far as the grammar allows, and emits reasoning only if the prompt leaves the reasoning open.
+SCRIPT is a JSON file with a list of [marker, texts] entries. The first entry whose marker occurs in
+the prompt applies, and a prompt with n assistant messages gets texts[n]. The model follows the text
+as far as the grammar allows. It emits reasoning only if the prompt does not close it.
 """
 
 import functools
@@ -48,11 +48,11 @@ def write_checkpoint(folder: Path, max_position_embeddings: int) -> Path:
 
 
 class ScriptedModel:
-    """Test double of an engine's model: the logits peak at the script's next token.
+    """Replaces an engine's model: logits peak at the script's next token.
 
     Args:
-        core: the engine, whose runner gets this model.
-        script: see the module docstring.
+        core: engine whose runner is patched to use this model.
+        script: (marker, texts) entries; see the module docstring.
     """
 
     def __init__(self, core: EngineCore, script: Script):
@@ -86,11 +86,11 @@ class ScriptedModel:
         return mx.where(peaks, 1e6, 0.0).astype(mx.float32)
 
     def _check(self, request: EngineRequest) -> None:
-        """Fails a request whose output deviates from its text because of a grammar."""
-        said = self._tokenizer.decode(request.output_token_ids)
+        """Fails a request if a grammar makes its output deviate from the script."""
+        output_text = self._tokenizer.decode(request.output_token_ids)
         answer = self._answer(tuple(request.token_ids[: request.num_prompt_tokens]))
-        if not answer.startswith(said.removesuffix("\ufffd")):
-            raise ValueError(f"the script says {answer!r}, but the output is {said!r}")
+        if not answer.startswith(output_text.removesuffix("\ufffd")):
+            raise ValueError(f"the script is {answer!r}, but the output is {output_text!r}")
 
     def _next_token(self, tokens: list[int], prompt_len: int) -> int:
         if len(tokens) < prompt_len:  # a prompt token, for prompt logprobs
@@ -99,9 +99,9 @@ class ScriptedModel:
         ids: list[int] = self._tokenizer.encode(answer + END, add_special_tokens=False)
         if output == ids[: len(output)]:
             return ids[min(len(output), len(ids) - 1)]
-        # The grammar's draft tokens may tokenize the text differently, or be wrong.
-        said = self._tokenizer.decode(output)
-        rest = answer.removeprefix(said) if answer.startswith(said) else ""
+        # Draft tokens of the grammar may be wrong or tokenize the text differently.
+        output_text = self._tokenizer.decode(output)
+        rest = answer.removeprefix(output_text) if answer.startswith(output_text) else ""
         token: int = self._tokenizer.encode(rest + END, add_special_tokens=False)[0]
         return token
 
@@ -121,11 +121,11 @@ def main() -> int:
     init = EngineCore.__init__
 
     @functools.wraps(init)
-    def scripted(self: EngineCore, *args: Any, **options: Any) -> None:
+    def init_with_script(self: EngineCore, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         ScriptedModel(self, script)
 
-    EngineCore.__init__ = scripted  # type: ignore[method-assign]
+    EngineCore.__init__ = init_with_script  # type: ignore[method-assign]
     return serve.main(sys.argv[2:])
 
 

@@ -1,4 +1,4 @@
-"""Default requests of Codex 0.169.0 and Claude Code 2.1.197, with shortened texts."""
+"""Default requests of Codex 0.169.0 and Claude Code 2.1.197, abridged."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_agent_request_gets_a_complete_stream(server, path):
     assert "error" not in kinds
 
 
-# Claude Code parses both numbers from the message; Codex checks the code.
+# Claude Code parses both numbers from the message; Codex checks the error code.
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -1,4 +1,4 @@
-"""Oversized and malformed bodies: answered with a sentence, while `/health` answers."""
+"""Oversized and malformed bodies get a one-sentence error and never block `/health`."""
 
 import http.client
 import json
@@ -18,16 +18,16 @@ from tests.server.running_server import RunningServer, eventually
 
 NUM_STREAMS = 16
 STREAM = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-MAX_MEMORY_RATIO = 10  # memory per byte of the body
-COMPUTE_MEMORY = 128 * 2**20  # of a request that is accepted, and of the streams
+MAX_MEMORY_RATIO = 10  # bytes of memory per byte of the body
+COMPUTE_MEMORY = 128 * 2**20  # of an accepted request and of the streams
 
 
 class HealthProbe:
-    """Requests `/health` without pause, from another thread.
+    """Requests `/health` continuously from another thread.
 
     Attributes:
-        num_answers: answers so far.
-        longest: longest time of a request since `reset`, for the test's output.
+        num_answers: number of responses so far.
+        longest: longest response time since `reset`, printed by the test.
     """
 
     def __init__(self, server: RunningServer):
@@ -55,11 +55,11 @@ class HealthProbe:
             self._failure = failure
 
     def reset(self) -> None:
-        """Excludes the time until now, in which the test held the interpreter's lock."""
+        """Excludes time so far, during which the test may have held the GIL."""
         self.longest, self._since = 0.0, time.perf_counter()
 
     def answers_after(self, num_answers: int) -> bool:
-        """Whether there are more answers than before, within 30 s."""
+        """Waits up to 30 s for another response; returns whether it arrived."""
         return eventually(lambda: self.num_answers > num_answers)
 
     def stop(self) -> None:
@@ -69,8 +69,8 @@ class HealthProbe:
 
 
 @pytest.fixture(scope="module")
-def probed() -> Iterator[RunningServer]:
-    """A server for the tests of this file, whose memory is measured."""
+def memory_server() -> Iterator[RunningServer]:
+    """Separate server for this file, because its memory is measured."""
     running = RunningServer("--no-prefix-warmup")
     yield running
     assert running.stop() == 0
@@ -79,13 +79,13 @@ def probed() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def shapes(probed: RunningServer) -> list[Shape]:
-    """All shapes, of every endpoint with a body."""
-    return list(all_shapes(probed.get("/openapi.json").json()))
+def shapes(memory_server: RunningServer) -> list[Shape]:
+    """All request shapes of every endpoint with a body."""
+    return list(all_shapes(memory_server.get("/openapi.json").json()))
 
 
 def memory(server: RunningServer, name: str) -> int:
-    """A memory figure of `/proc`, in bytes; 0 on other systems."""
+    """Memory field of `/proc/PID/status` in bytes; 0 if not on Linux."""
     if sys.platform != "linux":
         return 0
     status = Path(f"/proc/{server.process.pid}/status").read_text()
@@ -93,7 +93,7 @@ def memory(server: RunningServer, name: str) -> int:
 
 
 def send(server: RunningServer, path: str, body: bytes) -> tuple[int, str]:
-    """Sends a body; returns the status and the error message."""
+    """Sends a body; returns the status and error message."""
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=120)
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     response = connection.getresponse()
@@ -105,7 +105,7 @@ def send(server: RunningServer, path: str, body: bytes) -> tuple[int, str]:
 
 
 def check(server: RunningServer, shapes: Iterable[Shape]) -> None:
-    """Sends bodies one after another; checks status, message, memory and `/health`."""
+    """Sends bodies sequentially and checks status, message, memory and `/health`."""
     probe = HealthProbe(server)
     problems = []
     for shape in shapes:
@@ -127,12 +127,12 @@ def check(server: RunningServer, shapes: Iterable[Shape]) -> None:
             problems.append(f"{shape}: {status} {message[:600]}")
         if added > MAX_MEMORY_RATIO * len(body) + COMPUTE_MEMORY:
             problems.append(f"{shape}: {added / 2**20:.0f} MiB for {len(body)} bytes")
-        assert probe.answers_after(num_answers), f"{shape}: no answer from /health"
+        assert probe.answers_after(num_answers), f"{shape}: /health does not respond"
     probe.stop()
     assert not problems, "\n".join(problems)
 
 
-def test_shapes_cover_every_endpoint_and_list(probed, shapes):
+def test_shapes_cover_every_endpoint_and_list(memory_server, shapes):
     assert {shape.path for shape in shapes} == {
         "/v1/chat/completions",
         "/v1/completions",
@@ -156,9 +156,9 @@ def test_shapes_cover_every_endpoint_and_list(probed, shapes):
     }
 
 
-def test_every_list_and_object_is_bounded(probed):
-    schemas = probed.get("/openapi.json").json()["components"]["schemas"]
-    requests = {name: one for name, one in schemas.items() if "ValidationError" not in name}
+def test_every_list_and_object_is_bounded(memory_server):
+    schemas = memory_server.get("/openapi.json").json()["components"]["schemas"]
+    requests = {name: s for name, s in schemas.items() if "ValidationError" not in name}
 
     def unbounded(schema: object, path: str) -> Iterator[str]:
         if isinstance(schema, dict):
@@ -167,25 +167,25 @@ def test_every_list_and_object_is_bounded(probed):
                 yield path
             if is_object and "maxProperties" not in schema:
                 yield path
-            for key, below in schema.items():
-                yield from unbounded(below, f"{path}.{key}")
+            for key, value in schema.items():
+                yield from unbounded(value, f"{path}.{key}")
         elif isinstance(schema, list):
-            for below in schema:
-                yield from unbounded(below, path)
+            for value in schema:
+                yield from unbounded(value, path)
 
     assert not list(unbounded(requests, ""))
 
 
-def test_sampled_shapes_during_streams(probed, shapes):
-    streams = [connect(probed, STREAM, "/v1/completions") for _ in range(NUM_STREAMS)]
-    assert eventually(lambda: probed.metric("num_requests_running") == NUM_STREAMS)
-    check(probed, random.Random(0).sample(shapes, 50))
+def test_sampled_shapes_during_streams(memory_server, shapes):
+    streams = [connect(memory_server, STREAM, "/v1/completions") for _ in range(NUM_STREAMS)]
+    assert eventually(lambda: memory_server.metric("num_requests_running") == NUM_STREAMS)
+    check(memory_server, random.Random(0).sample(shapes, 50))
     for stream in streams:
         stream.close()
-    assert eventually(lambda: probed.is_empty)
+    assert eventually(lambda: memory_server.is_empty)
 
 
 @pytest.mark.slow
-def test_all_shapes(probed, shapes, exhaustive):
-    check(probed, shapes if exhaustive else shapes[::6])
-    assert eventually(lambda: probed.is_empty)
+def test_all_shapes(memory_server, shapes, exhaustive):
+    check(memory_server, shapes if exhaustive else shapes[::6])
+    assert eventually(lambda: memory_server.is_empty)

@@ -1,8 +1,8 @@
-"""Chaos test: seeded random clients; the server survives with unchanged outputs.
+"""Chaos tests: random clients must neither crash the server nor change outputs.
 
-Clients disconnect while queued, during prefill or decoding, with FIN or RST; some read slowly, some
-send invalid requests, and some make a step raise. Afterwards the engine is empty, and every
-finished seeded output equals that of the same request alone.
+Clients disconnect while queued or during prefill or decoding, with FIN or RST. Some read slowly,
+send invalid requests or make a step raise. Afterwards the engine is empty, and every finished
+output equals that of the same request sent alone.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from tests.engine.hybrid import KV_BYTES_PER_TOKEN, STATE_BYTES, write_hybrid
-from tests.server.fault_injection import UNLUCKY
+from tests.server.fault_injection import FAULTY_PROMPT
 from tests.server.running_server import RunningServer, eventually
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.model_size import model_size
@@ -30,8 +30,8 @@ class Chaos:
 
     Args:
         server: the server under test.
-        seed: determines each client's behaviour.
-        models: names of the models that the clients use.
+        seed: seed of all clients' behavior.
+        models: names of the models that clients request.
     """
 
     def __init__(self, server: RunningServer, seed: int, models: Sequence[str]):
@@ -41,86 +41,89 @@ class Chaos:
         self.finished: list[tuple[str, str]] = []  # body as JSON, output
 
     async def run(self, count: int) -> None:
-        """Runs `count` clients, `CLIENTS` at a time."""
-        kinds = [self.whole, self.stream, self.leaves, self.reads_slowly, self.nonsense]
+        """Runs `count` clients, at most `CLIENTS` concurrently."""
+        kinds = [self.complete, self.stream, self.disconnect, self.read_slowly, self.send_invalid]
         weights = [4, 4, 4, 1, 2]
-        places = asyncio.Semaphore(CLIENTS)
+        slots = asyncio.Semaphore(CLIENTS)
         async with httpx2.AsyncClient(base_url=self.server.url, timeout=120) as client:
 
-            async def one(kind, draw):
-                async with places:
-                    await kind(client, draw)
+            async def run_client(kind, rng):
+                async with slots:
+                    await kind(client, rng)
 
             drawn = self.random.choices(kinds, weights, k=count)
-            clients = [one(kind, random.Random(self.random.random())) for kind in drawn]
+            clients = [run_client(kind, random.Random(self.random.random())) for kind in drawn]
             await asyncio.gather(*clients)
 
-    def body(self, draw: random.Random, stream: bool) -> dict:
-        """Creates a request: seeded, or one whose step raises."""
-        prompt = UNLUCKY if draw.random() < 0.03 else draw.choice(PROMPTS)
-        model = {} if len(self.models) == 1 else {"model": draw.choice(self.models)}
+    def body(self, rng: random.Random, stream: bool) -> dict:
+        """Creates a seeded request, or rarely one whose step raises."""
+        prompt = FAULTY_PROMPT if rng.random() < 0.03 else rng.choice(PROMPTS)
+        model = {} if len(self.models) == 1 else {"model": rng.choice(self.models)}
         return {
             **model,
             "prompt": prompt,
-            "seed": draw.randrange(5),
+            "seed": rng.randrange(5),
             "temperature": 1.2,
-            "max_tokens": draw.choice((1, 5, 40)),
+            "max_tokens": rng.choice((1, 5, 40)),
             "stream": stream,
         }
 
-    async def whole(self, client, draw) -> None:
-        body = self.body(draw, stream=False)
+    async def complete(self, client, rng) -> None:
+        body = self.body(rng, stream=False)
         response = await client.post("/v1/completions", json=body)
         assert response.status_code in (200, 429, 500), response.text
         if response.status_code == 200:
             self.finished.append((json.dumps(body), response.json()["choices"][0]["text"]))
 
-    async def stream(self, client, draw) -> None:
-        body = self.body(draw, stream=True)
+    async def stream(self, client, rng) -> None:
+        body = self.body(rng, stream=True)
         response = await client.post("/v1/completions", json=body)
         if response.status_code == 429:
             return
-        self.note_stream(body, response.text)
+        self.record_stream(body, response.text)
 
-    def note_stream(self, body, text) -> None:
-        """Checks that a stream, failed or not, ends once, with its protocol's end event."""
+    def record_stream(self, body, text) -> None:
+        """Checks that a stream has exactly one end event; records its text unless it failed."""
         assert text.count("[DONE]") == 1
         assert text.endswith("data: [DONE]\n\n")
         data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
         if "error" not in data[-1]:
-            assert sum(one["choices"][0]["finish_reason"] is not None for one in data) == 1
-            said = "".join(one["choices"][0]["text"] for one in data)
-            self.finished.append((json.dumps({**body, "stream": False}), said))
+            assert (
+                sum(run_client["choices"][0]["finish_reason"] is not None for run_client in data)
+                == 1
+            )
+            output = "".join(run_client["choices"][0]["text"] for run_client in data)
+            self.finished.append((json.dumps({**body, "stream": False}), output))
 
-    async def leaves(self, client, draw) -> None:
-        content = json.dumps({**self.body(draw, draw.random() < 0.5), "max_tokens": 400}).encode()
+    async def disconnect(self, client, rng) -> None:
+        content = json.dumps({**self.body(rng, rng.random() < 0.5), "max_tokens": 400}).encode()
         host, port = self.server.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
         )
-        await asyncio.sleep(draw.choice((0, 0.01, 0.1, 0.3)))
-        if draw.random() < 0.5:  # RST
+        await asyncio.sleep(rng.choice((0, 0.01, 0.1, 0.3)))
+        if rng.random() < 0.5:  # RST
             connection = writer.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        elif draw.random() < 0.5:  # half-close
+        elif rng.random() < 0.5:  # half-close
             writer.write_eof()
             await reader.read(100)
         writer.close()
 
-    async def reads_slowly(self, client, draw) -> None:
-        body = {**self.body(draw, stream=True), "max_tokens": 20}
+    async def read_slowly(self, client, rng) -> None:
+        body = {**self.body(rng, stream=True), "max_tokens": 20}
         text = ""
         async with client.stream("POST", "/v1/completions", json=body) as response:
             async for output in response.aiter_text():
                 text += output
                 await asyncio.sleep(0.05)
         if response.status_code == 200:
-            self.note_stream(body, text)
+            self.record_stream(body, text)
 
-    async def nonsense(self, client, draw) -> None:
-        content = draw.choice(
+    async def send_invalid(self, client, rng) -> None:
+        content = rng.choice(
             (
                 b"",
                 b"{",
@@ -131,30 +134,30 @@ class Chaos:
                 b'{"prompt": "\\ud800"}',
             )
         )
-        path = draw.choice(("/v1/completions", "/v1/chat/completions", "/v1/messages"))
+        path = rng.choice(("/v1/completions", "/v1/chat/completions", "/v1/messages"))
         headers = {"content-type": "application/json"}
         response = await client.post(path, content=content, headers=headers)
         assert response.status_code in (400, 429 if len(self.models) > 1 else 400)
         assert response.json()["error"]["message"]
 
 
-def survive(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo",)) -> int:
-    """Runs chaos and checks the invariants; returns the server's memory afterwards, in bytes."""
+def run_chaos(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo",)) -> int:
+    """Runs clients and checks invariants; returns the server's final memory in bytes."""
     server = RunningServer("--max-num-seqs", "6", "--max-queue", "4", *flags, fault="raises")
     chaos = Chaos(server, seed, models)
     asyncio.run(chaos.run(count))
     assert eventually(lambda: server.is_empty)
-    names = [one["id"] for one in server.get("/v1/models").json()["data"]]
+    names = [run_client["id"] for run_client in server.get("/v1/models").json()["data"]]
     for name in names:
         state = server.get(f"/engine/state?model={name}").json()
         assert (state["unfinished"], state["clients"]) == (0, 0), name
     assert len(chaos.finished) > count / 10, "too few requests finished for a comparison"
-    alone = {}
+    reference = {}
     for body, text in chaos.finished:
-        if body not in alone:
+        if body not in reference:
             response = server.post("/v1/completions", json.loads(body))
-            alone[body] = response.json()["choices"][0]["text"]
-        assert text == alone[body], body
+            reference[body] = response.json()["choices"][0]["text"]
+        assert text == reference[body], body
     pages = Path(f"/proc/{server.process.pid}/statm")
     memory = int(pages.read_text().split()[1]) * 4096 if pages.exists() else 0
     assert server.stop() == 0
@@ -162,15 +165,15 @@ def survive(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo",
 
 
 def test_60_clients():
-    survive(60, 1)
+    run_chaos(60, 1)
 
 
 def test_60_clients_of_a_hybrid_model(tmp_path):
-    survive(60, 6, "--model", str(write_hybrid(tmp_path / "model")))
+    run_chaos(60, 6, "--model", str(write_hybrid(tmp_path / "model")))
 
 
 def two_models(folder: Path, *flags: str) -> tuple[str, ...]:
-    """Flags for the demo and a hybrid model, of which one at a time fits the memory."""
+    """Flags for the demo and a hybrid model, with memory for only one of them."""
     other = write_hybrid(folder / "hybrid")
     kv_bytes = 8_000_000
     memory = kv_bytes + max(model_size(other).weight_bytes, model_size(TARGET_PATH).weight_bytes)
@@ -180,12 +183,12 @@ def two_models(folder: Path, *flags: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--idle-unload", "0.3"), ("--speculative", "ngram")])
-def test_150_clients_of_two_models_that_displace_each_other(tmp_path, flags):
-    survive(150, 8, *two_models(tmp_path, *flags), models=("demo", "hybrid"))
+def test_150_clients_of_two_models_that_evict_each_other(tmp_path, flags):
+    run_chaos(150, 8, *two_models(tmp_path, *flags), models=("demo", "hybrid"))
 
 
-def test_40_clients_of_two_models_that_displace_each_other(tmp_path):
-    survive(40, 9, *two_models(tmp_path), models=("demo", "hybrid"))
+def test_40_clients_of_two_models_that_evict_each_other(tmp_path):
+    run_chaos(40, 9, *two_models(tmp_path), models=("demo", "hybrid"))
 
 
 @pytest.mark.slow
@@ -198,22 +201,22 @@ def test_500_clients_with_few_state_slots(tmp_path, flags):
     if "--draft-model" in flags:
         memory *= 8
     folder = str(write_hybrid(tmp_path / "model", mtp=True))
-    survive(500, 7, "--model", folder, "--kv-cache-bytes", str(memory), *flags)
+    run_chaos(500, 7, "--model", folder, "--kv-cache-bytes", str(memory), *flags)
 
 
 @pytest.mark.slow
 def test_500_clients_with_few_pages():
-    survive(500, 2, "--kv-cache-bytes", "8000000")
+    run_chaos(500, 2, "--kv-cache-bytes", "8000000")
 
 
 @pytest.mark.slow
 def test_500_clients_with_draft_tokens():
-    survive(500, 3, "--draft-model", "demo-draft")
+    run_chaos(500, 3, "--draft-model", "demo-draft")
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_10000_clients_do_not_leak_memory():
-    """At most 1 MB per thousand requests after the first thousand."""
-    after_one = survive(1000, 4, "--kv-cache-bytes", "8000000")
-    assert survive(10_000, 5, "--kv-cache-bytes", "8000000") - after_one < 9 * 2**20
+    """Memory grows by at most 1 MiB per thousand requests after the first thousand."""
+    after_one = run_chaos(1000, 4, "--kv-cache-bytes", "8000000")
+    assert run_chaos(10_000, 5, "--kv-cache-bytes", "8000000") - after_one < 9 * 2**20

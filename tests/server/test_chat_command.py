@@ -1,4 +1,4 @@
-"""`chat --url`: our server, other and failing servers, rejected flags."""
+"""`chat --url`: our server, other servers, failing servers, rejected flags."""
 
 import http.server
 import io
@@ -35,7 +35,7 @@ def test_conversation(server, capsys, monkeypatch):
     assert f"model: demo at {server.url}/v1" in err
 
 
-def test_reasoning_is_shown_and_not_sent_again(server, capsys, monkeypatch):
+def test_reasoning_is_printed_but_not_sent_back(server, capsys, monkeypatch):
     bodies = []
     original = RemoteBackend._deltas
     monkeypatch.setattr(
@@ -48,17 +48,17 @@ def test_reasoning_is_shown_and_not_sent_again(server, capsys, monkeypatch):
     assert contents == [FRANCE.strip(), "The capital of France is Paris.", FRANCE.strip()]
 
 
-def test_rejected_request_prints_one_sentence_and_the_chat_continues(server, capsys, monkeypatch):
+def test_chat_continues_after_a_rejected_request(server, capsys, monkeypatch):
     flags = ("--url", server.url, "--reasoning-effort", "none")
     status, out, err = converse(capsys, monkeypatch, "word " * 3000 + "\n" + FRANCE, *flags)
     assert (status, out) == (0, "The capital of France is Paris.\n")
     assert "server error 400: The prompt is too long" in err
 
 
-class Endless(http.server.BaseHTTPRequestHandler):
-    """A server that streams until the client disconnects, and records that."""
+class EndlessHandler(http.server.BaseHTTPRequestHandler):
+    """Streams until the client disconnects, then sets `left`."""
 
-    left = threading.Event()
+    client_left = threading.Event()
 
     def do_GET(self):
         self._begin("application/json")
@@ -71,7 +71,7 @@ class Endless(http.server.BaseHTTPRequestHandler):
                 self.wfile.write(b'data: {"choices": [{"delta": {"content": "on "}}]}\n\n')
                 time.sleep(0.01)
         except OSError:
-            self.left.set()
+            self.client_left.set()
 
     def _begin(self, kind):
         self.send_response(200)
@@ -79,12 +79,12 @@ class Endless(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_):
-        """Suppresses the log."""
+        """Disables logging."""
 
 
 @pytest.fixture
 def endless():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as running:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EndlessHandler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_port}"
         running.shutdown()
@@ -101,11 +101,11 @@ def test_interrupt_stops_only_the_output(endless):
     _, err = process.communicate("/exit\n", timeout=60)
     assert process.returncode == 0
     assert "[stopped]" in err
-    assert Endless.left.wait(60)
+    assert EndlessHandler.client_left.wait(60)
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "message"),
     [
         (["--url", "localhost:8000"], "--url must begin with http"),
         (["--url", "http://127.0.0.1:9"], "cannot connect to http://127.0.0.1:9/v1"),
@@ -117,10 +117,10 @@ def test_interrupt_stops_only_the_output(endless):
         (["--api-key", "k"], "--api-key requires --url"),
     ],
 )
-def test_rejected_flags(capsys, monkeypatch, flags, sentence):
+def test_rejected_flags(capsys, monkeypatch, flags, message):
     status, _, err = converse(capsys, monkeypatch, "", *flags)
     assert status == 2
-    assert sentence in err
+    assert message in err
 
 
 def test_missing_library_error_names_the_extra(capsys, monkeypatch):
@@ -130,25 +130,29 @@ def test_missing_library_error_names_the_extra(capsys, monkeypatch):
     assert "pip install 'tiny-llm[chat]'" in err
 
 
-def stub(content, status=200, *flags, seen=None):
-    """Backend of a server with a fixed response."""
+def stub_backend(content, status=200, *flags, requests=None):
+    """Chat backend of a server with a fixed response."""
 
-    def answer(request):
-        if seen is not None:
-            seen.append(request)
+    def respond(request):
+        if requests is not None:
+            requests.append(request)
         return httpx2.Response(status, content=content)
 
-    client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    client = httpx2.Client(transport=httpx2.MockTransport(respond))
     parser = chat.make_parser("chat")
     args = parser.parse_args(["--url", "http://stub/api", "--model", "one", *flags])
     return RemoteBackend(args, client)
 
 
 def test_request_body():
-    seen = []
+    requests = []
     flags = ("--api-key", "a key with é", "--max-tokens", "7", "--seed", "3")
-    list(stub("data: [DONE]\n\n", 200, *flags, seen=seen).stream_chat([{"role": "user"}]))
-    (request,) = seen
+    list(
+        stub_backend("data: [DONE]\n\n", 200, *flags, requests=requests).stream_chat(
+            [{"role": "user"}]
+        )
+    )
+    (request,) = requests
     assert request.url == "http://stub/api/chat/completions"
     assert dict(request.headers.raw)[b"Authorization"] == "Bearer a key with é".encode()
     assert json.loads(request.content) == {
@@ -168,12 +172,13 @@ def events(*deltas):
 def test_response_formats_of_other_servers():
     text = ": a comment\n\n" + events({"reasoning": "Hm"}, {"content": "Yes"}, {"content": None})
     assert (
-        "".join(stub(text + "data: [DONE]\n\n").stream_chat([])) == "<think>\nHm\n</think>\n\nYes"
+        "".join(stub_backend(text + "data: [DONE]\n\n").stream_chat([]))
+        == "<think>\nHm\n</think>\n\nYes"
     )
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "sentence"),
+    ("content", "status", "message"),
     [
         (events({"content": "Y"}), 200, "closed the stream before the end of the response"),
         ('data: {"error": {"message": "It failed."}}\n\n', 200, "server error: It failed."),
@@ -181,7 +186,7 @@ def test_response_formats_of_other_servers():
         ("<html>Bad\ngateway</html>", 502, "server error 502: <html>Bad gateway</html>"),
     ],
 )
-def test_failing_server(content, status, sentence):
-    with pytest.raises(UserError) as failed:
-        list(stub(content, status).stream_chat([]))
-    assert sentence in str(failed.value)
+def test_failing_server(content, status, message):
+    with pytest.raises(UserError) as error:
+        list(stub_backend(content, status).stream_chat([]))
+    assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Fields and content of real clients: accepted with their meaning, or without an effect."""
+"""Fields and content parts that real clients send are honored or deliberately ignored."""
 
 import json
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tests.server.running_server import RunningServer
 
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 PNG = "data:image/png;base64,iVBORw0KGgo="
 IMAGE = {"type": "image_url", "image_url": {"url": PNG}}
 SOURCE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
@@ -19,22 +19,22 @@ ECHO = {**CHAT, "extra_body": {"return_token_ids": True}}
 
 
 class City(BaseModel):
-    """A typed answer."""
+    """Schema of a structured output."""
 
     city: str
 
 
 @pytest.fixture
 def claude(server: RunningServer) -> anthropic.Anthropic:
-    """Anthropic's client of the server."""
+    """Anthropic client of the server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
-def call(arguments: str) -> list[dict]:
-    """Messages with a tool call and its result."""
+def tool_call_history(arguments: str) -> list[dict]:
+    """History with a tool call and its result."""
     function = {"name": "capital", "arguments": arguments}
     return [
-        *ASK,
+        *QUESTION,
         {
             "role": "assistant",
             "tool_calls": [{"id": "c", "type": "function", "function": function}],
@@ -44,49 +44,51 @@ def call(arguments: str) -> list[dict]:
 
 
 def prompt(server: RunningServer, response) -> str:
-    """The prompt of a chat completion with `return_token_ids`."""
+    """Decodes the prompt of a chat completion with `return_token_ids`."""
     return server.post("/detokenize", {"tokens": response.prompt_token_ids}).json()["prompt"]
 
 
 def test_empty_arguments_in_history_are_an_empty_object(server, client):
-    empty = client.chat.completions.create(**ECHO, messages=call(""))
+    empty = client.chat.completions.create(**ECHO, messages=tool_call_history(""))
     assert '{"name": "capital", "arguments": {}}' in prompt(server, empty)
-    same = client.chat.completions.create(**ECHO, messages=call("{}"))
+    same = client.chat.completions.create(**ECHO, messages=tool_call_history("{}"))
     assert empty.prompt_token_ids == same.prompt_token_ids
     function = {"type": "function_call", "call_id": "c", "name": "capital", "arguments": ""}
     result = {"type": "function_call_output", "call_id": "c", "output": "Paris"}
-    counted = client.responses.input_tokens.count(model="demo", input=[*ASK, function, result])
-    filled = {**function, "arguments": "{}"}
-    expected = client.responses.input_tokens.count(model="demo", input=[*ASK, filled, result])
+    counted = client.responses.input_tokens.count(model="demo", input=[*QUESTION, function, result])
+    with_braces = {**function, "arguments": "{}"}
+    expected = client.responses.input_tokens.count(
+        model="demo", input=[*QUESTION, with_braces, result]
+    )
     assert counted.input_tokens == expected.input_tokens
 
 
 def test_parsed_messages_can_be_sent_back(server, client):
     tool = openai.pydantic_function_tool(City)
-    body = {"model": "demo", "messages": ASK, "reasoning_effort": "none"}
+    body = {"model": "demo", "messages": QUESTION, "reasoning_effort": "none"}
     answer = client.chat.completions.parse(**body, response_format=City, max_tokens=30)
     called = client.chat.completions.parse(
         **body, tools=[tool], tool_choice="required", parallel_tool_calls=False
     )
     messages = [answer.choices[0].message, called.choices[0].message]
-    (function,) = (one.function for one in messages[1].tool_calls)
+    [function] = [call.function for call in messages[1].tool_calls]
     assert isinstance(messages[0].parsed, City)
     assert isinstance(function.parsed_arguments, City)
     result = {"role": "tool", "tool_call_id": messages[1].tool_calls[0].id, "content": "ok"}
-    history = [*ASK, messages[0], *ASK, messages[1], result]
+    history = [*QUESTION, messages[0], *QUESTION, messages[1], result]
     client.chat.completions.create(**CHAT, messages=history)
-    # Frameworks store messages as dictionaries, with the client's additions.
-    dumped = [one.model_dump(warnings=False) for one in messages]
+    # Frameworks store messages as dictionaries, including fields that the client library adds.
+    dumped = [message.model_dump(warnings=False) for message in messages]
     assert "parsed" in dumped[0]
     assert "parsed_arguments" in dumped[1]["tool_calls"][0]["function"]
     again = client.chat.completions.create(
-        **ECHO, messages=[*ASK, dumped[0], *ASK, dumped[1], result]
+        **ECHO, messages=[*QUESTION, dumped[0], *QUESTION, dumped[1], result]
     )
     assert "parsed" not in prompt(server, again)
 
 
 def test_refusal_message_is_text(server, client):
-    history = [*ASK, {"role": "assistant", "content": None, "refusal": "Never."}, *ASK]
+    history = [*QUESTION, {"role": "assistant", "content": None, "refusal": "Never."}, *QUESTION]
     response = client.chat.completions.create(**ECHO, messages=history)
     assert "assistant\nNever." in prompt(server, response)
 
@@ -112,20 +114,20 @@ def test_search_results_are_text(server, claude):
     returned = {"type": "tool_result", "tool_use_id": "t", "content": [result]}
     plain = {**returned, "content": "Capitals\nhttps://a.example\nParis"}
     counts = []
-    for one in (returned, plain):
+    for block in (returned, plain):
         history = [
-            *ASK,
+            *QUESTION,
             {"role": "assistant", "content": [use]},
-            {"role": "user", "content": [one]},
+            {"role": "user", "content": [block]},
         ]
         counts.append(claude.messages.count_tokens(model="demo", messages=history).input_tokens)
     assert counts[0] == counts[1]
-    asked = [{"role": "user", "content": [result]}]
-    assert claude.messages.create(model="demo", max_tokens=1, messages=asked).content
+    user_messages = [{"role": "user", "content": [result]}]
+    assert claude.messages.create(model="demo", max_tokens=1, messages=user_messages).content
 
 
 def test_images_of_tool_results_are_replaced(server, client, claude):
-    history = call("{}")
+    history = tool_call_history("{}")
     history[-1]["content"] = [{"type": "text", "text": "Seen:"}, IMAGE]
     response = client.chat.completions.create(**ECHO, messages=history)
     assert f"Seen:\n{PLACEHOLDER}" in prompt(server, response)
@@ -134,7 +136,7 @@ def test_images_of_tool_results_are_replaced(server, client, claude):
     result = {"type": "function_call_output", "call_id": "c"}
     counts = [
         client.responses.input_tokens.count(
-            model="demo", input=[*ASK, use, {**result, "output": output}]
+            model="demo", input=[*QUESTION, use, {**result, "output": output}]
         ).input_tokens
         for output in ([{"type": "input_image", "image_url": PNG}], PLACEHOLDER)
     ]
@@ -147,7 +149,7 @@ def test_images_of_tool_results_are_replaced(server, client, claude):
         claude.messages.count_tokens(
             model="demo",
             messages=[
-                *ASK,
+                *QUESTION,
                 use,
                 {
                     "role": "user",
@@ -174,28 +176,34 @@ def test_images_of_users_are_rejected(client, claude):
 
 
 def test_stop_token_ids_beyond_the_vocabulary_have_no_effect(client):
-    plain = client.chat.completions.create(**CHAT, messages=ASK, temperature=0)
-    beyond = {"stop_token_ids": [128009, 2**40], "min_tokens": 2, "skip_special_tokens": True}
-    other = client.chat.completions.create(**CHAT, messages=ASK, temperature=0, extra_body=beyond)
+    plain = client.chat.completions.create(**CHAT, messages=QUESTION, temperature=0)
+    ignored_fields = {
+        "stop_token_ids": [128009, 2**40],
+        "min_tokens": 2,
+        "skip_special_tokens": True,
+    }
+    other = client.chat.completions.create(
+        **CHAT, messages=QUESTION, temperature=0, extra_body=ignored_fields
+    )
     assert other.choices[0].message.content == plain.choices[0].message.content
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_do_not_match_in_reasoning(client, stream):
-    body = {"model": "demo", "messages": ASK, "reasoning_effort": "high", "temperature": 0}
-    whole = client.chat.completions.create(**body).choices[0].message
-    assert "France" in whole.reasoning_content
-    assert "France" in whole.content
+    body = {"model": "demo", "messages": QUESTION, "reasoning_effort": "high", "temperature": 0}
+    full = client.chat.completions.create(**body).choices[0].message
+    assert "France" in full.reasoning_content
+    assert "France" in full.content
     response = client.chat.completions.create(**body, stop=["France"], stream=stream)
     if stream:
         deltas = [chunk.choices[0].delta for chunk in response]
-        reasoning = "".join(getattr(one, "reasoning_content", None) or "" for one in deltas)
-        content = "".join(one.content or "" for one in deltas)
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        content = "".join(delta.content or "" for delta in deltas)
     else:
         message = response.choices[0].message
         reasoning, content = message.reasoning_content, message.content
-    assert reasoning == whole.reasoning_content
-    assert content == whole.content.partition("France")[0]
+    assert reasoning == full.reasoning_content
+    assert content == full.content.partition("France")[0]
 
 
 def test_verbosity_is_echoed(client):
@@ -207,13 +215,17 @@ def test_verbosity_is_echoed(client):
 
 def test_messages_output_format_and_mcp_servers(claude):
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
-    form = {"type": "json_schema", "schema": schema}
-    body = {"model": "demo", "max_tokens": 30, "messages": ASK}
-    answer = claude.beta.messages.create(**body, mcp_servers=[], extra_body={"output_format": form})
+    output_format = {"type": "json_schema", "schema": schema}
+    body = {"model": "demo", "max_tokens": 30, "messages": QUESTION}
+    answer = claude.beta.messages.create(
+        **body, mcp_servers=[], extra_body={"output_format": output_format}
+    )
     assert json.loads(answer.content[0].text) == {"a": 1}
     with pytest.raises(anthropic.BadRequestError, match="output_format and output_config.format"):
         claude.messages.create(
-            **body, output_config={"format": form}, extra_body={"output_format": form}
+            **body,
+            output_config={"format": output_format},
+            extra_body={"output_format": output_format},
         )
     server = {"type": "url", "name": "a", "url": "https://a.example"}
     with pytest.raises(anthropic.BadRequestError, match="this server runs no tools"):

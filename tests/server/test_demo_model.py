@@ -1,6 +1,6 @@
-"""Tool calls and JSON output of the demo model, through OpenAI's client.
+"""Tool calls and JSON output of the demo model through OpenAI's client.
 
-Grammars guarantee the format, which other tests cover. These tests check the content: the model is
+Other tests cover the format, which grammars guarantee. These tests cover the content: the model is
 trained to call the right tool with the user's arguments.
 """
 
@@ -35,16 +35,16 @@ ADD = {
 
 
 def ask(client, question, **body):
-    """Returns the assistant's message; `question` is a string or a list of messages."""
+    """Sends a question or a list of messages; returns the assistant's message."""
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-    whole = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="demo", messages=messages, reasoning_effort="none", temperature=0, **body
     )
-    return whole.choices[0].message
+    return response.choices[0].message
 
 
 def tool_call(message):
-    """Returns name and arguments of a message's single tool call."""
+    """Returns the name and arguments of a message's single tool call."""
     (call,) = message.tool_calls
     return call.function.name, json.loads(call.function.arguments)
 
@@ -88,14 +88,14 @@ def test_second_turn_uses_the_tool_result(client):
         ("Answer in JSON: What is the opposite of hot?", {"answer": "cold"}),
     ],
 )
-def test_json_schema_output_has_the_right_content(client, question, expected):
+def test_json_schema_output_content(client, question, expected):
     schema = {
         "type": "object",
         "properties": {key: {"type": "string"} for key in expected},
         "required": list(expected),
     }
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    assert json.loads(ask(client, question, response_format=form).content) == expected
+    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    assert json.loads(ask(client, question, response_format=response_format).content) == expected
 
 
 def test_json_without_a_grammar(client):

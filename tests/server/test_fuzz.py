@@ -1,4 +1,4 @@
-"""Valid and invalid requests generated from the OpenAPI document: no 5xx, no hang."""
+"""Fuzzing with requests from the OpenAPI document never causes a 5xx or a hang."""
 
 import hypothesis
 import pytest
@@ -17,7 +17,7 @@ from tests.server.running_server import RunningServer
 
 
 def invalid_data_rejection(context, response, case):
-    """As `negative_data_rejection`, which does not count a 413 as a rejection."""
+    """`negative_data_rejection` that also accepts 413 as a rejection."""
     return None if response.status_code == 413 else negative_data_rejection(context, response, case)
 
 
@@ -33,9 +33,9 @@ ERROR_STATUSES = range(400, 600)
 
 @pytest.fixture(scope="module")
 def operations(server):
-    """All operations of the document."""
+    """All operations of the OpenAPI document."""
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
-    return [one.ok() for one in schema.get_all_operations()]
+    return [operation.ok() for operation in schema.get_all_operations()]
 
 
 def fuzz(operation, examples):
@@ -87,7 +87,6 @@ def test_fuzz_of_a_hybrid_model(tmp_path):
 @pytest.mark.slow
 def test_exhaustive_fuzz(server, operations, exhaustive):
     for operation in operations:
-        fuzz(
-            operation, 2300 if exhaustive else 60
-        )  # 20,000 in total; few for operations without a body
+        # 20,000 requests in total; operations without a body generate few.
+        fuzz(operation, 2300 if exhaustive else 60)
     assert server.is_empty

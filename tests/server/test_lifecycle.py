@@ -1,4 +1,4 @@
-"""Lifecycle: rejected flags, drain, engine failures."""
+"""Server lifecycle: rejected flags, draining, engine failures."""
 
 import signal
 import threading
@@ -6,17 +6,17 @@ import time
 
 import pytest
 
-from tests.server.fault_injection import UNLUCKY
+from tests.server.fault_injection import FAULTY_PROMPT
 from tests.server.protocol.test_disconnect import LONG, connect
 from tests.server.running_server import RunningServer, eventually
 from tiny_llm.cli import serve
 
 SHORT = {"messages": [{"role": "user", "content": "Hello"}], "reasoning_effort": "none"}
-UNLUCKY_BODY = {"prompt": UNLUCKY}
+FAULTY_BODY = {"prompt": FAULTY_PROMPT}
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "message"),
     [
         (["--host", "0.0.0.0"], "reachable from other machines without an API key"),
         (["--port", "70000"], "--port: must be between 0 and 65535, got 70000"),
@@ -27,10 +27,10 @@ UNLUCKY_BODY = {"prompt": UNLUCKY}
         (["--model", "nothing"], "there is no model 'nothing'"),
     ],
 )
-def test_rejected_flags(capsys, monkeypatch, flags, sentence):
+def test_rejected_flags(capsys, monkeypatch, flags, message):
     monkeypatch.delenv("TINY_LLM_API_KEY", raising=False)
     assert serve.main(flags) == 2
-    assert sentence in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_missing_libraries_error_names_the_extra(capsys, monkeypatch):
@@ -48,16 +48,16 @@ def test_port_in_use(capsys, server):
 
 
 def test_pause_then_sigterm():
-    """Ctrl-Z during a step, and SIGCONT after more than the watchdog's limit.
+    """Pauses a server for longer than the watchdog's limit, then sends SIGTERM.
 
     The watchdog ignores the pause. After SIGTERM, running requests finish; new ones are rejected.
     """
     server = RunningServer("--watchdog", "2", fault="slow")
-    pause_in_the_middle(server)
-    terminate_in_the_middle(server)
+    pause_during_generation(server)
+    terminate_during_generation(server)
 
 
-def pause_in_the_middle(server):
+def pause_during_generation(server):
     body = {"prompt": "Hello", "max_tokens": 20, "ignore_eos": True}
     responses = []
     running = threading.Thread(
@@ -72,7 +72,7 @@ def pause_in_the_middle(server):
     assert responses[0].json()["usage"]["completion_tokens"] == 20
 
 
-def terminate_in_the_middle(server):
+def terminate_during_generation(server):
     responses = []
     body = {**LONG, "max_tokens": 30}
     running = threading.Thread(
@@ -82,9 +82,9 @@ def terminate_in_the_middle(server):
     assert eventually(lambda: server.metric("num_requests_running") == 1)
     server.process.send_signal(signal.SIGTERM)
     server.wait_for("draining: 1 requests")
-    refused = server.post("/v1/chat/completions", SHORT)
-    assert refused.status_code == 503
-    assert "shutting down" in refused.json()["error"]["message"]
+    rejected = server.post("/v1/chat/completions", SHORT)
+    assert rejected.status_code == 503
+    assert "shutting down" in rejected.json()["error"]["message"]
     assert server.get("/ready").status_code == 503
     assert server.get("/health").status_code == 200
     running.join()
@@ -92,7 +92,7 @@ def terminate_in_the_middle(server):
     assert server.process.wait(30) == 0
 
 
-def test_drain_timeout_ends_requests_with_an_error():
+def test_drain_timeout_fails_running_requests():
     server = RunningServer("--drain-timeout", "0.5", fault="slow")
     connection = connect(server, {**LONG, "stream": True})
     assert connection.recv(10)
@@ -116,10 +116,10 @@ def test_second_signal_exits_immediately():
     connection.close()
 
 
-def test_failed_step_ends_only_its_requests():
+def test_failed_step_fails_only_its_requests():
     server = RunningServer(fault="raises")
     for stream in (False, True):
-        failed = server.post("/v1/completions", {**UNLUCKY_BODY, "stream": stream})
+        failed = server.post("/v1/completions", {**FAULTY_BODY, "stream": stream})
         assert "The engine failed" in failed.text
         assert "secret" not in failed.text
         assert failed.status_code == (200 if stream else 500)
@@ -132,7 +132,7 @@ def test_failed_step_ends_only_its_requests():
 @pytest.mark.parametrize("fault", ["hangs", "dies"])
 def test_watchdog_exits_when_the_engine_hangs_or_dies(fault):
     server = RunningServer("--watchdog", "2", fault=fault)
-    connection = connect(server, {**UNLUCKY_BODY, "stream": True}, "/v1/completions")
+    connection = connect(server, {**FAULTY_BODY, "stream": True}, "/v1/completions")
     server.wait_for("exiting after a failure: ")
     ready = server.get("/ready")
     assert ready.status_code == 503
@@ -143,4 +143,4 @@ def test_watchdog_exits_when_the_engine_hangs_or_dies(fault):
         received += data
     assert b"The engine failed" in received
     assert server.process.wait(30) == 1
-    assert 'File "' in "".join(server.lines), "no stack trace in the log"
+    assert 'File "' in "".join(server.lines), "the log must contain a stack trace"

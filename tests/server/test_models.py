@@ -1,4 +1,4 @@
-"""Several models in one server: selection, loading, unloading, memory budget."""
+"""Several models in one server: selection, loading, unloading, memory budgets."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.engine.hybrid import write_hybrid
-from tests.server.fault_injection import UNLUCKY
+from tests.server.fault_injection import FAULTY_PROMPT
 from tests.server.protocol.test_disconnect import connect
 from tests.server.running_server import RunningServer, eventually
 from tiny_llm.cli import serve
@@ -43,34 +43,34 @@ def folders(tmp_path_factory):
 
 
 def budget(folders):
-    """Memory for the demo and one of the random models, or for both random ones."""
+    """Memory budget for any two of the three models."""
     weights = model_size(TARGET_PATH).weight_bytes + model_size(folders / "two").weight_bytes
     return weights + 2 * KV_BYTES
 
 
-def flags(folders, *more):
+def flags(folders, *extra_flags):
     names = ("demo", str(folders / "one"), str(folders / "two"))
     models = [flag for name in names for flag in ("--model", name)]
     memory = ("--kv-cache-bytes", str(KV_BYTES), "--max-memory", str(budget(folders)))
-    return (*models, *memory, "--max-num-seqs", "8", *more)
+    return (*models, *memory, "--max-num-seqs", "8", *extra_flags)
 
 
 @pytest.fixture(scope="module")
 def server(folders):
-    """The demo and two random models, of which two fit the budget."""
+    """Server with three models, of which any two fit the memory budget."""
     running = RunningServer(*flags(folders))
     yield running
     assert running.stop() == 0, "".join(running.lines[-60:])
 
 
 def values(metric, text):
-    """A metric's value for each model."""
+    """Values of a metric for all models."""
     return [float(number) for number in re.findall(rf"^tiny_llm:{metric}{{.*}} (\S+)", text, re.M)]
 
 
 def loaded(server):
     """Names of the loaded models."""
-    return {one["id"] for one in server.get("/v1/models").json()["data"] if one["loaded"]}
+    return {model["id"] for model in server.get("/v1/models").json()["data"] if model["loaded"]}
 
 
 # ---------------------------------------------------------------- selection
@@ -78,13 +78,13 @@ def loaded(server):
 
 def test_models_are_listed_and_the_first_is_the_default(server):
     listed = server.get("/v1/models").json()["data"]
-    assert [one["id"] for one in listed] == ["demo", "one", "two"]
+    assert [model["id"] for model in listed] == ["demo", "one", "two"]
     response = server.post("/v1/completions", {"prompt": "RoPE is", "max_tokens": 2})
     assert response.json()["model"] == "demo"
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_endpoints_select_the_model_of_the_request(server, path):
+def test_endpoints_use_the_requested_model(server, path):
     for name in ("one", "demo", "two"):
         assert server.post(path, body(name, path)).json()["model"] == name
     missing = server.post(path, body("/etc", path))
@@ -92,7 +92,7 @@ def test_endpoints_select_the_model_of_the_request(server, path):
     assert "serves 'demo', 'one', 'two'" in missing.json()["error"]["message"]
 
 
-def test_tokens_and_probes_of_a_model(server):
+def test_tokenize_and_probes_select_the_model(server):
     tokens = server.post("/tokenize", {"prompt": "RoPE is", "model": "two"}).json()["tokens"]
     text = server.post("/detokenize", {"tokens": tokens, "model": "one"}).json()["prompt"]
     assert text == "RoPE is"
@@ -139,14 +139,14 @@ def test_invalid_request_loads_no_model(server):
 
 
 def test_concurrent_requests_while_models_are_swapped(server, folders):
-    """Same tokens as alone; the loaded models never exceed the budget."""
+    """Outputs do not change, and loaded models never exceed the budget."""
     names = ("demo", "one", "two")
     seeds = range(2)
 
     def request(name, seed):
         return body(name, seed=seed, temperature=1.0, max_tokens=12, ignore_eos=True)
 
-    alone = {
+    reference = {
         (name, seed): server.post("/v1/completions", request(name, seed)).json()["choices"]
         for name in names
         for seed in seeds
@@ -156,28 +156,28 @@ def test_concurrent_requests_while_models_are_swapped(server, folders):
     async def run():
         async with httpx2.AsyncClient(base_url=server.url, timeout=120) as client:
 
-            async def one(name, seed, delay):
+            async def send(name, seed, delay):
                 await asyncio.sleep(delay)
                 response = await client.post("/v1/completions", json=request(name, seed))
-                assert response.json()["choices"] == alone[name, seed], (name, seed)
+                assert response.json()["choices"] == reference[name, seed], (name, seed)
 
-            async def watch():
+            async def poll_metrics():
                 while True:
                     text = (await client.get("/metrics")).text
                     memory.append(sum(values("model_memory_bytes", text)))
                     steps.append(values("engine_steps_total", text))
                     await asyncio.sleep(0.05)
 
-            watching = asyncio.create_task(watch())
+            polling = asyncio.create_task(poll_metrics())
             await asyncio.gather(
-                *(one(name, seed, 0.1 * number) for number in range(3) for name, seed in alone)
+                *(send(name, seed, 0.1 * number) for number in range(3) for name, seed in reference)
             )
-            watching.cancel()
+            polling.cancel()
 
     asyncio.run(run())
     assert 0 < max(memory) <= budget(folders)
     for totals in zip(*steps, strict=True):
-        assert list(totals) == sorted(totals), "a model's total restarted with its load"
+        assert list(totals) == sorted(totals), "totals must survive reloads of a model"
 
 
 def test_least_recently_used_model_is_unloaded(server):
@@ -189,7 +189,7 @@ def test_least_recently_used_model_is_unloaded(server):
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("extra", "message"),
     [
         (["--max-memory", "9000000"], "the model 'demo' takes"),
         (["--max-memory", "1e18"], "must not exceed the memory"),
@@ -203,12 +203,12 @@ def test_least_recently_used_model_is_unloaded(server):
         (["--model", "demo=embed,score"], "is not a list of at most one task"),
     ],
 )
-def test_rejected_flags(capsys, given, sentence):
-    assert serve.main(["--model", "demo", "--model", "demo-draft", *given]) == 2
-    assert sentence in capsys.readouterr().err
+def test_rejected_flags(capsys, extra, message):
+    assert serve.main(["--model", "demo", "--model", "demo-draft", *extra]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_pinned_models_must_fit_beside_each_other(capsys):
+def test_pinned_models_must_fit_together(capsys):
     models = ["--model", "demo=pin", "--model", "demo-draft"]
     assert serve.main([*models, "--kv-cache-bytes", "1e8", "--max-memory", "15e7"]) == 2
     error = capsys.readouterr().err
@@ -217,15 +217,15 @@ def test_pinned_models_must_fit_beside_each_other(capsys):
 
 
 def resident(server):
-    """The server's resident memory in bytes."""
+    """Resident memory of the server in bytes."""
     pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
     return int(pages) * 4096
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_resident_memory_stays_within_the_budget_and_returns(tmp_path):
-    """Two models of 80 MB that displace each other, beside a pinned one."""
+def test_resident_memory_stays_within_the_budget_and_is_released(tmp_path):
+    """Two 80 MB models evict each other while a third is pinned."""
     large = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 4096}
     models = [write_hybrid(tmp_path / name, **large) for name in ("a", "b")]
     weights, kv_bytes = model_size(models[0]).weight_bytes, 8_000_000
@@ -249,8 +249,8 @@ def test_resident_memory_stays_within_the_budget_and_returns(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def slow(folders):
-    """A server whose models load slowly, with the model `gone` whose folder is removed."""
+def slow_server(folders):
+    """Server with slow loads and a model, `gone`, whose folder is deleted."""
     shutil.copytree(folders / "one", folders / "gone")
     models = [flag for name in ("one", "two", "gone") for flag in ("--model", str(folders / name))]
     memory = ("--kv-cache-bytes", str(KV_BYTES), "--idle-unload", "1")
@@ -261,27 +261,27 @@ def slow(folders):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_failed_load_is_the_error_of_its_requests(slow, path):
-    failed = slow.post(path, body("gone", path))
+def test_failed_load_fails_its_requests(slow_server, path):
+    failed = slow_server.post(path, body("gone", path))
     assert failed.status_code == 503
-    sentence = "The model 'gone' could not be loaded; see the server's log."
-    assert failed.json()["error"]["message"] == sentence
-    stream = slow.post(path, body("gone", path, stream=True))
+    message = "The model 'gone' could not be loaded; see the server's log."
+    assert failed.json()["error"]["message"] == message
+    stream = slow_server.post(path, body("gone", path, stream=True))
     assert stream.status_code == 200
     assert stream.text.startswith(": keep-alive\n\n")
-    assert stream.text.count(sentence) == 1
+    assert stream.text.count(message) == 1
     events = [line for line in stream.text.splitlines() if line.startswith(("data", "event"))]
     last = {"/v1/messages": "event: error", "/v1/responses": "event: error"}
     assert last.get(path, "data: [DONE]") in events
-    assert slow.post(path, body("one", path)).status_code == 200
-    assert slow.get("/ready").status_code == 200
+    assert slow_server.post(path, body("one", path)).status_code == 200
+    assert slow_server.get("/ready").status_code == 200
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_stream_of_a_loading_model_gets_comments(slow, path):
-    assert eventually(lambda: "one" not in loaded(slow)), "not unloaded when idle"
-    cold = slow.post(path, body("one", path, stream=True)).text
-    warm = slow.post(path, body("one", path, stream=True)).text
+def test_stream_gets_comments_while_its_model_loads(slow_server, path):
+    assert eventually(lambda: "one" not in loaded(slow_server)), "idle models must be unloaded"
+    cold = slow_server.post(path, body("one", path, stream=True)).text
+    warm = slow_server.post(path, body("one", path, stream=True)).text
     assert cold.startswith(": keep-alive\n\n")
 
     def texts(stream):
@@ -290,18 +290,18 @@ def test_stream_of_a_loading_model_gets_comments(slow, path):
     assert "".join(texts(cold)) == "".join(texts(warm))
 
 
-def test_client_that_leaves_while_the_model_loads(slow):
-    assert eventually(lambda: not loaded(slow))
-    connection = connect(slow, body("two", stream=True), "/v1/completions")
+def test_client_disconnects_while_its_model_loads(slow_server):
+    assert eventually(lambda: not loaded(slow_server))
+    connection = connect(slow_server, body("two", stream=True), "/v1/completions")
     received = b""
     while b"keep-alive" not in received:
         received += connection.recv(1000)
-    other = connect(slow, body("one"), "/v1/completions")  # queued behind it
+    other = connect(slow_server, body("one"), "/v1/completions")  # queued behind the load of "two"
     connection.close()
     other.close()
-    assert eventually(lambda: "two" in loaded(slow))
-    assert eventually(lambda: not loaded(slow)), "the load counts as used"
-    assert slow.get("/engine/state?model=two").json()["clients"] == 0
+    assert eventually(lambda: "two" in loaded(slow_server))
+    assert eventually(lambda: not loaded(slow_server)), "idle models must be unloaded"
+    assert slow_server.get("/engine/state?model=two").json()["clients"] == 0
 
 
 def test_drain_during_a_load(folders):
@@ -328,20 +328,20 @@ def test_drain_during_a_load(folders):
     assert running.process.wait(60) == 0
 
 
-def test_pinned_model_that_cannot_be_loaded_ends_the_server():
+def test_server_exits_if_a_pinned_model_cannot_be_loaded():
     models = ("--model", "demo", "--model", "demo-draft=pin")
     with pytest.raises(AssertionError, match="kv_cache_bytes must be at least"):
         RunningServer(*models, "--kv-cache-bytes", "1000")
 
 
-def test_watchdog_of_a_hanging_model_ends_the_requests_of_all():
+def test_watchdog_fails_the_requests_of_all_models():
     models = ("--model", "demo", "--model", "demo-draft")
     server = RunningServer(*models, "--watchdog", "2", fault="hangs")
     assert server.post("/v1/completions", body("demo-draft")).status_code == 200
     long = body("demo-draft", max_tokens=2000, ignore_eos=True, stream=True)
     other = connect(server, long, "/v1/completions")
     assert other.recv(10)
-    hanging = connect(server, body("demo", prompt=UNLUCKY, stream=True), "/v1/completions")
+    hanging = connect(server, body("demo", prompt=FAULTY_PROMPT, stream=True), "/v1/completions")
     server.wait_for("exiting after a failure: The engine has not finished a step")
     received = b""
     while data := hanging.recv(65536):
@@ -349,5 +349,5 @@ def test_watchdog_of_a_hanging_model_ends_the_requests_of_all():
     assert b"The engine failed" in received
     while data := other.recv(65536):
         received = data
-    assert received.endswith(b"0\r\n\r\n"), "a stream without its end"
+    assert received.endswith(b"0\r\n\r\n"), "the stream must be terminated"
     assert server.process.wait(30) == 1

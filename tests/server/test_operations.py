@@ -1,4 +1,4 @@
-"""Operation: access log, request counts, model names, chat template, context length, hints."""
+"""Operations: access log, request counts, model names, chat template, context length."""
 
 import re
 import subprocess
@@ -11,10 +11,10 @@ import pytest
 from tests.server.running_server import RunningServer, eventually
 from tiny_llm import LLM, SamplingParams, UserError
 
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT = "/v1/chat/completions"
-BODY = {"messages": ASK, "max_tokens": 4, "reasoning_effort": "none"}
-# Speaks like a pirate, if asked to.
+BODY = {"messages": QUESTION, "max_tokens": 4, "reasoning_effort": "none"}
+# Renders the optional variable `style`.
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if style is defined %}style: {{ style.name }}{% endif %}"
@@ -23,7 +23,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def custom(tmp_path_factory):
-    """A server with a template, two names, a short context and an access log."""
+    """Server with a chat template, three names, a short context and an access log."""
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
     names = ("--served-model-name", "first", "second", "--served-model-name", "third")
@@ -64,10 +64,10 @@ def test_names_are_aliases_of_one_model(custom):
 
 def test_chat_template_and_its_variables(custom):
     def prompt(**fields):
-        ids = custom.post("/tokenize", {"messages": ASK, **fields}).json()["tokens"]
+        ids = custom.post("/tokenize", {"messages": QUESTION, **fields}).json()["tokens"]
         return custom.post("/detokenize", {"tokens": ids}).json()["prompt"]
 
-    assert prompt() == f"user: {ASK[0]['content']}\n"
+    assert prompt() == f"user: {QUESTION[0]['content']}\n"
     kwargs = {"style": {"name": "pirate"}, "enable_thinking": None}
     assert prompt(chat_template_kwargs=kwargs).endswith("style: pirate")
     body = {**BODY, "chat_template_kwargs": kwargs, "return_token_ids": True}
@@ -77,14 +77,14 @@ def test_chat_template_and_its_variables(custom):
 
 def test_context_length(custom):
     assert custom.post("/tokenize", {"prompt": "a"}).json()["max_model_len"] == 64
-    refused = custom.post("/v1/completions", {"prompt": "a " * 90}).json()["error"]
-    assert refused["n_ctx"] == 64
+    rejected = custom.post("/v1/completions", {"prompt": "a " * 90}).json()["error"]
+    assert rejected["n_ctx"] == 64
     response = custom.post(CHAT, {**BODY, "max_tokens": 1000, "ignore_eos": True}).json()
     assert response["usage"]["total_tokens"] == 64
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "sentence"),
+    ("kwargs", "message"),
     [
         (
             {"style": "pirate"},
@@ -99,17 +99,17 @@ def test_context_length(custom):
         ({"enable_thinking": "no"}, "chat_template_kwargs.enable_thinking must be true or false."),
     ],
 )
-def test_template_variables_without_an_effect_are_rejected(server, kwargs, sentence):
+def test_unused_template_variables_are_rejected(server, kwargs, message):
     for path in (CHAT, "/tokenize"):
-        refused = server.post(path, {"messages": ASK, "chat_template_kwargs": kwargs})
-        assert refused.status_code == 400
-        assert refused.json()["error"]["message"] == sentence
+        rejected = server.post(path, {"messages": QUESTION, "chat_template_kwargs": kwargs})
+        assert rejected.status_code == 400
+        assert rejected.json()["error"]["message"] == message
 
 
-def test_refusals_are_logged_with_their_sentence(server):
-    refused = server.post(CHAT, {**BODY, "frobnicate": 1})
-    assert refused.status_code == 400
-    request_id = refused.headers["x-request-id"]
+def test_rejections_are_logged_with_their_message(server):
+    rejected = server.post(CHAT, {**BODY, "frobnicate": 1})
+    assert rejected.status_code == 400
+    request_id = rejected.headers["x-request-id"]
     line = server.wait_for(f"WARNING POST {CHAT} 400 id={request_id} .*")
     assert line.endswith("error: frobnicate is not a supported field; remove it.")
     server.post(CHAT, {**BODY, "model": "a\nINFO b"})
@@ -136,10 +136,10 @@ def test_contents_are_logged_only_on_request():
 def test_requests_are_counted_by_endpoint_method_and_status(server):
     def count(endpoint, method, status):
         labels = f'endpoint="{endpoint}",method="{method}",status="{status}"'
-        found = re.search(
+        match = re.search(
             rf"^tiny_llm:http_requests_total{{{labels}}} (\S+)", server.get("/metrics").text, re.M
         )
-        return float(found[1]) if found else 0
+        return float(match[1]) if match else 0
 
     cases = {
         (CHAT, "POST", 200): lambda: server.post(CHAT, BODY),
@@ -172,12 +172,12 @@ def test_hint_for_a_wrong_base_url(server, path, intended, advice):
     assert missing.json()["error"]["message"] == expected
 
 
-def test_no_hint_for_other_paths(server):
+def test_no_base_url_hint_for_other_paths(server):
     for path in ("/v1/v1", "/v1/unknown", "/v1/v1/unknown"):
         assert "/docs lists" in server.get(path).json()["error"]["message"]
 
 
-def test_client_that_leaves_is_logged():
+def test_client_disconnect_is_logged():
     running = RunningServer("--log-requests")
     try:
         with httpx2.stream(
@@ -190,7 +190,7 @@ def test_client_that_leaves_is_logged():
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
         (None, "cannot be read: No such file or directory."),
         (b"\xff", "cannot be read: it is not UTF-8."),
@@ -200,7 +200,7 @@ def test_client_that_leaves_is_logged():
         ),
     ],
 )
-def test_invalid_template_file_is_rejected_at_startup(tmp_path, content, sentence):
+def test_invalid_template_file_is_rejected_at_startup(tmp_path, content, message):
     file = tmp_path / "chat.jinja"
     if content is not None:
         file.write_bytes(content)
@@ -209,9 +209,9 @@ def test_invalid_template_file_is_rejected_at_startup(tmp_path, content, sentenc
         [*command, "--chat-template", str(file)], capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 2
-    message = " ".join(result.stderr.split())
-    assert f"the chat template {file}" in message
-    assert sentence in message
+    error = " ".join(result.stderr.split())
+    assert f"the chat template {file}" in error
+    assert message in error
 
 
 def test_context_length_of_the_engine():
@@ -221,6 +221,6 @@ def test_context_length_of_the_engine():
         LLM("demo", max_model_len=1)
     template = "{{ messages[0].content }}"
     llm = LLM("demo", kv_cache_bytes=2e7, max_model_len=8, chat_template=template)
-    assert llm.tokenizer.apply_chat_template(ASK, tokenize=False) == ASK[0]["content"]
+    assert llm.tokenizer.apply_chat_template(QUESTION, tokenize=False) == QUESTION[0]["content"]
     [output] = llm.generate([1, 2, 3], SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(output.token_ids) == 5

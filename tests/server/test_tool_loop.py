@@ -1,6 +1,6 @@
-"""An agent's loop with the official clients on a scripted model: two calls, then a typed answer.
+"""Agent loop with the official clients: two tool calls, then a structured output.
 
-The optional tests in `frameworks/` run the loops of agent frameworks.
+The model is scripted. The optional tests in `frameworks/` run the loops of agent frameworks.
 """
 
 import json
@@ -22,7 +22,7 @@ SCRIPT = [
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SCHEMA = {"type": "object", "properties": {key: {"type": "string"} for key in REPORT}}
 SCHEMA |= {"required": list(REPORT), "additionalProperties": False}
-# The tools are most of the prompt, as an agent's are.
+# As with real agents, tools are most of the prompt.
 TOOLS = [{"name": name, "description": f"Gets the {name[4:]}. " * 20} for name in RESULTS]
 QUESTION = {"role": "user", "content": "Report the weather and the population of Paris."}
 
@@ -37,11 +37,11 @@ def scripted(tmp_path_factory):
 
 
 def chat(url, messages, stream):
-    """Returns (messages to append, calls, text, usage)."""
+    """Sends a chat completion; returns (messages to append, calls, text, usage)."""
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
     tools = [{"type": "function", "function": {**tool, "parameters": CITY}} for tool in TOOLS]
-    form = {"type": "json_schema", "json_schema": {"name": "report", "schema": SCHEMA}}
-    body = {"model": "demo", "messages": messages, "tools": tools, "response_format": form}
+    output_format = {"type": "json_schema", "json_schema": {"name": "report", "schema": SCHEMA}}
+    body = {"model": "demo", "messages": messages, "tools": tools, "response_format": output_format}
     if stream:
         with client.chat.completions.stream(
             **body, stream_options={"include_usage": True}
@@ -55,17 +55,17 @@ def chat(url, messages, stream):
         {"role": "tool", "tool_call_id": call.id, "content": RESULTS[call.function.name]}
         for call in calls
     ]
-    made = [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+    calls_made = [(call.function.name, json.loads(call.function.arguments)) for call in calls]
     usage = answer.usage.prompt_tokens, answer.usage.prompt_tokens_details.cached_tokens
-    return [message.to_dict(), *results], made, message.content, usage
+    return [message.to_dict(), *results], calls_made, message.content, usage
 
 
 def respond(url, items, stream):
-    """See `chat`."""
+    """Like `chat`, through the Responses API."""
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
     tools = [{"type": "function", **tool, "parameters": CITY} for tool in TOOLS]
-    form = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA}}
-    body = {"model": "demo", "input": items, "tools": tools, "text": form}
+    output_format = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA}}
+    body = {"model": "demo", "input": items, "tools": tools, "text": output_format}
     if stream:
         with client.responses.stream(**body) as events:
             answer = events.get_final_response()
@@ -76,23 +76,23 @@ def respond(url, items, stream):
         {"type": "function_call_output", "call_id": call.call_id, "output": RESULTS[call.name]}
         for call in calls
     ]
-    made = [(call.name, json.loads(call.arguments)) for call in calls]
+    calls_made = [(call.name, json.loads(call.arguments)) for call in calls]
     usage = answer.usage.input_tokens, answer.usage.input_tokens_details.cached_tokens
     items = [item.to_dict(exclude_none=True) for item in answer.output]
-    return items + results, made, answer.output_text, usage
+    return items + results, calls_made, answer.output_text, usage
 
 
 def message(url, messages, stream):
-    """See `chat`."""
+    """Like `chat`, through the Messages API."""
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     tools = [{**tool, "input_schema": CITY} for tool in TOOLS]
-    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    output_format = {"format": {"type": "json_schema", "schema": SCHEMA}}
     body = {"model": "demo", "max_tokens": 500, "messages": messages, "tools": tools}
     if stream:
-        with client.messages.stream(**body, output_config=form) as events:
+        with client.messages.stream(**body, output_config=output_format) as events:
             answer = events.get_final_message()
     else:
-        answer = client.messages.create(**body, output_config=form)
+        answer = client.messages.create(**body, output_config=output_format)
     calls = [block for block in answer.content if block.type == "tool_use"]
     results = [
         {"type": "tool_result", "tool_use_id": call.id, "content": RESULTS[call.name]}
@@ -108,14 +108,16 @@ def message(url, messages, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("ask", [chat, respond, message])
-def test_two_tools_and_a_typed_answer(scripted, ask, stream):
-    history, made, unchanged = [QUESTION], [], 0
+@pytest.mark.parametrize("send", [chat, respond, message])
+def test_two_tool_calls_and_a_structured_output(scripted, send, stream):
+    history, calls_made, previous_tokens = [QUESTION], [], 0
     for turn in range(3):
-        more, calls, text, (num_tokens, num_cached) = ask(scripted.url, history, stream)
-        history, made = history + more, made + calls
+        more, calls, text, (num_tokens, num_cached) = send(scripted.url, history, stream)
+        history, calls_made = history + more, calls_made + calls
         if turn:
-            assert num_cached >= 0.9 * unchanged, "pages of 32 tokens, of a short prompt"
-        unchanged = num_tokens
-    assert made == [(name, {"city": "Paris"}) for name in RESULTS]
+            assert num_cached >= 0.9 * previous_tokens, (
+                "all full pages of the previous turn must be cached"
+            )
+        previous_tokens = num_tokens
+    assert calls_made == [(name, {"city": "Paris"}) for name in RESULTS]
     assert json.loads(text) == REPORT

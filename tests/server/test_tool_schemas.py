@@ -1,4 +1,4 @@
-"""Schemas of demanded tools: relaxed with a warning, rejected if strict, in every protocol."""
+"""Schemas of required tools, in every protocol: relaxed with a warning unless strict."""
 
 import json
 
@@ -6,7 +6,7 @@ import anthropic
 import openai
 import pytest
 
-ASK = [{"role": "user", "content": "Book a table."}]
+QUESTION = [{"role": "user", "content": "Book a table."}]
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -22,7 +22,7 @@ SCHEMA = {
     "required": ["day", "guests", "menu"],
 }
 GREEDY = {"temperature": 0, "reasoning_effort": "none"}
-SENTENCE = (
+STRICT_ERROR = (
     "the schema of the tool 'book' is strict, but these keywords cannot be enforced: "
     "'/properties/guests/uniqueItems', '/properties/menu/format'; remove them, or set strict to "
     "false."
@@ -30,10 +30,10 @@ SENTENCE = (
 
 
 def chat(client, stream, **strict):
-    """Arguments of a call, through chat completions."""
+    """Arguments of a tool call through the Chat Completions API."""
     function = {"name": "book", "parameters": SCHEMA, **strict}
     other = {"type": "function", "function": {"name": "other"}}
-    body = {"messages": ASK, "tools": [other, {"type": "function", "function": function}]}
+    body = {"messages": QUESTION, "tools": [other, {"type": "function", "function": function}]}
     choice = {"type": "function", "function": {"name": "book"}}
     response = client.chat.completions.create(
         model="demo", **body, tool_choice=choice, stream=stream, max_tokens=200, **GREEDY
@@ -45,11 +45,11 @@ def chat(client, stream, **strict):
 
 
 def responses(client, stream, **strict):
-    """Arguments of a call, through responses."""
+    """Arguments of a tool call through the Responses API."""
     tools = [{"type": "function", "name": "book", "parameters": SCHEMA, **strict}]
     response = client.responses.create(
         model="demo",
-        input=ASK,
+        input=QUESTION,
         tools=tools,
         tool_choice="required",
         parallel_tool_calls=False,
@@ -66,11 +66,11 @@ def responses(client, stream, **strict):
 
 
 def messages(client, stream, **strict):
-    """Arguments of a call, through messages."""
+    """Arguments of a tool call through the Messages API."""
     claude = anthropic.Anthropic(
         base_url=str(client.base_url).removesuffix("/v1/"), api_key="none", max_retries=0
     )
-    body = {"messages": ASK, "tools": [{"name": "book", "input_schema": SCHEMA, **strict}]}
+    body = {"messages": QUESTION, "tools": [{"name": "book", "input_schema": SCHEMA, **strict}]}
     body |= {
         "model": "demo",
         "max_tokens": 200,
@@ -85,14 +85,14 @@ def messages(client, stream, **strict):
 
 @pytest.mark.parametrize("call", [chat, responses, messages])
 @pytest.mark.parametrize("stream", [False, True])
-def test_demanded_tool_is_relaxed_unless_strict(server, client, call, stream):
+def test_required_tool_is_relaxed_unless_strict(server, client, call, stream):
     arguments = json.loads(call(client, stream))
     assert arguments.keys() == {"day", "guests", "menu"}
     assert arguments["menu"] == "a.pdf"
     server.wait_for("tool 'book' is not enforced in full: '/properties/guests/uniqueItems'")
-    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as refused:
+    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as error:
         call(client, stream, strict=True)
-    assert SENTENCE in refused.value.message
+    assert STRICT_ERROR in error.value.message
 
 
 @pytest.mark.parametrize("call", [chat, responses, messages])
@@ -106,26 +106,34 @@ def test_violated_keywords_are_logged(server, client, call, stream, monkeypatch)
     server.wait_for(f"the schema of the tool 'book' is violated at '/properties/{name}/unique")
 
 
-def test_typed_answer_is_relaxed_unless_strict(client):
+def test_response_format_is_relaxed_unless_strict(client):
     schema = {"type": "object", "properties": {"a": {"const": 1, "not": {}}}, "required": ["a"]}
-    form = {"name": "answer", "schema": schema}
-    body = {"model": "demo", "messages": ASK, "max_tokens": 40, **GREEDY}
+    response_schema = {"name": "answer", "schema": schema}
+    body = {"model": "demo", "messages": QUESTION, "max_tokens": 40, **GREEDY}
     answer = client.chat.completions.create(
-        **body, response_format={"type": "json_schema", "json_schema": form}
+        **body, response_format={"type": "json_schema", "json_schema": response_schema}
     )
     assert json.loads(answer.choices[0].message.content) == {"a": 1}
     answer = client.responses.create(
-        model="demo", input=ASK, temperature=0, text={"format": {"type": "json_schema", **form}}
+        model="demo",
+        input=QUESTION,
+        temperature=0,
+        text={"format": {"type": "json_schema", **response_schema}},
     )
     assert json.loads(answer.output_text) == {"a": 1}
-    sentence = (
+    message = (
         "the JSON schema is strict, but these keywords cannot be enforced: '/properties/a/not'"
     )
     for strict in (
-        {"response_format": {"type": "json_schema", "json_schema": {**form, "strict": True}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {**response_schema, "strict": True},
+            }
+        },
         {"extra_body": {"structured_outputs": {"json": schema}}},  # vLLM's field
     ):
-        with pytest.raises(openai.BadRequestError, match=sentence):
+        with pytest.raises(openai.BadRequestError, match=message):
             client.chat.completions.create(**body, **strict)
 
 
@@ -133,7 +141,7 @@ def test_strict_is_not_part_of_the_prompt(client):
     function = {"name": "book", "parameters": SCHEMA}
     counts = {
         client.responses.input_tokens.count(
-            model="demo", input=ASK, tools=[{"type": "function", **function, **strict}]
+            model="demo", input=QUESTION, tools=[{"type": "function", **function, **strict}]
         ).input_tokens
         for strict in ({}, {"strict": False}, {"strict": True})
     }

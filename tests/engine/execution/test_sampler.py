@@ -50,14 +50,14 @@ PARAMS = [
 def test_row_does_not_depend_on_other_rows(dtype):
     logits = (mx.random.normal((len(PARAMS), V)) * 3).astype(dtype)
     rows = [row(seed, position=seed % 3, **params) for seed, params in enumerate(PARAMS)]
-    alone = [to_ints(sample_tokens(logits[i : i + 1], [one]))[0] for i, one in enumerate(rows)]
-    processed = [process_logits(logits[i : i + 1], [one]) for i, one in enumerate(rows)]
+    reference = [to_ints(sample_tokens(logits[i : i + 1], [r]))[0] for i, r in enumerate(rows)]
+    processed = [process_logits(logits[i : i + 1], [r]) for i, r in enumerate(rows)]
     rng = np.random.default_rng(3)
     for _ in range(20):
         picked = rng.permutation(len(rows))[: rng.integers(1, len(rows) + 1)].tolist()
-        own = [rows[i] for i in picked]
-        assert to_ints(sample_tokens(logits[mx.array(picked)], own)) == [alone[i] for i in picked]
-        together = process_logits(logits[mx.array(picked)], own)
+        batch, batch_logits = [rows[i] for i in picked], logits[mx.array(picked)]
+        assert to_ints(sample_tokens(batch_logits, batch)) == [reference[i] for i in picked]
+        together = process_logits(batch_logits, batch)
         for actual, i in zip(together, picked, strict=True):
             assert mx.array_equal(actual, processed[i][0])
 
@@ -72,7 +72,7 @@ def test_process_logits_does_not_modify_its_argument():
 
 def test_penalties():
     logits = mx.random.normal((1, V)) * 3
-    one = row(
+    penalized = row(
         temperature=0,
         draft_tokens=[9, 7],
         repetition_penalty=1.7,
@@ -86,7 +86,9 @@ def test_penalties():
         expected[token] *= 1.7 if expected[token] < 0 else 1 / 1.7
     for token, count in {4: 1, 7: 4, 9: 1}.items():  # output and draft tokens
         expected[token] -= 0.4 * count + 0.6
-    np.testing.assert_allclose(as_numpy(process_logits(logits, [one]))[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        as_numpy(process_logits(logits, [penalized]))[0], expected, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,8 +106,8 @@ def test_temperature_is_applied_before_filters():
 
     def kept(temperature: float) -> list[int]:
         params = SamplingParams(temperature=temperature, top_p=0.75)
-        one = SamplingRow(request(params, 0, [0]), 0)
-        return np.flatnonzero(np.isfinite(as_numpy(process_logits(logits, [one]))[0])).tolist()
+        rows = [SamplingRow(request(params, 0, [0]), 0)]
+        return np.flatnonzero(np.isfinite(as_numpy(process_logits(logits, rows))[0])).tolist()
 
     assert kept(1.0) == [0, 1]
     assert kept(9.0) == [0, 1, 2]  # nearly uniform, so that three tokens hold 3/4
@@ -115,8 +117,8 @@ def test_temperature_is_applied_before_filters():
 def test_sampled_token_distribution():
     logits = mx.random.normal((V,))
     number = 20_000
-    one = request(SamplingParams(temperature=1.3, top_k=12), 77)
-    rows = [SamplingRow(one, position) for position in range(number)]
+    sampled = request(SamplingParams(temperature=1.3, top_k=12), 77)
+    rows = [SamplingRow(sampled, position) for position in range(number)]
     tokens = to_ints(sample_tokens(mx.broadcast_to(logits, (number, V)), rows))
     p = as_numpy(mx.softmax(process_logits(logits[None], rows[:1]), axis=-1))[0].astype(np.float64)
     assert_distributed_as(tokens, {token: p[token] for token in np.flatnonzero(p)})
@@ -125,7 +127,7 @@ def test_sampled_token_distribution():
 def test_noise_depends_on_seed_and_position():
     rows = [row(seed, position) for seed in (1, 2) for position in (0, 1, 2)]
     noise = as_numpy(gumbel_noise(rows, V))
-    assert len({one.tobytes() for one in noise}) == len(rows)
+    assert len({values.tobytes() for values in noise}) == len(rows)
     again = as_numpy(gumbel_noise([rows[4]], V))
     np.testing.assert_array_equal(again[0], noise[4])
     assert abs(np.corrcoef(noise)[np.triu_indices(len(rows), 1)]).max() < 0.6
@@ -135,10 +137,10 @@ def test_noise_depends_on_seed_and_position():
 def test_draft_with_a_narrower_vocabulary_gets_the_same_noise():
     """The draft model's vocabulary may have less padding than the target's."""
     logits = mx.random.normal((1, V))
-    one = row(temperature=1)
-    narrow = to_ints(sample_tokens(logits[:, : V - 7], [one], noise_width=V))
+    rows = [row(temperature=1)]
+    narrow = to_ints(sample_tokens(logits[:, : V - 7], rows, noise_width=V))
     padded = mx.concatenate([logits[:, : V - 7], mx.full((1, 7), -mx.inf)], axis=1)
-    assert narrow == to_ints(sample_tokens(padded, [one]))
+    assert narrow == to_ints(sample_tokens(padded, rows))
 
 
 @pytest.mark.parametrize("vocab_size", [50, 512, 513, 32_000, 151_936])
@@ -150,8 +152,8 @@ def test_error_of_logprobs_does_not_grow_with_the_vocabulary(either_device, voca
     # One rounding at each of two levels, one in subtracting the maximum and one of the result.
     bound = 4 * 2.0**-24 * np.abs(exact).max()
     assert np.abs(actual - exact).max() <= bound
-    [one, _] = top_logprobs(logits, [3, 0], [0, 0])
-    assert all(abs(logprob - exact[0, token]) <= bound for token, logprob in one.items())
+    [top, _] = top_logprobs(logits, [3, 0], [0, 0])
+    assert all(abs(logprob - exact[0, token]) <= bound for token, logprob in top.items())
     assert np.exp(actual.astype(np.float64)).sum(axis=-1) == pytest.approx(1, abs=bound)
 
 
@@ -168,9 +170,9 @@ def test_logprobs_ignore_sampling_params():
     actual = top_logprobs(
         logits, [0, 2, 4], [9, int(expected[1].argmax()), int(expected[2].argmin())]
     )
-    assert [len(one) for one in actual] == [1, 2, 5]
-    for number, one in enumerate(actual):
+    assert [len(top) for top in actual] == [1, 2, 5]
+    for number, top in enumerate(actual):
         best = np.argsort(-expected[number])[: (0, 2, 4)[number]].tolist()
-        assert list(one)[: len(best)] == best
-        for token, logprob in one.items():
+        assert list(top)[: len(best)] == best
+        for token, logprob in top.items():
             assert logprob == expected[number][token]

@@ -201,9 +201,8 @@ def test_rolling_checkpoint_follows_the_output():
         step(sched)
     positions = checkpoint_positions(sched)
     assert positions[-1] == request.num_computed // 4 * 4
-    assert (
-        len(positions) <= 6
-    )  # two at the end of the prompt; rolling checkpoints replace each other
+    # Two are at the end of the prompt; rolling checkpoints replace each other.
+    assert len(positions) <= 6
     while sched.has_requests:
         step(sched)
     history = list(request.token_ids)

@@ -107,7 +107,7 @@ def mtp_layer(tensors, hidden, next_ids):
 
 
 def draft_logits(tensors, hidden, token_ids, num_drafts, draft_tokens):
-    """Logits of the draft tokens after n `token_ids`; `hidden` has their first n − 1 states."""
+    """Logits of the draft tokens after n `token_ids`; `hidden` covers the first n − 1."""
     ids, logits = list(token_ids[1:]), []
     for index in range(num_drafts):
         g = mtp_layer(tensors, hidden, ids)
@@ -195,8 +195,8 @@ def test_draft_logits_match_the_oracle(tmp_path, changes, page, chunk):
 def write_predictable(folder, noise=0.0, **changes):
     """Writes a model and MTP layer whose next token depends only on the last token.
 
-    All layers output zero, and the LM head's row for token t + 1 is the embedding of token t. `noise`
-    perturbs the MTP layer's input projection.
+    All layers output zero, and the LM head's row for token t + 1 is the embedding of token t.
+    `noise` perturbs the MTP layer's input projection.
     """
     write_hybrid(folder, mtp=True, **FLOAT32, **changes)
     path = str(folder / "model.safetensors")

@@ -623,9 +623,8 @@ def test_failed_grammar_fails_only_its_request(llm):
     llm.add_request("Why?", SamplingParams(temperature=0, max_tokens=4), request_id="b")
     llm.step()
     request = next(r for r in llm.scheduler.running if r.request_id == "a")
-    request.grammar.matcher.consume_tokens(
-        llm.tokenizer.encode("0")
-    )  # makes the matcher reject all further tokens
+    # Makes the matcher reject all further tokens.
+    request.grammar.matcher.consume_tokens(llm.tokenizer.encode("0"))
     outputs = {}
     while llm.has_unfinished_requests:
         outputs |= {update.request_id: update.request_output for update in llm.step()}

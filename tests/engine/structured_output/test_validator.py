@@ -53,9 +53,9 @@ def test_violated_keywords(validator, schema, value, keyword):
     ],
 )
 def test_hostile_schemas_do_not_end_the_validator(validator, schema, text, reason):
-    [sentence] = validator.find_violations(StructuredOutputs(json=schema), text, [])
-    assert sentence.startswith("the JSON schema could not be checked: ")
-    assert any(part in sentence for part in reason.split("|"))
+    [message] = validator.find_violations(StructuredOutputs(json=schema), text, [])
+    assert message.startswith("the JSON schema could not be checked: ")
+    assert any(part in message for part in reason.split("|"))
     constraint = StructuredOutputs(json=UNIQUE)
     assert len(validator.find_violations(constraint, "[1, 1]", [])) == 1
 

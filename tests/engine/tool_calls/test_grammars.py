@@ -145,9 +145,8 @@ def sample(family, vocabulary, constraint, seed):
     grammars, tokenizer = compiler(family, vocabulary)
     rng, matcher, tokens = random.Random(seed), grammars.compile(constraint).matcher, []
     [end] = tokenizer.eos_token_ids
-    closing = tokenizer.encode(
-        "\n</parameter>\n"
-    )  # unlikely to be sampled at random in unbounded text
+    # Unlikely to be sampled at random in unbounded text.
+    closing = tokenizer.encode("\n</parameter>\n")
     while len(tokens) < 2000:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(tokenizer)]).tolist()
@@ -185,7 +184,9 @@ def test_values_of_xml_parameters(schema, allowed, rejected):
 
 def test_tool_without_a_schema_takes_no_arguments():
     for family in FAMILIES:
-        empty, with_arguments = (write_calls(family, [("stop", given)]) for given in ({}, {"a": 1}))
+        empty, with_arguments = (
+            write_calls(family, [("stop", arguments)]) for arguments in ({}, {"a": 1})
+        )
         assert accepts(family, "tags", ToolCalls([STOP], "required"), empty)
         assert not accepts(family, "tags", ToolCalls([STOP], "required"), with_arguments)
         open_tool = {"type": "function", "function": {"name": "stop", "parameters": {}}}

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API."""
+"""Tests of Anthropic's Messages API."""

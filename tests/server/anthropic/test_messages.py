@@ -1,4 +1,4 @@
-"""Messages, tested with Anthropic's client."""
+"""The Messages API, tested with Anthropic's client."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type
 
 @pytest.fixture(scope="module")
 def claude(server):
-    """Anthropic's client for the server."""
+    """Anthropic client of the server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
@@ -51,13 +51,13 @@ def test_message_start_has_cached_tokens(claude):
 
 def test_stream_blocks(claude):
     body = {**BODY, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    whole = claude.messages.create(**body)
-    assert [block.type for block in whole.content] == ["thinking", "text"]
-    assert 0 < whole.usage.output_tokens_details.thinking_tokens < whole.usage.output_tokens
+    full = claude.messages.create(**body)
+    assert [block.type for block in full.content] == ["thinking", "text"]
+    assert 0 < full.usage.output_tokens_details.thinking_tokens < full.usage.output_tokens
     with claude.messages.stream(**body) as stream:
         events = [event.type for event in stream]
         streamed = stream.get_final_message()
-    contents = [[block.to_dict() for block in one.content] for one in (whole, streamed)]
+    contents = [[block.to_dict() for block in item.content] for item in (full, streamed)]
     assert [block["type"] for block in contents[1]] == ["thinking", "text"]
     assert contents[0][0] == contents[1][0]
     assert contents[0][1]["text"] == contents[1][1]["text"]
@@ -89,16 +89,16 @@ def test_thinking_budget_and_display(claude, stream):
         with claude.messages.stream(**body) as response:
             return response.get_final_message()
 
-    bounded = ask(budget_tokens=4)
-    assert bounded.content[-1].type == "text"
-    # Both tags and the reasoning; the line break after them is not counted.
-    assert bounded.usage.output_tokens_details.thinking_tokens <= 4 + 2
-    free = ask(budget_tokens=1024)
+    with_budget = ask(budget_tokens=4)
+    assert with_budget.content[-1].type == "text"
+    # Both tags and the reasoning count, but not the line break after them.
+    assert with_budget.usage.output_tokens_details.thinking_tokens <= 4 + 2
+    unlimited = ask(budget_tokens=1024)
     omitted = ask(budget_tokens=1024, display="omitted")
     assert [block.type for block in omitted.content] == ["thinking", "text"]
     assert (omitted.content[0].thinking, omitted.content[0].signature) == ("", "tiny-llm")
-    assert omitted.content[1].text == free.content[1].text
-    assert omitted.usage.output_tokens == free.usage.output_tokens
+    assert omitted.content[1].text == unlimited.content[1].text
+    assert omitted.usage.output_tokens == unlimited.usage.output_tokens
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -135,8 +135,8 @@ def test_stop_sequence_and_max_tokens(claude):
     stopped = claude.messages.create(**BODY, stop_sequences=[" France"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " France")
     assert stopped.content[0].text == "The capital of"
-    cut = claude.messages.create(**{**BODY, "max_tokens": 2})
-    assert cut.stop_reason == "max_tokens"
+    truncated = claude.messages.create(**{**BODY, "max_tokens": 2})
+    assert truncated.stop_reason == "max_tokens"
 
 
 def test_count_tokens(claude):
@@ -162,9 +162,9 @@ def test_tools_and_results_are_in_the_prompt(claude):
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
     ]
-    without = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+    without_tools = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
     counted = claude.messages.count_tokens(model="demo", messages=messages, tools=[TOOL])
-    assert counted.input_tokens > without + 50
+    assert counted.input_tokens > without_tools + 50
     response = claude.messages.create(model="demo", messages=messages, tools=[TOOL], max_tokens=9)
     assert (
         response.usage.input_tokens + response.usage.cache_read_input_tokens == counted.input_tokens
@@ -198,8 +198,8 @@ def test_required_tool_call(claude, choice):
 def test_json_schema(claude):
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
     schema |= {"required": ["city"], "additionalProperties": False}
-    form = {"format": {"type": "json_schema", "schema": schema}}
-    (block,) = claude.messages.create(**BODY, extra_body={"output_config": form}).content
+    output_format = {"format": {"type": "json_schema", "schema": schema}}
+    (block,) = claude.messages.create(**BODY, extra_body={"output_config": output_format}).content
     assert json.loads(block.text)["city"] in ("Paris", "Rome")
 
 
@@ -248,7 +248,7 @@ def test_head_request(server):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
@@ -272,33 +272,35 @@ def test_head_request(server):
         ),
     ],
 )
-def test_invalid_request_is_400(claude, change, sentence):
-    with pytest.raises(anthropic.BadRequestError) as refused:
+def test_invalid_request_is_400(claude, change, message):
+    with pytest.raises(anthropic.BadRequestError) as error:
         claude.messages.create(**BODY, extra_body=change)
-    assert refused.value.body["type"] == "error"
-    assert refused.value.body["error"]["type"] == "invalid_request_error"
-    assert sentence in refused.value.body["error"]["message"]
+    assert error.value.body["type"] == "error"
+    assert error.value.body["error"]["type"] == "invalid_request_error"
+    assert message in error.value.body["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [('{"city": "Oslo"}', {"city": "Oslo"}), ('"hello"', {"arguments": '"hello"'}), ("{}", {})],
 )
-def test_input_is_an_object_streamed_or_not(arguments, expected):
-    """Also of a call whose arguments are not, which only an unconstrained model writes."""
+def test_tool_input_is_always_an_object(arguments, expected):
+    """Covers calls with other arguments, which only an unconstrained model generates."""
     call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     outputs = [output(call[:30]), output(call[30:]), output("\n" + call), output("", "stop")]
-    whole = serializer(is_stream=False)
-    for one in outputs:
-        for part in whole._output.add(one):
-            whole._add(part)
-    assert [block["input"] for block in whole._blocks] == [expected] * 2
+    full = serializer(is_stream=False)
+    for item in outputs:
+        for part in full._output.add(item):
+            full._add(part)
+    assert [block["input"] for block in full._blocks] == [expected] * 2
     streamed = serializer(is_stream=True)
     text = b"".join(map(streamed.delta_events, outputs)) + streamed.end_events()
     events = [json.loads(line[6:]) for line in text.decode().split("\n") if line[:5] == "data:"]
     for index in (0, 1):
-        deltas = [one["delta"] for one in events if one.get("index") == index and "delta" in one]
-        assert json.loads("".join(one["partial_json"] for one in deltas)) == expected
+        deltas = [
+            item["delta"] for item in events if item.get("index") == index and "delta" in item
+        ]
+        assert json.loads("".join(item["partial_json"] for item in deltas)) == expected
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 

@@ -1,1 +1,1 @@
-"""The engine thread, the output queue and coalescing."""
+"""Tests of the engine thread, the output queue and output coalescing."""

@@ -1,4 +1,4 @@
-"""Coalescing: delays mid-stream output, but no first output, final output or error."""
+"""Coalescing delays mid-stream outputs, but not first outputs, final outputs or errors."""
 
 import asyncio
 import threading
@@ -15,8 +15,8 @@ from tiny_llm.server.http.errors import ApiError
 LONG = 1000.0  # seconds; longer than any test waits
 
 
-class Rig:
-    """A coalescer that feeds two output queues, and the batches read from them."""
+class Harness:
+    """Coalescer with two output queues, and the batches read from each."""
 
     def __init__(self, pace):
         self.coalescer = Coalescer(self._take, lambda: pace)
@@ -62,90 +62,90 @@ def first(request_id):
 
 def run(body, pace=LONG):
     async def main():
-        rig = Rig(pace)
+        harness = Harness(pace)
         try:
-            await body(rig)
+            await body(harness)
         finally:
-            rig.close()
+            harness.close()
 
     asyncio.run(main())
 
 
 def test_first_output_is_immediate_and_later_ones_are_delayed():
-    async def body(rig):
-        await rig.begin()
-        await rig.post(of("0", "a"), of("1", "b"))
-        await rig.post(of("0", "c"))
-        assert rig.seen == [[["first"]], [["first"]]]
+    async def body(harness):
+        await harness.begin()
+        await harness.post(of("0", "a"), of("1", "b"))
+        await harness.post(of("0", "c"))
+        assert harness.seen == [[["first"]], [["first"]]]
 
     run(body)
 
 
 def test_final_output_flushes_pending_outputs_in_order():
-    async def body(rig):
-        await rig.begin()
-        await rig.post(of("0", "a"), of("1", "x"))
-        await rig.post(of("0", "b"))
-        await rig.post(of("0", "end", finish_reason="stop"))
-        assert rig.seen == [[["first"], ["a", "b", "end"]], [["first"]]]
+    async def body(harness):
+        await harness.begin()
+        await harness.post(of("0", "a"), of("1", "x"))
+        await harness.post(of("0", "b"))
+        await harness.post(of("0", "end", finish_reason="stop"))
+        assert harness.seen == [[["first"], ["a", "b", "end"]], [["first"]]]
 
     run(body)
 
 
 def test_error_is_delivered_immediately():
-    async def body(rig):
-        await rig.begin()
-        rig.queues[0].put(ApiError(500, "It failed."))
+    async def body(harness):
+        await harness.begin()
+        harness.queues[0].put(ApiError(500, "It failed."))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert rig.seen[0] == [["first"], ["error"]]
+        assert harness.seen[0] == [["first"], ["error"]]
 
     run(body)
 
 
 def test_one_timer_wakes_all_readers():
-    async def body(rig):
+    async def body(harness):
         loop, timers = asyncio.get_running_loop(), []
         call_later = loop.call_later
         loop.call_later = lambda *args: (timers.append(args), call_later(*args))[1]
-        await rig.begin()
+        await harness.begin()
         for text in "abc":
-            await rig.post(of("0", text), of("1", text))
-        assert [one for one in timers if one[0] > 0.05][1:] == []
-        while any(len(seen) < 2 for seen in rig.seen):
+            await harness.post(of("0", text), of("1", text))
+        assert [timer for timer in timers if timer[0] > 0.05][1:] == []
+        while any(len(seen) < 2 for seen in harness.seen):
             await asyncio.sleep(0.001)
-        assert rig.seen == [[["first"], ["a", "b", "c"]]] * 2
+        assert harness.seen == [[["first"], ["a", "b", "c"]]] * 2
 
     run(body, pace=0.5)
 
 
 def test_output_after_a_pause_is_immediate():
-    async def body(rig):
-        await rig.begin()
-        await asyncio.sleep(0.02)  # an empty flush schedules no further one
-        rig.coalescer._delay = lambda: LONG
-        await rig.post(of("0", "a"))
-        assert rig.seen[0] == [["first"], ["a"]]
-        await rig.post(of("0", "b"))
-        assert rig.seen[0] == [["first"], ["a"]]
+    async def body(harness):
+        await harness.begin()
+        await asyncio.sleep(0.02)  # an empty flush does not schedule another
+        harness.coalescer._delay = lambda: LONG
+        await harness.post(of("0", "a"))
+        assert harness.seen[0] == [["first"], ["a"]]
+        await harness.post(of("0", "b"))
+        assert harness.seen[0] == [["first"], ["a"]]
 
     run(body, pace=0.001)
 
 
 @pytest.mark.parametrize("pace", [0.0, 0.0001])
 def test_no_output_is_lost_between_threads(pace):
-    async def body(rig):
+    async def body(harness):
         texts = [str(number) for number in range(2000)]
 
         def engine():
             for text in texts:
-                rig.coalescer.post(StepReport((of("0", text),), EngineStats()))
+                harness.coalescer.post(StepReport((of("0", text),), EngineStats()))
 
-        rig.queues[0]._limit = len(texts)
+        harness.queues[0]._limit = len(texts)
         await asyncio.to_thread(engine)
-        while sum(map(len, rig.seen[0])) < len(texts):
+        while sum(map(len, harness.seen[0])) < len(texts):
             await asyncio.sleep(0.001)
-        assert [text for together in rig.seen[0] for text in together] == texts
+        assert [text for together in harness.seen[0] for text in together] == texts
 
     run(body, pace)
 

@@ -1,4 +1,4 @@
-"""Engine thread: grammar compilation delays no other request."""
+"""Engine thread: grammar compilation, memory pressure, metrics."""
 
 import queue
 import threading
@@ -16,12 +16,12 @@ from tiny_llm.server.engine_client import messages
 from tiny_llm.server.engine_client.engine_thread import EngineThread, _engine_stats
 from tiny_llm.server.engine_client.metrics import Metrics
 
-PLAIN = SamplingParams(max_tokens=2)
-FORMED = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputs(choice=["yes"]))
+UNCONSTRAINED = SamplingParams(max_tokens=2)
+CONSTRAINED = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputs(choice=["yes"]))
 
 
-class Running:
-    """An engine thread whose grammars are compiled once `go` is set."""
+class ThreadWithBlockedCompiler:
+    """Engine thread that compiles grammars only after `go` is set."""
 
     def __init__(self):
         self.go = threading.Event()
@@ -34,13 +34,13 @@ class Running:
 
     def _load(self):
         llm = LLM("demo")
-        compile_it = llm.compile_grammar
+        compile_grammar = llm.compile_grammar
 
         def wait_and_compile(*args, **options):
             assert self.go.wait(60)
             if self.error is not None:
                 raise self.error
-            compile_it(*args, **options)
+            compile_grammar(*args, **options)
 
         llm.compile_grammar = wait_and_compile
         return llm
@@ -54,7 +54,7 @@ class Running:
         self.command_queue.put(messages.AddRequest(name, (1, 2, 3), params))
 
     def until(self, kind, name):
-        """Waits for an update of a type; the request's other updates are dropped."""
+        """Waits for an update of a type and drops the request's other updates."""
         while True:
             update = self._updates.get(timeout=60)
             assert update.request_id == name, update
@@ -63,74 +63,74 @@ class Running:
 
 
 @pytest.fixture
-def running():
-    """An engine thread."""
-    thread = Running()
+def engine_thread():
+    """Started engine thread."""
+    thread = ThreadWithBlockedCompiler()
     yield thread
     thread.command_queue.put(messages.Shutdown())
     thread.thread.join(60)
 
 
-def test_grammar_compilation_delays_no_other_request(running):
-    running.submit("formed", FORMED)
-    running.submit("plain", PLAIN)
-    while running.until(StreamOutput, "plain").finish_reason is None:
+def test_grammar_compilation_does_not_delay_other_requests(engine_thread):
+    engine_thread.submit("formed", CONSTRAINED)
+    engine_thread.submit("plain", UNCONSTRAINED)
+    while engine_thread.until(StreamOutput, "plain").finish_reason is None:
         pass
-    running.go.set()
-    running.until(messages.RequestAccepted, "formed")
-    while running.until(StreamOutput, "formed").finish_reason is None:
+    engine_thread.go.set()
+    engine_thread.until(messages.RequestAccepted, "formed")
+    while engine_thread.until(StreamOutput, "formed").finish_reason is None:
         pass
 
 
-def test_request_aborted_during_compilation_is_not_started(running):
-    running.submit("formed", FORMED)
-    running.command_queue.put(messages.AbortRequest("formed"))
-    running.until(messages.RequestRejected, "formed")
-    running.go.set()
-    running.submit("plain", PLAIN)
-    running.until(messages.RequestAccepted, "plain")
+def test_request_aborted_during_compilation_is_not_started(engine_thread):
+    engine_thread.submit("formed", CONSTRAINED)
+    engine_thread.command_queue.put(messages.AbortRequest("formed"))
+    engine_thread.until(messages.RequestRejected, "formed")
+    engine_thread.go.set()
+    engine_thread.submit("plain", UNCONSTRAINED)
+    engine_thread.until(messages.RequestAccepted, "plain")
 
 
 @pytest.mark.parametrize("error", [UserError("it is bad."), RuntimeError("/secret/path")])
-def test_grammar_error_fails_only_its_request(running, error):
-    running.error = error
-    running.go.set()
-    running.submit("formed", FORMED)
-    reason = running.until(messages.RequestRejected, "formed").reason
+def test_grammar_error_fails_only_its_request(engine_thread, error):
+    engine_thread.error = error
+    engine_thread.go.set()
+    engine_thread.submit("formed", CONSTRAINED)
+    reason = engine_thread.until(messages.RequestRejected, "formed").reason
     assert "/secret" not in reason
     assert reason.endswith(".")
-    running.submit("plain", PLAIN)
-    running.until(messages.RequestAccepted, "plain")
+    engine_thread.submit("plain", UNCONSTRAINED)
+    engine_thread.until(messages.RequestAccepted, "plain")
 
 
-def test_unused_memory_is_released_when_idle(monkeypatch, running):
-    given = threading.Event()
+def test_unused_memory_is_released_when_idle(monkeypatch, engine_thread):
+    trimmed = threading.Event()
     monkeypatch.setattr("tiny_llm.models.memory.TRIM_INTERVAL", 2)
-    monkeypatch.setattr("tiny_llm.server.engine_client.engine_thread.trim_heap", given.set)
-    running.submit("one", PLAIN)
-    while running.until(StreamOutput, "one").finish_reason is None:
+    monkeypatch.setattr("tiny_llm.server.engine_client.engine_thread.trim_heap", trimmed.set)
+    engine_thread.submit("one", UNCONSTRAINED)
+    while engine_thread.until(StreamOutput, "one").finish_reason is None:
         pass
-    running.submit("two", PLAIN)
-    running.until(messages.RequestAccepted, "two")
-    assert given.wait(60)
+    engine_thread.submit("two", UNCONSTRAINED)
+    engine_thread.until(messages.RequestAccepted, "two")
+    assert trimmed.wait(60)
 
 
 def test_idle_engine_evicts_cached_prefixes_when_memory_is_short(monkeypatch):
-    """The number of evicted pages is a metric."""
+    """Memory evictions are counted in a metric."""
     is_short, evicted = threading.Event(), queue.SimpleQueue()
     monkeypatch.setattr("tiny_llm.models.memory.is_memory_short", is_short.is_set)
     for module in ("engine.core", "server.engine_client.engine_thread"):
         monkeypatch.setattr(f"tiny_llm.{module}.MEMORY_CHECK_INTERVAL", 0.01)
-    on_message = Running._on_message
+    on_message = ThreadWithBlockedCompiler._on_message
 
-    def watch(self, message):
+    def record(self, message):
         on_message(self, message)
         if isinstance(message, messages.StepReport) and message.stats.memory_evictions:
             evicted.put(message.stats)
 
-    monkeypatch.setattr(Running, "_on_message", watch)
-    thread = Running()
-    thread.command_queue.put(messages.AddRequest("one", tuple(range(5, 105)), PLAIN))
+    monkeypatch.setattr(ThreadWithBlockedCompiler, "_on_message", record)
+    thread = ThreadWithBlockedCompiler()
+    thread.command_queue.put(messages.AddRequest("one", tuple(range(5, 105)), UNCONSTRAINED))
     while thread.until(StreamOutput, "one").finish_reason is None:
         pass
     is_short.set()

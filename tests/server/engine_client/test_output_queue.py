@@ -1,4 +1,4 @@
-"""Output queue: a slow reader blocks nobody and is dropped after a timeout."""
+"""Output queue: a slow reader never blocks others and is dropped after a timeout."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ def test_full_queue_merges_outputs_without_loss():
     ]
 
 
-def test_queue_that_stays_full_is_stalled():
+def test_queue_that_stays_full_is_reported_as_stalled():
     now = 0.0
     queue = OutputQueue(
         limit=1, stall_timeout=10, schedule_wake=lambda wake: None, clock=lambda: now
@@ -43,15 +43,15 @@ def test_queue_that_stays_full_is_stalled():
 
 
 @pytest.fixture(scope="module")
-def impatient():
-    """A server with slow steps that drops slow readers after 0.5 s."""
+def slow_server():
+    """Server with slow steps that drops slow readers after 0.5 s."""
     running = RunningServer(fault="impatient")
     yield running
     assert running.stop() == 0
 
 
-@pytest.mark.slow  # waits until the buffers are full, then for the timeout
-def test_stalled_reader_is_dropped(impatient):
+@pytest.mark.slow  # waits for full buffers, then for the timeout
+def test_stalled_reader_is_dropped(slow_server):
     body = {
         **LONG,
         "stream": True,
@@ -63,29 +63,29 @@ def test_stalled_reader_is_dropped(impatient):
     content = json.dumps(body).encode()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    host, port = impatient.url.removeprefix("http://").split(":")
+    host, port = slow_server.url.removeprefix("http://").split(":")
     connection.connect((host, int(port)))
     connection.sendall(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
     )
-    impatient.wait_for("reads its stream too slowly")
-    assert eventually(lambda: impatient.is_empty)
+    slow_server.wait_for("reads its stream too slowly")
+    assert eventually(lambda: slow_server.is_empty)
     connection.close()
 
 
-def test_keepalive_comments(impatient):
+def test_keepalive_comments(slow_server):
     body = {"prompt": "Hello", "max_tokens": 20, "ignore_eos": True, "stream": True}
-    response = impatient.post("/v1/completions", body)
+    response = slow_server.post("/v1/completions", body)
     assert ": keep-alive\n\n" in response.text
     assert response.text.endswith("data: [DONE]\n\n")
 
 
-def test_keepalive_pings_in_messages(impatient):
-    claude = anthropic.Anthropic(base_url=impatient.url, api_key="none", max_retries=0)
+def test_keepalive_pings_in_messages(slow_server):
+    claude = anthropic.Anthropic(base_url=slow_server.url, api_key="none", max_retries=0)
     messages = [{"role": "user", "content": "Hello"}]
     with claude.messages.stream(model="demo", max_tokens=20, messages=messages) as stream:
         assert stream.get_final_message().content[0].text
     body = {"max_tokens": 20, "messages": messages, "stream": True}
-    text = impatient.post("/v1/messages", body).text
+    text = slow_server.post("/v1/messages", body).text
     assert 'event: ping\ndata: {"type":"ping"}\n\n' in text

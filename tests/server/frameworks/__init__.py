@@ -1,1 +1,1 @@
-"""Agent frameworks and coding agents on a scripted model; optional."""
+"""Optional tests of agent frameworks and coding agents on a scripted model."""

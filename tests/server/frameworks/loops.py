@@ -1,7 +1,7 @@
-"""`python loops.py URL CASE…`: runs agent frameworks' loops with two tools and a typed answer.
+"""`python loops.py URL CASE…`: agent loops of frameworks: two tools, then a structured output.
 
-A case is FRAMEWORK:PROTOCOL:VARIANT. Prints one JSON line per case: the tool calls and the answer,
-or the error. Runs in the frameworks' environment, so it must not import the project.
+A case is FRAMEWORK:PROTOCOL:VARIANT. Prints one JSON line per case with the tool calls and the
+output, or the error. Must not import the project, because it runs in the frameworks' environment.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def get_population(city: str) -> int:
 
 
 def agents_sdk(url: str, protocol: str, variant: str) -> Report:
-    """OpenAI Agents SDK; `output_type` is sent as a response format alongside the tools."""
+    """OpenAI Agents SDK, which sends `output_type` as a response format along with the tools."""
     import agents
     from openai import AsyncOpenAI
 
@@ -75,7 +75,7 @@ def agents_sdk(url: str, protocol: str, variant: str) -> Report:
 
 
 def pydantic_ai(url: str, protocol: str, variant: str) -> Report:
-    """Pydantic AI; the variant is the output mode, with `-streamed` for streaming."""
+    """Pydantic AI. The variant is the output mode, with the suffix `-streamed` for streaming."""
     from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -87,7 +87,7 @@ def pydantic_ai(url: str, protocol: str, variant: str) -> Report:
     model: Any
     if protocol == "messages":
         anthropic = AnthropicProvider(base_url=url, api_key="none")
-        # The model name selects the profile: only recent Claude models have structured output.
+        # The model name selects a profile; only recent Claude models have structured output.
         model = AnthropicModel("claude-sonnet-4-5", provider=anthropic)
     else:
         models = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}
@@ -106,7 +106,7 @@ def pydantic_ai(url: str, protocol: str, variant: str) -> Report:
 
 
 def langchain(url: str, protocol: str, variant: str) -> Report:
-    """LangChain's agent; the variant is the response format's strategy."""
+    """LangChain's agent. The variant is the strategy for the response format."""
     from langchain.agents import create_agent
     from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
     from langchain_anthropic import ChatAnthropic
@@ -123,8 +123,10 @@ def langchain(url: str, protocol: str, variant: str) -> Report:
             max_retries=0,
             use_responses_api=protocol == "responses",
         )
-    form = {"tool": ToolStrategy, "native": ProviderStrategy}[strategy](Report)
-    agent = create_agent(model, tools=[get_weather, get_population], response_format=form)
+    response_format = {"tool": ToolStrategy, "native": ProviderStrategy}[strategy](Report)
+    agent = create_agent(
+        model, tools=[get_weather, get_population], response_format=response_format
+    )
     question = {"messages": [{"role": "user", "content": QUESTION}]}
     if not streamed:
         return agent.invoke(question)["structured_response"]
@@ -134,7 +136,7 @@ def langchain(url: str, protocol: str, variant: str) -> Report:
 
 
 def instructor(url: str, protocol: str, variant: str) -> Report:
-    """instructor; the tools are response models, and the caller runs the loop."""
+    """instructor, whose tools are response models; this function runs the agent loop."""
     import instructor as library
     from anthropic import Anthropic
     from openai import OpenAI
@@ -155,9 +157,9 @@ def instructor(url: str, protocol: str, variant: str) -> Report:
         client, options = library.from_openai(openai, mode=mode), {"model": "demo"}
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for tool, run in ((Weather, get_weather), (Population, get_population)):
-        asked = client.create(response_model=tool, messages=messages, **options)
-        messages.append({"role": "assistant", "content": asked.model_dump_json()})
-        messages.append({"role": "user", "content": f"{tool.__name__}: {run(asked.city)}"})
+        arguments = client.create(response_model=tool, messages=messages, **options)
+        messages.append({"role": "assistant", "content": arguments.model_dump_json()})
+        messages.append({"role": "user", "content": f"{tool.__name__}: {run(arguments.city)}"})
     if streamed:
         *_, report = client.create_partial(response_model=Report, messages=messages, **options)
         return report
@@ -165,7 +167,7 @@ def instructor(url: str, protocol: str, variant: str) -> Report:
 
 
 def smolagents(url: str, protocol: str, variant: str) -> Report:
-    """smolagents; the loop ends with a call to `final_answer`."""
+    """smolagents, whose loop ends with a call to `final_answer`."""
     from smolagents import CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
 
     kind, _, streamed = variant.partition("-")
@@ -202,4 +204,5 @@ def run(url: str, case: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
-        print("\n" + json.dumps(run(sys.argv[1], name)), flush=True)  # after frameworks' own output
+        # Starts a new line, after output of the frameworks.
+        print("\n" + json.dumps(run(sys.argv[1], name)), flush=True)

@@ -1,8 +1,8 @@
-"""Codex and Claude Code, as published on npm, on a scripted model: ten turns in two runs each.
+"""Codex and Claude Code from npm on a scripted model: ten turns each, in two runs.
 
-Skipped if they are not installed (`npm install --prefix /tmp/fwjs @openai/codex
-@anthropic-ai/claude-code`, and TINY_LLM_FRAMEWORKS_NODE=/tmp/fwjs). The agents can reach only the
-server.
+Skipped unless they are installed with `npm install --prefix /tmp/fwjs @openai/codex
+@anthropic-ai/claude-code` and TINY_LLM_FRAMEWORKS_NODE=/tmp/fwjs is set. The agents can reach only
+the server.
 """
 
 import json
@@ -27,7 +27,7 @@ name = "tiny-llm"
 base_url = "{url}/v1"
 wire_api = "responses"
 """
-# The second run continues the first one's conversation.
+# The second run continues the conversation of the first.
 CODEX = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
 CLAUDE_CODE = ["--allowedTools", "Bash", "-p"]
 RUNS = {
@@ -41,7 +41,7 @@ SHELLS = {
 
 
 def texts(agent: str) -> list[str]:
-    """Ten outputs: single calls, a call after text, two calls at once; an answer ends each run."""
+    """Ten outputs with single calls, a call after text and parallel calls; text ends each run."""
     shell = SHELLS[agent]
     calls = [shell(f"echo {turn} >> turns") for turn in range(8)]
     calls[1] = f"I write a line.\n{calls[1]}"
@@ -50,12 +50,14 @@ def texts(agent: str) -> list[str]:
 
 
 def environment(folder: Path, url: str) -> dict[str, str]:
-    """Environment variables without an account, with which only `url` is reachable."""
-    nowhere = {f"{scheme}_PROXY": "http://127.0.0.1:9" for scheme in ("HTTP", "HTTPS", "ALL")}
+    """Environment variables that provide no account and make only `url` reachable."""
+    unreachable_proxy = {
+        f"{scheme}_PROXY": "http://127.0.0.1:9" for scheme in ("HTTP", "HTTPS", "ALL")
+    }
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
-        **nowhere,
+        **unreachable_proxy,
         "NO_PROXY": "127.0.0.1",
         "CODEX_HOME": str(folder),
         "CLAUDE_CONFIG_DIR": str(folder),

@@ -1,4 +1,4 @@
-r"""Agent frameworks' own loops on a scripted model, in each protocol, with and without streaming.
+r"""Agent loops of frameworks on a scripted model, in each protocol, with and without streaming.
 
 Frameworks that are not installed are skipped. Their client libraries conflict, so they run in a
 separate environment:
@@ -40,7 +40,7 @@ ANSWER = json.dumps(REPORT, ensure_ascii=False)
 
 
 def script(answer: str) -> list[str]:
-    """Texts of a scripted conversation: two tool calls, then the answer."""
+    """Model outputs of a conversation: two tool calls, then the final answer."""
     return [WEATHER, POPULATION, REASONING.format("no more") + answer]
 
 
@@ -50,7 +50,7 @@ def code(text: str) -> str:
 
 FINAL_ANSWER = tool_call("final_answer", answer=ANSWER)
 CITY = json.dumps({"city": "Paris"})
-# Each marker identifies the prompts of one framework and mode.
+# Each marker identifies the prompts of a framework and mode.
 SCRIPT = [
     ('"final_result"', script(tool_call("final_result", **REPORT))),  # Pydantic AI
     ('"name": "Report"', script(tool_call("Report", **REPORT))),  # LangChain, instructor
@@ -113,7 +113,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     folder = tmp_path_factory.mktemp("scripted")
     (folder / "script.json").write_text(json.dumps(SCRIPT))
     checkpoint = write_checkpoint(folder / "demo", 32_768)
-    # Frameworks enable structured output by Claude model name.
+    # Frameworks enable structured output depending on the Claude model name.
     names = ("--served-model-name", "demo", "claude-sonnet-4-5")
     flags = ("--model", str(checkpoint), *names, "--response-store", "100")
     running = RunningServer(*flags, script=folder / "script.json")
@@ -122,13 +122,13 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 
 
 def has(module: str) -> bool:
-    """Whether the frameworks' environment has a module."""
+    """Whether a module is installed in the frameworks' environment."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([PYTHON, "-c", code], check=False).returncode == 0
 
 
 def run_loops(command: list[str], cases: list[str]) -> None:
-    """Runs the cases in one process, because frameworks take seconds to import."""
+    """Runs all cases in one process, because importing frameworks takes seconds."""
     process = subprocess.run(
         [*command, *cases], capture_output=True, text=True, timeout=600, check=False
     )
@@ -138,14 +138,18 @@ def run_loops(command: list[str], cases: list[str]) -> None:
     failed = {
         case: outcome for case, outcome in zip(cases, outcomes, strict=True) if outcome != expected
     }
-    assert not failed, "\n".join(f"{case}: {one.get('error', one)}" for case, one in failed.items())
+    assert not failed, "\n".join(
+        f"{case}: {outcome.get('error', outcome)}" for case, outcome in failed.items()
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", CASES)
 def test_python_framework(scripted, framework):
     if not has(framework):
-        pytest.skip(f"{PYTHON} lacks {framework}; TINY_LLM_FRAMEWORKS_PYTHON names one that has it")
+        pytest.skip(
+            f"{PYTHON} lacks {framework}; set TINY_LLM_FRAMEWORKS_PYTHON to a Python that has it"
+        )
     run_loops([PYTHON, str(HERE / "loops.py"), scripted.url], CASES[framework])
 
 

@@ -1,1 +1,1 @@
-"""Connections, limits and error responses."""
+"""Tests of HTTP connections, limits and error responses."""

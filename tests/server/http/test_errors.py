@@ -1,4 +1,4 @@
-"""Errors have the format of their protocol; unsupported fields have a reason."""
+"""Errors use the format of their protocol, and unsupported fields state a reason."""
 
 from inspect import signature
 
@@ -15,12 +15,12 @@ from tiny_llm.server.openai.completions import CompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
-ASK = [{"role": "user", "content": "Hello"}]
+QUESTION = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", MESSAGES])
 @pytest.mark.parametrize(
-    ("method", "ending", "kind", "status"),
+    ("method", "path_suffix", "kind", "status"),
     [
         ("POST", "/nothing", "application/json", 404),
         ("GET", "", "application/json", 405),
@@ -29,10 +29,12 @@ ASK = [{"role": "user", "content": "Hello"}]
     ],
 )
 def test_invalid_requests_have_the_protocols_error_format(
-    server, path, method, ending, kind, status
+    server, path, method, path_suffix, kind, status
 ):
     headers = {"content-type": kind}
-    response = httpx2.request(method, server.url + path + ending, headers=headers, content=b"{")
+    response = httpx2.request(
+        method, server.url + path + path_suffix, headers=headers, content=b"{"
+    )
     assert response.status_code == status
     body = response.json()
     openai_type, anthropic_type = ERROR_TYPES[status]
@@ -54,19 +56,19 @@ def test_every_status_has_the_protocols_error_type(status):
 
 @pytest.mark.parametrize("field", FIELD_REASONS)
 def test_unsupported_field_is_rejected_with_its_reason(server, field):
-    refused = server.post(CHAT, {"messages": ASK, field: {}})
-    assert refused.status_code == 400
+    rejected = server.post(CHAT, {"messages": QUESTION, field: {}})
+    assert rejected.status_code == 400
     assert (
-        refused.json()["error"]["message"] == f"{field} is not supported: {FIELD_REASONS[field]}."
+        rejected.json()["error"]["message"] == f"{field} is not supported: {FIELD_REASONS[field]}."
     )
 
 
-def test_every_field_of_the_official_clients_is_covered():
-    """Each is supported, or rejected with a reason."""
+def test_every_field_of_the_official_clients_is_known():
+    """Each field is supported or rejected with a reason."""
     chat_client = openai.OpenAI(api_key="none")
     claude = anthropic.Anthropic(api_key="none")
-    of_the_client = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "betas"}
-    of_the_client |= {"user_profile_id"}
+    client_fields = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "betas"}
+    client_fields |= {"user_profile_id"}
     for send, body in (
         (chat_client.chat.completions.create, ChatCompletionRequest),
         (chat_client.completions.create, CompletionRequest),
@@ -76,4 +78,4 @@ def test_every_field_of_the_official_clients_is_covered():
         (claude.messages.count_tokens, CountTokensRequest),
     ):
         supported = {field.alias or name for name, field in body.model_fields.items()}
-        assert set(signature(send).parameters) - of_the_client - supported <= set(FIELD_REASONS)
+        assert set(signature(send).parameters) - client_fields - supported <= set(FIELD_REASONS)

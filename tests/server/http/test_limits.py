@@ -1,4 +1,4 @@
-"""Limits: queue, body size, timeout, API key."""
+"""Limits: queue, body size, JSON size, timeouts, origins, API key."""
 
 import select
 import socket
@@ -14,8 +14,8 @@ KEY = "a key with é"
 
 
 @pytest.fixture(scope="module")
-def limited():
-    """A server with low limits."""
+def limited_server():
+    """Server with low limits."""
     running = RunningServer(
         *("--max-num-seqs", "1", "--max-queue", "1", "--max-body-bytes", "5000"),
         *("--request-timeout", "2", "--cors-origin", "https://page.example"),
@@ -26,24 +26,24 @@ def limited():
     assert running.stop() == 0
 
 
-def test_full_queue_is_429_with_retry_after(limited):
-    connections = [connect(limited, {**LONG, "stream": True}) for _ in range(2)]
-    assert eventually(lambda: limited.metric("num_requests_waiting") == 1)
-    refused = limited.post("/v1/chat/completions", LONG)
-    assert refused.status_code == 429
-    assert refused.headers["retry-after"] == "1"
-    assert refused.json()["error"]["type"] == "rate_limit_error"
+def test_full_queue_is_429_with_retry_after(limited_server):
+    connections = [connect(limited_server, {**LONG, "stream": True}) for _ in range(2)]
+    assert eventually(lambda: limited_server.metric("num_requests_waiting") == 1)
+    rejected = limited_server.post("/v1/chat/completions", LONG)
+    assert rejected.status_code == 429
+    assert rejected.headers["retry-after"] == "1"
+    assert rejected.json()["error"]["type"] == "rate_limit_error"
     for connection in connections:
         connection.close()
-    assert eventually(lambda: limited.is_empty)
+    assert eventually(lambda: limited_server.is_empty)
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_large_body_is_413(limited, declared):
+def test_large_body_is_413(limited_server, declared):
     content = b'{"x": "' + b"x" * 10_000 + b'"}'
     headers = {"content-type": "application/json"}
     response = httpx2.post(
-        limited.url + "/v1/chat/completions",
+        limited_server.url + "/v1/chat/completions",
         content=content if declared else iter([content[:4000], content[4000:]]),
         headers=headers,
     )
@@ -51,8 +51,8 @@ def test_large_body_is_413(limited, declared):
     assert "5000 bytes" in response.json()["error"]["message"]
 
 
-def test_large_chunked_body_is_413(limited):
-    host, port = limited.url.removeprefix("http://").split(":")
+def test_large_chunked_body_is_413(limited_server):
+    host, port = limited_server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         head += "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -116,7 +116,7 @@ def test_incomplete_body_is_408():
 def test_incomplete_body_while_draining_is_503():
     server = RunningServer()
     connection = start_body(server)
-    assert server.get("/health").status_code == 200  # the first request has arrived before
+    assert server.get("/health").status_code == 200  # the server has received `connection`'s head
     assert server.stop() == 0
     response = read_all(connection)
     assert response.startswith(b"HTTP/1.1 503 ")
@@ -128,8 +128,8 @@ def test_connections_beyond_the_file_limit_are_503():
     server = RunningServer(max_files=64)
     host, port = server.url.removeprefix("http://").split(":")
     connections = [socket.create_connection((host, int(port)), timeout=60) for _ in range(100)]
-    refused, _, _ = select.select(connections, [], [], 60)
-    response = refused[0].recv(1000)
+    rejected, _, _ = select.select(connections, [], [], 60)
+    response = rejected[0].recv(1000)
     assert response.startswith(b"HTTP/1.1 503 ")
     assert b"The server has 16 connections, its maximum; retry later." in response
     for connection in connections:
@@ -148,21 +148,21 @@ def is_healthy(server):
         return False
 
 
-def test_request_timeout_is_an_error(limited):
-    response = limited.post("/v1/chat/completions", LONG)
+def test_request_timeout_is_an_error(limited_server):
+    response = limited_server.post("/v1/chat/completions", LONG)
     assert response.status_code == 504
     assert response.json()["error"]["type"] == "timeout_error"
-    response = limited.post("/v1/chat/completions", {**LONG, "stream": True})
-    assert response.status_code == 200  # started before the timeout
+    response = limited_server.post("/v1/chat/completions", {**LONG, "stream": True})
+    assert response.status_code == 200  # the stream starts before the timeout
     *_, error, end, rest = response.text.split("\n\n")
     assert "timeout_error" in error
     assert (end, rest) == ("data: [DONE]", "")
-    assert eventually(lambda: limited.is_empty)
+    assert eventually(lambda: limited_server.is_empty)
 
 
-def test_cross_origin_requests(limited):
+def test_cross_origin_requests(limited_server):
     def allowed(origin):
-        response = httpx2.get(limited.url + "/health", headers={"Origin": origin})
+        response = httpx2.get(limited_server.url + "/health", headers={"Origin": origin})
         return response.headers.get("access-control-allow-origin")
 
     assert allowed("https://page.example") == "https://page.example"
@@ -185,52 +185,54 @@ def test_cross_origin_requests(limited):
         ("[a.b", 403),
     ],
 )
-def test_dns_rebinding_is_rejected(limited, host, status):
-    response = httpx2.get(limited.url + "/health", headers={"Host": host})
+def test_dns_rebinding_is_rejected(limited_server, host, status):
+    response = httpx2.get(limited_server.url + "/health", headers={"Host": host})
     assert response.status_code == status
     if status == 403:
         assert response.json()["error"]["type"] == "permission_error"
         assert "--allowed-host" in response.json()["error"]["message"]
 
 
-def test_any_host_name_is_allowed_with_an_api_key(guarded):
+def test_any_host_name_is_allowed_with_an_api_key(server_with_key):
     headers = {"Host": "evil.example", "Authorization": f"Bearer {KEY}".encode()}
     body = {"prompt": "Paris"}
-    assert guarded.post("/tokenize", body, headers=headers).status_code == 200
+    assert server_with_key.post("/tokenize", body, headers=headers).status_code == 200
 
 
 @pytest.fixture(scope="module")
-def guarded():
-    """A server with an API key."""
-    running = RunningServer("--api-key", KEY.encode())  # whatever the locale
+def server_with_key():
+    """Server with an API key."""
+    running = RunningServer("--api-key", KEY.encode())  # regardless of the locale
     yield running
     assert running.stop() == 0
 
 
-def test_requests_without_the_api_key_are_rejected(guarded):
+def test_requests_without_the_api_key_are_rejected(server_with_key):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "a key with e"}):
-        response = guarded.post("/v1/chat/completions", LONG, headers=headers)
+        response = server_with_key.post("/v1/chat/completions", LONG, headers=headers)
         assert response.status_code == 401
         assert response.json()["error"]["type"] == "authentication_error"
-    assert guarded.post("/tokenize", {"prompt": "a"}).status_code == 401
-    assert guarded.get("/health").status_code == 200
-    assert guarded.get("/v1/models").status_code == 200
+    assert server_with_key.post("/tokenize", {"prompt": "a"}).status_code == 401
+    assert server_with_key.get("/health").status_code == 200
+    assert server_with_key.get("/v1/models").status_code == 200
 
 
-def test_requests_with_the_api_key(guarded):
+def test_requests_with_the_api_key(server_with_key):
     for name, value in (
         ("Authorization", f"Bearer {KEY}"),
         ("Authorization", f"bearer {KEY}"),
         ("x-api-key", KEY),
     ):
         headers = {name: value.encode()}
-        response = guarded.post("/tokenize", {"prompt": "Paris"}, headers=headers)
+        response = server_with_key.post("/tokenize", {"prompt": "Paris"}, headers=headers)
         assert response.status_code == 200
-    # A gateway may add a header with a key that is not this server's.
+    # A gateway may add a header with a key for another server.
     for x_api_key, bearer in ((KEY, "wrong"), ("wrong", KEY)):
         headers = {"x-api-key": x_api_key.encode(), "Authorization": f"Bearer {bearer}".encode()}
-        assert guarded.post("/tokenize", {"prompt": "a"}, headers=headers).status_code == 200
+        assert (
+            server_with_key.post("/tokenize", {"prompt": "a"}, headers=headers).status_code == 200
+        )
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=guarded.url + "/v1", api_key="wrong", max_retries=0).post(
+        openai.OpenAI(base_url=server_with_key.url + "/v1", api_key="wrong", max_retries=0).post(
             "/chat/completions", body=LONG, cast_to=object
         )

@@ -1,4 +1,4 @@
-"""Connections: HTTP/1.0, hostile requests, socket options."""
+"""HTTP connections: HTTP/1.0, hostile requests, socket options."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ BODY = {"prompt": "Once", "max_tokens": 3, "temperature": 0}
 
 
 def exchange(server, request: bytes) -> bytes:
-    """Sends a request on a new connection; returns all bytes until the server closes it."""
+    """Sends a request on a new connection; reads until the server closes it."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(request)
@@ -39,7 +39,7 @@ def test_http_1_0_response_is_not_chunked(server):
         assert b"transfer-encoding" not in head.lower()
         if is_stream:
             events = body.removesuffix(b"\n\n").split(b"\n\n")
-            assert all(one.startswith(b"data: {") for one in events[:-1])
+            assert all(event.startswith(b"data: {") for event in events[:-1])
             assert events[-1] == b"data: [DONE]"
         else:
             assert json.loads(body)["choices"][0]["text"]
@@ -48,12 +48,12 @@ def test_http_1_0_response_is_not_chunked(server):
 @pytest.mark.parametrize("line_ends", [True, False])
 def test_request_head_size_is_bounded(server, line_ends):
     name = "X-Many: 1\r\n" * 10 if line_ends else "X-Long: "
-    filling = "a: b\r\n" if line_ends else "abcdef"
+    padding = "a: b\r\n" if line_ends else "abcdef"
     request = f"GET /health HTTP/1.1\r\n{name}".encode()
-    request += filling.encode() * (5 * MAX_HEADER_BYTES // len(filling))
+    request += padding.encode() * (5 * MAX_HEADER_BYTES // len(padding))
     try:
         response = exchange(server, request)
-    except ConnectionError:  # closed before the request was sent completely
+    except ConnectionError:  # the server may close before the request is fully sent
         response = b"HTTP/1.1 400"
     assert response.startswith(b"HTTP/1.1 400")
     assert server.get("/health").status_code == 200
@@ -88,14 +88,14 @@ def test_chunked_body_is_read_completely(server):
 
 @contextlib.asynccontextmanager
 async def connected(app=None):
-    """A protocol with a connection, and the client's reader and writer."""
+    """Starts a protocol and connects to it; yields the protocol, a reader and a writer."""
     config = uvicorn.Config(app=app or (lambda *_: None), log_config=None)
     config.load()
     protocol = HttpProtocol(config, ServerState(), {})
-    listening = socket.socket()  # without a protocol number, as `serve` creates it
-    listening.bind(("127.0.0.1", 0))
-    server = await asyncio.get_running_loop().create_server(lambda: protocol, sock=listening)
-    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    listening_socket = socket.socket()  # without a protocol number, like `serve`
+    listening_socket.bind(("127.0.0.1", 0))
+    server = await asyncio.get_running_loop().create_server(lambda: protocol, sock=listening_socket)
+    reader, writer = await asyncio.open_connection(*listening_socket.getsockname())
     while protocol.transport is None:
         await asyncio.sleep(0)
     yield protocol, reader, writer

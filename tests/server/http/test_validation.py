@@ -1,4 +1,4 @@
-"""Schema errors as sentences: the field, the requirement, the value."""
+"""Validation errors as sentences with the field, the requirement and the value."""
 
 import pydantic
 import pytest
@@ -10,7 +10,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "message_part"),
     [
         ({"messages": 5}, "messages must be a list, got 5."),
         ({"messages": []}, "messages must have 1 or more elements, got 0."),
@@ -26,10 +26,10 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
         ({"reasoning_effort": True}, "got true."),
     ],
 )
-def test_sentence_names_field_requirement_and_value(fields, sentence):
+def test_sentence_names_field_requirement_and_value(fields, message_part):
     with pytest.raises(pydantic.ValidationError) as caught:
         ChatCompletionRequest.model_validate({**BODY, **fields})
     errors = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
     message = str(validation_error(errors))
-    assert message.endswith(sentence)
+    assert message.endswith(message_part)
     assert "input should" not in message

@@ -1,1 +1,1 @@
-"""OpenAI's APIs."""
+"""Tests of OpenAI's APIs."""

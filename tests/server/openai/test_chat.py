@@ -1,4 +1,4 @@
-"""Chat completions, tested with OpenAI's client."""
+"""Chat Completions API, tested with OpenAI's client."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def test_completion(client):
 
 
 def test_stream_matches_the_full_response(client):
-    whole = client.chat.completions.create(**PLAIN)
+    full = client.chat.completions.create(**PLAIN)
     chunks = list(
         client.chat.completions.create(**PLAIN, stream=True, stream_options={"include_usage": True})
     )
@@ -35,11 +35,11 @@ def test_stream_matches_the_full_response(client):
     assert [bool(chunk.choices[0].delta.role) for chunk in leading].index(True) == 0
     assert sum(bool(chunk.choices[0].delta.role) for chunk in leading) == 1
     text = "".join(chunk.choices[0].delta.content or "" for chunk in leading)
-    assert text == whole.choices[0].message.content
+    assert text == full.choices[0].message.content
     reasons = [chunk.choices[0].finish_reason for chunk in leading]
     assert reasons == [None] * (len(leading) - 1) + ["stop"]
     assert last.choices == []
-    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert last.usage.completion_tokens == full.usage.completion_tokens
 
 
 def test_stream_usage_is_opt_in(client):
@@ -64,8 +64,8 @@ def test_reasoning_is_separate_from_content(client):
     assert response.usage.completion_tokens_details.reasoning_tokens > 0
     stream = client.chat.completions.create(**body, stream=True)
     deltas = [chunk.choices[0].delta for chunk in stream]
-    thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
-    assert thought == message.reasoning_content
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert reasoning == message.reasoning_content
 
 
 @pytest.mark.parametrize("effort", ["none", "high"])
@@ -96,17 +96,17 @@ def test_n_choices(client):
         )
     )
     for choice in response.choices:
-        mine = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
-        assert "".join(one.delta.content or "" for one in mine) == choice.message.content
+        pieces = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
+        assert "".join(p.delta.content or "" for p in pieces) == choice.message.content
 
 
 def test_stop_string_and_max_tokens(client):
     stopped = client.chat.completions.create(**PLAIN, stop=[" France"])
     assert stopped.choices[0].message.content == "The capital of"
     assert stopped.choices[0].finish_reason == "stop"
-    cut = client.chat.completions.create(**PLAIN, max_completion_tokens=2)
-    assert cut.choices[0].finish_reason == "length"
-    assert cut.usage.completion_tokens == 2
+    truncated = client.chat.completions.create(**PLAIN, max_completion_tokens=2)
+    assert truncated.choices[0].finish_reason == "length"
+    assert truncated.usage.completion_tokens == 2
 
 
 def test_max_tokens_is_clamped_to_the_context_length(client):
@@ -118,15 +118,17 @@ def test_concurrent_requests_match_sequential_ones(client, async_client):
     def body(seed):
         return {**PLAIN, "temperature": 1.5, "seed": seed, "max_tokens": 24}
 
-    alone = [client.chat.completions.create(**body(seed)) for seed in range(8)]
+    sequential = [client.chat.completions.create(**body(seed)) for seed in range(8)]
 
     async def ask_all():
         return await asyncio.gather(
             *(async_client.chat.completions.create(**body(seed)) for seed in range(8))
         )
 
-    together = asyncio.run(ask_all())
-    contents = [[one.choices[0].message.content for one in many] for many in (alone, together)]
+    concurrent = asyncio.run(ask_all())
+    contents = [
+        [r.choices[0].message.content for r in responses] for responses in (sequential, concurrent)
+    ]
     assert contents[0] == contents[1]
 
 
@@ -147,7 +149,7 @@ def test_content_parts_and_developer_message(client):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"temprature": 1}, "temprature is not a supported field"),
         ({"messages": []}, "messages must have 1 or more elements, got 0"),
@@ -201,12 +203,12 @@ def test_content_parts_and_developer_message(client):
         ),
     ],
 )
-def test_invalid_request_is_400(client, change, sentence):
-    with pytest.raises(openai.BadRequestError) as refused:
+def test_invalid_request_is_400(client, change, message):
+    with pytest.raises(openai.BadRequestError) as rejected:
         client.chat.completions.create(**PLAIN, extra_body=change)
-    assert refused.value.type == "invalid_request_error"
-    assert sentence in refused.value.message
-    assert refused.value.message.endswith(".")
+    assert rejected.value.type == "invalid_request_error"
+    assert message in rejected.value.message
+    assert rejected.value.message.endswith(".")
 
 
 @pytest.mark.parametrize("depth", [200, 440])
@@ -229,9 +231,9 @@ def test_deeply_nested_schema_is_400(client, depth):
 
 def test_errors_are_json_for_any_body(server: RunningServer):
     url = "/v1/chat/completions"
-    half = b'{"messages": [{"role": "user", "content": "\\ud800"}], "\\ud800": 1}'
+    incomplete = b'{"messages": [{"role": "user", "content": "\\ud800"}], "\\ud800": 1}'
     long = b'{"seed": ' + b"9" * 5000 + b"}"
-    for content in (b"", b"{", b"\xff", b"[" * 100_000, b"1", half, long):
+    for content in (b"", b"{", b"\xff", b"[" * 100_000, b"1", incomplete, long):
         response = httpx2.post(
             server.url + url, content=content, headers={"content-type": "application/json"}
         )
@@ -258,9 +260,9 @@ PAINT = {"type": "function", "function": {"name": "paint", "parameters": COLOUR}
 
 @pytest.mark.parametrize("effort", ["none", "high"])
 def test_json_schema(client, effort):
-    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
     response = client.chat.completions.create(
-        model="demo", messages=FRANCE, reasoning_effort=effort, response_format=form
+        model="demo", messages=FRANCE, reasoning_effort=effort, response_format=response_format
     )
     assert json.loads(response.choices[0].message.content)["colour"] in ("red", "blue")
 
@@ -272,7 +274,7 @@ def test_structured_choice(client):
 
 
 PAINT_ALONE = {"type": "function", "function": {"name": "paint"}}
-SOME = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [PAINT_ALONE]}}
+FIRST_TWO = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [PAINT_ALONE]}}
 OTHER = {"type": "function", "function": {"name": "sing", "parameters": {"type": "object"}}}
 
 
@@ -304,8 +306,12 @@ def test_continue_final_message(client, effort):
 
 def test_optional_tool_calls_are_constrained():
     body = {"messages": FRANCE, "tools": [PAINT, OTHER]}
-    form = ChatCompletionRequest(**body).constraint()
-    assert (form.choice, len(form.tools), form.parallel) == ("auto", 2, True)
+    response_format = ChatCompletionRequest(**body).constraint()
+    assert (response_format.choice, len(response_format.tools), response_format.parallel) == (
+        "auto",
+        2,
+        True,
+    )
     assert not ChatCompletionRequest(**body, parallel_tool_calls=False).constraint().parallel
     assert ChatCompletionRequest(**body, tool_choice="none").constraint() is None
     assert ChatCompletionRequest(**body, ignore_eos=True).constraint() is None
@@ -320,9 +326,9 @@ def test_invalid_schema_is_rejected_only_for_required_calls(server):
     reason = "the schema of the tool 'look' is rejected at '/properties/a': the JSON schema has "
     reason += "the type 'any', which JSON lacks."
     server.wait_for(f"tool calls are not constrained to their schemas: {reason}")
-    refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == reason
+    rejected = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
+    assert rejected.status_code == 400
+    assert rejected.json()["error"]["message"] == reason
 
 
 def test_refusal_part(client):
@@ -334,13 +340,13 @@ def test_refusal_part(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "paint"}}, SOME]
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}, FIRST_TWO]
 )
 def test_required_tool_call(client, choice, stream):
     body = {**PLAIN, "tools": [PAINT], "tool_choice": choice, "parallel_tool_calls": False}
     if stream:
         deltas = [c.choices[0] for c in client.chat.completions.create(**body, stream=True)]
-        calls = [one.delta.tool_calls[0] for one in deltas if one.delta.tool_calls]
+        calls = [delta.delta.tool_calls[0] for delta in deltas if delta.delta.tool_calls]
         assert (calls[0].index, calls[0].type, calls[0].function.name) == (0, "function", "paint")
         arguments = "".join(call.function.arguments for call in calls)
         reason = deltas[-1].finish_reason

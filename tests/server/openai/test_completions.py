@@ -1,4 +1,4 @@
-"""Completions, tested with OpenAI's client."""
+"""Completions API, tested with OpenAI's client."""
 
 import openai
 import pytest
@@ -21,8 +21,8 @@ def test_multiple_prompts_with_n(client):
     body = {**RICE, "prompt": [RICE["prompt"], "Hello"], "n": 2, "seed": 3, "temperature": 1.0}
     response = client.completions.create(**body)
     assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
-    alone = client.completions.create(**{**body, "prompt": "Hello"})
-    assert [c.text for c in response.choices[2:]] == [c.text for c in alone.choices]
+    separate = client.completions.create(**{**body, "prompt": "Hello"})
+    assert [c.text for c in response.choices[2:]] == [c.text for c in separate.choices]
     streamed = ["", "", "", ""]
     for chunk in client.completions.create(**body, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
@@ -57,9 +57,9 @@ def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
         "logprobs": 1,
         "extra_body": IGNORE_EOS,
     }
-    whole = client.completions.create(**body)
-    assert whole.usage.completion_tokens == limit * n
-    for choice in whole.choices:
+    response = client.completions.create(**body)
+    assert response.usage.completion_tokens == limit * n
+    for choice in response.choices:
         actual = choice.logprobs
         assert "".join(actual.tokens) == choice.text
         assert actual.token_logprobs[0] is None
@@ -68,22 +68,22 @@ def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
             choice.text[offset:].startswith(text)
             for offset, text in zip(actual.text_offset, actual.tokens, strict=True)
         ]
-        mine = [
+        pieces = [
             chunk.choices[0]
             for chunk in client.completions.create(**body, stream=True)
             if chunk.choices[0].index == choice.index
         ]
-        assert "".join(one.text for one in mine) == choice.text
-        assert [text for one in mine for text in one.logprobs.tokens] == actual.tokens
-        assert mine[-1].finish_reason == choice.finish_reason == "length"
+        assert "".join(piece.text for piece in pieces) == choice.text
+        assert [text for piece in pieces for text in piece.logprobs.tokens] == actual.tokens
+        assert pieces[-1].finish_reason == choice.finish_reason == "length"
 
 
 def test_echo_logprobs_match_generation_logprobs(client):
     response = client.completions.create(**RICE, logprobs=0).choices[0]
     again = {**RICE, "prompt": RICE["prompt"] + response.text, "max_tokens": 0}
     scored = client.completions.create(**again, echo=True, logprobs=0).choices[0].logprobs
-    own = response.logprobs.token_logprobs
-    assert scored.token_logprobs[-len(own) :] == pytest.approx(own, abs=0.02)
+    generated = response.logprobs.token_logprobs
+    assert scored.token_logprobs[-len(generated) :] == pytest.approx(generated, abs=0.02)
     assert [len(top) for top in scored.top_logprobs[1:]] == [1] * (len(scored.tokens) - 1)
 
 
@@ -92,13 +92,13 @@ def test_continuous_usage_stats(client):
     *chunks, last = client.completions.create(
         **RICE, stream=True, stream_options=options, extra_body=IGNORE_EOS
     )
-    assert [one.usage.completion_tokens for one in chunks] == list(range(1, 7))
+    assert [piece.usage.completion_tokens for piece in chunks] == list(range(1, 7))
     assert last.usage == chunks[-1].usage
     assert last.choices == []
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"suffix": "."}, "suffix is not supported"),
         ({"prompt": []}, "prompt"),
@@ -111,7 +111,7 @@ def test_continuous_usage_stats(client):
         ({"messages": []}, "messages is not a supported field"),
     ],
 )
-def test_invalid_request_is_400(client, change, sentence):
-    with pytest.raises(openai.BadRequestError) as refused:
+def test_invalid_request_is_400(client, change, message):
+    with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(**RICE, extra_body=change)
-    assert sentence in refused.value.message
+    assert message in error.value.message

@@ -1,4 +1,4 @@
-"""Embeddings with OpenAI's client, and reranking, on pooling models."""
+"""Embeddings and reranking with pooling models."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ def embed_client(embedder):
 
 @pytest.fixture(scope="module")
 def reranker_folder(tmp_path_factory):
-    """The demo model with a token for "no" in place of its last one."""
+    """Folder of the demo model, with its last token replaced by "no"."""
     folder = tmp_path_factory.mktemp("reranker") / "reranker"
     shutil.copytree(TARGET_PATH, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -45,18 +45,18 @@ def reranker_folder(tmp_path_factory):
     return folder
 
 
-def test_embeddings_are_those_of_the_library(embed_client):
+def test_embeddings_match_the_library(embed_client):
     expected = LLM("demo", task="embed").embed(TEXTS)
     response = embed_client.embeddings.create(model="demo", input=TEXTS, encoding_format="float")
-    assert [one.embedding for one in response.data] == expected
-    assert [one.index for one in response.data] == [0, 1, 2]
+    assert [item.embedding for item in response.data] == expected
+    assert [item.index for item in response.data] == [0, 1, 2]
     assert response.usage.prompt_tokens == response.usage.total_tokens > 20
     assert response.model == "demo"
 
 
-def test_base64_is_the_default_of_the_client(embed_client):
+def test_client_requests_base64_by_default(embed_client):
     floats = embed_client.embeddings.create(model="demo", input="a", encoding_format="float")
-    decoded = embed_client.embeddings.create(model="demo", input="a")  # the client asks for base64
+    decoded = embed_client.embeddings.create(model="demo", input="a")  # the client requests base64
     np.testing.assert_array_equal(
         np.float32(decoded.data[0].embedding), np.float32(floats.data[0].embedding)
     )
@@ -72,11 +72,11 @@ def test_base64_holds_little_endian_float32(embedder):
 
 def test_token_ids_and_dimensions(embedder, embed_client):
     tokens = embedder.post("/tokenize", {"prompt": "What is RoPE?"}).json()["tokens"]
-    whole, short = (
+    full, short = (
         embed_client.embeddings.create(model="demo", input=[tokens], **more).data[0].embedding
         for more in ({}, {"dimensions": 16})
     )
-    expected = np.array(whole[:16]) / np.linalg.norm(whole[:16])
+    expected = np.array(full[:16]) / np.linalg.norm(full[:16])
     np.testing.assert_allclose(short, expected, rtol=1e-6)
 
 
@@ -85,7 +85,7 @@ def test_hundreds_of_inputs_from_several_clients(embed_client):
 
     def embed(_: int) -> list[list[float]]:
         data = embed_client.embeddings.create(model="demo", input=texts).data
-        return [one.embedding for one in data]
+        return [item.embedding for item in data]
 
     with ThreadPoolExecutor() as pool:
         first, second, third = pool.map(embed, range(3))
@@ -123,7 +123,7 @@ def test_invalid_requests_are_rejected(embedder, path, body, message):
     assert message in response.json()["error"]["message"]
 
 
-def test_chat_model_computes_no_embeddings(server):
+def test_chat_model_rejects_embeddings(server):
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/rerank", RERANK)):
         response = server.post(path, body)
         assert response.status_code == 400
@@ -137,10 +137,10 @@ def test_rerank_orders_documents_by_relevance(reranker_folder):
     )
     assert len(set(expected)) == 3
     response = running.post("/v1/rerank", RERANK).json()
-    scores = {one["index"]: one["relevance_score"] for one in response["results"]}
+    scores = {item["index"]: item["relevance_score"] for item in response["results"]}
     assert [scores[index] for index in range(3)] == expected
     assert list(scores.values()) == sorted(expected, reverse=True)
-    texts = {one["index"]: one["document"]["text"] for one in response["results"]}
+    texts = {item["index"]: item["document"]["text"] for item in response["results"]}
     assert texts == {0: "Bees.", 1: "Rotary embeddings.", 2: "a"}
     assert response["usage"]["total_tokens"] > 3 * len(SCORE_TEMPLATE) / 10
     [best] = running.post("/v1/rerank", {**RERANK, "top_n": 1, "return_documents": False}).json()[

@@ -1,4 +1,4 @@
-"""LoRA adapters: a request chooses one by its name as the model."""
+"""LoRA adapters, which requests select by model name."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,8 +41,8 @@ def lora_client(lora_server):
     return openai.OpenAI(base_url=lora_server.url + "/v1", api_key="none", max_retries=0)
 
 
-def test_each_request_has_the_adapter_of_its_model(lora_client, folders):
-    """All at once: the same texts as alone, in the library."""
+def test_concurrent_requests_use_their_own_adapters(lora_client, folders):
+    """Concurrent requests get the same texts as separate runs in the library."""
     llm = LLM("demo", lora_modules=folders)
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     names = ["base", "sql", "french", "alias", "sql", "french"]
@@ -96,7 +96,7 @@ def test_unknown_names_are_404(lora_client):
         lora_client.completions.create(model="x", prompt="a")
 
 
-def test_adapter_path_serves_one_under_the_models_name(folders):
+def test_adapter_path_applies_to_the_models_name(folders):
     [expected] = LLM("demo", adapter_path=folders["sql"]).generate(
         [PROMPT], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     )

@@ -1,4 +1,4 @@
-"""Stored responses: `previous_response_id`, `item_reference`, eviction."""
+"""Response store: `previous_response_id`, `item_reference`, eviction."""
 
 import openai
 import pytest
@@ -18,15 +18,15 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-def storing():
-    """OpenAI's client of a server that keeps three responses."""
+def storing_client():
+    """OpenAI client of a server that stores at most three responses."""
     running = RunningServer("--response-store", "3")
     yield openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
     assert running.stop() == 0
 
 
 def count(client, **body) -> int:
-    """Number of input tokens."""
+    """Returns the number of input tokens of a request."""
     return client.responses.input_tokens.count(model="demo", **body).input_tokens
 
 
@@ -35,9 +35,9 @@ def as_inputs(items) -> list[dict]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_previous_response_continues_the_conversation(storing, stream):
+def test_previous_response_continues_the_conversation(storing_client, stream):
     def create(**body):
-        response = storing.responses.create(**BODY, **body, stream=stream)
+        response = storing_client.responses.create(**BODY, **body, stream=stream)
         return list(response)[-1].response if stream else response
 
     first = create(input=QUESTION)
@@ -46,32 +46,36 @@ def test_previous_response_continues_the_conversation(storing, stream):
     assert second.previous_response_id == first.id
     message = {"role": "user", "content": QUESTION}
     follow_up = {"role": "user", "content": "And of Italy?"}
-    whole = [message, *as_inputs(first.output), follow_up]
-    assert second.usage.input_tokens == count(storing, input=whole, reasoning={"effort": "none"})
+    history = [message, *as_inputs(first.output), follow_up]
+    assert second.usage.input_tokens == count(
+        storing_client, input=history, reasoning={"effort": "none"}
+    )
     assert second.usage.input_tokens > first.usage.input_tokens
     third = create(input="Why?", previous_response_id=second.id)
     why = {"role": "user", "content": "Why?"}
-    whole = [*whole, *as_inputs(second.output), why]
-    assert third.usage.input_tokens == count(storing, input=whole, reasoning={"effort": "none"})
+    history = [*history, *as_inputs(second.output), why]
+    assert third.usage.input_tokens == count(
+        storing_client, input=history, reasoning={"effort": "none"}
+    )
 
 
-def test_tool_loop_with_previous_response(storing):
-    first = storing.responses.create(
+def test_tool_loop_with_previous_response(storing_client):
+    first = storing_client.responses.create(
         **BODY, input=QUESTION, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
     )
     call = next(item for item in first.output if item.type == "function_call")
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Paris"}
-    second = storing.responses.create(
+    second = storing_client.responses.create(
         **BODY,
         input=[result],
         tools=[TOOL],
         previous_response_id=first.id,
         instructions="Be brief.",
     )
-    whole = [{"role": "user", "content": QUESTION}, *as_inputs(first.output), result]
+    history = [{"role": "user", "content": QUESTION}, *as_inputs(first.output), result]
     expected = count(
-        storing,
-        input=whole,
+        storing_client,
+        input=history,
         tools=[TOOL],
         instructions="Be brief.",
         reasoning={"effort": "none"},
@@ -79,36 +83,37 @@ def test_tool_loop_with_previous_response(storing):
     assert second.usage.input_tokens == expected
 
 
-def test_item_references(storing):
-    """The AI SDK refers to all items of earlier turns."""
-    first = storing.responses.create(**BODY, input=QUESTION)
+def test_item_references(storing_client):
+    """The AI SDK sends references to all items of earlier turns."""
+    first = storing_client.responses.create(**BODY, input=QUESTION)
     message = {"role": "user", "content": QUESTION}
     items = [{"type": "item_reference", "id": item.id} for item in first.output]
     body = {"input": [message, *items, message]}
-    expected = count(storing, input=[message, *as_inputs(first.output), message])
-    assert count(storing, **body) == expected
-    for _ in range(5):  # a referenced item is kept with the newest response
-        storing.responses.create(**BODY, **body)
-    assert count(storing, **body) == expected
+    expected = count(storing_client, input=[message, *as_inputs(first.output), message])
+    assert count(storing_client, **body) == expected
+    for _ in range(5):  # the newest response keeps the items that it references
+        storing_client.responses.create(**BODY, **body)
+    assert count(storing_client, **body) == expected
 
 
-def test_responses_are_not_stored_on_request(storing):
-    response = storing.responses.create(**BODY, input=QUESTION, store=False)
+def test_responses_are_not_stored_on_request(storing_client):
+    response = storing_client.responses.create(**BODY, input=QUESTION, store=False)
     assert response.store is False
     with pytest.raises(openai.BadRequestError, match=f"'{response.id}' is not stored"):
-        storing.responses.create(**BODY, input="Why?", previous_response_id=response.id)
+        storing_client.responses.create(**BODY, input="Why?", previous_response_id=response.id)
     reference = {"type": "item_reference", "id": response.output[0].id}
     with pytest.raises(openai.NotFoundError, match=r"input\[0\] references the item 'msg_"):
-        storing.responses.create(**BODY, input=[reference])
+        storing_client.responses.create(**BODY, input=[reference])
 
 
-def test_oldest_response_is_evicted(storing):
-    ids = [storing.responses.create(**BODY, input=QUESTION).id for _ in range(3)]
-    storing.responses.create(**BODY, input="Why?", previous_response_id=ids[0])  # now recent
-    with pytest.raises(openai.BadRequestError) as refused:
-        storing.responses.create(**BODY, input="Why?", previous_response_id=ids[1])
-    assert refused.value.code == "previous_response_not_found"
-    storing.responses.create(**BODY, input="Why?", previous_response_id=ids[0])
+def test_oldest_response_is_evicted(storing_client):
+    ids = [storing_client.responses.create(**BODY, input=QUESTION).id for _ in range(3)]
+    # Makes it the most recently used response.
+    storing_client.responses.create(**BODY, input="Why?", previous_response_id=ids[0])
+    with pytest.raises(openai.BadRequestError) as error:
+        storing_client.responses.create(**BODY, input="Why?", previous_response_id=ids[1])
+    assert error.value.code == "previous_response_not_found"
+    storing_client.responses.create(**BODY, input="Why?", previous_response_id=ids[0])
 
 
 def test_errors_name_the_flag(client):
@@ -124,10 +129,12 @@ def test_errors_name_the_flag(client):
             client.responses.create(**BODY, **body)
 
 
-def test_errors_count_the_items_of_the_request(storing):
-    first = storing.responses.create(**BODY, input=QUESTION)
+def test_errors_count_the_items_of_the_request(storing_client):
+    first = storing_client.responses.create(**BODY, input=QUESTION)
     with pytest.raises(openai.BadRequestError, match=r"input\[0\]\.role must be"):
-        storing.responses.create(**BODY, input=[{"role": "x"}], previous_response_id=first.id)
+        storing_client.responses.create(
+            **BODY, input=[{"role": "x"}], previous_response_id=first.id
+        )
 
 
 def test_store_is_bounded_in_bytes(monkeypatch):

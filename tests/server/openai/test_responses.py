@@ -1,4 +1,4 @@
-"""Responses, tested with OpenAI's client."""
+"""Responses API, tested with OpenAI's client."""
 
 import json
 
@@ -14,7 +14,7 @@ BODY = {
 }
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 PAINT_ALONE = [{"type": "function", "name": "paint"}]
-SOME = {"type": "allowed_tools", "mode": "required", "tools": PAINT_ALONE}
+FIRST_TWO = {"type": "allowed_tools", "mode": "required", "tools": PAINT_ALONE}
 
 
 def test_response(client):
@@ -100,8 +100,8 @@ def test_encrypted_content_round_trip(client):
     ):
         messages = to_chat_messages([item, call], None)
         assert messages[0]["reasoning_content"] == thought.content[0].text
-    strange = {**sent, "encrypted_content": "of another server"}
-    assert "reasoning_content" not in to_chat_messages([strange, call], None)[0]
+    foreign = {**sent, "encrypted_content": "of another server"}
+    assert "reasoning_content" not in to_chat_messages([foreign, call], None)[0]
 
 
 def test_text_and_following_calls_are_one_message():
@@ -127,14 +127,16 @@ def test_empty_response_has_an_empty_message(client):
 
 
 def test_vllm_sampling_fields(client):
-    free = {"temperature": 1.5, "max_output_tokens": 12}
+    unlimited = {"temperature": 1.5, "max_output_tokens": 12}
     extra = {"seed": 7, "top_k": 20, "min_p": 0.01}
-    first, second = (client.responses.create(**BODY, **free, extra_body=extra) for _ in range(2))
+    first, second = (
+        client.responses.create(**BODY, **unlimited, extra_body=extra) for _ in range(2)
+    )
     assert first.output_text == second.output_text
     budget = {"thinking_token_budget": 2}
     body = {**BODY, "reasoning": {"effort": "high"}}
-    bounded = client.responses.create(**body, extra_body=budget)
-    assert bounded.usage.output_tokens_details.reasoning_tokens <= 2 + 2
+    with_budget = client.responses.create(**body, extra_body=budget)
+    assert with_budget.usage.output_tokens_details.reasoning_tokens <= 2 + 2
 
 
 @pytest.mark.parametrize("effort", ["none", "high"])
@@ -142,16 +144,18 @@ def test_logprobs(client, effort):
     body = {**BODY, "reasoning": {"effort": effort}, "top_logprobs": 2}
     *events, last = client.responses.create(**body, stream=True)
     (part,) = last.response.output[-1].content
-    assert "".join(one.token for one in part.logprobs) == part.text
-    assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
-    streamed = [one for e in events if e.type == "response.output_text.delta" for one in e.logprobs]
-    assert [one.logprob for one in streamed] == [one.logprob for one in part.logprobs]
-    whole = client.responses.create(**BODY, include=["message.output_text.logprobs"])
-    assert whole.output[-1].content[0].logprobs[0].top_logprobs == []
+    assert "".join(entry.token for entry in part.logprobs) == part.text
+    assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+    streamed = [
+        entry for e in events if e.type == "response.output_text.delta" for entry in e.logprobs
+    ]
+    assert [entry.logprob for entry in streamed] == [entry.logprob for entry in part.logprobs]
+    full = client.responses.create(**BODY, include=["message.output_text.logprobs"])
+    assert full.output[-1].content[0].logprobs[0].top_logprobs == []
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"previous_response_id": "resp_1"}, "responses are not stored"),
         ({"input": []}, "input must contain at least one message."),
@@ -173,14 +177,14 @@ def test_logprobs(client, effort):
         ),
         ({"tool_choice": "required"}, "tools is empty."),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice must be 'auto'"),
-        ({"tools": [TOOL], "tool_choice": {**SOME, "tools": "x"}}, "requires mode"),
-        ({"tools": [TOOL], "tool_choice": SOME}, "subset of the request's tools."),
+        ({"tools": [TOOL], "tool_choice": {**FIRST_TWO, "tools": "x"}}, "requires mode"),
+        ({"tools": [TOOL], "tool_choice": FIRST_TWO}, "subset of the request's tools."),
     ],
 )
-def test_invalid_request_is_400(client, change, sentence):
-    with pytest.raises(openai.BadRequestError) as refused:
+def test_invalid_request_is_400(client, change, message):
+    with pytest.raises(openai.BadRequestError) as error:
         client.responses.create(**BODY, extra_body=change)
-    assert sentence in refused.value.message
+    assert message in error.value.message
 
 
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
@@ -188,13 +192,13 @@ COLOUR |= {"required": ["colour"], "additionalProperties": False}
 
 
 def test_json_schema(client):
-    form = {"type": "json_schema", "name": "colour", "schema": COLOUR, "strict": True}
-    response = client.responses.create(**BODY, text={"format": form})
+    text_format = {"type": "json_schema", "name": "colour", "schema": COLOUR, "strict": True}
+    response = client.responses.create(**BODY, text={"format": text_format})
     assert json.loads(response.output_text)["colour"] in ("red", "blue")
     assert response.text.format.type == "json_schema"
 
 
-@pytest.mark.parametrize("choice", ["required", PAINT_ALONE[0], SOME])
+@pytest.mark.parametrize("choice", ["required", PAINT_ALONE[0], FIRST_TWO])
 def test_required_tool_call(client, choice):
     tool = {**TOOL, "name": "paint", "parameters": COLOUR}
     body = {**BODY, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}

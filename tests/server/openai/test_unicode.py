@@ -1,31 +1,36 @@
-"""Multi-token characters: logprobs, streams, tokenization."""
+"""Characters that span several tokens: logprobs, streams, tokenization."""
 
 import pytest
 
 TEXT = "Tokyo is 東京, 🎉 naïve"
-FORM = {"structured_outputs": {"choice": [TEXT]}}
-ASK = [{"role": "user", "content": "Hello"}]
+EXTRA_BODY = {"structured_outputs": {"choice": [TEXT]}}
+MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprob_texts_concatenate_to_the_content(client, stream):
-    body = {"model": "demo", "messages": ASK, "reasoning_effort": "none", "extra_body": FORM}
+    body = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "reasoning_effort": "none",
+        "extra_body": EXTRA_BODY,
+    }
     body |= {"logprobs": True, "top_logprobs": 1, "stream": stream}
     if stream:
         chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**body)]
         text = "".join(chunk.delta.content or "" for chunk in chunks)
-        entries = [one for c in chunks if c.logprobs for one in c.logprobs.content]
+        entries = [entry for c in chunks if c.logprobs for entry in c.logprobs.content]
     else:
         (choice,) = client.chat.completions.create(**body).choices
         text, entries = choice.message.content, choice.logprobs.content
     assert text == TEXT
-    assert "".join(one.token for one in entries) == TEXT
-    assert b"".join(bytes(one.bytes) for one in entries).decode() == TEXT
-    assert any(not one.token for one in entries), "no multi-token character in the output"
+    assert "".join(entry.token for entry in entries) == TEXT
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == TEXT
+    assert any(not entry.token for entry in entries), "no multi-token character in the output"
 
 
 def test_completion_logprobs(client):
-    body = {"model": "demo", "prompt": "Hello", "extra_body": FORM, "max_tokens": 60}
+    body = {"model": "demo", "prompt": "Hello", "extra_body": EXTRA_BODY, "max_tokens": 60}
     (choice,) = client.completions.create(**body, logprobs=1).choices
     assert "".join(choice.logprobs.tokens) == choice.text == TEXT
     chunks = client.completions.create(**body, stream=True)
@@ -37,12 +42,14 @@ def test_tokenize_text_and_chat(server, client):
     assert len(actual["token_strs"]) == actual["count"] == len(actual["tokens"])
     assert server.post("/detokenize", {"tokens": actual["tokens"]}).json() == {"prompt": TEXT}
     off = {"enable_thinking": False}
-    chat = server.post("/tokenize", {"messages": ASK, "chat_template_kwargs": off}).json()
+    chat = server.post("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": off}).json()
     usage = client.chat.completions.create(
-        model="demo", messages=ASK, reasoning_effort="none"
+        model="demo", messages=MESSAGES, reasoning_effort="none"
     ).usage
     assert (chat["count"], chat["token_strs"]) == (usage.prompt_tokens, None)
-    shorter = server.post("/tokenize", {"messages": ASK, "add_generation_prompt": False}).json()
+    shorter = server.post(
+        "/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}
+    ).json()
     assert shorter["count"] < chat["count"]
     neither = server.post("/tokenize", {})
     assert neither.status_code == 400
@@ -51,6 +58,6 @@ def test_tokenize_text_and_chat(server, client):
 
 def test_other_content_type_is_rejected(server):
     headers = {"content-type": "text/plain"}
-    refused = server.post("/v1/messages", {"max_tokens": 1, "messages": ASK}, headers=headers)
-    assert refused.status_code == 415
-    assert "must be application/json, got 'text/plain'" in refused.json()["error"]["message"]
+    rejected = server.post("/v1/messages", {"max_tokens": 1, "messages": MESSAGES}, headers=headers)
+    assert rejected.status_code == 415
+    assert "must be application/json, got 'text/plain'" in rejected.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""vLLM's extensions of OpenAI's API, streaming and non-streaming."""
+"""vLLM's extensions to OpenAI's API, with and without streaming."""
 
 import json
 
@@ -19,9 +19,9 @@ def ids_of(server, text):
 def chunks_of(server, path, body):
     response = server.post(path, {**body, "stream": True})
     assert response.status_code == 200, response.text
-    events = [one.removeprefix("data: ") for one in response.text.split("\n\n") if one]
+    events = [e.removeprefix("data: ") for e in response.text.split("\n\n") if e]
     assert events.pop() == "[DONE]"
-    return [json.loads(one) for one in events]
+    return [json.loads(event) for event in events]
 
 
 def test_completion_token_ids(server: RunningServer, client):
@@ -33,8 +33,8 @@ def test_completion_token_ids(server: RunningServer, client):
     assert text.startswith(choice.text)
     chunks = chunks_of(server, "/v1/completions", {**TEXT, **more, "logprobs": 0})
     choices = [chunk["choices"][0] for chunk in chunks]
-    assert [token for one in choices for token in one["token_ids"]] == choice.token_ids
-    assert [one["prompt_token_ids"] for one in choices][:2] == [choice.prompt_token_ids, None]
+    assert [token for c in choices for token in c["token_ids"]] == choice.token_ids
+    assert [c["prompt_token_ids"] for c in choices][:2] == [choice.prompt_token_ids, None]
     (plain,) = client.completions.create(**TEXT).choices
     assert (plain.token_ids, plain.prompt_token_ids, plain.prompt_logprobs) == (None, None, None)
 
@@ -68,19 +68,19 @@ def test_prompt_logprobs(server: RunningServer, client, top):
     ):
         assert len(logprobs) == len(ids)
         assert logprobs[0] is None
-        for own, entries in zip(ids[1:], logprobs[1:], strict=True):
-            assert str(own) in entries
+        for token, entries in zip(ids[1:], logprobs[1:], strict=True):
+            assert str(token) in entries
             assert max(top, 1) <= len(entries) <= top + 1
-            ranks = sorted(one["rank"] for one in entries.values() if one["rank"] is not None)
+            ranks = sorted(e["rank"] for e in entries.values() if e["rank"] is not None)
             assert ranks == list(range(1, top + 1))
     echoed = completion.logprobs.token_logprobs[1 : len(completion.prompt_token_ids)]
-    own = [
+    expected = [
         entries[str(token)]["logprob"]
         for token, entries in zip(
             completion.prompt_token_ids[1:], completion.prompt_logprobs[1:], strict=True
         )
     ]
-    assert echoed == own
+    assert echoed == expected
 
 
 def test_prompt_logprobs_are_rejected_with_stream(server: RunningServer):
@@ -98,8 +98,8 @@ def test_number_of_alternatives(client):
 
 
 def test_include_stop_str_in_output(client):
-    kept = {"include_stop_str_in_output": True}
-    for extra, content in ((kept, "The capital of France"), ({}, "The capital of")):
+    with_stop = {"include_stop_str_in_output": True}
+    for extra, content in ((with_stop, "The capital of France"), ({}, "The capital of")):
         (choice,) = client.chat.completions.create(
             **CHAT, stop=[" France"], extra_body=extra
         ).choices
@@ -120,10 +120,10 @@ def test_thinking_token_budget(server: RunningServer, client, stream):
         ids, text = choice.token_ids, choice.message.content
     assert ids.index(end) - ids.index(start) - 1 == 3
     assert text
-    endless = {"thinking_token_budget": -1}
-    (free,) = client.chat.completions.create(**body, extra_body=endless).choices
+    unlimited = {"thinking_token_budget": -1}
+    (within_budget,) = client.chat.completions.create(**body, extra_body=unlimited).choices
     (same,) = client.chat.completions.create(**body).choices
-    assert free.message.reasoning_content == same.message.reasoning_content
+    assert within_budget.message.reasoning_content == same.message.reasoning_content
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -139,14 +139,19 @@ def test_include_reasoning_false(server: RunningServer, stream):
 
 
 def test_add_special_tokens(server: RunningServer):
-    for add in (True, False):  # the demo's tokenizer adds none
+    for add in (True, False):  # the demo's tokenizer adds no special tokens
         response = server.post("/v1/completions", {**TEXT, "add_special_tokens": add}).json()
         assert response["usage"]["prompt_tokens"] == len(ids_of(server, TEXT["prompt"]))
 
 
 def test_completion_response_format(client):
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}}}
-    (choice,) = client.completions.create(**TEXT, extra_body={"response_format": form}).choices
+    response_format = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}},
+    }
+    (choice,) = client.completions.create(
+        **TEXT, extra_body={"response_format": response_format}
+    ).choices
     assert json.loads(choice.text) in ("a", "b")
 
 
@@ -190,8 +195,8 @@ def test_request_id_headers(server: RunningServer, client):
     response = client.chat.completions.create(**CHAT, max_tokens=1)
     assert response._request_id.startswith("req_")
     assert response.system_fingerprint.startswith("tiny-llm-")
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(**CHAT, max_tokens=0)
-    assert refused.value.request_id.startswith("req_")
+    assert error.value.request_id.startswith("req_")
     failed = server.post("/v1/messages", {})
     assert failed.json()["request_id"] == failed.headers["request-id"]

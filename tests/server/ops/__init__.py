@@ -1,1 +1,1 @@
-"""Health, tokenization, the engine view and the web UI."""
+"""Tests of health endpoints, metrics, engine state and the web UI."""

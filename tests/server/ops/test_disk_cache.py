@@ -1,4 +1,4 @@
-"""Prefix cache on disk: two servers, one after the other, on one directory; metrics and state."""
+"""Prefix cache on disk across a server restart; its metrics and engine state."""
 
 from tests.server.running_server import RunningServer, eventually
 
@@ -14,7 +14,7 @@ def has_pages(server):
     return eventually(lambda: server.metric("prefix_cache_disk_bytes") > 0)
 
 
-def test_a_restarted_server_answers_from_disk(tmp_path):
+def test_restarted_server_hits_pages_on_disk(tmp_path):
     flags = "--prefix-cache-dir", str(tmp_path), "--prefix-cache-disk-bytes", "1e8"
     texts = []
     for _ in range(2):

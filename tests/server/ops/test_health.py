@@ -1,4 +1,4 @@
-"""Metrics, engine state, OpenAPI document."""
+"""Metrics, engine state and events, OpenAPI document."""
 
 import json
 
@@ -33,14 +33,14 @@ def test_events_describe_engine_steps(server):
         while not next(lines).startswith("data:"):
             pass
         server.post("/v1/completions", {"prompt": "Hello", "max_tokens": 3})
-        seen = []
+        observed = []
         for line in lines:
             if line.startswith('data: {"event"'):
-                seen.append(json.loads(line.removeprefix("data: "))["event"])
-                if seen[-1] == "request_ended":
+                observed.append(json.loads(line.removeprefix("data: "))["event"])
+                if observed[-1] == "request_ended":
                     break
-    assert seen[:2] == ["snapshot", "request_added"]
-    assert "step_scheduled" in seen
+    assert observed[:2] == ["snapshot", "request_added"]
+    assert "step_scheduled" in observed
 
 
 def test_state_reports_page_ownership(server, client):
@@ -50,10 +50,11 @@ def test_state_reports_page_ownership(server, client):
     next(stream)
     actual = server.get("/engine/state").json()["snapshot"]
     stream.close()
-    (own,) = [one for one in actual["requests"] if one["state"] == "running"]
-    computed = own["prompt_tokens"] + own["output_tokens"] - 1  # the last token is never an input
-    assert len(own["pages"]) * actual["page_size"] >= computed > 0
-    assert set(own["pages"][: own["shared_pages"]]) <= set(actual["tree"]["pages"])
+    (request,) = [r for r in actual["requests"] if r["state"] == "running"]
+    # The last output token is never computed.
+    computed = request["prompt_tokens"] + request["output_tokens"] - 1
+    assert len(request["pages"]) * actual["page_size"] >= computed > 0
+    assert set(request["pages"][: request["shared_pages"]]) <= set(actual["tree"]["pages"])
 
 
 def test_load_is_the_number_of_requests(server, client):
@@ -82,4 +83,4 @@ def test_versions_and_openapi_document(server):
     responses = [
         operation["responses"] for path in document["paths"].values() for operation in path.values()
     ]
-    assert not any("422" in one for one in responses)
+    assert not any("422" in statuses for statuses in responses)

@@ -1,4 +1,4 @@
-"""Web UI without a browser: static files, authentication, event logs."""
+"""Web UI without a browser: static files, authentication, recordings."""
 
 import json
 import re
@@ -15,9 +15,9 @@ OWN = [file for file in web_ui.WEB_ROOT.rglob("*.*") if "vendor" not in file.par
 
 
 def test_page_and_its_imports_are_served_with_csp(server):
-    wanted, seen = ["/", "/docs"], set()
-    while wanted:
-        path = wanted.pop()
+    pending, seen = ["/", "/docs"], set()
+    while pending:
+        path = pending.pop()
         if path in seen:
             continue
         seen.add(path)
@@ -27,9 +27,9 @@ def test_page_and_its_imports_are_served_with_csp(server):
         folder = path.rpartition("/")[0]
         is_page = path in ("/", "/docs")
         for name in re.findall(r'(?:src|href)="(page/[^"]+)"', response.text) * is_page:
-            wanted.append(f"/{name}")
+            pending.append(f"/{name}")
         for name in re.findall(r'^import .*from "\./([^"]+)";$', response.text, re.M):
-            wanted.append(f"{folder}/{name}")
+            pending.append(f"{folder}/{name}")
     served = {f"/page/{file.relative_to(web_ui.WEB_ROOT / 'page')}" for file in FILES}
     assert seen - {"/", "/docs"} <= served
     unused = {name for name in served - seen if "LICENSE" not in name and "README" not in name}
@@ -37,9 +37,9 @@ def test_page_and_its_imports_are_served_with_csp(server):
 
 
 @pytest.mark.parametrize("file", OWN, ids=lambda file: file.name)
-def test_files_reference_no_other_host(file):
+def test_files_do_not_reference_other_hosts(file):
     addresses = re.findall(r"https?://[^\s\"'`]+", file.read_text(encoding="utf-8"))
-    assert [one for one in addresses if not one.startswith("http://www.w3.org/")] == []
+    assert [address for address in addresses if not address.startswith("http://www.w3.org/")] == []
 
 
 def test_other_paths_are_not_served(server):
@@ -82,7 +82,7 @@ def test_unwritable_recording_is_rejected_at_startup(file):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_ends_only_the_recording(tmp_path, caplog):
+def test_full_disk_stops_only_the_recording(tmp_path, caplog):
     from tiny_llm.server.engine_client.messages import EngineStats, StepReport
     from tiny_llm.server.ops.event_log import EventLogWriter
 

@@ -1,4 +1,4 @@
-"""Web UI in Chromium. Needs `playwright` and a browser: `pdm run test-page`."""
+"""Web UI in Chromium. `pdm run test-page` installs the requirements and runs these tests."""
 
 import json
 import os
@@ -17,7 +17,7 @@ playwright = pytest.importorskip(
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 if CHROMIUM is None:
-    pytest.skip("there is no Chromium; set CHROMIUM to one", allow_module_level=True)
+    pytest.skip("Chromium was not found; set CHROMIUM to its path", allow_module_level=True)
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 HOSTILE = (
@@ -29,7 +29,7 @@ HOSTILE = (
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
-        # Chromium as root requires --no-sandbox; it loads our page only.
+        # Chromium requires --no-sandbox when run as root; it loads only our page.
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = started.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield browser
@@ -38,7 +38,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser) -> Iterator:
-    """Opens a server's page; unexpected errors fail the test."""
+    """Function that opens a server's page; unexpected errors fail the test."""
     contexts, mistakes = [], []
 
     def open_page(
@@ -49,14 +49,14 @@ def open_page(browser) -> Iterator:
         page = context.new_page()
         page.set_default_timeout(60_000)
 
-        def note(message: str) -> None:
-            if not any(one in message for one in expected):
+        def record_error(message: str) -> None:
+            if not any(text in message for text in expected):
                 mistakes.append(message)
 
-        page.on("pageerror", lambda error: note(str(error)))
+        page.on("pageerror", lambda error: record_error(str(error)))
         page.on(
             "console",
-            lambda told: told.type in ("error", "warning") and note(told.text),
+            lambda told: told.type in ("error", "warning") and record_error(told.text),
         )
         page.goto(server.url + path)
         return page
@@ -90,8 +90,8 @@ def ask(page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def go_on_forever(route) -> None:
-    """Forwards a request with an endless completion."""
+def make_endless(route) -> None:
+    """Forwards a request, changed to generate without end."""
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 
@@ -100,7 +100,7 @@ def test_conversation(server, open_page):
     page.wait_for_selector(".status.ready")
     assert page.evaluate("document.activeElement.tagName") == "BODY"
     page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # the first link skips to the message
+    page.keyboard.press("Enter")  # the first link skips to the message box
     page.keyboard.type("What is a cat?")
     page.keyboard.press("Enter")
     page.wait_for_selector(".message footer")
@@ -118,7 +118,7 @@ def test_conversation(server, open_page):
 def test_stop_aborts_the_request_and_frees_its_slot(server, open_page):
     page = open_page(server)
     page.wait_for_selector(".status.ready")
-    page.route("**/chat/completions", go_on_forever)
+    page.route("**/chat/completions", make_endless)
     ask(page, "Count.")
     page.wait_for_selector("tr.decode")
     assert page.get_by_role("log").get_attribute("aria-busy") == "true"
@@ -133,7 +133,7 @@ def test_engine_view_of_a_running_request(server, open_page):
     page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".requests tr.ended")
-    page.wait_for_selector(".tree li q")  # a branch's text, from /detokenize
+    page.wait_for_selector(".tree li q")  # text of a branch, from /detokenize
     label = page.get_by_role("img", name="Pages:").get_attribute("aria-label")
     assert "cached" in label
     assert "free" in label
@@ -148,7 +148,7 @@ def test_state_slots_of_a_hybrid_model(open_page, tmp_path):
     server = RunningServer("--model", str(write_hybrid(tmp_path / "model")), "--block-size", "8")
     page = open_page(server)
     server.post("/v1/completions", {"prompt": "word " * 40, "max_tokens": 20})
-    # No `wait_for_function`: the page's security policy forbids it to evaluate JavaScript.
+    # The page's security policy blocks `wait_for_function`, which evaluates JavaScript.
     states = re.compile(r"0 of \d+ used by requests.*[1-9]\d* checkpoints")
     playwright.expect(page.locator(".states")).to_have_text(states, timeout=60_000)
     page.close()

@@ -1,1 +1,1 @@
-"""Output parsing, streaming and disconnects."""
+"""Tests of output parsing, streaming, tool calls and disconnects."""

@@ -1,4 +1,4 @@
-"""A disconnect releases the request's slot and pages at any stage."""
+"""A disconnect at any stage releases the request's slot and pages."""
 
 import json
 import socket
@@ -16,14 +16,14 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def slow():
-    """A server with slow steps and two slots."""
+    """Server with slow steps that runs at most two requests."""
     running = RunningServer("--max-num-seqs", "2", "--max-num-batched-tokens", "16", fault="slow")
     yield running
     assert running.stop() == 0
 
 
 def connect(server: RunningServer, body: object, path: str = "/v1/chat/completions"):
-    """Opens a connection and sends a request, without reading the response."""
+    """Opens a connection and sends a request without reading the response."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
     content = json.dumps(body).encode()

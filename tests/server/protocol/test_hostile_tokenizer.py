@@ -1,4 +1,4 @@
-"""A text that the tokenizer's pre-tokenizer cannot split is a 400 error."""
+"""A panic in the tokenizer's pre-tokenizer is a 400 error."""
 
 import json
 import shutil

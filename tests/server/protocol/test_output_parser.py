@@ -1,4 +1,4 @@
-"""Parsing into reasoning, content and tool calls, for every chunking of the text."""
+"""Parsing text, in chunks of any size, into reasoning, content and tool calls."""
 
 import json
 
@@ -16,7 +16,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
 def parse(text, size, thinking_enabled=True, reasoning_open=False, tool_calls=WHOLE):
-    """Parses a text in chunks of `size` characters; returns (kind, text or call)."""
+    """Parses text in chunks of `size` characters; returns (kind, text or call) pairs."""
     parser = OutputParser(thinking_enabled, reasoning_open, tool_calls)
     parts = []
     for start in range(0, len(text), size):
@@ -73,7 +73,7 @@ def test_call_without_tools_is_text():
     assert parse(CALL, 5, tool_calls=None) == [(TextDelta, CALL)]
 
 
-def test_text_is_emitted_once_unambiguous():
+def test_text_is_emitted_as_soon_as_it_is_unambiguous():
     parser = OutputParser(True, False, WHOLE)
     assert parser.feed("Hello") == [TextDelta("Hello")]
     assert parser.feed(" wor<") == [TextDelta(" wor")]
@@ -81,7 +81,7 @@ def test_text_is_emitted_once_unambiguous():
 
 
 def pieces(text, size):
-    """Parses in streaming mode; returns texts and, per call, its name and argument deltas."""
+    """Parses in streaming mode; returns texts, and each call's name and argument deltas."""
     parser = OutputParser(True, False, STREAM)
     parts = []
     for start in range(0, len(text), size):
@@ -109,16 +109,16 @@ def test_call_is_streamed_in_deltas(size):
     assert size > 7 or len(first) > 5
 
 
-@pytest.mark.parametrize("cut", range(1, len(LONG_CALL)))
-def test_truncated_call_is_a_prefix_of_the_whole(cut):
-    whole = LONG_CALL[LONG_CALL.index('{"a"') : -13]
-    text, calls = pieces(LONG_CALL[:cut], 3)
+@pytest.mark.parametrize("length", range(1, len(LONG_CALL)))
+def test_truncated_call_is_a_prefix_of_the_whole(length):
+    complete = LONG_CALL[LONG_CALL.index('{"a"') : -13]
+    text, calls = pieces(LONG_CALL[:length], 3)
     if calls:
         ((name, *arguments),) = calls
         assert (name, text) == ("f", "")
-        assert whole.startswith("".join(arguments))
+        assert complete.startswith("".join(arguments))
     else:
-        assert text == LONG_CALL[:cut]
+        assert text == LONG_CALL[:length]
 
 
 def test_invalid_json_in_arguments_becomes_text():

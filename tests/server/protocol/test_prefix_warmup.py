@@ -1,4 +1,4 @@
-"""Prefix warm-up: the next turn is precomputed while the server is idle."""
+"""Prefix warm-up: an idle server precomputes the next turn."""
 
 import time
 
@@ -6,26 +6,30 @@ from tests.server.running_server import RunningServer, eventually
 
 SYSTEM = "You answer questions about capitals of countries in Europe. " * 8
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
-SAID = "Paris is the capital, and the largest city. " * 8  # forced output
-SCHEMA = {"enum": [SAID]}
+OUTPUT = "Paris is the capital, and the largest city. " * 8  # forced output
+SCHEMA = {"enum": [OUTPUT]}
 PAGE = 32  # tokens
 
 
 def chat(messages):
-    form = {"type": "json_schema", "json_schema": {"name": "said", "schema": SCHEMA}}
-    return {"messages": messages, "response_format": form, "reasoning_effort": "high"}
+    response_format = {"type": "json_schema", "json_schema": {"name": "said", "schema": SCHEMA}}
+    return {"messages": messages, "response_format": response_format, "reasoning_effort": "high"}
 
 
 def message(messages):
     system, *turns = messages
-    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    more = {"output_config": form, "max_tokens": 600, "thinking": {"type": "enabled"}}
-    return {"system": system["content"], "messages": turns, **more}
+    response_format = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    extra_body = {
+        "output_config": response_format,
+        "max_tokens": 600,
+        "thinking": {"type": "enabled"},
+    }
+    return {"system": system["content"], "messages": turns, **extra_body}
 
 
 def response(messages):
-    form = {"format": {"type": "json_schema", "name": "said", "schema": SCHEMA}}
-    return {"input": messages, "text": form, "reasoning": {"effort": "high"}}
+    response_format = {"format": {"type": "json_schema", "name": "said", "schema": SCHEMA}}
+    return {"input": messages, "text": response_format, "reasoning": {"effort": "high"}}
 
 
 PROTOCOLS = [
@@ -42,14 +46,14 @@ def num_cached(server, messages):
 
 
 def wait_until_idle(server):
-    """Waits until the engine has been idle for a while."""
+    """Waits until prefix warm-up has finished."""
 
-    def is_at_rest():
+    def is_idle():
         before = server.metric("engine_steps_total")
         time.sleep(0.15)  # longer than IDLE_DELAY
         return server.metric("engine_steps_total") == before
 
-    assert eventually(is_at_rest)
+    assert eventually(is_idle)
 
 
 def test_second_turn_hits_the_first_output(server):
@@ -57,16 +61,16 @@ def test_second_turn_hits_the_first_output(server):
         for stream in (False, True):
             messages = [{"role": "system", "content": f"{path} {stream} {SYSTEM}"}, QUESTION]
             response = server.post(path, {**body(messages), "stream": stream, "temperature": 0})
-            assert SAID[:20] in response.text or stream, response.text
+            assert OUTPUT[:20] in response.text or stream, response.text
             wait_until_idle(server)
             assert server.is_empty
-            history = [*messages, {"role": "assistant", "content": f'"{SAID}"'}]
+            history = [*messages, {"role": "assistant", "content": f'"{OUTPUT}"'}]
             tokenized = server.post(
                 "/tokenize", {"messages": history, "add_generation_prompt": False}
             )
             num_hits = num_cached(server, [*history, QUESTION])
             assert num_hits >= tokenized.json()["count"] - PAGE, (path, stream)
-    # Precomputed tokens are not counted as prompt tokens and delay no request.
+    # Precomputed tokens are not counted as prompt tokens and do not delay requests.
     num_prompt_tokens = server.metric("prompt_tokens_total")
     assert server.metric("prefix_cache_hits_total") < num_prompt_tokens
 
@@ -76,6 +80,6 @@ def test_no_prefix_warmup_flag():
     messages = [{"role": "system", "content": SYSTEM}, QUESTION]
     first = server.post("/v1/chat/completions", {**chat(messages), "temperature": 0}).json()
     wait_until_idle(server)
-    history = [*messages, {"role": "assistant", "content": f'"{SAID}"'}, QUESTION]
+    history = [*messages, {"role": "assistant", "content": f'"{OUTPUT}"'}, QUESTION]
     assert num_cached(server, history) <= first["usage"]["prompt_tokens"]
     assert server.stop() == 0

@@ -1,4 +1,4 @@
-"""Effort levels set thinking budgets; no-op values of fields are accepted."""
+"""Reasoning effort levels set thinking budgets; no-op field values are accepted."""
 
 import json
 
@@ -12,7 +12,7 @@ from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest
 from tiny_llm.server.protocol.reasoning_effort import thinking_budget
 
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ ASK = [{"role": "user", "content": "What is the capital of France?"}]
         (None, "minimal", None, 128),
         (None, "low", 2000, 512),
         (None, "medium", 32_000, 2048),
-        (None, "medium", 101, 50),  # half is left for the content
+        (None, "medium", 101, 50),  # half of max_tokens is reserved for the content
         (None, "minimal", 1, 0),
         (None, "high", 100, None),
         (None, "max", 100, None),
@@ -37,11 +37,11 @@ def test_effort_level_budgets(tokens, effort, max_tokens, budget):
 
 
 def test_every_protocol_passes_the_budget():
-    chat = ChatCompletionRequest(messages=ASK, reasoning_effort="low")
+    chat = ChatCompletionRequest(messages=MESSAGES, reasoning_effort="low")
     assert chat.sampling_params({}, 30, None).thinking_token_budget == 15
     response = ResponsesRequest(input="Hello", reasoning={"effort": "minimal"})
     assert response.shared_params(None)["thinking_token_budget"] == 128
-    body = {"messages": ASK, "max_tokens": 4000, "output_config": {"effort": "low"}}
+    body = {"messages": MESSAGES, "max_tokens": 4000, "output_config": {"effort": "low"}}
     assert MessagesRequest(**body).thinking_budget is None  # thinking is off
     assert MessagesRequest(**body, thinking={"type": "adaptive"}).thinking_budget == 512
     named = {"type": "enabled", "budget_tokens": 1024}
@@ -50,13 +50,13 @@ def test_every_protocol_passes_the_budget():
 
 def test_effort_level_bounds_reasoning(client):
     def ask(**fields):
-        body = {"model": "demo", "messages": ASK, "max_tokens": 12, "temperature": 0}
+        body = {"model": "demo", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
         return client.chat.completions.create(**body, **fields)
 
-    bounded = ask(reasoning_effort="minimal")
+    with_effort = ask(reasoning_effort="minimal")
     same = ask(extra_body={"thinking_token_budget": 6})
-    assert bounded.choices == same.choices
-    assert bounded.choices[0].message.content
+    assert with_effort.choices == same.choices
+    assert with_effort.choices[0].message.content
     assert not ask(reasoning_effort="high").choices[0].message.content
 
 
@@ -76,7 +76,7 @@ TOOL = {"name": "weather", "input_schema": {"type": "object"}}
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "pattern"),
     [
         (
             {"tools": [{**TOOL, "defer_loading": True}]},
@@ -97,13 +97,13 @@ TOOL = {"name": "weather", "input_schema": {"type": "object"}}
         ({"output_config": {"effort": "much"}}, "output_config.effort .* 'low'"),
     ],
 )
-def test_unsupported_values_are_rejected_with_a_reason(fields, words):
-    body = {"messages": ASK, "max_tokens": 10, **fields}
+def test_unsupported_values_are_rejected_with_a_reason(fields, pattern):
+    body = {"messages": MESSAGES, "max_tokens": 10, **fields}
     with pytest.raises(ValidationError) as failed:
         MessagesRequest.model_validate_json(json.dumps(body))
-    errors = [{**one, "loc": ("body", *one["loc"])} for one in failed.value.errors()]
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in failed.value.errors()]
     message = validation_error(errors).message
-    for part in words.split(" .* "):
+    for part in pattern.split(" .* "):
         assert part in message
 
 
@@ -111,7 +111,7 @@ def test_no_op_values_are_accepted(server):
     tool = {**TOOL, "defer_loading": False, "allowed_callers": ["direct"]}
     edit = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}
     body = {
-        "messages": ASK,
+        "messages": MESSAGES,
         "max_tokens": 4,
         "tools": [tool],
         "context_management": {"edits": [edit]},

@@ -1,4 +1,4 @@
-"""Streamed tool calls: argument deltas, which are never retracted."""
+"""Streamed tool calls: argument deltas are never retracted."""
 
 import json
 
@@ -8,7 +8,7 @@ FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 CITIES = {"type": "array", "items": {"enum": ["Paris", "Rome"]}, "minItems": 3, "maxItems": 3}
 SCHEMA = {"type": "object", "properties": {"cities": CITIES}, "required": ["cities"]}
 SCHEMA |= {"additionalProperties": False}
-CUT = 42  # tokens: the completion ends inside the arguments
+MAX_TOKENS = 42  # truncates the completion inside the arguments
 
 
 def pieces_of_chat(client, **more):
@@ -24,8 +24,8 @@ def pieces_of_chat(client, **more):
         **more,
     )
     *deltas, last = [chunk.choices[0] for chunk in chunks]
-    calls = [one.delta.tool_calls[0] for one in deltas if one.delta.tool_calls]
-    assert not any(one.delta.content for one in deltas)
+    calls = [delta.delta.tool_calls[0] for delta in deltas if delta.delta.tool_calls]
+    assert not any(delta.delta.content for delta in deltas)
     assert (calls[0].function.name, calls[0].function.arguments) == ("visit", "")
     assert all(call.index == 0 and call.id is None for call in calls[1:])
     return [call.function.arguments for call in calls[1:]], last.finish_reason
@@ -39,18 +39,18 @@ def test_chat_completion(client):
 
 
 def test_truncated_chat_completion(client):
-    whole, _ = pieces_of_chat(client)
-    arguments, reason = pieces_of_chat(client, max_tokens=CUT)
+    full, _ = pieces_of_chat(client)
+    arguments, reason = pieces_of_chat(client, max_tokens=MAX_TOKENS)
     assert reason == "length"
-    assert "".join(whole).startswith("".join(arguments))
-    assert "".join(arguments) not in ("", "".join(whole))
+    assert "".join(full).startswith("".join(arguments))
+    assert "".join(arguments) not in ("", "".join(full))
 
 
 def test_streamed_response(client):
     tool = {"type": "function", "name": "visit", "parameters": SCHEMA, "strict": True}
     body = {"model": "demo", "input": "France?", "tools": [tool], "tool_choice": "required"}
     body |= {"reasoning": {"effort": "none"}, "parallel_tool_calls": False}
-    for limit, status in ((200, "completed"), (CUT, "incomplete")):
+    for limit, status in ((200, "completed"), (MAX_TOKENS, "incomplete")):
         events = list(client.responses.create(**body, stream=True, max_output_tokens=limit))
         kinds = [event.type.removeprefix("response.") for event in events]
         name = "function_call_arguments"
@@ -77,7 +77,7 @@ def test_streamed_message(server):
         (block,) = stream.get_final_message().content
     assert len(events) > 1
     assert len(block.input["cities"]) == 3
-    with client.messages.stream(**body, max_tokens=CUT) as stream:
-        cut = stream.get_final_message()
-    assert cut.stop_reason == "max_tokens"
-    assert cut.content[0].type == "tool_use"
+    with client.messages.stream(**body, max_tokens=MAX_TOKENS) as stream:
+        truncated = stream.get_final_message()
+    assert truncated.stop_reason == "max_tokens"
+    assert truncated.content[0].type == "tool_use"

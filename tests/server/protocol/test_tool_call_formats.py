@@ -1,6 +1,6 @@
-"""Tool calls in each format and protocol, from the demo model with other chat templates.
+"""Tool calls in each format and protocol, with other chat templates for the demo model.
 
-The demo model does not know these formats: the grammar of a required call writes them.
+The demo model is not trained on these formats; the grammar of a required call enforces them.
 """
 
 import json
@@ -26,7 +26,7 @@ SCHEMA = {
 }
 FUNCTION = {"name": "forecast", "description": "Weather.", "parameters": SCHEMA}
 QUESTION = {"role": "user", "content": "Weather?"}
-NO_THINKING = (  # the demo model thinks
+NO_THINKING = (  # the demo model thinks by default
     "{% if add_generation_prompt and enable_thinking is false %}"
     "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
 )
@@ -35,7 +35,7 @@ MARKERS = re.compile(r"TOOL_CALLS|ARGS|<function|<tool_call|\"parameters\"")
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(request, tmp_path_factory):
-    """(family, a server of the demo model with the family's template)."""
+    """(family, server of the demo model with the family's chat template)."""
     folder = tmp_path_factory.mktemp("models") / "demo"
     folder.mkdir()
     for file in TARGET_PATH.iterdir():
@@ -50,9 +50,9 @@ def served(request, tmp_path_factory):
 
 def check(family, call_id, name, arguments):
     assert name == "forecast"
-    given = json.loads(arguments) if isinstance(arguments, str) else arguments
-    assert given["city"] in SCHEMA["properties"]["city"]["enum"]
-    assert set(given) == set(SCHEMA["properties"])
+    arguments_object = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert arguments_object["city"] in SCHEMA["properties"]["city"]["enum"]
+    assert set(arguments_object) == set(SCHEMA["properties"])
     is_mistral = family.startswith("mistral")
     assert bool(re.fullmatch("[a-zA-Z0-9]{9}", call_id)) == is_mistral
 
@@ -63,10 +63,10 @@ def test_chat_completions(served):
     body = {"model": "demo", "messages": [QUESTION], "reasoning_effort": "none", "temperature": 0}
     body |= {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}
     body |= {"parallel_tool_calls": False}
-    whole = client.chat.completions.create(**body)
-    [call] = whole.choices[0].message.tool_calls
+    full = client.chat.completions.create(**body)
+    [call] = full.choices[0].message.tool_calls
     check(family, call.id, call.function.name, call.function.arguments)
-    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (
+    assert (full.choices[0].message.content, full.choices[0].finish_reason) == (
         None,
         "tool_calls",
     )
@@ -76,10 +76,10 @@ def test_chat_completions(served):
     assert "".join(delta.function.arguments or "" for delta in deltas) == call.function.arguments
     assert len(deltas) > 3
     assert chunks[-1].finish_reason == "tool_calls"
-    # The next turn, also with an id of another server.
+    # The next turn, with this server's call id and with another server's.
     for call_id in (call.id, "call_0123456789abcdef01234567"):
-        listed = {**call.model_dump(), "id": call_id}
-        turns = [{"role": "assistant", "tool_calls": [listed]}]
+        tool_call = {**call.model_dump(), "id": call_id}
+        turns = [{"role": "assistant", "tool_calls": [tool_call]}]
         turns += [{"role": "tool", "tool_call_id": call_id, "content": "sunny"}]
         answer = client.chat.completions.create(
             **{**body, "messages": [QUESTION, *turns], "tool_choice": "none"}, max_tokens=5
@@ -97,7 +97,7 @@ def test_responses(served):
     check(family, call.call_id, call.name, call.arguments)
     events = list(client.responses.create(**body, stream=True))
     kind = "response.function_call_arguments.delta"
-    assert "".join(one.delta for one in events if one.type == kind) == call.arguments
+    assert "".join(event.delta for event in events if event.type == kind) == call.arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     turns = [QUESTION, call.model_dump(exclude_none=True), result]
     more = {**body, "input": turns, "tool_choice": "none"}
@@ -110,9 +110,9 @@ def test_messages(served):
     tool = {"name": "forecast", "input_schema": SCHEMA}
     body = {"model": "demo", "messages": [QUESTION], "tools": [tool], "max_tokens": 300}
     body |= {"tool_choice": {"type": "tool", "name": "forecast"}}
-    whole = client.messages.create(**body)
-    [block] = whole.content
-    assert whole.stop_reason == "tool_use"
+    full = client.messages.create(**body)
+    [block] = full.content
+    assert full.stop_reason == "tool_use"
     check(family, block.id, block.name, block.input)
     with client.messages.stream(**body) as stream:
         pieces = [event.partial_json for event in stream if event.type == "input_json"]
@@ -132,29 +132,32 @@ def test_messages(served):
     assert client.messages.create(**{**more, "max_tokens": 5}).content
 
 
-def test_calls_beside_a_form(served):
-    """Each format: a call or the form, never anything else."""
+def test_tool_calls_with_a_response_format(served):
+    """The output is either a call or matches the response format."""
     family, server = served
-    form = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}}
-    form |= {"required": ["age"], "additionalProperties": False}
+    response_format = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}}
+    response_format |= {"required": ["age"], "additionalProperties": False}
     body = {"messages": [QUESTION], "reasoning_effort": "none", "max_tokens": 200}
     body |= {"tools": [{"type": "function", "function": FUNCTION}]}
-    body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": form}}
-    seen = set()
+    body["response_format"] = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": response_format},
+    }
+    kinds = set()
     for seed in range(6):
         answer = server.post("/v1/chat/completions", {**body, "seed": seed, "temperature": 1.5})
         [choice] = answer.json()["choices"]
         message = choice["message"]
         if choice["finish_reason"] == "length":
             continue
-        seen.add(choice["finish_reason"])
+        kinds.add(choice["finish_reason"])
         if choice["finish_reason"] == "tool_calls":
             assert message["content"] is None
             [*_, call] = message["tool_calls"]
             check(family, call["id"], call["function"]["name"], call["function"]["arguments"])
         else:
             assert set(json.loads(message["content"])) == {"age"}
-    assert seen
+    assert kinds
     forced = {**body, "tool_choice": "required", "parallel_tool_calls": False}
     [choice] = server.post("/v1/chat/completions", forced).json()["choices"]
     assert choice["finish_reason"] in ("tool_calls", "length")

@@ -1,4 +1,4 @@
-"""Tools beside a typed answer, in each protocol: a call, or an answer of the form."""
+"""Tools with a response format, in each protocol: a call or a structured output."""
 
 import json
 
@@ -16,44 +16,47 @@ CALLS, ANSWERS = "What is the weather in Paris?", "Give me the capital of France
 def chat(question, choice=None):
     body = {"messages": [{"role": "user", "content": question}], "reasoning_effort": "none"}
     body |= {"tools": [WEATHER], "tool_choice": choice or "auto", "temperature": 0}
-    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
-    return "/v1/chat/completions", {**body, "response_format": form}
+    response_format = {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": CITY, "strict": True},
+    }
+    return "/v1/chat/completions", {**body, "response_format": response_format}
 
 
 def respond(question, choice=None):
     body = {"input": question, "reasoning": {"effort": "none"}, "temperature": 0}
     body |= {"tools": [{"type": "function", **FUNCTION}], "tool_choice": choice or "auto"}
-    form = {"type": "json_schema", "name": "city", "schema": CITY}
-    return "/v1/responses", {**body, "text": {"format": form}}
+    response_format = {"type": "json_schema", "name": "city", "schema": CITY}
+    return "/v1/responses", {**body, "text": {"format": response_format}}
 
 
 def message(question, choice=None):
     tool = {"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": 200}
     body |= {"tools": [tool], "tool_choice": {"type": "any" if choice else "auto"}}
-    form = {"type": "json_schema", "schema": CITY}
-    return "/v1/messages", {**body, "temperature": 0, "output_config": {"format": form}}
+    response_format = {"type": "json_schema", "schema": CITY}
+    return "/v1/messages", {**body, "temperature": 0, "output_config": {"format": response_format}}
 
 
 def parts(response):
-    """Returns (texts, arguments of the calls) of a response of any protocol."""
+    """Returns (texts, arguments of calls) of a response in any protocol."""
     body = response.json()
     assert response.status_code == 200, body
     if "choices" in body:
-        given = body["choices"][0]["message"]
-        calls = given.get("tool_calls") or []
-        texts = [given["content"]] if given["content"] else []
+        message = body["choices"][0]["message"]
+        calls = message.get("tool_calls") or []
+        texts = [message["content"]] if message["content"] else []
         return texts, [json.loads(call["function"]["arguments"]) for call in calls]
     if "output" in body:
-        texts = [one["content"][0]["text"] for one in body["output"] if one["type"] == "message"]
-        calls = [one for one in body["output"] if one["type"] == "function_call"]
+        texts = [item["content"][0]["text"] for item in body["output"] if item["type"] == "message"]
+        calls = [item for item in body["output"] if item["type"] == "function_call"]
         return texts, [json.loads(call["arguments"]) for call in calls]
     texts = [block["text"] for block in body["content"] if block["type"] == "text"]
     return texts, [block["input"] for block in body["content"] if block["type"] == "tool_use"]
 
 
 @pytest.mark.parametrize("make", [chat, respond, message])
-def test_call_or_answer(server, make):
+def test_call_or_structured_output(server, make):
     assert parts(server.post(*make(CALLS))) == ([], [{"city": "Paris"}])
     [answer], calls = parts(server.post(*make(ANSWERS)))
     assert (json.loads(answer), calls) == (FRANCE, [])
@@ -65,24 +68,24 @@ def test_required_call(server, make):
     assert (texts, set(calls[0])) == ([], {"city"})
 
 
-def test_streamed_call_or_answer(client):
+def test_streamed_call_or_structured_output(client):
     for question in (CALLS, ANSWERS):
         _, body = chat(question)
-        whole = client.chat.completions.create(model="demo", **body).choices[0]
+        full = client.chat.completions.create(model="demo", **body).choices[0]
         chunks = list(client.chat.completions.create(model="demo", **body, stream=True))
         deltas = [chunk.choices[0].delta for chunk in chunks]
         text = "".join(delta.content or "" for delta in deltas)
         calls = [call for delta in deltas for call in delta.tool_calls or ()]
-        assert text == (whole.message.content or "")
+        assert text == (full.message.content or "")
         arguments = "".join(call.function.arguments or "" for call in calls)
         assert arguments == "".join(
-            call.function.arguments for call in whole.message.tool_calls or ()
+            call.function.arguments for call in full.message.tool_calls or ()
         )
-        assert chunks[-1].choices[0].finish_reason == whole.finish_reason
+        assert chunks[-1].choices[0].finish_reason == full.finish_reason
 
 
-def test_invalid_tools_beside_a_form_are_rejected(server):
-    """Not dropped: the tools could then never be called."""
+def test_invalid_tools_with_a_response_format_are_rejected(server):
+    """Invalid tools are not dropped, because they could then never be called."""
     path, body = chat(CALLS)
     broken = {"name": "f", "parameters": {"type": "strung"}}
     response = server.post(path, {**body, "tools": [{"type": "function", "function": broken}]})
@@ -91,7 +94,7 @@ def test_invalid_tools_beside_a_form_are_rejected(server):
 
 
 def test_stop_string_inside_a_call(client):
-    """The call is cut off: text in a full response, no finish_reason "tool_calls" in a stream."""
+    """A truncated call is text in a full response and never finishes with "tool_calls"."""
     _, body = chat(CALLS, "required")
     del body["response_format"]
     body |= {"model": "demo", "stop": ["Par"]}
@@ -110,5 +113,5 @@ def test_grammar_that_fails_during_generation(server):
     response = server.post("/v1/completions", {**body, "structured_outputs": {"regex": regex}})
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith("The grammar failed: ")
-    whole = {**body, "structured_outputs": {"choice": ["a <think> b"]}}
-    assert server.post("/v1/completions", whole).json()["choices"][0]["text"] == "a <think> b"
+    choice_body = {**body, "structured_outputs": {"choice": ["a <think> b"]}}
+    assert server.post("/v1/completions", choice_body).json()["choices"][0]["text"] == "a <think> b"

@@ -1,1 +1,1 @@
-"""Replicas behind one address."""
+"""Tests of replicas behind one address: routing, gateway, Ray Serve."""

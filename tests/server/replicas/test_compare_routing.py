@@ -1,4 +1,4 @@
-"""`pdm run compare-routing`: two real engines behind each router, without Ray."""
+"""`pdm run compare-routing`: each router with two real engines, without Ray."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tools.course.tree import environment
 
 
 @pytest.mark.slow
-def test_conversations_hit_the_replica_that_knows_them():
+def test_prefix_routing_raises_the_hit_rate():
     command = [sys.executable, "-m", "tools.compare_routing", "--solution", "ref"]
     done = subprocess.run(
         [*command, "--conversations", "3", "--turns", "2"],

@@ -1,4 +1,4 @@
-"""Gateway with scripted replicas (lost, slow, healthy); no engine, no Ray."""
+"""Gateway with scripted replicas (lost, slow, healthy), without an engine or Ray."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ def body(data, more=False):
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-class Scripted:
-    """Scripted replicas: per attempt, a list of messages, exceptions and delays (None)."""
+class ScriptedReplicas:
+    """Scripted replicas: a list of messages, exceptions and delays (None) per attempt."""
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)
@@ -44,7 +44,7 @@ class Scripted:
 
 
 def call(replicas, path="/v1/chat/completions", leaves=False):
-    """Returns the messages that a client receives for one request."""
+    """Sends a request; returns the messages that the client receives."""
     sent = []
     pending = [{"type": "http.request", "body": b'{"prompt": "Once"}', "more_body": False}]
 
@@ -76,7 +76,7 @@ def no_pause(monkeypatch):
 
 def test_response_is_forwarded_unchanged():
     response = [head(PLAIN), body(b"{}")]
-    replicas = Scripted(response)
+    replicas = ScriptedReplicas(response)
     assert call(replicas) == response
     (request,) = replicas.requests
     assert (request.body, request.prompt) == (b'{"prompt": "Once"}', "Once")
@@ -87,7 +87,7 @@ def test_response_is_forwarded_unchanged():
 @pytest.mark.parametrize("lost", [[ReplicaLostError()], [head(STREAM), ReplicaLostError()]])
 def test_request_without_a_response_is_retried_on_another_replica(lost):
     response = [head(STREAM), body(b"data: 1\n\n", True), body(b"")]
-    replicas = Scripted(lost, response)
+    replicas = ScriptedReplicas(lost, response)
     assert call(replicas) == response
     assert len(replicas.requests) == 2
 
@@ -103,7 +103,7 @@ def test_request_without_a_response_is_retried_on_another_replica(lost):
 )
 def test_interrupted_stream_ends_with_an_error_event(path, end):
     first = body(b"event: x\ndata: 1\n\nevent: x\ndata: 2\n\n", True)
-    replicas = Scripted([head(STREAM), first, ReplicaLostError()])
+    replicas = ScriptedReplicas([head(STREAM), first, ReplicaLostError()])
     start, passed, last = call(replicas, path)
     assert (start, passed) == (head(STREAM), first)
     assert len(replicas.requests) == 1
@@ -116,13 +116,13 @@ def test_interrupted_stream_ends_with_an_error_event(path, end):
 
 
 def test_interrupted_response_is_truncated():
-    replicas = Scripted([head(PLAIN), body(b"{", True), ReplicaLostError()])
+    replicas = ScriptedReplicas([head(PLAIN), body(b"{", True), ReplicaLostError()])
     with pytest.raises(ReplicaLostError):
         call(replicas)
 
 
 def test_no_replica_available():
-    replicas = Scripted(*[[ReplicaLostError()]] * gateway.MAX_ATTEMPTS)
+    replicas = ScriptedReplicas(*[[ReplicaLostError()]] * gateway.MAX_ATTEMPTS)
     start, last = call(replicas)
     assert start["status"] == 503
     assert (b"retry-after", b"1") in start["headers"]
@@ -130,6 +130,6 @@ def test_no_replica_available():
 
 
 def test_disconnect_cancels_the_request():
-    replicas = Scripted([head(STREAM), body(b"data: 1\n\n", True), None])
+    replicas = ScriptedReplicas([head(STREAM), body(b"data: 1\n\n", True), None])
     assert len(call(replicas, leaves=True)) == 2
     assert replicas.closed == 1

@@ -1,4 +1,4 @@
-"""Two replicas on Ray Serve: response, stream, lost replica. CI has no Ray."""
+"""Two replicas on Ray Serve: response, stream, lost replica. Skipped in CI, which lacks Ray."""
 
 import os
 import signal
@@ -18,11 +18,11 @@ from tiny_llm.server.replicas.ray_serve import RayServeArgs, build
 
 PORT = 8713
 URL = f"http://127.0.0.1:{PORT}"
-ASK = {"messages": [{"role": "user", "content": "What is RoPE?"}], "temperature": 0}
+BODY = {"messages": [{"role": "user", "content": "What is RoPE?"}], "temperature": 0}
 
 
 def processes() -> set[int]:
-    """Process ids of the replicas."""
+    """Pids of the replicas."""
     command = ["pgrep", "-f", "^ray::ServeReplica:default:replica"]
     result = subprocess.run(command, capture_output=True, check=False)
     return {int(pid) for pid in result.stdout.split()}
@@ -44,13 +44,13 @@ def test_replicas_respond_and_a_lost_one_is_restarted():
     assert len(before) == 2
     with httpx2.Client(base_url=URL, timeout=60) as client:
         assert client.get("/ready").status_code == 200
-        response = client.post("/v1/chat/completions", json={**ASK, "max_tokens": 8}).json()
+        response = client.post("/v1/chat/completions", json={**BODY, "max_tokens": 8}).json()
         assert response["usage"]["completion_tokens"] == 8
-        long = {**ASK, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        long = {**BODY, "max_tokens": 1500, "ignore_eos": True, "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=long) as streamed:
             lines = streamed.iter_lines()
             assert "data: " in next(line for line in lines if line)
-            for process in before:  # one of them serves the stream
+            for process in before:  # one of these serves the stream
                 os.kill(process, signal.SIGKILL)
             rest = [line for line in lines if line]
         assert "The replica that computed this response was lost" in rest[-2]
@@ -59,5 +59,5 @@ def test_replicas_respond_and_a_lost_one_is_restarted():
         while len(processes() - before) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        again = client.post("/v1/chat/completions", json={**ASK, "max_tokens": 8}).json()
+        again = client.post("/v1/chat/completions", json={**BODY, "max_tokens": 8}).json()
     assert again["choices"] == response["choices"]

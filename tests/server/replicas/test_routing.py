@@ -1,4 +1,4 @@
-"""Routing keys share a prefix where prompts do."""
+"""Routing keys: prompts with a common prefix have keys with a common prefix."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_invalid_json_has_an_empty_routing_key(body):
     assert routing_key(body) == ""
 
 
-def test_second_turns_key_extends_the_first():
+def test_key_of_the_second_turn_extends_the_first():
     turn = [{"role": "user", "content": "What is two?"}]
     first = routing_key(json.dumps({"model": "demo", "messages": turn}).encode())
     turn += [{"role": "assistant", "content": "2"}, {"role": "user", "content": "And three?"}]
