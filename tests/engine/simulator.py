@@ -415,7 +415,7 @@ class Simulation:
                 self._draft_states[slot] = self._states[slot]
         self.outcome.state_writes += len(chunk.state_writes)
 
-    def _end_answers(self, chunks: tuple[Chunk, ...]) -> None:
+    def _finish_requests(self, chunks: tuple[Chunk, ...]) -> None:
         for chunk in chunks:
             request = chunk.request
             if request.is_done or not chunk.samples:
@@ -427,7 +427,7 @@ class Simulation:
             elif self._states and not self.config.num_drafts:
                 self.scheduler.update_draft_tokens(request, [0] * self._rng.randint(0, 3))
 
-    def _check_end(self) -> None:
+    def _check_final_state(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
         scheduler.check_integrity()
         assert not scheduler.running
