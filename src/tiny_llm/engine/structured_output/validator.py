@@ -62,7 +62,9 @@ class OutputValidator:
             return []
         try:
             payload = {"schema": json.loads(schema), "instance": json.loads(text)}
-            keyword = self._process.request(payload)["violated"]
+            keywords = self._process.request(payload)["violated"]
         except (ValueError, BrokenPipeError, RecursionError) as error:
             return [f"{what} could not be checked: {short_repr(str(error))}."]
-        return [] if keyword is None else [f"{what} is violated at {short_repr(keyword)}."]
+        return (
+            [f"{what} is violated at {', '.join(map(short_repr, keywords))}."] if keywords else []
+        )
