@@ -1,4 +1,4 @@
-// quantized_matmul for a few rows of a, as in decoding: bound by the bandwidth of reading weights.
+// quantized_matmul for a few rows of a, as in decoding: bound by the weights' memory bandwidth.
 //
 // A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read adjacent words of a row
 // of weights, 8 or 16 bytes each. A lane's elements of a stay in registers for all outputs, and its
@@ -87,7 +87,7 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     scales += long(first_output) * row_groups + first / GROUP_SIZE;
     biases += long(first_output) * row_groups + first / GROUP_SIZE;
     a += long(first_row) * I + first;
-    // Past the last output or row, the last one is recomputed and not stored: the loop has no
+    // Past the last output or row, the last one is recomputed and not stored, so the loop has no
     // branches and no out-of-bounds reads.
     int output[OUTPUTS] = {0}, row[ROWS] = {0};
     for (int o = 1; o < OUTPUTS; o++) {
