@@ -46,8 +46,8 @@ const std::vector<mlx::core::array>& update_first(const std::vector<mlx::core::a
                                                   std::vector<mlx::core::array>& outputs,
                                                   mlx::core::Stream stream);
 
-/// Allocates `out`, B×H×L×D, in the layout B×L×H×D: transposing and flattening the heads then
-/// copies nothing.
+/// Allocates `out`, B×H×L×D, in the layout B×L×H×D: transposing and flattening the heads then needs
+/// no copy.
 void* allocate_by_token(mlx::core::array& out);
 
 /// Runs body(first, last) for ranges that partition 0 … rows − 1: on all threads, or on the calling

@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t LARGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
-// Smaller matrices are copied by one thread: waking another would take as long.
+// Smaller matrices are copied by one thread, because waking another would take as long.
 constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
 
 // Bytes read from a file before they are prepacked, while still in the core's cache.
@@ -38,7 +38,7 @@ mx::array finished(mx::Shape shape, mx::Dtype dtype) {
     return out;
 }
 
-// Requests huge pages for those that lie entirely within a memory range.
+// Requests huge pages for the part of a memory range that consists of whole huge pages.
 void request_large_pages(char* memory, int64_t bytes) {
 #if defined(__linux__)
     const auto address = reinterpret_cast<intptr_t>(memory);

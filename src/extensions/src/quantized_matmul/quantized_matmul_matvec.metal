@@ -41,7 +41,8 @@ float load_activations(device const T* a, thread float* x) {
 }
 
 // This lane's next weights, as integers. 4-bit weights are masked within their 16 bits but not
-// shifted right: each is too large by a power of two, by which its element of a is too small.
+// shifted right: each is too large by the power of two by which load_activations divides its
+// element of a.
 template <int BITS>
 void load_weights(device const uchar* b, thread float* q) {
     // [task 4.2.3 weights]

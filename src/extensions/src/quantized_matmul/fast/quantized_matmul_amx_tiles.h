@@ -119,9 +119,9 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
     finish_stores();
 }
 
-// Same, for prepacked rows: each tile is a separate sequential stream. Words past the row and
-// outputs past the panel keep their old contents: the former are never multiplied, the latter never
-// stored.
+// Same, for prepacked rows: each tile is a separate sequential stream. Words past the row, which
+// are never multiplied, and outputs past the panel, which are never stored, keep their old
+// contents.
 template <typename Numbers>
 inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                              int64_t unit, int outputs, Weights& weights) {
