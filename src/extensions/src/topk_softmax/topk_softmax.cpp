@@ -53,7 +53,7 @@ std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, boo
 }
 
 void TopkSoftmax::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-    throw std::logic_error("[topk_softmax] a GPU's graph has no such node");
+    throw std::logic_error("[topk_softmax] this node has no GPU kernel");
 }
 
 bool TopkSoftmax::is_equivalent(const mx::Primitive& other) const {
