@@ -183,7 +183,7 @@ def test_nan_and_infinity_stay_in_their_head(instruction_set, value):
     ("changes", "message"),
     [
         ({"states": mx.zeros((3, 8, 4))}, "expected states S×H_v×D_k×D_v, got shape"),
-        ({"states": mx.zeros((3, 4, 257, 8))}, "expected key heads of size 256 at most"),
+        ({"states": mx.zeros((3, 4, 257, 8))}, "expected key heads of size at most 256"),
         ({"num_k_heads": 3}, "to divide the value heads of the states, 4, got 3"),
         ({"num_k_heads": 0}, "to divide the value heads of the states, 4, got 0"),
         ({"qkv": mx.zeros((5, 64), mx.float16)}, "expected qkv in float32, got float16"),

@@ -22,7 +22,8 @@ void encode(const mx::Stream& stream, MTL::ComputePipelineState* pipeline,
     if (launch.threads.count() > allowed) {
         throw std::runtime_error("[tiny_llm_ext] " + launch.kernel + " has threadgroups of " +
                                  std::to_string(launch.threads.count()) +
-                                 " threads, this GPU allows it " + std::to_string(allowed) + ".");
+                                 " threads, but this GPU allows at most " +
+                                 std::to_string(allowed) + ".");
     }
     auto& encoder = mx::metal::get_command_encoder(stream);
     encoder.set_compute_pipeline_state(pipeline);

@@ -75,8 +75,8 @@ std::atomic<NextChunk> chosen{nullptr};
 
 void check_name(const std::string& name) {
     if (name != "static" && name != "dynamic") {
-        throw std::invalid_argument("the schedule is \"" + name +
-                                    "\"; it may be equal or claimed.");
+        throw std::invalid_argument("the schedule must be static or dynamic, got \"" + name +
+                                    "\".");
     }
 }
 

@@ -55,8 +55,9 @@ int configured_threads() {
     char* end = nullptr;
     const long count = std::strtol(text, &end, 10);
     if (*end != '\0' || count < 1 || count > 1024) {
-        throw std::invalid_argument("TINY_LLM_NUM_THREADS is \"" + std::string(text) +
-                                    "\"; it must be a whole number from 1 to 1024.");
+        throw std::invalid_argument(
+            "TINY_LLM_NUM_THREADS must be an integer from 1 to 1024, got \"" + std::string(text) +
+            "\".");
     }
     return static_cast<int>(count);
 }

@@ -93,8 +93,8 @@ void CommandEncoder::dispatch_threadgroups(MTL::Size grid, MTL::Size group) {
         if (command_.pipeline->written.count(buffer.index) > 0 && !buffer.is_output) {
             throw std::runtime_error("[" + operation_ + "] " + command_.pipeline->kernel +
                                      " may write to buffer(" + std::to_string(buffer.index) +
-                                     "), which is bound with set_input_array: MLX would put no "
-                                     "barrier before a command that reads it.");
+                                     "), which is bound with set_input_array: MLX would not insert "
+                                     "a barrier before a command that reads it.");
         }
     }
     commands_.push_back(std::move(command_));
@@ -159,9 +159,9 @@ void CommandEncoder::check_in_place(const std::vector<array>& inputs,
     for (const auto& output : outputs) {
         for (size_t i = 0; i < inputs.size(); i++) {
             if (same_memory(inputs[i], output) && !may_overwrite_[i]) {
-                throw std::runtime_error("[" + operation_ + "] its output overwrites input " +
+                throw std::runtime_error("[" + operation_ + "] output overwrites input " +
                                          std::to_string(i) +
-                                         ", to which another array or operation refers.");
+                                         ", which another array or operation references.");
             }
         }
     }

@@ -9,7 +9,7 @@ MTL::Library* Device::get_library(const std::string& name,
     auto found = libraries_.find(name);
     if (found == libraries_.end()) {
         if (emulator.compile == nullptr) {
-            throw std::runtime_error("there is no Metal on this machine");
+            throw std::runtime_error("Metal is not available on this machine");
         }
         found = libraries_.emplace(name, emulator.compile(name, builder())).first;
     }

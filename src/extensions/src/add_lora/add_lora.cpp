@@ -79,7 +79,7 @@ mx::array add_lora(const mx::array& y, const mx::array& x, const mx::array& lora
 }
 
 void AddLora::eval_gpu(const std::vector<mx::array>&, mx::array&) {
-    throw std::logic_error("[add_lora] a GPU's graph has no such node");
+    throw std::logic_error("[add_lora] no GPU implementation");
 }
 
 }  // namespace tiny_llm_ext

@@ -25,7 +25,7 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s) {
     auto dtype = mx::promote_types(x.dtype(), y.dtype());
     check(dtype != mx::complex64, "axpby", "expected real numbers, got complex64");
-    check(broadcast(x.shape(), y.shape()), "axpby", "expected shapes that broadcast, got ",
+    check(broadcast(x.shape(), y.shape()), "axpby", "expected broadcastable shapes, got ",
           x.shape(), " and ", y.shape());
     if (!mx::issubdtype(dtype, mx::floating) || dtype == mx::float64) {
         dtype = mx::float32;

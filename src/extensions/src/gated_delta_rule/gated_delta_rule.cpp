@@ -25,7 +25,7 @@ std::pair<mx::array, mx::array> gated_delta_rule(const mx::array& qkv, const mx:
     constexpr const char* NAME = "gated_delta_rule";
     check(states.ndim() == 4, NAME, "expected states S×H_v×D_k×D_v, got shape ", states.shape());
     const int H_v = states.shape(1), D_k = states.shape(2), D_v = states.shape(3);
-    check(D_k <= 256, NAME, "expected key heads of size 256 at most, got states of shape ",
+    check(D_k <= 256, NAME, "expected key heads of size at most 256, got states of shape ",
           states.shape());
     check(num_k_heads >= 1 && H_v % num_k_heads == 0, NAME,
           "expected num_k_heads to divide the value heads of the states, ", H_v, ", got ",

@@ -27,7 +27,7 @@ mx::Stream stream_of(const std::vector<mx::array>& outputs) {
                                        [](const mx::array& x) { return x.has_primitive(); });
     check(computed != outputs.end(), GRAPH_CAPTURE,
           "expected a function that computes something, got ", outputs.size(),
-          " arrays that are nothing new");
+          " outputs, all of them inputs or constants");
     return computed->primitive().stream();
 }
 
@@ -89,7 +89,8 @@ class CapturedGraph::Tracer {
     // A primitive computes all of its outputs together.
     Place add_step(const mx::array& x) {
         check(x.primitive().stream() == graph_.stream_, GRAPH_CAPTURE,
-              "expected all operations on one stream, got ", x.primitive().name(), " on another");
+              "expected all operations on one stream, got ", x.primitive().name(),
+              " on another stream");
         check(as_capturable(x.primitive()) != nullptr || is_view(x.primitive()), GRAPH_CAPTURE,
               "expected operations of the extension and views, got ", x.primitive().name());
         Step step = {x.primitive_ptr(), {}, {}, {}, 0, {}};
@@ -137,8 +138,7 @@ bool CapturedGraph::Tracer::depends_on_placeholders(const mx::array& x) {
 CapturedGraph::CapturedGraph(const std::vector<mx::array>& placeholders,
                              const std::vector<mx::array>& outputs)
     : stream_(stream_of(outputs)) {
-    check(!is_gpu(stream_), GRAPH_CAPTURE,
-          "expected operations on the CPU: graphs do not run on a GPU");
+    check(!is_gpu(stream_), GRAPH_CAPTURE, "expected operations on the CPU, got a GPU stream");
     for (const auto& input : placeholders) {
         input_shapes_.push_back(input.shape());
         input_dtypes_.push_back(input.dtype());
@@ -205,9 +205,8 @@ void CapturedGraph::find_overwritten() {
             step.inputs.begin() + 1, step.inputs.end(),
             [&](const Place& other) { return contains(aliases_of(other), buffer.index); });
         check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself,
-              GRAPH_CAPTURE,
-              "expected writes into inputs alone, which nothing reads afterwards, got ",
-              step.primitive->name(), " on something else");
+              GRAPH_CAPTURE, "expected in-place writes only to inputs without later readers, got ",
+              step.primitive->name(), " on another array");
         overwrites_[input->second] = true;
         overwritten.insert({step.first_output, input->second});
     }

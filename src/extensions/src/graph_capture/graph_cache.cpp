@@ -116,7 +116,7 @@ void GraphReplay::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>
 }
 
 void GraphReplay::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-    throw std::logic_error("[graph_capture] a GPU's graph has no such node");
+    throw std::logic_error("[graph_capture] no GPU implementation");
 }
 
 std::vector<mx::Shape> GraphReplay::output_shapes(const std::vector<mx::array>&) {

@@ -96,7 +96,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     // [/solution only]
     if (encode == nullptr) {
         throw std::runtime_error(
-            "[paged_attention] int8 pages and windows need the fast kernels on the GPU.");
+            "[paged_attention] int8 pages and sliding windows require the fast kernels on a GPU.");
     }
     encode(stream(), params, format_of(query.dtype()), in, out);
 }

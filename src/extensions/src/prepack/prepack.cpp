@@ -128,7 +128,7 @@ class File {
     [[noreturn]] void fail(int error) const {
         throw std::runtime_error(
             "prepack_weight_from_file: " + path_ +
-            (error < 0 ? " ends too early" : std::string(" cannot be read: ") + strerror(error)));
+            (error < 0 ? " is too short" : std::string(" cannot be read: ") + strerror(error)));
     }
 
    private:
@@ -177,20 +177,20 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
     check(rows >= 1, PREPACK, "expected a positive number of rows, got ", rows);
     check(matrix.ndim() == 2 && matrix.shape(0) % rows == 0 &&
               (matrix.itemsize() == 2 || matrix.itemsize() == 4),
-          PREPACK, "expected a matrix O×W of 2 or 4 bytes a number, O a multiple of ", rows,
+          PREPACK, "expected a matrix O×W of 2- or 4-byte elements, with O a multiple of ", rows,
           ", got ", matrix.shape(), " in ", matrix.dtype());
     check(memory.status() == mx::array::Status::available && memory.flags().row_contiguous, PREPACK,
-          "expected memory of large_pages(), got an array that is not computed yet, or a view");
-    const auto room = static_cast<int64_t>(memory.nbytes()) - offset;
-    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= room,
-          PREPACK, "expected memory with room for the matrix from a multiple of ", LINE,
-          " bytes on, got ", matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
+          "expected memory from large_pages(), got an unevaluated array or a view");
+    const auto available = static_cast<int64_t>(memory.nbytes()) - offset;
+    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= available,
+          PREPACK, "expected memory that holds the matrix at an offset divisible by ", LINE,
+          ", got ", matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
 }
 
 }  // namespace
 
 mx::array large_pages(int64_t bytes) {
-    check(bytes >= 0, "large_pages", "expected bytes of 0 or more, got ", bytes);
+    check(bytes >= 0, "large_pages", "expected bytes of at least 0, got ", bytes);
     // Two dimensions: a single one is limited to 2³¹.
     constexpr int64_t PAGE = 4096;
     mx::array memory =
@@ -222,7 +222,7 @@ mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& mem
 mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& path, int64_t begin,
                                    int rows, const mx::array& memory, int64_t offset, bool alone) {
     check_arguments(matrix, rows, memory, offset);
-    check(begin >= 0, "prepack_weight_from_file", "expected a place of 0 or more, got ", begin);
+    check(begin >= 0, "prepack_weight_from_file", "expected begin of at least 0, got ", begin);
     const int O = matrix.shape(0), W = matrix.shape(1);
     const File file(path);
     if (alone) {

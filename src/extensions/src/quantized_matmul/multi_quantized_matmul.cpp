@@ -46,7 +46,7 @@ std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scal
 }
 
 void MultiQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-    throw std::logic_error("[multi_quantized_matmul] a GPU's graph has no such node");
+    throw std::logic_error("[multi_quantized_matmul] no GPU implementation");
 }
 
 bool MultiQuantizedMatmul::is_equivalent(const mx::Primitive& other) const {

@@ -83,9 +83,10 @@ const Step& named_step(const std::string& name) {
             return step;
         }
     }
-    throw std::invalid_argument("TINY_LLM_MATMUL is \"" + name +
-                                "\"; it may be loops, factored, vectors, prepacked, prefetched, "
-                                "panels or pairs.");
+    throw std::invalid_argument(
+        "TINY_LLM_MATMUL must be loops, factored, vectors, prepacked, prefetched, panels or pairs, "
+        "got \"" +
+        name + "\".");
 }
 
 }  // namespace
@@ -104,8 +105,8 @@ Week4Matmul week4_matmul() {
     const Step& step = named_step(name);
     if (instruction_set() == InstructionSet::portable) {
         throw std::invalid_argument(
-            "TINY_LLM_MATMUL is \"" + name +
-            "\", and the instruction set is portable, which has none; take factored.");
+            "TINY_LLM_MATMUL=" + name +
+            " requires vector instructions, but the instruction set is portable; use factored.");
     }
     return step.kernel(instruction_set());
 }
@@ -126,8 +127,8 @@ int64_t fetch_ahead() {
     int64_t bytes = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
     if (error != std::errc() || end != text.data() + text.size() || bytes < 0 || bytes > MOST) {
-        throw std::invalid_argument("TINY_LLM_PREFETCH is \"" + text +
-                                    "\"; it may be a number of bytes from 0 to 1000000.");
+        throw std::invalid_argument(
+            "TINY_LLM_PREFETCH must be a number of bytes from 0 to 1000000, got \"" + text + "\".");
     }
     return bytes;
 }
