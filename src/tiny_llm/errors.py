@@ -24,7 +24,7 @@ class OutOfPagesError(RuntimeError):
 
 
 class TaskNotImplemented(NotImplementedError):  # noqa: N818 - not a user error
-    """Raised by an unwritten course task in a learner's tree."""
+    """Raised by a course task that the learner has not implemented yet."""
 
 
 def check_int(name: str, value: Any, least: int, hint: str = "") -> None:
