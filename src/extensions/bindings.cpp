@@ -206,7 +206,7 @@ Returns:
           "begin"_a, "rows"_a, "memory"_a, "offset"_a, "alone"_a = false,
           nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight_from_file);
     m.def("rethrow_task_error", &tiny_llm_ext::rethrow_task_error,
-          "Raises the pending exception of a kernel in its stream's thread, if any.");
+          "Raises the pending exception of a kernel that failed in its stream's thread, if any.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "Threads per CPU kernel: TINY_LLM_NUM_THREADS, or the number of usable cores.");
     m.def("set_schedule", &tiny_llm_ext::set_schedule, "name"_a,
@@ -226,8 +226,9 @@ Raises:
 
 Args:
     name: "static" or "dynamic".
-    threads, chunks: their numbers.
-    held: holds the first thread's first chunk until all other threads are done, or two seconds.
+    threads, chunks: numbers of threads and chunks.
+    held: whether the first thread's first chunk waits until all other threads are done, for at most
+        two seconds.
 
 Returns:
     The chunks of a stale worker, which still has the previous job; then each thread's, in order.
