@@ -413,7 +413,7 @@ def serve_and_measure(demo, num_requests: int) -> None:
         ({"block_size": 2.0}, "block_size must be an integer of at least 1, got 2.0."),
         (
             {"kv_cache_bytes": 1000},
-            "kv_cache_bytes must be at least 262144 (a page of 32 tokens), got 1000.",
+            r"kv_cache_bytes must be at least 262144 \(a page of 32 tokens\), got 1000\.",
         ),
         (
             {"kv_cache_bytes": 1e8 / 3},

@@ -132,7 +132,7 @@ def test_other_pooling_layers_are_rejected(tmp_path, mode):
             lambda llm: llm.generate("a"),
             "text generation requires task='generate'; this model was loaded with task='embed'.",
         ),
-        (lambda llm: next(llm.stream("a")), "the model is for task='embed', not for text"),
+        (lambda llm: next(llm.stream("a")), "text generation requires task='generate'"),
         (lambda llm: llm.score("a", ["b"]), "score requires task='score'; this model was loaded"),
         (lambda llm: llm.embed(["a", ""]), "prompt 1: the prompt is empty"),
         (lambda llm: llm.embed([["a"]]), "a prompt must be text"),
@@ -149,7 +149,7 @@ def test_wrong_calls_are_rejected(embedder, call, message):
     [
         ({"task": "rank"}, "task must be 'auto', 'generate', 'embed' or 'score', got 'rank'."),
         ({"task": "embed", "draft_model": "demo-draft"}, "does not support draft_model, "),
-        ({"task": "embed", "speculative": "mtp"}, "nor speculative='mtp' nor"),
+        ({"task": "embed", "speculative": "mtp"}, "speculative='mtp' or"),
         ({"task": "score", "tensor_parallel_size": 2}, "does not support draft_model, "),
     ],
 )

@@ -25,7 +25,7 @@ def compiler():
         ({"json": {"not": {}}}, "keywords cannot be enforced: '/not'; remove them"),
         ({"json": {"if": {}, "then": {}}}, "keywords cannot be enforced: '/if'"),
         ({"json": {"type": "string", "format": "magic"}}, "keywords cannot be enforced: '/format'"),
-        ({"json": {"type": "frob"}}, "the type 'frob'"),
+        ({"json": {"type": "frob"}}, "'frob' is not a JSON Schema type"),
         ({"json": {"$ref": "#/nope"}}, "the $ref '#/nope' does not exist in the JSON schema"),
         (
             {"json": {"$ref": "http://a.b/c"}},
@@ -43,7 +43,7 @@ def compiler():
         ({"regex": "("}, "invalid regular expression: unclosed group"),
         ({"regex": r"(a)\1"}, "backreferences are not supported"),
         ({"grammar": "start: foo"}, 'the rule "foo" is not defined'),
-        ({"grammar": 'x: "a"'}, "the rule 'start' is not defined"),
+        ({"grammar": 'x: "a"'}, 'the rule "start" is not defined'),
         ({"grammar": 'start: "a"\nstart: "b"'}, 'the rule "start" is defined twice'),
         ({"grammar": "start: ("}, "line 1: expected ')', got"),
         ({"grammar": "start: <nope>"}, '"<nope>" is not a special token of the model'),

@@ -34,7 +34,7 @@ CLAUSES = (
     (r"lookarounds not supported", "look-around in regular expressions is not supported"),
     (r"duplicate rule: (\".+?\")", r"the rule \1 is defined twice"),
     (r"unknown name: (\".+?\")", r"the rule \1 is not defined"),
-    (r"no start rule found", "the rule 'start' is not defined"),
+    (r"no start rule found", 'the rule "start" is not defined'),
     (r"unknown special token: (\".+?\")", r"\1 is not a special token of the model"),
     (r"Unknown common regex: ([\w.]+)", r"unknown common regex \1"),
     (r"(\d+)\(\d+\): Expected token (.+?), found (.+?) \(at", r"line \1: expected \2, got \3"),
