@@ -37,7 +37,7 @@ def overwrite_block(path, files, draw):
 def zero_tail(path, files, draw):
     """Simulates a power failure: the right size, but the last blocks were never written."""
     data = bytearray(path.read_bytes())
-    start = draw.randrange(len(data) - 1)
+    start = draw.randrange(len(data))
     data[start:] = bytes(len(data) - start)
     path.write_bytes(data + bytes(0))
 
@@ -83,7 +83,7 @@ def damage(files, draw, share):
     """Damages a random share of the files; returns the number of chosen files."""
     chosen = [path for path in files if draw.random() < share]
     for path in chosen:
-        if path.exists():
+        if path.is_file() and path.stat().st_size > 0:
             draw.choice(DAMAGES)(path, [file for file in files if file.is_file()], draw)
     return len(chosen)
 

@@ -43,6 +43,13 @@ def test_violated_keywords(validator, schema, value, keyword):
     assert validator.find_violations(constraint, "", calls) == ([] if keyword is None else expected)
 
 
+def test_all_violated_keywords_are_reported(validator):
+    constraint = StructuredOutputs(json={"properties": {"a": UNIQUE, "b": UNIQUE}})
+    [sentence] = validator.find_violations(constraint, '{"a": [1, 1], "b": [2, 2]}', [])
+    pointers = "'/properties/a/uniqueItems', '/properties/b/uniqueItems'"
+    assert sentence == f"the output violates the JSON schema at {pointers}."
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "reason"),
     [

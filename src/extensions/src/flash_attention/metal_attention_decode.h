@@ -181,14 +181,16 @@ void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
     const int hidden_from_all = group.hidden(first_row);
     const int hidden_from_some = group.hidden(min(first_row + ROWS, group.rows()) - 1);
     for (int run = first; run < end; run += ATTENTION_SPLIT_SIMDGROUPS * RUN) {
-        const int run_end = min(run + RUN, end), fours_end = min(run + RUN, seen_by_all) - 3;
+        const int run_end = min(run + RUN, end);
         int s = max(run, hidden_from_all);
         if (s >= run_end) {
             continue;  // before all windows: may have no page
         }
+        // A run that begins outside some row's window is read key by key.
+        const int fours_end = s < hidden_from_some ? s : min(run + RUN, seen_by_all) - 3;
         source.seek(s);
         while (s < run_end) {
-            if (s >= hidden_from_some && s < fours_end) {
+            if (s < fours_end) {
                 attend_to_next<WHOLE, false, 4>(of, group, source, first_row, left, s);
                 s += 4;
                 continue;

@@ -45,7 +45,9 @@ struct AttentionGroup {
     int visible(int row) const { return visible_keys(causal, S, L, token(row)); }
 
     /// How many of these are before the row's window.
-    int hidden(int row) const { return metal::max(visible(row) - window, 0); }
+    int hidden(int row) const {
+        return window == INT_MAX ? 0 : metal::max(visible(row) - window, 0);
+    }
 };
 
 /// Rows in strided arrays.

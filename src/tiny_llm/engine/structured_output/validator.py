@@ -62,7 +62,9 @@ class OutputValidator:
             return []
         try:
             payload = {"schema": json.loads(schema), "instance": json.loads(text)}
-            keyword = self._process.request(payload)["violated"]
+            keywords = self._process.request(payload)["violated"]
         except (ValueError, BrokenPipeError, RecursionError) as error:
             return [f"the output could not be checked against {what}: {short_repr(str(error))}."]
-        return [] if keyword is None else [f"the output violates {what} at {short_repr(keyword)}."]
+        if not keywords:
+            return []
+        return [f"the output violates {what} at {', '.join(map(short_repr, keywords))}."]
