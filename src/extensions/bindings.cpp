@@ -206,7 +206,7 @@ Returns:
           "begin"_a, "rows"_a, "memory"_a, "offset"_a, "alone"_a = false,
           nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight_from_file);
     m.def("rethrow_task_error", &tiny_llm_ext::rethrow_task_error,
-          "Raises the pending exception of a kernel in its stream's thread, if any.");
+          "Raises the pending exception of a kernel that failed in its stream's thread, if any.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "Threads per CPU kernel: TINY_LLM_NUM_THREADS, or the number of usable cores.");
     m.def("set_schedule", &tiny_llm_ext::set_schedule, "name"_a,

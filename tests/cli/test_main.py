@@ -237,7 +237,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--model", "/tmp"], "has no config.json"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", " \n"], "the prompt is empty"),
-        (["--prompt", "word " * 3000], "the model's context holds"),
+        (["--prompt", "word " * 3000], "the model's context length is"),
         (["--sampler-temp", "-1"], "temperature must be a number ≥ 0 (0 is greedy), got -1.0"),
         (["--sampler-temp", "nan"], "temperature must be a number ≥ 0 (0 is greedy), got nan"),
         (["--sampler-temp", "warm"], "invalid float value: 'warm'"),
@@ -310,7 +310,7 @@ def test_chat_unknown_command_and_exit(capsys, monkeypatch):
 def test_chat_continues_after_an_overlong_turn(capsys, monkeypatch):
     lines = "word " * 3000 + "\nWhat is the capital of France?\n"
     out, err = converse(capsys, monkeypatch, lines)
-    assert "the model's context holds" in err
+    assert "the model's context length is" in err
     assert "Paris" in out
 
 

@@ -52,8 +52,8 @@ mx::array broadcast_mask(const mx::array& mask, const mx::Shape& scores, mx::Str
     for (int i = 1; fits && i <= static_cast<int>(mask.ndim()); i++) {
         fits = mask.shape(-i) == 1 || mask.shape(-i) == scores.end()[-i];
     }
-    check(fits, FLASH_ATTENTION, "expected a mask that can be broadcast to ", scores,
-          ", got shape ", mask.shape());
+    check(fits, FLASH_ATTENTION, "expected a mask broadcastable to ", scores, ", got shape ",
+          mask.shape());
     return flatten_batch(mx::broadcast_to(mask, scores, s), s);
 }
 

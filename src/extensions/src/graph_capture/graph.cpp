@@ -88,7 +88,8 @@ class CapturedGraph::Tracer {
     // Appends a step with all outputs of the primitive, which computes them together.
     Place add_step(const mx::array& x) {
         check(x.primitive().stream() == graph_.stream_, GRAPH_CAPTURE,
-              "expected all operations on one stream, got ", x.primitive().name(), " on another");
+              "expected all operations on one stream, got ", x.primitive().name(),
+              " on another stream");
         check(as_capturable(x.primitive()) != nullptr || is_view(x.primitive()), GRAPH_CAPTURE,
               "expected operations of the extension and views, got ", x.primitive().name());
         Step step = {x.primitive_ptr(), {}, {}, {}, 0, {}};

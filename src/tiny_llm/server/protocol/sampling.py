@@ -244,19 +244,21 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
 
 
 def auto_tool_calls(
-    tools: list[dict[str, Any]], parallel: bool | None, answer: StructuredOutputs | None = None
+    tools: list[dict[str, Any]],
+    parallel: bool | None,
+    response_constraint: StructuredOutputs | None = None,
 ) -> OutputConstraint | None:
     """Constraint for `tool_choice` "auto": tool calls are optional but must match their schemas.
 
     Args:
         tools: available tools.
         parallel: whether several calls are allowed; None means they are.
-        answer: constraint on an output without calls, or None.
+        response_constraint: constraint on an output without calls, or None.
     """
     if not tools:
-        return answer
+        return response_constraint
     fields: dict[str, Any] = {"choice": "auto", "parallel": parallel is not False}
-    fields["answer"] = answer
+    fields["response_constraint"] = response_constraint
     return make_constraint(ToolCalls, "tools", tools, **fields)
 
 
