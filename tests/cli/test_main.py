@@ -251,7 +251,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--device", "tpu"], "--device: invalid choice: 'tpu' (choose from"),
         (["--solution", "theirs"], "--solution: invalid choice: 'theirs' (choose from"),
         (["--solution", "mine"], "--solution mine requires a learner's tree"),
-        (["--solution", "mlx", "--loader", "week1"], "--loader has no effect on --solution mlx"),
+        (["--solution", "mlx", "--loader", "week1"], "--loader has no effect with --solution mlx"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
         (["--enable-flash-attn", "--loader", "engine"], "has no effect on the engine"),
         (["--enable-flash-attn", "--loader", "week1"], "week1 does not have this kernel"),

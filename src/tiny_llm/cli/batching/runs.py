@@ -1,4 +1,4 @@
-"""Batch runs: the engine, Week 2 or 3's continuous batching, or mlx_lm.
+"""Batch runs on the engine, Week 2 or 3's continuous batching, or mlx_lm.
 
 One interface for all: call `step` until `is_done`, and read the progress between steps. `batch`
 displays a run, `bench` measures it.
