@@ -174,7 +174,7 @@ def test_content_parts_and_developer_message(client):
         ),
         ({"Text": 1}, "Text is not a supported field"),
         ({"stop": [1]}, "stop[0] must be a string, got 1"),
-        ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema.schema is required"),
         ({"structured_outputs": {}}, "must have exactly one of"),
         (
             {"structured_outputs": {"regex": "("}},

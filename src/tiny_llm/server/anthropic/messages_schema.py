@@ -177,14 +177,14 @@ class ContextManagement(StrictModel):
 
 
 class BillingPolicy(StrictModel):
-    """Billing; only `self` is accepted."""
+    """Billing policy; only `self` is accepted."""
 
     type: Literal["billing_policy"]
     bill_to: Literal["self"] | None = None
 
 
 class Diagnostics(StrictModel):
-    """Asks why the prefix cache missed, relative to an earlier message."""
+    """Requests the reason for a prefix cache miss, relative to an earlier message."""
 
     previous_message_id: str | None = None
 
@@ -219,7 +219,7 @@ class CountTokensRequest(CacheableModel):
             raise bad_request(str(message), "mcp_servers", "unsupported_parameter")
         if self.output_format is not None and self.output_config_format is not None:
             raise bad_request(
-                "output_format and output_config.format are the same option; give one of them.",
+                "output_format and output_config.format are the same option; set only one of them.",
                 "output_format",
             )
         if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":

@@ -26,7 +26,7 @@ class OutputQueue:
 
     Args:
         limit: maximum number of queued outputs; beyond it, outputs are merged.
-        stall_timeout: maximum seconds for which the queue may stay full.
+        stall_timeout: maximum seconds that the queue may stay full.
         schedule_wake: `Coalescer.schedule_wake`, for outputs that are not urgent.
         clock: returns the time in seconds.
     """

@@ -84,7 +84,7 @@ class ResponseFormat(StrictModel):
             schema = (self.json_schema or {}).get("schema")
             if schema is None:
                 raise bad_request(
-                    "response_format.json_schema.schema is missing.", "response_format"
+                    "response_format.json_schema.schema is required.", "response_format"
                 )
         if schema is None:
             return make_constraint(StructuredOutputs, "response_format", json_object=True)
@@ -170,7 +170,7 @@ class SamplingFields(CommonFields):
         if self.structured_outputs is not None:
             if constraint is not None:
                 raise bad_request(
-                    "structured_outputs and another output constraint conflict; give one.",
+                    "structured_outputs conflicts with another output constraint; set only one.",
                     "structured_outputs",
                 )
             constraint = self.structured_outputs.constraint()
@@ -250,7 +250,7 @@ def auto_tool_calls(
 
     Args:
         tools: available tools.
-        parallel: whether several calls are allowed; None means they are.
+        parallel: whether several calls are allowed; None allows them.
         answer: constraint on an output without calls, or None.
     """
     if not tools:
