@@ -388,7 +388,7 @@ def test_view_of_the_pages():
     assert lines[3].strip() == "", "engine requests do not wait beside the slots"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
-    assert "2 shared, 2 own, 4 cached, 8 free of 16" in lines[5]
+    assert "2 shared, 2 exclusive, 4 cached, 8 free of 16" in lines[5]
     expected = "50 of 200 prompt tokens (25%), 32 of them from disk | preemptions: 3"
     assert f"{expected} | draft tokens: 7 of 10" in lines[6]
 

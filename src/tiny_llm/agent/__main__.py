@@ -34,7 +34,10 @@ def make_parser(prog: str) -> CommandParser:
     parser = CommandParser(prog, __doc__, "tiny_llm.agent")
     add = parser.add_argument
     add(
-        "--task", default="What is 4718 + 2593?", metavar="TEXT", help="task; - reads it from stdin"
+        "--task",
+        default="What is 4718 + 2593?",
+        metavar="TEXT",
+        help="task, or - to read it from stdin",
     )
     add("--workspace", metavar="DIR", help="folder that the file tools list, read and edit")
     add(
@@ -55,25 +58,40 @@ def make_parser(prog: str) -> CommandParser:
         type=in_range(1),
         default=DEFAULT_MAX_STEPS,
         metavar="N",
-        help="maximum steps",
+        help="maximum number of steps",
     )
-    add("--max-tokens", type=in_range(1), default=512, metavar="N", help="per message")
+    add(
+        "--max-tokens",
+        type=in_range(1),
+        default=512,
+        metavar="N",
+        help="maximum tokens per message",
+    )
     add(
         "--temperature",
         type=in_range(0, convert=float),
         default=0.0,
         metavar="T",
-        help="0 is greedy",
+        help="sampling temperature; 0 is greedy",
     )
     add("--seed", type=in_range(0), default=0, metavar="N", help="sampling seed")
-    add("--compact", type=in_range(1), metavar="N", help="compact conversations over N characters")
+    add(
+        "--compact",
+        type=in_range(1),
+        metavar="N",
+        help="compact conversations longer than N characters",
+    )
     add(
         "--compact-to",
         type=in_range(1),
         metavar="N",
-        help="length after compaction; by default, half",
+        help="maximum characters after compaction; by default, half of --compact",
     )
-    add("--solution", choices=("ref", "tiny_llm", "mine"), help="mine: the learner's tree")
+    add(
+        "--solution",
+        choices=("ref", "tiny_llm", "mine"),
+        help="ref (or tiny_llm): this package; mine: the learner's tree",
+    )
     return parser
 
 

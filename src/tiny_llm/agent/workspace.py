@@ -124,7 +124,7 @@ def replace_once(text: str, old: str, new: str) -> str:
 
     Raises:
         ToolError: `old` does not occur, or occurs several times (overlaps count). The message
-            says which, and how to fix it.
+            states the problem and the fix.
     """
     # [task 7.2.2 replace]
     first = text.find(old)

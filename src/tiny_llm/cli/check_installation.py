@@ -71,19 +71,25 @@ def make_parser(prog: str) -> CommandParser:
         "--max-num-seqs",
         type=in_range(1),
         metavar="N",
-        help="maximum number of running sequences (32)",
+        help="maximum number of running sequences (default: 32)",
     )
     parser.add_argument(
         "--max-model-len", type=in_range(2), metavar="N", help="maximum tokens per sequence"
     )
-    parser.add_argument("--block-size", type=in_range(1), metavar="N", help="tokens per page (32)")
     parser.add_argument(
-        "--task", choices=["auto", *TASKS], help="the model's task; auto by default"
+        "--block-size", type=in_range(1), metavar="N", help="tokens per page (default: 32)"
+    )
+    parser.add_argument("--task", choices=["auto", *TASKS], help="the model's task (default: auto)")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "--tp",
+        type=rank_count,
+        metavar="N",
+        help="number of ranks (default: 1)",
     )
     parser.add_argument(
-        "--tensor-parallel-size", "--tp", type=rank_count, metavar="N", help="number of ranks (1)"
+        "--device", choices=["cpu", "gpu"], help="device to run on; by default, gpu if available"
     )
-    parser.add_argument("--device", choices=["cpu", "gpu"], help="gpu by default, if available")
     return parser
 
 

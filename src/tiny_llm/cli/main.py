@@ -25,7 +25,7 @@ def make_parser(prog: str) -> CommandParser:
         "--prompt",
         default=INTRODUCTION_PROMPT,
         metavar="TEXT",
-        help="prompt; - reads it from stdin",
+        help="prompt, or - to read it from stdin",
     )
     add_model_arguments(parser)
     add_sampling_arguments(parser)

@@ -135,7 +135,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         type=in_range(1e-3, convert=float),
         metavar="S",
         help="target seconds per step while requests are decoding; limits the prompt tokens in the "
-        "same step (fair only; 0.1)",
+        "same step (fair only; default: 0.1)",
     )
     parser.add_argument(
         "--served-model-name",
@@ -182,7 +182,7 @@ def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
         type=in_range(0, 65535),
         default=8000,
         metavar="N",
-        help="port to listen on; 0 picks a free one",
+        help="port to listen on; 0 selects a free port",
     )
     parser.add_argument(
         "--api-key",
@@ -252,7 +252,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=in_range(1),
         metavar="N",
         help="maximum size of a request body; larger bodies get status 413; by default, 32 bytes "
-        "per token of context, clamped between 4 and 16 MiB",
+        "per token of context, at least 4 and at most 16 MiB",
     )
     parser.add_argument(
         "--request-timeout",

@@ -71,7 +71,7 @@ def _pages(state: EngineState) -> Text:
     total = pages.used + pages.cached + pages.free
     kinds = (
         ("shared", pages.shared, "█", "magenta"),
-        ("own", pages.used - pages.shared, "█", "green"),
+        ("exclusive", pages.used - pages.shared, "█", "green"),
         ("cached", pages.cached, "▒", "blue"),
         ("free", pages.free, "░", "dim"),
     )

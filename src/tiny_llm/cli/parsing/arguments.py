@@ -137,14 +137,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-drafts",
         type=in_range(1),
         metavar="N",
-        help="maximum draft tokens per request and step (engine only; by default, 4 with "
+        help="maximum draft tokens per request and step (engine only; default: 4 with "
         "--draft-model, 7 with ngram, 1 with mtp)",
     )
     parser.add_argument(
         "--block-size",
         type=in_range(1),
         metavar="N",
-        help="tokens per KV cache page (engine only; 32)",
+        help="tokens per KV cache page (engine only; default: 32)",
     )
     _add_choice(
         parser,
@@ -176,7 +176,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=byte_count,
         metavar="N",
         help="maximum bytes in --prefix-cache-dir; the least recently used pages are evicted "
-        "(engine only; 1e10)",
+        "(engine only; default: 1e10)",
     )
     parser.add_argument(
         "--tensor-parallel-size",

@@ -39,7 +39,7 @@ class ModelEngine:
 
     Attributes:
         spec: as given.
-        client, thread: the engine thread's client, and the thread itself.
+        client, thread: the engine thread and its client.
         renderer: the prompt renderer; None while the model is not loaded.
         num_users: number of requests using the model, which is unloaded only at 0.
         last_used: `time.monotonic()` at the last load or change of `num_users`.

@@ -173,7 +173,7 @@ class EventSourceResponse(Response):
         return self._serializer.error_events(error)
 
     def _make_start_events(self) -> None:
-        """Creates the start events as late as possible, as they may report prefix cache hits."""
+        """Creates the start events as late as possible, because they may report cache hits."""
         if self._start_data is None:
             self._start_data = self._serializer.start_events()
 
