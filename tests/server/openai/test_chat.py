@@ -181,7 +181,7 @@ def test_content_parts_and_developer_message(client):
             "a regular expression is not valid: unclosed group",
         ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "cannot be combined with"),
-        ({"continue_final_message": True}, "it must be an assistant message with text."),
+        ({"continue_final_message": True}, "only if it is an assistant message with text."),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "mutually exclusive",

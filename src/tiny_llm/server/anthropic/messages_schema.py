@@ -233,16 +233,16 @@ class CountTokensRequest(CacheableModel):
         """
         choice = self.tool_choice
         output_format = self.output_format or self.output_config_format
-        answer = None
+        response_constraint = None
         if output_format is not None:
             schema = output_format.schema_
-            answer = make_constraint(
+            response_constraint = make_constraint(
                 StructuredOutputs, "output_config.format", json=schema, strict=False
             )
         if choice is None or choice.type not in ("any", "tool"):
             parallel = choice is None or not choice.disable_parallel_tool_use
             tools = self.openai_tools() if self.uses_tools else []
-            return auto_tool_calls(tools, parallel, answer)
+            return auto_tool_calls(tools, parallel, response_constraint)
         if choice.type == "tool" and choice.name is None:
             raise bad_request("tool_choice.name is required for type 'tool'.")
         return make_constraint(

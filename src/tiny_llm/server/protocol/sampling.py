@@ -244,20 +244,27 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
 
 
 def auto_tool_calls(
-    tools: list[dict[str, Any]], parallel: bool | None, answer: StructuredOutputs | None = None
+    tools: list[dict[str, Any]],
+    parallel: bool | None,
+    response_constraint: StructuredOutputs | None = None,
 ) -> OutputConstraint | None:
     """Constraint for `tool_choice` "auto": tool calls are optional but must match their schemas.
 
     Args:
         tools: available tools.
         parallel: whether several calls are allowed; None allows them.
-        answer: constraint on an output without calls, or None.
+        response_constraint: constraint on output without calls, or None.
     """
     if not tools:
-        return answer
-    fields: dict[str, Any] = {"choice": "auto", "parallel": parallel is not False}
-    fields["answer"] = answer
-    return make_constraint(ToolCalls, "tools", tools, **fields)
+        return response_constraint
+    return make_constraint(
+        ToolCalls,
+        "tools",
+        tools,
+        choice="auto",
+        parallel=parallel is not False,
+        response_constraint=response_constraint,
+    )
 
 
 def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:
