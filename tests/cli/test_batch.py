@@ -111,7 +111,7 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
         (["--solution", "mlx", "--draft-model", "demo-draft"], "only the engine verifies draft"),
         (["--speculative", "suffix"], "--speculative: invalid choice: 'suffix' (choose from"),
         (["--speculative", "ngram", "--loader", "week2"], "only the engine supports n-gram"),
-        (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect on"),
+        (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect with"),
         (
             ["--speculative", "ngram", "--draft-model", "demo-draft"],
             "--draft-model: not allowed with argument --speculative",

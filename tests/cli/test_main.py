@@ -260,7 +260,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--draft-model", "demo-draft", "--loader", "week1"], "week1 has no KV cache to rewind"),
         (["--block-size", "0"], "--block-size: must be at least 1, got 0"),
         (["--block-size", "16", "--loader", "week2"], "--block-size: only the engine has a"),
-        (["--num-drafts", "2", "--solution", "mlx"], "--num-drafts has no effect on"),
+        (["--num-drafts", "2", "--solution", "mlx"], "--num-drafts has no effect with"),
         (["--num-drafts", "2"], "num_drafts=2 requires draft_model or speculative='ngram'"),
         (["--temperatur", "1"], "unrecognized arguments: --temperatur 1"),
     ],
