@@ -174,14 +174,14 @@ def test_content_parts_and_developer_message(client):
         ),
         ({"Text": 1}, "Text is not a supported field"),
         ({"stop": [1]}, "stop[0] must be a string, got 1"),
-        ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema.schema is required"),
         ({"structured_outputs": {}}, "must have exactly one of"),
         (
             {"structured_outputs": {"regex": "("}},
             "invalid regular expression: unclosed group",
         ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "cannot be combined with"),
-        ({"continue_final_message": True}, "it must be an assistant message with text."),
+        ({"continue_final_message": True}, "only if it is an assistant message with text."),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "mutually exclusive",
