@@ -11,7 +11,7 @@ import pytest
 
 from benchmark import ab_compare
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
-from benchmark.gguf_hybrid import converted
+from benchmark.gguf_hybrid import convert_weight
 from benchmark.make_checkpoint import (
     SHAPES,
     qwen3_config,
@@ -111,8 +111,8 @@ def test_value_heads_take_key_heads_in_turns():
     """Two key heads with three value heads each; a value head is one row."""
     config = {**HYBRID, "linear_num_value_heads": 6}
     rows = np.arange(6, dtype=np.float32)
-    assert converted("blk.0.ssm_dt.bias", rows, config).tolist() == [0, 3, 1, 4, 2, 5]
-    assert np.allclose(converted("blk.0.ssm_a", rows, config)[:2], [-1, -np.exp(3)])
+    assert convert_weight("blk.0.ssm_dt.bias", rows, config).tolist() == [0, 3, 1, 4, 2, 5]
+    assert np.allclose(convert_weight("blk.0.ssm_a", rows, config)[:2], [-1, -np.exp(3)])
 
 
 def test_expert_matrices_are_packed_row_by_row():
@@ -157,7 +157,7 @@ def test_report_with_missing_measurements(tmp_path):
         results.add("tiny-llm", decode, {"seconds": seconds})
     results.add("llama.cpp", decode, {"seconds": 0.03, "note": "flash attention on"})
     results.add("mlx-lm", decode, {"unsupported": "it would take hours."})
-    results.add("mlx-lm", prefill, {"seconds": 900.0, "note": "8 tokens measured, and scaled"})
+    results.add("mlx-lm", prefill, {"seconds": 900.0, "note": "8 tokens measured and scaled"})
 
     assert results.throughput("tiny-llm", decode) == (50.0, 100.0)
     assert results.ratio("llama.cpp", decode) == pytest.approx(1.5)
@@ -190,9 +190,9 @@ def test_utilization_uses_the_limits_around_each_round():
     results.machines = [reading(value) for value in (40.0, 80.0, 20.0, 20.0)]
     for slower_than_memory in (1.25, 2.0, 4.0):
         results.add("tiny-llm", decode, {"seconds": slower_than_memory * least})
-    assert results.share_in_its_round("tiny-llm", decode) == pytest.approx(0.8), "of 0.8, 0.5, 1"
+    assert results.share_of_round_limits("tiny-llm", decode) == pytest.approx(0.8), "of 0.8, 0.5, 1"
     assert results.share("tiny-llm", decode) == pytest.approx(0.5), "of the best round"
-    assert results.share_in_its_round("tiny-llm", METRICS["prefill-512"]) is None
+    assert results.share_of_round_limits("tiny-llm", METRICS["prefill-512"]) is None
     assert results.above_limits() == []
     results.machines = [reading(20.0)] * 4
     assert results.above_limits() == ["tiny-llm, decode 200 %"]
@@ -208,7 +208,7 @@ def test_limits_around_a_block_are_the_higher_ones(capsys):
     assert limits.exit_status() == 0
     assert limits.share("prefill", 5.0, 4.0) == "125 %"
     assert limits.exit_status() == 1
-    assert "above the machine's limits: prefill 125 %; " in capsys.readouterr().err
+    assert "above the machine's limits: prefill 125 %. " in capsys.readouterr().err
 
 
 def test_integer_products_count_where_they_are_the_fastest():

@@ -18,9 +18,9 @@ def test_day_variables_name_existing_kernels(monkeypatch, day):
     monkeypatch.setenv("TINY_LLM_MATMUL", "loops")  # the user's own
     environment = day.environment
     assert environment["PATH"]
-    assert environment.get("TINY_LLM_MATMUL", "") == day.product
+    assert environment.get("TINY_LLM_MATMUL", "") == day.matmul
     monkeypatch.delenv("TINY_LLM_MATMUL")
-    for name in week4.OURS & environment.keys():
+    for name in week4.VARIABLES & environment.keys():
         monkeypatch.setenv(name, environment[name])
     x = mx.ones((1, 2, 3, 16), dtype=mx.bfloat16)
     mx.eval(kernels.flash_attention(x, x, x), kernels.rms_norm(x, x[0, 0, 0], 1e-6))
