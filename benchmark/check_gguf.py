@@ -101,7 +101,10 @@ def demo_texts() -> list[Text]:
 
 
 def hybrid_text(folder: Path) -> Text:
-    """Writes a random Qwen3.5; returns random tokens and our predictions as one-hot logits."""
+    """Writes a random Qwen3.5; returns random tokens and our predictions.
+
+    The predictions are one-hot logits.
+    """
     write_checkpoint(folder, {**shape_config("qwen3.5-4b"), **SMALL_HYBRID}, dtype=mx.float32)
     ids = np.random.default_rng(0).integers(VOCAB_SIZE, size=60).tolist()
     llm = LLM(str(folder), kv_cache_bytes=1 << 28)

@@ -1,4 +1,4 @@
-"""Checks that OpenVINO and ONNX Runtime predict the same tokens as our 4-bit model.
+"""Checks that OpenVINO and ONNX Runtime predict our 4-bit model's tokens.
 
     python -m benchmark.check_peers --openvino-python PYTHON --onnx-python PYTHON
 

@@ -123,7 +123,7 @@ def run_phase(model: str, directory: Path, num_tokens: int) -> dict[str, Any]:
 
 
 def alternate(model: str, directory: Path, turns: int) -> dict[str, Any]:
-    """Times 512-token prompts, alternating between engines without and with disk writes."""
+    """Times 512-token prompts, alternately without and with disk writes."""
     engines = [build(model, None, 1024), build(model, directory, 1024)]
     seconds: list[list[float]] = [[], []]
     for turn in range(-1, turns):

@@ -133,7 +133,7 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
 
     Args:
         folder: the checkpoint.
-        file: output, renamed into token_id once complete.
+        file: output, renamed to its final name once complete.
         kind: type of the matrices, one of `TYPES`; norms are always float32.
         with_vocabulary: whether to include the tokenizer, which a server needs.
     """

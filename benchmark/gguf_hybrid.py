@@ -1,4 +1,4 @@
-"""Converts Qwen3.5's weights to the layout of llama.cpp's `qwen35` architecture.
+"""Converts Qwen3.5's weights to llama.cpp's `qwen35` layout.
 
 A checkpoint groups a DeltaNet's value heads by key head. llama.cpp interleaves them: value head i
 belongs to key head i mod H_k, so the value heads are reordered.
@@ -69,7 +69,7 @@ def convert_weight(name: str, weight: np.ndarray, config: Mapping[str, Any]) -> 
 
 
 def _interleave_heads(rows: np.ndarray, width: int, config: Mapping[str, Any]) -> np.ndarray:
-    """Reorders value heads of `width` rows: the first of each key head, the second, and so on."""
+    """Reorders value heads of `width` rows: the first of each key head first."""
     num_key_heads = config["linear_num_key_heads"]
     heads = rows.reshape(num_key_heads, -1, width, *rows.shape[1:])
     return heads.swapaxes(0, 1).reshape(rows.shape)

@@ -196,7 +196,7 @@ async def run_arrivals(
 
 
 async def health_under_load(url: str, workload: Workload, clients: int) -> list[float]:
-    """Latencies of `GET /health`, sampled ten times per second while clients stream."""
+    """Latencies of `GET /health` under load, sampled ten times per second."""
     load = asyncio.ensure_future(run_clients(url, workload, clients, {}))
     seconds = []
     while not load.done():

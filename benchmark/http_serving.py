@@ -1,4 +1,4 @@
-"""HTTP server benchmark, compared with in-process `LLM` and llama.cpp's server.
+"""HTTP server compared with in-process `LLM` and llama.cpp's server.
 
     python -m benchmark.http_serving --model FOLDER
     python -m benchmark.http_serving --model FOLDER --llama-server BINARY --gguf FILE

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def load(folder: Path) -> dict[str, float]:
-    """Load time in seconds, size of the weights, and growth of peak resident memory."""
+    """Load time, size of the weights, and growth of peak resident memory."""
     kernels.extension()  # its import is not timed
     before = resident_bytes()
     start = time.perf_counter()

@@ -177,7 +177,7 @@ def write_checkpoint(
 
 
 def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> dict[str, mx.array]:
-    """Checkpoint tensors of one matrix: the weight, or packed weight, scales and biases."""
+    """Checkpoint tensors of one matrix, quantized if `bits` is given."""
     if bits is None:
         return {name: weight}
     packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
@@ -188,7 +188,7 @@ def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> d
 
 
 def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]]) -> int:
-    """Writes and clears `shard`, appends its names to `shards`; returns its size in bytes."""
+    """Writes and clears `shard`, adds its names to `shards`; returns its bytes."""
     mx.save_safetensors(
         str(folder / f"shard-{len(shards)}.safetensors"), shard, metadata={"format": "mlx"}
     )
@@ -212,7 +212,7 @@ def _write_index(folder: Path, shards: list[list[str]], total_bytes: int) -> Non
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Writes the demo model's tokenizer, padded with unused tokens to `vocab_size`.
+    """Writes the demo's tokenizer, padded with unused tokens to `vocab_size`.
 
     A random model can generate any id of its vocabulary, so each id must decode to text.
     """

@@ -1,4 +1,4 @@
-"""Attention jobs for metal_traffic: our kernels vs. MLX's, with Qwen3's heads."""
+"""Attention jobs for metal_traffic: our kernels vs. MLX's, Qwen3's heads."""
 
 import struct
 from collections.abc import Callable

@@ -113,7 +113,7 @@ def run(steps: Sequence[Step]) -> Totals:
 
 @functools.cache
 def our_library(source: str) -> Library:
-    """Compiles a .metal file of the extension, such as `matmul/matmul_tile.metal`."""
+    """Compiles an extension source, such as `matmul/matmul_tile.metal`."""
     return Library(EXTENSION / "src" / source, include_dirs=[EXTENSION])
 
 
@@ -131,6 +131,6 @@ def mlx_library(name: str, **constants: int) -> Library:
 
 
 def our_step(source: str, launch: Any, arrays: Sequence[np.ndarray]) -> Step:
-    """Step for a launch configured by `tiny_llm_ext.metal`; outputs come last in `arrays`."""
+    """Step for a launch configured by `tiny_llm_ext.metal`; outputs come last."""
     arguments = [*arrays, launch.params]
     return Step(our_library(source), launch.kernel, arguments, launch.groups, launch.threads)

@@ -54,7 +54,7 @@ class Case:
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding, batches and prefill; MLX's kernel, slow on CPUs, only with one row."""
+    """Decoding, batches and prefill; MLX's kernel, slow here, only with one row."""
     for O, I_ in ((I, E), (E, I), (V, E)):
         weights = quantized_pool(O, I_)
         for M in (1, 4, 16, 64, 512):
@@ -99,7 +99,7 @@ def grouped_quantized_matmul_cases() -> Iterator[Case]:
 
 
 def prepacked_stack(x: mx.array) -> mx.array:
-    """Matrices of all experts, prepacked if the CPU kernels support it, else row-major."""
+    """All experts' matrices, prepacked if the kernels support it."""
     rows = kernels.prepack_rows()
     if not rows:
         return x
@@ -310,7 +310,7 @@ def weighted_sum_cases() -> Iterator[Case]:
 
 
 def add_lora_cases() -> Iterator[Case]:
-    """Four rank-8 adapters, assigned to rows round-robin, on a linear layer of the MLP."""
+    """Four rank-8 adapters, assigned to rows round-robin, on an MLP layer."""
     I, O, rank, num_adapters = 1024, 3072, 8, 4
     R = rank * num_adapters
     offsets = mx.array([rank * k for k in range(num_adapters + 1)], dtype=mx.int32)
@@ -357,7 +357,7 @@ def random(*shape: int) -> mx.array:
 
 
 def quantized_pool(O: int, I_: int) -> list[tuple[mx.array, mx.array, mx.array]]:
-    """Quantized matrices of one shape: (weight, scales, biases), at least `POOL_BYTES` in total."""
+    """At least `POOL_BYTES` of quantized matrices: (weight, scales, biases)."""
     count = max(2, POOL_BYTES // (O * I_ // 2))
     pool = [
         mx.quantize(mx.full((O, I_), 0.01 * i, mx.bfloat16), group_size=GROUP_SIZE, bits=BITS)

@@ -118,7 +118,7 @@ class StepTime:
 
 
 def all_reduce_seconds(n_bytes: float, ranks: int, link: Link) -> float:
-    """Time of an all-reduce in which each rank receives all partial sums and adds them.
+    """Time of an all-reduce: each rank receives and adds all partial sums.
 
     The partial sums travel around the ring in N - 1 messages. A classic ring all-reduce has
     2(N - 1) messages of bytes/N each: twice the latency, but less traffic for N > 2.
@@ -185,7 +185,7 @@ def prefill_step(
 
 
 def _kv_parts(costs: ModelCosts, ranks: int) -> int:
-    """Number of distinct KV shards; ranks beyond the number of KV heads hold copies."""
+    """Number of distinct KV shards; with more ranks than KV heads, some repeat."""
     return min(ranks, costs.args.num_key_value_heads)
 
 

@@ -50,7 +50,7 @@ EXPORTED = {"openvino", "onnxruntime"}
 
 
 class Checkpoints:
-    """Checkpoints of one model in the systems' formats, each created on first use.
+    """A model's checkpoints in the systems' formats, created on first use.
 
     Args:
         work: folder of the cached checkpoints.

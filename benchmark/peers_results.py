@@ -114,7 +114,7 @@ class Results:
         return throughput[0] / metric.bound(self.costs, machine, bits)
 
     def share_of_round_limits(self, system: str, metric: Metric) -> float | None:
-        """Median over the rounds of the fraction of the limits measured around a round.
+        """Median fraction of the limits measured around each round.
 
         The higher of the limits before and after the round counts. If memory bandwidth varies, this
         compares a system with the bandwidth at the time; `share` uses the best of all rounds.
@@ -130,7 +130,7 @@ class Results:
         )
 
     def above_limits(self) -> list[str]:
-        """Measurements above 100 % of their round's limits, which indicate a benchmark error."""
+        """Measurements above their round's limits, which are benchmark errors."""
         shares = (
             (f"{system}, {metric.label}", self.share_of_round_limits(system, metric) or 0.0)
             for system in self.systems

@@ -1,4 +1,4 @@
-"""Cases of `benchmark.ops`: Gated DeltaNet operations at Qwen3.5-0.8B's shapes.
+"""Cases of `benchmark.ops`: Gated DeltaNet at Qwen3.5-0.8B's shapes.
 
 A decoding step reads and writes a 1 MB state per layer and sequence. Each call uses different
 slots, so the states come from memory, as in a model with many layers.
@@ -19,7 +19,7 @@ STATE = 4 * H * D * D  # bytes
 
 
 def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    """Binds the states to a function as their only reference, so it can update them in place."""
+    """Gives a function the only reference to the states, to update in place."""
     kept = [state]
 
     def call(*arguments: mx.array) -> mx.array:
@@ -31,7 +31,7 @@ def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]
 
 
 def slots_of(B: int, L: int, slots: int) -> list[tuple[mx.array, ...]]:
-    """cu_seqlens, read_slots and write_slots of calls that together cover all slots."""
+    """(cu_seqlens, read_slots, write_slots) of calls that cover all slots."""
     calls = []
     for first in range(0, slots, B):
         chosen = np.arange(first, first + B, dtype=np.int32)
@@ -76,7 +76,7 @@ def silu(x: mx.array) -> mx.array:
 
 
 def gated_delta_rule_cases() -> Iterator[Case]:
-    """Recurrence of a layer; one token is compared with MLX's operations, as in mlx-lm."""
+    """Recurrence of a layer; for one token, compared with mlx-lm's operations."""
     A_log, dt_bias = mx.zeros((H,)), mx.zeros((H,))
     for B, L in SHAPES:
         T, slots = B * L, POOL_BYTES // STATE // 16 * 16

@@ -175,21 +175,21 @@ class Limits:
         return best(self._machines)
 
     def around(self, block: Callable[[], T]) -> tuple[T, Machine | None]:
-        """Runs a block; returns its result and the higher of the limits before and after."""
+        """Runs a block; returns its result and the higher limits around it."""
         result = block()
         if self._probe is not None:
             self._machines.append(self._probe())
         return result, best(self._machines[-2:])
 
     def share(self, name: str, part: float, whole: float) -> str:
-        """Formats a fraction of a limit as a table cell; above 100 %, records a benchmark error."""
+        """Formats a fraction of a limit as a table cell; records one above 100 %."""
         cell = percent(part, whole)
         if part > whole:
             self._exceeded.append(f"{name} {cell}")
         return cell
 
     def exit_status(self) -> int:
-        """Prints the limits; returns 1, with a message, if a share exceeded 100 %, else 0."""
+        """Prints the limits; returns 1, with a message, if a share exceeded 100 %."""
         print(self.machine or "", file=sys.stderr)
         if not self._exceeded:
             return 0
@@ -203,7 +203,7 @@ class Limits:
 
 @contextlib.contextmanager
 def measured_limits() -> Iterator[Limits]:
-    """Measures the limits for the selected kernels; if it cannot, warns and yields none."""
+    """Measures the selected kernels' limits; without a compiler, warns."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             limits = Limits(build_probe(Path(folder), isa_of_kernels()))
@@ -243,7 +243,7 @@ def cpu_name() -> str:
 
 
 def _run(command: list[str]) -> str:
-    """Returns a command's output; raises `ProbeError` with the first line of its errors."""
+    """Returns a command's output; raises `ProbeError` with its first error line."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

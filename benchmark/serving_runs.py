@@ -53,7 +53,7 @@ class ServingOptions:
         return synthetic_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
 
     def kv_tokens(self) -> int:
-        """Capacity of the KV cache in tokens, rounded up to total pages per request."""
+        """Capacity of the KV cache in tokens, in whole pages per request."""
         per_request = -(-2 * self.high // self.page_size) * self.page_size
         return self.batch_size * per_request
 
@@ -132,7 +132,7 @@ def serve_with_week_2(mlx_model: Any, workload: Workload, options: ServingOption
 
 
 def scheduling_overhead(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: int) -> dict:
-    """Share of a decoding step of `num_seqs` requests spent outside model and sampling."""
+    """Share of a decoding step spent outside model and sampling."""
     context = 64
     llm = build_engine(
         mlx_model,
@@ -187,7 +187,7 @@ def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: in
 
 
 def speculation(max_tokens: int) -> dict:
-    """Steps of the demo model with and without its draft model, on `BATCH_PROMPTS`."""
+    """Steps of the demo model on `BATCH_PROMPTS`, with and without drafts."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     prompts = [[{"role": "user", "content": prompt}] for prompt in BATCH_PROMPTS]
     figures: dict[str, Any] = {}

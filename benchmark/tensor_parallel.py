@@ -92,7 +92,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float]]:
-    """Breaks down rank 0's step time: collectives, the rest of the model, outside the model."""
+    """Breaks down rank 0's step time: collectives, rest of the model, outside."""
     os.environ["TINY_LLM_NUM_THREADS"] = str(threads)
     llm = LLM(
         args.model,

@@ -32,7 +32,7 @@ def measure(run: Callable[[], object], repeats: int, warm_up: int = 1) -> Times:
 def step_seconds(
     step: Callable[[], object], steps: int, limit_s: float = float("inf"), warm_up: int = 1
 ) -> list[float]:
-    """Times up to `steps` steps; stops after `limit_s` seconds, but not before three steps."""
+    """Times up to `steps` steps; after `limit_s`, stops once it has three."""
     for _ in range(warm_up):
         step()
     seconds: list[float] = []

@@ -42,7 +42,7 @@ def table() -> Iterator[str]:
 
 
 def _tokens(sizes: Sequence[ModelSize], available: int) -> str:
-    """Thousands of tokens that fit, by KV dtype; a dash if the weights do not fit."""
+    """Thousands of tokens that fit, by KV dtype; a dash if the weights don't."""
     if sizes[0].weight_bytes > available:
         return "–"
     fits = [

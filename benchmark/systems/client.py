@@ -1,4 +1,4 @@
-"""Parent side of a worker process: starts it, sends requests, pauses it in between."""
+"""Parent side of a worker: starts it, sends requests, pauses it in between."""
 
 import json
 import os
@@ -144,7 +144,7 @@ def export_once(python: str, module: str, source: Path, folder: Path, exact: boo
 
 
 def checkpoint_bytes(path: Path) -> int:
-    """Size of a checkpoint's weights: of the files in a folder, or of a single file."""
+    """Size of a checkpoint's weights, a folder or a single file."""
     suffixes = {".safetensors", ".bin", ".data"}  # .bin: OpenVINO, .data: ONNX
     files = [f for f in path.iterdir() if f.suffix in suffixes] if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)

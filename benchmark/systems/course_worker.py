@@ -1,4 +1,4 @@
-"""Worker for the model of a course week, from the learner or the reference solution.
+"""Worker for a course week's model, the learner's or the reference.
 
     python -m benchmark.systems.course_worker FOLDER --week 2 --solution mine
 

@@ -55,7 +55,10 @@ def serve_requests(
 
 
 def plan(slots: Sequence[Slot | None]) -> tuple[list[tuple[int, int, int]], list[int], list[int]]:
-    """Plans a step: (token, position, sequence) entries, indices of outputs, and their slots."""
+    """Plans a step: entries, indices of entries with outputs, and their slots.
+
+    An entry is (token, position, sequence).
+    """
     entries: list[tuple[int, int, int]] = []
     outputs, output_slots = [], []
     for index, slot in enumerate(slots):

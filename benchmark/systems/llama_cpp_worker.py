@@ -101,7 +101,7 @@ class Context:
         return predicted
 
     def embed(self, batch: int, tokens: int) -> list[float]:
-        """Embeds `batch` texts of `tokens` tokens; returns the first one's normalized embedding."""
+        """Embeds `batch` texts; returns the first one's normalized embedding."""
         import numpy as np
 
         ids = token_ids(tokens, self._vocab_size)
@@ -224,7 +224,7 @@ class LlamaCpp:
         return self._measure_fastest("decode", batch, context, measure)
 
     def serve(self, prompts: Any, output_lens: Any, num_slots: int) -> dict[str, Any]:
-        """Runs requests with continuous batching: {"seconds": …, "tokens": …, "note": …}.
+        """Runs requests with continuous batching: seconds, tokens and a note.
 
         Uses the setting that is fastest with one request per slot.
         """

@@ -52,7 +52,7 @@ class OnnxRuntime:
         return {"seconds": decode_seconds(self._prefill(batch, context).generate_next_token)}
 
     def generate(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Greedy output for a prompt: {"tokens": …, "excluded": tokens that cannot occur}."""
+        """Greedy output: {"tokens": …, "excluded": tokens that cannot occur}."""
         generator = self._generator([ids], tokens)
         for _ in range(tokens - 1):
             generator.generate_next_token()
@@ -61,11 +61,11 @@ class OnnxRuntime:
         return {"tokens": chosen, "excluded": eos if isinstance(eos, list) else [eos]}
 
     def _prefill(self, batch: int, tokens: int) -> Any:
-        """Creates a generator that has prefilled `batch` prompts of `tokens` tokens."""
+        """Generator with `batch` prompts of `tokens` tokens prefilled."""
         return self._generator([token_ids(tokens, self._vocab_size)] * batch, DECODE_STEPS + 8)
 
     def _generator(self, prompts: list[list[int]], new_tokens: int) -> Any:
-        """Creates a generator, prefills prompts of equal length and generates a token for each."""
+        """Generator with prompts of equal length prefilled, and one token of each."""
         length = len(prompts[0]) + new_tokens
         parameters = self._api.GeneratorParams(self._model)
         # A minimum length keeps EOS tokens from ending a sequence early.

@@ -67,7 +67,7 @@ class OpenVino:
         return {"seconds": (seconds - first) / (DECODE_STEPS - 1)}
 
     def generate(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Greedy output for a prompt: {"tokens": …, "excluded": tokens that cannot occur}."""
+        """Greedy output: {"tokens": …, "excluded": tokens that cannot occur}."""
         return {"tokens": list(self._generate([ids], tokens).tokens[0]), "excluded": []}
 
     def _time(self, batch: int, tokens: int, new_tokens: int) -> tuple[float, float]:
