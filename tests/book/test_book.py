@@ -39,9 +39,7 @@ def test_published_book_links_to_its_repository():
     project = tomllib.loads(with_repository(text, "someone/tiny-llm"))["project"]
     assert project["repo_url"] == "https://github.com/someone/tiny-llm"
     assert "tiny-llm/issues/new?template=course.yml" in project["copyright"]
-    assert (ROOT / ".github/ISSUE_TEMPLATE/course.yml").exists(), (
-        "the form behind the link"
-    )
+    assert (ROOT / ".github/ISSUE_TEMPLATE/course.yml").exists(), "the form behind the link"
     assert "content.action.edit" in project["theme"]["features"]
 
 
