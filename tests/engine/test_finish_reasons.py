@@ -33,11 +33,11 @@ def test_text_keeps_its_leading_space(llm):
 def test_no_end_token_before_min_tokens(llm):
     short = generate_one(llm)
     assert short.finish_reason == "stop"
-    num_tokens = len(short.token_ids) + 3
-    longer = generate_one(llm, min_tokens=num_tokens)
+    min_tokens = len(short.token_ids) + 3
+    longer = generate_one(llm, min_tokens=min_tokens)
     assert longer.token_ids[: len(short.token_ids) - 1] == short.token_ids[:-1]
-    assert not set(longer.token_ids[:num_tokens]) & llm.tokenizer.eos_token_ids
-    assert len(longer.token_ids) >= num_tokens
+    assert not set(longer.token_ids[:min_tokens]) & llm.tokenizer.eos_token_ids
+    assert len(longer.token_ids) >= min_tokens
 
 
 def test_no_stop_token_before_min_tokens(llm):
@@ -66,14 +66,14 @@ def test_clamp_max_tokens(llm):
     prompt = [17] * (context - 3)
     params = {"temperature": 0, "max_tokens": 32_000, "ignore_eos": True}
     [rejected] = llm.generate(prompt, SamplingParams(**params))
-    assert "max_tokens must be at most 3 here" in rejected.error
+    assert "max_tokens must be at most 3 for this prompt" in rejected.error
     [clamped] = llm.generate(prompt, SamplingParams(**params, clamp_max_tokens=True))
     assert (len(clamped.token_ids), clamped.finish_reason) == (3, "length")
     [rejected] = llm.generate([17] * context, SamplingParams(**params, clamp_max_tokens=True))
     assert "the prompt has" in rejected.error
-    for num_tokens in ({"clamp_max_tokens": True}, {"max_tokens": None}):
-        [rejected] = llm.generate(prompt, SamplingParams(**params | num_tokens, min_tokens=4))
-        assert rejected.error.startswith("min_tokens must be at most 3 after a prompt of ")
+    for limit in ({"clamp_max_tokens": True}, {"max_tokens": None}):
+        [rejected] = llm.generate(prompt, SamplingParams(**params | limit, min_tokens=4))
+        assert rejected.error.startswith("min_tokens must be at most 3 for a prompt of ")
         assert rejected.error.endswith("tokens, got 4.")
 
 
@@ -109,7 +109,7 @@ def test_full_queue_rejects():
     for _ in range(3):
         llm.add_request(QUESTION, params)
     with pytest.raises(
-        QueueFullError, match=r"3 unfinished requests, at most 3 .* try again later"
+        QueueFullError, match=r"3 unfinished requests .* the limit of 3 .* try again later"
     ):
         llm.add_request(QUESTION, params)
     while llm.has_unfinished_requests:

@@ -88,11 +88,8 @@ class Chaos:
         assert text.endswith("data: [DONE]\n\n")
         data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
         if "error" not in data[-1]:
-            assert (
-                sum(run_client["choices"][0]["finish_reason"] is not None for run_client in data)
-                == 1
-            )
-            output = "".join(run_client["choices"][0]["text"] for run_client in data)
+            assert sum(chunk["choices"][0]["finish_reason"] is not None for chunk in data) == 1
+            output = "".join(chunk["choices"][0]["text"] for chunk in data)
             self.finished.append((json.dumps({**body, "stream": False}), output))
 
     async def disconnect(self, client, rng) -> None:
@@ -147,7 +144,7 @@ def run_chaos(count: int, seed: int, *flags: str, models: Sequence[str] = ("demo
     chaos = Chaos(server, seed, models)
     asyncio.run(chaos.run(count))
     assert eventually(lambda: server.is_empty)
-    names = [run_client["id"] for run_client in server.get("/v1/models").json()["data"]]
+    names = [model["id"] for model in server.get("/v1/models").json()["data"]]
     for name in names:
         state = server.get(f"/engine/state?model={name}").json()
         assert (state["unfinished"], state["clients"]) == (0, 0), name

@@ -270,7 +270,7 @@ WRONG = [
     Wrong(
         "4.7.1 node",
         "the whole time of the longest graph, divided",
-        "return together / sum((n - mean_nodes) ** 2 for n in measured)",
+        "return covariance / sum((n - mean_nodes) ** 2 for n in measured)",
         "return measured[max(measured)].minimum / max(measured)",
     ),
     Wrong(

@@ -17,7 +17,9 @@ WRONG = [
     ),
     Wrong("7.1.1 arguments", "all violations", "[:MAX_ERRORS]", ""),
     Wrong("7.1.2 call", "an unknown tool ends the run", "if name not in tools", "if False"),
-    Wrong("7.1.2 call", "does not list the tools", "; the tools are {', '.join(tools)}", ""),
+    Wrong(
+        "7.1.2 call", "does not list the tools", "; the available tools are {', '.join(tools)}", ""
+    ),
     Wrong(
         "7.1.2 call", "an error of the system ends the run", "(ValueError, OSError)", "ToolError"
     ),

@@ -108,7 +108,7 @@ def test_sampled_outputs_have_the_target_distribution(params):
 def test_draft_with_target_weights_is_always_accepted(demo):
     llm = LLM(demo, kv_cache_bytes=2**25, draft_model=demo, num_drafts=3)
     params = SamplingParams(temperature=2, max_tokens=32, ignore_eos=True, top_k=100)
-    llm.generate([[num_samples] for num_samples in range(5, 10)], params)
+    llm.generate([[token] for token in range(5, 10)], params)
     stats = llm.runner.statistics
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 100
 

@@ -356,13 +356,13 @@ def run(llm, numbers, steps_between=0):
     outputs = {}
     pending = list(numbers)
     while pending or llm.has_unfinished_requests:
-        for num_samples in pending[: 1 if steps_between else None]:
-            prompt, constraint, params = CASES[num_samples]
+        for number in pending[: 1 if steps_between else None]:
+            prompt, constraint, params = CASES[number]
             sampling_params = SamplingParams(
                 **{"max_tokens": 40} | params, structured_outputs=constraint
             )
-            llm.add_request(prompt, sampling_params, request_id=str(num_samples))
-            pending.remove(num_samples)
+            llm.add_request(prompt, sampling_params, request_id=str(number))
+            pending.remove(number)
         for _ in range(steps_between or 1):
             outputs |= {int(update.request_id): update.request_output for update in llm.step()}
             llm.scheduler.check_integrity()
@@ -372,21 +372,21 @@ def run(llm, numbers, steps_between=0):
 @pytest.fixture(scope="module")
 def reference(demo):
     outputs = {}
-    for num_samples in range(len(CASES)):
+    for number in range(len(CASES)):
         llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1, enable_prefix_caching=False)
         llm.core._proposers = []  # forced tokens are sampled one by one
-        outputs |= run(llm, [num_samples])
+        outputs |= run(llm, [number])
         assert llm.runner.statistics.num_draft_tokens == 0
     return outputs
 
 
 def assert_same(actual, expected):
-    for num_samples, output in expected.items():
-        assert actual[num_samples].error is None
-        assert actual[num_samples].token_ids == output.token_ids, f"request {num_samples}"
-        assert actual[num_samples].text == output.text
-        assert actual[num_samples].finish_reason == output.finish_reason
-        assert actual[num_samples].logprobs == output.logprobs
+    for number, output in expected.items():
+        assert actual[number].error is None
+        assert actual[number].token_ids == output.token_ids, f"request {number}"
+        assert actual[number].text == output.text
+        assert actual[number].finish_reason == output.finish_reason
+        assert actual[number].logprobs == output.logprobs
 
 
 def test_forced_tokens_save_steps_without_changing_outputs(demo, reference):
@@ -497,11 +497,14 @@ def test_invalid_structured_outputs_are_rejected(arguments, error):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (([],), "tools must not be empty with tool calls."),
+        (([],), "tools must not be empty."),
         (([{"name": "f"}],), "got {'name': 'f'}."),
         (([ADD], "any"), "the tool choice must be 'auto' or 'required', got 'any'."),
-        (([ADD], "required", "f"), "the tool 'f' cannot be required; the tools are add_numbers."),
-        (([ADD], "auto", "add_numbers"), "the tool 'add_numbers' cannot be required;"),
+        (([ADD], "required", "f"), "the required tool must be one of add_numbers, got 'f'."),
+        (
+            ([ADD], "auto", "add_numbers"),
+            "naming a tool requires the tool choice 'required', got 'auto'.",
+        ),
     ],
 )
 def test_invalid_tool_calls_are_rejected(arguments, error):
@@ -534,7 +537,7 @@ HOSTILE_CONSTRAINTS = [
     StructuredOutputs(json={"properties": {"a": {}}, "required": True}),
     StructuredOutputs(json={"properties": {"a": {}}, "required": [{}]}),
     StructuredOutputs(json={"properties": {"a": {}}, "required": 5}),
-    StructuredOutputs(json={"enum": [f"{num_samples:020}" for num_samples in range(5000)]}),
+    StructuredOutputs(json={"enum": [f"{number:020}" for number in range(5000)]}),
     StructuredOutputs(json={"not": {"type": "string"}}),
     StructuredOutputs(regex="(x+"),
     StructuredOutputs(regex="a" * 100_000),
@@ -608,10 +611,10 @@ def test_textual_end_token_ends_only_complete_outputs(demo, end, reasons):
 
     actual = generate_all()
     assert generate_all(speculative="ngram") == actual
-    for num_samples, (reason, text, error) in enumerate(actual):
+    for number, (reason, text, error) in enumerate(actual):
         body = text.rpartition("</think>")[2].strip()
-        assert error is None or "the output is incomplete, but only an end token fits" in error
-        if reason == "stop" and num_samples >= 2:
+        assert error is None or "the output is incomplete, but only EOS is allowed" in error
+        if reason == "stop" and number >= 2:
             Draft202012Validator(PERSON).validate(json.loads(body))
         elif reason == "stop":
             assert body.startswith("<tool_call>")
@@ -647,8 +650,8 @@ def test_grammars_are_cached_and_thread_safe(llm):
     assert len(compiled) == 4
     assert len({id(grammar.matcher) for grammar in compiled}) == 4
     assert len(compiler._cache) == 1
-    for num_samples in range(200):
-        compiler.compile(StructuredOutputs(choice=[str(num_samples)]))
+    for number in range(200):
+        compiler.compile(StructuredOutputs(choice=[str(number)]))
     assert len(compiler._cache) == 128
 
 

@@ -69,7 +69,7 @@ def test_stalled_reader_is_dropped(slow_server):
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
     )
-    slow_server.wait_for("reads its stream too slowly")
+    slow_server.wait_for("read its stream too slowly")
     assert eventually(lambda: slow_server.is_empty)
     connection.close()
 

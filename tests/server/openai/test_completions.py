@@ -92,7 +92,7 @@ def test_continuous_usage_stats(client):
     *chunks, last = client.completions.create(
         **RICE, stream=True, stream_options=options, extra_body=IGNORE_EOS
     )
-    assert [piece.usage.completion_tokens for piece in chunks] == list(range(1, 7))
+    assert [chunk.usage.completion_tokens for chunk in chunks] == list(range(1, 7))
     assert last.usage == chunks[-1].usage
     assert last.choices == []
 
