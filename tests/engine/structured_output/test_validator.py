@@ -48,7 +48,7 @@ def test_violated_keywords(validator, schema, value, keyword):
     [
         ({"not": {"$ref": "http://localhost:9/schema"}}, "1", "_WrappedReferencingError"),
         ({"pattern": "(?!a)(", "not": {"const": 1}}, '"b"', "PatternError|error"),
-        ({"pattern": "(?!b)(a+)+$"}, json.dumps("a" * 40 + "b"), "it takes more than 2 seconds"),
+        ({"pattern": "(?!b)(a+)+$"}, json.dumps("a" * 40 + "b"), "it took longer than 2 seconds"),
         (UNIQUE, "[1, ", "Expecting value"),
     ],
 )
