@@ -464,7 +464,7 @@ TEMPLATE_ROWS = [
     case(
         "a template with an endless macro",
         settings(chat_template="{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
-        "recursion is too deep",
+        "nested too deeply",
         use="chat",
     ),
 ]

@@ -90,7 +90,7 @@ def main() -> None:
         except MemoryError:
             response = {"error": "it used too much memory"}
         except RecursionError:
-            response = {"error": "its recursion is too deep"}
+            response = {"error": "its calls are nested too deeply"}
         except Exception as error:  # a template can raise anything
             response = {"error": str(error) or type(error).__name__}
         print(json.dumps(response), flush=True)
