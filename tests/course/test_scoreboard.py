@@ -220,7 +220,7 @@ def test_failed_load_is_a_note(tmp_path):
     row = Row("ours, week 3")
     measure_goodput(row, tmp_path / "no-such-folder", None)
     assert not row.speeds
-    assert "there is no model" in row.notes[0]
+    assert "unknown model" in row.notes[0]
 
 
 @pytest.mark.slow

@@ -163,9 +163,9 @@ OPTIONS = [
     option("listener", 5, "function"),
     option("draft_model", 5, "give a name"),
     named_model("a number", 5, "give a name"),
-    named_model("no name", "", "there is no model"),
-    named_model("a NUL", "a\0b", "there is no model"),
-    named_model("a long name", "x" * 100_000, "there is no model"),
+    named_model("no name", "", "unknown model"),
+    named_model("a NUL", "a\0b", "unknown model"),
+    named_model("a long name", "x" * 100_000, "unknown model"),
     named_model("a pair of numbers", (1, 2), "give a name"),
     named_model("bytes", b"demo", "give a name"),
 ]

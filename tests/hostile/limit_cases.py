@@ -53,8 +53,8 @@ def template(*parts: dict[str, Any]) -> dict[str, Any]:
 TEXT_A = {"Sequence": {"id": "A", "type_id": 0}}
 MIXTURE = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-NOT_WHOLE = "not JSON at line 1"
-LONG_TEXTS = "times as long"
+NOT_WHOLE = "invalid JSON at line 1"
+LONG_TEXTS = "times longer"
 MANY_TOKENS = {f"{i:06}{'x' * 180}": i for i in range(480_000)}
 
 KERNEL_FILE_ROWS = [
@@ -62,7 +62,7 @@ KERNEL_FILE_ROWS = [
         case(f"{name} that is the kernel's log", link(name, "/proc/kmsg"), name, words, quick=quick)
         for name, words, quick in (
             (CONFIG, NOT_WHOLE, 1),
-            (WEIGHTS, "less than 8 bytes", 0),
+            (WEIGHTS, "fewer than 8 bytes", 0),
             (INDEX, NOT_WHOLE, 0),
             (TOKENIZER, NOT_WHOLE, 0),
             (SETTINGS, NOT_WHOLE, 0),
@@ -73,7 +73,7 @@ KERNEL_FILE_ROWS = [
     case(
         "special tokens that are a pipe for mlx_lm",
         pipe("special_tokens_map.json"),
-        "not a plain file",
+        "not a regular file",
         use="load",
     ),
     case(
@@ -124,8 +124,8 @@ SIZE_ROWS = [
         "200,003 entries",
         quick=1,
     ),
-    case("head_dim 512", config(head_dim=512), "head_dim of 512", "at most 256", quick=1),
-    case("head_dim 33", config(head_dim=33), "head_dim of 33", "even"),
+    case("head_dim 512", config(head_dim=512), "head_dim 512", "at most 256", quick=1),
+    case("head_dim 33", config(head_dim=33), "head_dim 33", "even"),
     case(
         "heads that do not divide",
         config(num_attention_heads=3, num_key_value_heads=2),
@@ -228,7 +228,7 @@ DEFAULT_ROWS = [
         use="serve",
         quick=1,
     ),
-    case("defaults that are a pipe", pipe("generation_config.json"), "plain file", use="serve"),
+    case("defaults that are a pipe", pipe("generation_config.json"), "regular file", use="serve"),
     case(
         "a temperature that is a text",
         file("generation_config.json", '{"temperature": "hot"}'),

@@ -113,7 +113,7 @@ def test_download_then_from_the_cache_without_network(tmp_path, hub):
     ("model", "message"),
     [
         ("someone/nothing", "the Hugging Face hub has no model 'someone/nothing'"),
-        ("someone/gated", "asks you to accept its terms"),
+        ("someone/gated", "is a gated model: accept its terms"),
     ],
 )
 def test_unavailable_models(tmp_path, hub, model, message):

@@ -116,7 +116,7 @@ def test_errors_are_those_of_loading(tmp_path):
     folder = write(tmp_path / "model", FAMILIES["qwen3"])
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    with pytest.raises(ModelError, match=r"embed_tokens.weight is 211×128, expected 211×64"):
+    with pytest.raises(ModelError, match=r"embed_tokens.weight has shape 211×128, expected 211×64"):
         model_size(folder)
     with pytest.raises(ModelError, match="cannot be split among 3 ranks"):
         model_size(folder, num_ranks=3)

@@ -120,7 +120,7 @@ def test_scores_match_transformers(reranker, monkeypatch):
 @pytest.mark.parametrize("mode", ["pooling_mode_mean_tokens", "pooling_mode_cls_token"])
 def test_other_pooling_layers_are_rejected(tmp_path, mode):
     write_model(tmp_path, with_head=False, pooling={mode: True})
-    message = f"has {mode}, expected pooling_mode_lasttoken alone"
+    message = f"has {mode}, expected pooling_mode_lasttoken only"
     with pytest.raises(UserError, match=message):
         LLM(tmp_path)
 
@@ -166,5 +166,7 @@ def test_embed_requires_an_embedding_model(demo):
 
 
 def test_reranking_requires_tokens_for_yes_and_no(demo):
-    with pytest.raises(UserError, match='its tokenizer has no single tokens for "yes" and "no"'):
+    with pytest.raises(
+        UserError, match='its tokenizer does not encode "yes" and "no" as single tokens'
+    ):
         LLM(demo, task="score")

@@ -378,8 +378,10 @@ def test_invalid_models_and_options_are_refused(tmp_path):
     folder = str(write_hybrid(tmp_path / "model"))
     refused(ModelError, r"it has no mtp\.\* tensors, which multi-token prediction", folder)
     loaded = load_weights(folder)
-    refused(ModelError, r"was loaded without its layer .* `load_weights\(…, mtp=True\)`", loaded)
-    refused(ModelError, "a model of type 'qwen3' has no layer for multi-token", "demo")
+    refused(
+        ModelError, r"was loaded without its multi-token .* `load_weights\(…, mtp=True\)`", loaded
+    )
+    refused(ModelError, "model type 'qwen3' has no multi-token prediction layer", "demo")
     refused(
         UserError, "does not support tensor_parallel_size above 1", folder, tensor_parallel_size=2
     )

@@ -64,7 +64,7 @@ def test_float8(mode, name):
     check(layer)
     for byte in {nan, nan | 0x80}:
         fill(byte)
-        with pytest.raises(ValueError, match=f"^part.{name} has numbers"):
+        with pytest.raises(ValueError, match=f"^part.{name} has NaN or infinite values"):
             check(layer)
 
 

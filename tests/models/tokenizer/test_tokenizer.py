@@ -280,7 +280,7 @@ def test_additional_end_token():
         ours.add_eos_token(token)
         theirs.add_eos_token(token)
     assert ours.eos_token_ids == theirs.eos_token_ids == {7, 4091, 4093, 4094}
-    with pytest.raises(ValueError, match="is not a token of"):
+    with pytest.raises(ValueError, match="is not in the tokenizer's vocabulary"):
         ours.add_eos_token("<|nothing|>")
 
 

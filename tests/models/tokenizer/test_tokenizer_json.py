@@ -78,5 +78,5 @@ def test_deep_component_is_refused_by_its_values(tmp_path):
     for _ in range(400):
         normalizer = sequence(*[normalizer, {"type": "NFC"}, {"type": "NFC"}])
     (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
-    with pytest.raises(ModelError, match=r"values in its normalizer, and at most 2,000 are read"):
+    with pytest.raises(ModelError, match=r"values in its normalizer, expected at most 2,000"):
         read_tokenizer_json(tmp_path)
