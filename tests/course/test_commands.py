@@ -238,7 +238,7 @@ def test_reveal_locates_blocks_by_markers(tree, capsys):
     file.write_text(file.read_text().replace("# [task 1.1.1 softmax]\n", "#\n"))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])
-    assert "closes nothing" in capsys.readouterr().err
+    assert "does not match" in capsys.readouterr().err
     file.write_text(file.read_text().replace("    # [/task 1.1.1 softmax]\n", ""))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])

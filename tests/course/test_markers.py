@@ -105,8 +105,8 @@ GOOD = "def f(x):\n    # [task 1.1.1 a]\n    y = x\n    return y\n    # [/task 1
     ("text", "message"),
     [
         ("# [task 1.1.1]\n", r"here.py:1: \[task 1.1.1\] is never closed"),
-        ("# [/task 1.1.1]\n", r"closes nothing; nothing is open"),
-        ("# [task 1.1.1]\n# [/task 1.1.2]\n", r"here.py:2: .* closes nothing; \[task 1.1.1\] is"),
+        ("# [/task 1.1.1]\n", r"does not match; no block is open"),
+        ("# [task 1.1.1]\n# [/task 1.1.2]\n", r"here.py:2: .* does not match; \[task 1.1.1\] is"),
         ("# [task 1.1.1]\n# [task 1.1.2]\n", r"begins inside \[task 1.1.1\] of line 1"),
         ("# [task 1.1.9]\n# [/task 1.1.9]\n", r"unknown task 1.1.9"),
         ("# [task 1.1]\n# [/task 1.1]\n", "must have the form"),
