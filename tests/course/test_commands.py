@@ -116,7 +116,7 @@ def test_tests_of_a_day(capsys):
     assert run_tests.tests_of(2, 2, run_tests.tasks_in(["-q", "-k", "task_3"])) == [
         "tests/week_2/test_day_3.py"
     ]
-    assert "these tasks are of week 2, day 3" in capsys.readouterr().out
+    assert "these tasks belong to week 2, day 3" in capsys.readouterr().out
     both = run_tests.tasks_in(["-ktask_1 or task_3"])
     assert run_tests.tests_of(2, 3, both) == [
         "tests/week_2/test_day_2.py",
@@ -209,7 +209,7 @@ def test_reveal_keeps_passing_code(tree, capsys, monkeypatch, passed, flags):
         "task 1.1.2 passes its tests, so your code stays (--force replaces it)" in told
     ) == stays
     assert ("y = w @ x" in file.read_text()) == stays
-    assert ("what you had is in" in told) == (not stays)
+    assert ("your previous code is in" in told) == (not stays)
     assert "softmax is yours to write" not in file.read_text(), "what was not begun is put in"
     if stays:
         return

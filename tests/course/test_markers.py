@@ -133,7 +133,7 @@ def test_invalid_markers(text, message):
     ],
 )
 def test_blocks_must_be_function_statements(tmp_path, text, message):
-    with pytest.raises(MarkerError, match=message or "cuts a statement in two"):
+    with pytest.raises(MarkerError, match=message or "splits a statement"):
         starter_text("import x\n\n" + text, tmp_path / "here.py")
 
 
