@@ -142,9 +142,9 @@ def remarks_of(
         if set(times) == set(WAYS):
             seconds = times["nodes"].minimum / STEPS
             predicted = captured_time_fraction(nodes["nodes"], nodes["captured"], node, seconds)
-            ratio = times["captured"].minimum / times["nodes"].minimum
+            used = times["captured"].minimum / times["nodes"].minimum
             remarks.append(
-                f"captured_time_fraction() predicts {predicted:.2f} of the time; it took {ratio:.2f}"
+                f"captured_time_fraction() predicts {predicted:.2f} of the time; it took {used:.2f}"
             )
     except TaskNotImplemented as error:
         unwritten["cost of a node"] = str(error)
