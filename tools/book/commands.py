@@ -93,9 +93,7 @@ def run(command: Command) -> None:
     if result.returncode != 0:
         raise BookError(f"{place}: exit status {result.returncode}\n{result.stdout}{result.stderr}")
     if command.output is not None and not matches(result.stdout, command.output):
-        raise BookError(
-            f"{place}: printed\n{result.stdout}\nbut the chapter says\n{command.output}"
-        )
+        raise BookError(f"{place}: got output\n{result.stdout}\nexpected\n{command.output}")
 
 
 def matches(printed: str, expected: str) -> bool:

@@ -73,7 +73,7 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
 
 
 def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Ids of days with begun tasks that have not been tested since they changed."""
+    """Ids of days with started tasks that have not been tested since they changed."""
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     return list(
         dict.fromkeys(day_of_task(task).id for task in TASKS if task in begun - {*outcomes})
@@ -81,10 +81,10 @@ def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) 
 
 
 def tasks_shown(begun: Iterable[str]) -> list[Task]:
-    """Tasks to show; optional ones only if they or their week are begun.
+    """Tasks to show; optional ones only if they or their week have been started.
 
     Args:
-        begun: ids of begun tasks.
+        begun: ids of started tasks.
     """
     begun = set(begun)
     weeks = OPTIONAL_WEEKS & {TASKS[task].week for task in begun}
@@ -106,7 +106,7 @@ def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
 
 
 def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
-    """Passed tests, and run tests of begun tasks, by week."""
+    """Passed tests, and run tests of started tasks, by week."""
     counts = {str(task.week): [0, 0] for task in tasks_shown(outcomes)}
     for task, found in outcomes.items():
         for outcome in found:

@@ -1,4 +1,5 @@
-// Rounds to bfloat, to nearest even. Compilers call this function, which old versions of libgcc lack.
+// Rounds to bfloat, to nearest even. Compilers call this function, which old versions of libgcc
+// lack.
 #include <stdint.h>
 #include <string.h>
 

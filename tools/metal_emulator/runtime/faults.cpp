@@ -104,8 +104,8 @@ void msl_fail(const char* kind, const char* text, msl::Site site) {
     msl::describe_current_thread(who, sizeof who);
     if (strcmp(kind, "inactive-lane") == 0) {
         snprintf(message, sizeof message,
-                 "%s reads a lane that does not participate, so the value is undefined (%s)",
-                 text, who);
+                 "%s reads a lane that does not participate, so the value is undefined (%s)", text,
+                 who);
         text = message;
     }
     msl::fail(kind, text, site);

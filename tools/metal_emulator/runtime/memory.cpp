@@ -187,8 +187,7 @@ void report_bad_address(const void* address, bool writes, uint32_t size, const v
                     who, what, (long long)offset - (long long)nearest->offset, nearest->name,
                     (unsigned long long)nearest->size);
         }
-        fail_at("out-of-bounds", pc, "%s %s of unallocated threadgroup memory", who,
-                what);
+        fail_at("out-of-bounds", pc, "%s %s of unallocated threadgroup memory", who, what);
     }
     if (const Buffer* buffer = buffer_at(address)) {
         fail_at("out-of-bounds", pc, "%s %s at offset %lld of buffer(%td), which has %llu bytes",
