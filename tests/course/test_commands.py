@@ -242,7 +242,7 @@ def test_reveal_locates_blocks_by_markers(tree, capsys):
     file.write_text(file.read_text().replace("    # [/task 1.1.1 softmax]\n", ""))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])
-    assert "has no [task 1.1.1 softmax] any more" in capsys.readouterr().err
+    assert "has lost its marker [task 1.1.1 softmax]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
