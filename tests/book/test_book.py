@@ -89,7 +89,7 @@ def test_task_heading_is_followed_by_its_locations(chapter):
 def test_task_without_a_stub_is_labeled(chapter, monkeypatch):
     monkeypatch.setattr("tools.book.expand.task_locations_line", lambda task: None)
     text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n"))
-    assert "does not cut this task out yet" in text
+    assert "still has the solution's code" in text
 
 
 def test_every_marked_task_lists_its_locations():
@@ -145,8 +145,8 @@ def test_broken_links_are_detected(tmp_path):
     )
     actual = broken_links(tmp_path)
     assert len(actual) == 3
-    assert "gone/ leads nowhere" in actual[0]
-    assert "other/#bottom names an anchor" in actual[1]
+    assert "gone/ does not exist" in actual[0]
+    assert "other/#bottom does not have its anchor" in actual[1]
     assert "cdn.example.org/x.js from another site" in actual[2]
 
 
@@ -154,9 +154,7 @@ def test_unrendered_markup_is_detected(tmp_path):
     (tmp_path / "index.html").write_text(
         '<p>=== "macOS"</p><p>a === b</p><code>=== "x"</code><pre><code>!!! note</code></pre>'
     )
-    assert broken_links(tmp_path) == [
-        "index.html: '=== \"macOS\"' is markup that nothing understood"
-    ]
+    assert broken_links(tmp_path) == ["index.html: '=== \"macOS\"' is unprocessed markup"]
 
 
 def test_command_blocks_and_their_directives(chapter):

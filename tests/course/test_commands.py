@@ -116,7 +116,7 @@ def test_tests_of_a_day(capsys):
     assert run_tests.tests_of(2, 2, run_tests.tasks_in(["-q", "-k", "task_3"])) == [
         "tests/week_2/test_day_3.py"
     ]
-    assert "these tasks are of week 2, day 3" in capsys.readouterr().out
+    assert "these tasks belong to week 2, day 3" in capsys.readouterr().out
     both = run_tests.tasks_in(["-ktask_1 or task_3"])
     assert run_tests.tests_of(2, 3, both) == [
         "tests/week_2/test_day_2.py",
@@ -209,7 +209,7 @@ def test_reveal_keeps_passing_code(tree, capsys, monkeypatch, passed, flags):
         "task 1.1.2 passes its tests, so your code stays (--force replaces it)" in told
     ) == stays
     assert ("y = w @ x" in file.read_text()) == stays
-    assert ("what you had is in" in told) == (not stays)
+    assert ("your previous code is in" in told) == (not stays)
     assert "softmax is yours to write" not in file.read_text(), "what was not begun is put in"
     if stays:
         return
@@ -238,11 +238,11 @@ def test_reveal_locates_blocks_by_markers(tree, capsys):
     file.write_text(file.read_text().replace("# [task 1.1.1 softmax]\n", "#\n"))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])
-    assert "closes nothing" in capsys.readouterr().err
+    assert "does not match" in capsys.readouterr().err
     file.write_text(file.read_text().replace("    # [/task 1.1.1 softmax]\n", ""))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])
-    assert "has no [task 1.1.1 softmax] any more" in capsys.readouterr().err
+    assert "has lost its marker [task 1.1.1 softmax]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

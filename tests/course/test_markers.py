@@ -105,8 +105,8 @@ GOOD = "def f(x):\n    # [task 1.1.1 a]\n    y = x\n    return y\n    # [/task 1
     ("text", "message"),
     [
         ("# [task 1.1.1]\n", r"here.py:1: \[task 1.1.1\] is never closed"),
-        ("# [/task 1.1.1]\n", r"closes nothing; nothing is open"),
-        ("# [task 1.1.1]\n# [/task 1.1.2]\n", r"here.py:2: .* closes nothing; \[task 1.1.1\] is"),
+        ("# [/task 1.1.1]\n", r"does not match; no block is open"),
+        ("# [task 1.1.1]\n# [/task 1.1.2]\n", r"here.py:2: .* does not match; \[task 1.1.1\] is"),
         ("# [task 1.1.1]\n# [task 1.1.2]\n", r"begins inside \[task 1.1.1\] of line 1"),
         ("# [task 1.1.9]\n# [/task 1.1.9]\n", r"unknown task 1.1.9"),
         ("# [task 1.1]\n# [/task 1.1]\n", "must have the form"),
@@ -133,7 +133,7 @@ def test_invalid_markers(text, message):
     ],
 )
 def test_blocks_must_be_function_statements(tmp_path, text, message):
-    with pytest.raises(MarkerError, match=message or "cuts a statement in two"):
+    with pytest.raises(MarkerError, match=message or "splits a statement"):
         starter_text("import x\n\n" + text, tmp_path / "here.py")
 
 

@@ -169,13 +169,13 @@ def test_html_page():
     assert len(list(drawings[2].iter("circle"))) == 4, "of this model, on this machine"
     assert "a &lt;note&gt;" in page
     assert "http" not in page, "nothing is loaded"
-    assert "run by run" not in render_page(NOW, []), "one run is no line"
+    assert "decoding speed by run" not in render_page(NOW, []), "one run is no line"
 
 
 def test_last_run_is_replayed(tree, capsys):
     with pytest.raises(SystemExit):
         scoreboard.main(["--show"])
-    assert "there is no run in" in capsys.readouterr().err
+    assert "no runs in" in capsys.readouterr().err
     history.append(tree, "scoreboard", NOW.as_json())
     assert scoreboard.main(["--show"]) == 0
     assert "yours, week 3" in capsys.readouterr().out

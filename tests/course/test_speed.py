@@ -63,7 +63,7 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
         "50.0 %",
         "2.0",
     ]
-    assert "best_prefetch_distance() of your roofline.py says 1024 bytes ahead" in told
+    assert "best_prefetch_distance() of your roofline.py returns 1024 bytes" in told
     assert measured == [("kernels", tree, "--day", "4.2"), ("best", None, "--day", "4.2")]
     (kept,) = history.entries(tree, "speed")
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
@@ -82,7 +82,7 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
     speed.main(["--day", "4.1", "--seed", "3", "--answer", planted[3]])
     told = capsys.readouterr().out
     assert f"yes: {planted[3]} does its work 4 times" in told
-    assert "furthest_from_roofline() of your roofline.py says head" in told
+    assert "furthest_from_roofline() of your roofline.py returns head" in told
     assert told.index("share") > told.index("minimum"), "shares are shown after the answer"
     assert told[: told.index("least")].count("25.0 %") == 0
 
@@ -90,7 +90,7 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
 def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
     assert speed.main(["--day", "4.1"]) == 0
-    assert capsys.readouterr().out.count("which does its work too often") == 2
+    assert capsys.readouterr().out.count("which product repeats its work") == 2
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert speed.main(["--day", "4.1"]) == 0
     assert len(history.entries(tree, "speed")) == 1
@@ -100,7 +100,7 @@ def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
     ("argv", "told"),
     [
         (["--day", "4.2", "--answer", "o"], "--seed and --answer are for --day 4.1"),
-        (["--day", "4.2", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
+        (["--day", "4.2", "--rounds", "0"], "--rounds must be at least 1, got 0"),
     ],
 )
 def test_unmeasurable_requests_are_rejected(argv, told, capsys):
@@ -129,7 +129,7 @@ def test_planted_product_repeats_its_work(small):
     found = matmuls.measure_planted("down", small, rounds=1)
     json.dumps(found)
     assert set(found["rows"]) == {"o", "down"}
-    assert len(matmuls.Matmuls(32, 256, 1).too_often()) == matmuls.TIMES_TOO_OFTEN
+    assert len(matmuls.Matmuls(32, 256, 1).with_repeated_work()) == matmuls.PLANTED_REPETITIONS
     assert matmuls.Matmuls(64, 128, 2).cost.flops == 2 * matmul_cost(1, 64, 128, 4, 128).flops
 
 
@@ -247,10 +247,11 @@ def test_progress_is_streamed(monkeypatch, tmp_path):
     """After its first line, the process waits for a file created when the line is displayed."""
     shown = tmp_path / "shown"
     told = []
-    monkeypatch.setattr(speed, "tell", lambda what: (told.append(what), shown.touch()))
+    monkeypatch.setattr(speed, "print_progress", lambda what: (told.append(what), shown.touch()))
     program = (
-        "import sys, time; from pathlib import Path; from tools.speed.matmuls import tell\n"
-        "tell('loops, vectors: in turns')\n"
+        "import sys, time; from pathlib import Path\n"
+        "from tools.speed.matmuls import print_progress\n"
+        "print_progress('loops, vectors: in turns')\n"
         "end = time.monotonic() + 20\n"
         f"while not Path({str(shown)!r}).exists():\n"
         "    if time.monotonic() > end: sys.exit('nothing was shown')\n"

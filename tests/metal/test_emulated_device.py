@@ -181,7 +181,9 @@ def test_missing_barrier_is_a_hazard(gpu):
         "has_barrier": False,
     }
     gpu.run([command, {**command, "has_barrier": True}])
-    with pytest.raises(MetalFault, match=r"share memory \(buffer\(0\) of write.*no barrier"):
+    with pytest.raises(
+        MetalFault, match=r"access the same memory \(buffer\(0\) of write.*no barrier"
+    ):
         gpu.run([command, {**command}])
 
 
