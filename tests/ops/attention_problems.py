@@ -86,7 +86,7 @@ def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> N
     worst = np.unravel_index(times.argmax(), times.shape)
     where = ", ".join(map(str, worst))
     raise AssertionError(
-        f"{(times > 1).sum()} of {times.size} numbers are wrong; the worst at [{where}] of "
+        f"{(times > 1).sum()} of {times.size} elements are wrong; the worst at [{where}] of "
         f"{'×'.join(map(str, times.shape))} (…, head, query, d): expected {expected[worst]:.6g}, "
         f"got {came[worst]:.6g}, {times[worst]:.1f} × the error bound"
     )

@@ -74,7 +74,7 @@ def test_task_1_slots_match_single_request_caches(L, lengths):
     key, value = random(3, 2, L, 8), random(3, 2, L, 8)
     metadata = batch.update_and_fetch_paged(key, value, mask_length=L, mask="causal")
     for slot, twin in twins.items():
-        twin.wrote(key[slot : slot + 1], value[slot : slot + 1])
+        twin.append_dense(key[slot : slot + 1], value[slot : slot + 1])
     check_integrity(pool, list(twins.values()))
     width = max(twin.cache.num_pages for twin in twins.values())
     rows = metadata.block_table.tolist()
