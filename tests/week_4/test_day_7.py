@@ -197,9 +197,7 @@ def test_task_3_external_buffer_is_written_in_place(capture_enabled):
         del before
         _, buffers[number] = captured(x, buffers[number], mx.array([offset], mx.int32))
         mx.eval(buffers)
-        assert_same_bits(
-            buffers[number], expected, f"buffer {number} with tokens at offset {offset}"
-        )
+        assert_same_bits(buffers[number], expected, f"buffer {number}, tokens at offset {offset}")
 
 
 @pytest.fixture(scope="module")
