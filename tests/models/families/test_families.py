@@ -329,7 +329,7 @@ def test_grouped_experts_are_bitwise_equal_to_separate_ones_and_single_tokens(qu
 def test_experts_are_prepacked_for_kernels_that_support_it():
     rows = kernels.prepack_rows()
     if not rows:
-        pytest.skip("these kernels read weights by row")
+        pytest.skip("needs kernels that read prepacked weights")
     config = {**MIXTURE, "quantization": {"mode": "mxfp4"}}
     layer = serving_model("it", random_checkpoint(config), page_size=16).layers[0].mlp
     assert layer.experts.up.weight.shape == (6, 64 // rows, 16, rows)
