@@ -1,4 +1,4 @@
-"""Elementwise Metal kernels in the emulator, against the CPU."""
+"""Elementwise Metal kernels on the emulator, compared with the CPU."""
 
 import mlx.core as mx
 import numpy as np

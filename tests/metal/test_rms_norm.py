@@ -1,4 +1,4 @@
-"""The Metal kernels of rms_norm and add_rms_norm in the emulator, against the CPU kernels."""
+"""Metal kernels of rms_norm and add_rms_norm on the emulator, compared with the CPU."""
 
 import mlx.core as mx
 import numpy as np

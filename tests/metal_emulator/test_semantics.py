@@ -1,4 +1,4 @@
-"""Semantics of Metal in the emulator."""
+"""Metal semantics of the emulator."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_reduction_covers_active_lanes(library, first):
 
 
 def test_matrix_layout(library):
-    """MLX relies on the layout: lanes 0 and 1 hold the start of row 0, lanes 2 and 3 of row 1."""
+    """As MLX assumes, lanes 0 and 1 hold the start of row 0, lanes 2 and 3 of row 1."""
     a, held = np.arange(64, dtype=np.float32), np.zeros((32, 2), np.float32)
     library.launch("matrix_layout", [a, held], **ONE_SIMDGROUP)
     quad = LANES // 4
@@ -82,7 +82,7 @@ def test_matrix_product(library):
     a, b = random_array((10, 12), np.float16), random_array((10, 12), np.float16, 1)
     d = np.zeros((8, 8), np.float32)
     library.launch("matrix_product", [a, b, d, 12], **ONE_SIMDGROUP)
-    # The origin is (column, row) in memory, also for transposed matrices.
+    # The origin is (column, row) in memory, even for transposed matrices.
     expected = a[1:9, 2:10].astype(np.float32) @ b[1:9, 2:10].astype(np.float32).T
     np.testing.assert_allclose(d, expected + 0.5 * np.eye(8), rtol=1e-5, atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_function_constants(constants):
 
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
 def test_thread_position_attributes(library, sizes):
-    """With grid_threads, edge threadgroups are smaller."""
+    """With grid_threads, threadgroups at the edges are smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
     names = [
         "in_grid",
@@ -226,9 +226,9 @@ WRONG_ARGUMENTS = {
     "half for bfloat": ("square_and_add_bfloat", [np.zeros(4, np.float16)] * 2, "view.ml_dtypes"),
     "float for int": ("few_threads", [FLOATS], "is int .* float32 is bound"),
     "wider integers": ("few_threads", [np.zeros(4, np.int64)], "is int .* int64 is bound"),
-    "a number that does not fit": ("simd_sum_of_active_lanes", [INTS, 1.5], "1.5 does not fit"),
-    "a struct of another size": ("positions", [np.zeros(4, [("a", "u4")])], "struct of 40 bytes"),
-    "a read-only result": ("few_threads", [np.broadcast_to(np.int32(0), 4)], "read-only"),
+    "out-of-range number": ("simd_sum_of_active_lanes", [INTS, 1.5], "1.5 does not fit"),
+    "struct of another size": ("positions", [np.zeros(4, [("a", "u4")])], "struct of 40 bytes"),
+    "read-only output": ("few_threads", [np.broadcast_to(np.int32(0), 4)], "read-only"),
 }  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def test_unknown_kernel_lists_available_kernels(library):
         library.launch("fw_threads", [INTS], grid=(1,), threads=(1,))
 
 
-def test_endless_launch_is_terminated(library):
+def test_infinite_loop_is_terminated(library):
     with pytest.raises(MetalFault, match="did not end in 0.5 s") as caught:
         library.launch("runs_for_ever", [INTS], grid=(1,), threads=(1,), timeout=0.5)
     assert caught.value.kind == "timeout"
