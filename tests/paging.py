@@ -73,12 +73,12 @@ class ShadowedCache:
 
 def check_integrity(pool: TinyKvPagedPool, caches: Sequence[ShadowedCache]) -> None:
     """Asserts the invariants of Week 3's paged cache, which hold after every step."""
-    owned = [page for twin in caches for page in twin.cache.page_ids]
+    owned = [page for shadowed in caches for page in shadowed.cache.page_ids]
     assert len(owned) == len(set(owned)), f"two caches own the same page: {sorted(owned)}"
     assert all(0 <= page < pool.num_pages for page in owned)
     assert pool.num_pages - pool.num_free_pages == len(owned), "used pages must equal owned pages"
-    for twin in caches:
-        cache, written = twin.cache, twin.keys.shape[2]
+    for shadowed in caches:
+        cache, written = shadowed.cache, shadowed.keys.shape[2]
         assert cache.offset == written, "offset must equal the number of tokens written"
         assert cache.num_pages == -(-written // pool.page_size), (
             "num_pages must be the fewest that hold the tokens"
@@ -86,7 +86,7 @@ def check_integrity(pool: TinyKvPagedPool, caches: Sequence[ShadowedCache]) -> N
         assert sum(cache.page_lens) == written
         assert all(length == pool.page_size for length in cache.page_lens[:-1])
         pages = [pool.read_page(page) for page in cache.page_ids] if written else []
-        for part, expected in enumerate((twin.keys, twin.values) if pages else ()):
+        for part, expected in enumerate((shadowed.keys, shadowed.values) if pages else ()):
             tokens = mx.concatenate([page[part] for page in pages], axis=2)[:, :, :written]
             what = ("keys", "values")[part]
             assert_same_bits(tokens, expected, f"{what} of the pages in order")

@@ -170,10 +170,10 @@ def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "to
     assert not never.size, f"{what} {never.tolist()} must never occur: {shares}"
     frequent = expected * counts.sum() >= 5
     observed = np.append(counts[frequent], counts[~frequent].sum())
-    wanted = np.append(expected[frequent], expected[~frequent].sum()) * counts.sum()
-    kept = wanted > 0
+    expected_counts = np.append(expected[frequent], expected[~frequent].sum()) * counts.sum()
+    kept = expected_counts > 0
     if kept.sum() > 1:
-        p = stats.chisquare(observed[kept], wanted[kept]).pvalue
+        p = stats.chisquare(observed[kept], expected_counts[kept]).pvalue
         assert p > 1e-4, f"the distribution of {what}: {shares} (p-value {p:.1g})"
 
 

@@ -366,7 +366,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_without_a_metal_compiler(name, tmp_path):
     """As on a Mac without Xcode: no `metal`, no `xcrun`."""
-    arguments, wanted = COMMANDS[name]
+    arguments, expected = COMMANDS[name]
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in ("clang++-19", "clang++", "llvm-symbolizer-19", "addr2line", "ld"):
@@ -382,7 +382,7 @@ def test_commands_without_a_metal_compiler(name, tmp_path):
         timeout=300,
         env={**os.environ, "TINY_LLM_EMULATED_METAL": "1", "PATH": str(tools), "COLUMNS": "200"},
     )
-    assert wanted in result.stdout, result.stderr
+    assert expected in result.stdout, result.stderr
     assert result.returncode == 0, result.stderr
 
 

@@ -77,8 +77,8 @@ def test_prefix_of_a_longer_buffer(variant, aligned, mask):
     key, value = (mx.where(beyond, mx.array(mx.nan, x.dtype), x) for x in (key, value))
     lens = mx.array([0, 40, 17])
     actual = attend(variant, query, key, value, mask, lens, S, aligned)
-    wanted = expected(query, key[:, :, :S], value[:, :, :S], mask, lens)
-    assert_close(actual, wanted, variant, ulps=16)
+    reference = expected(query, key[:, :, :S], value[:, :, :S], mask, lens)
+    assert_close(actual, reference, variant, ulps=16)
     assert not actual[0].any(), "expected zeros for a sequence without keys"
 
 
@@ -133,5 +133,5 @@ def test_infinite_and_masked_scores(variant):
     query[:, :, 1] = mx.nan
     for mask in (None, mx.array([True] * 4 + [False] + [True] * 4)):
         actual = attend(variant, query, key, value, mask)
-        wanted = expected(query, key, value, mask)
-        np.testing.assert_array_equal(mx.isnan(actual).tolist(), mx.isnan(wanted).tolist())
+        reference = expected(query, key, value, mask)
+        np.testing.assert_array_equal(mx.isnan(actual).tolist(), mx.isnan(reference).tolist())

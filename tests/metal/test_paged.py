@@ -265,8 +265,8 @@ def test_unowned_tokens_are_zero(mode, B):
     query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]
     lens = [3, 3][:B]
     actual = paged_attend("fast", query, keys, keys, table, lens, bounds, mode=mode)
-    nobody = mx.concatenate([actual[:5], actual[5 + 2 * B :]])
-    assert mx.array_equal(nobody, mx.zeros_like(nobody))
+    unowned = mx.concatenate([actual[:5], actual[5 + 2 * B :]])
+    assert mx.array_equal(unowned, mx.zeros_like(unowned))
     assert mx.all(mx.isfinite(actual)).item()
 
 

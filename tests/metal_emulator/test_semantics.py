@@ -148,8 +148,8 @@ def test_thread_position_attributes(library, sizes):
         "lane",
         "simdgroups",
     ]
-    told = np.zeros((height, width), np.dtype([(name, np.uint32) for name in names]))
-    library.launch("positions", [told], **sizes, threads=(8, 2))
+    written = np.zeros((height, width), np.dtype([(name, np.uint32) for name in names]))
+    library.launch("positions", [written], **sizes, threads=(8, 2))
     y, x = np.mgrid[:height, :width]
     group_width = np.where(x // 8 == 1, width - 8, 8)
     group_height = np.where(y // 2 == 2, height - 4, 2)
@@ -167,7 +167,7 @@ def test_thread_position_attributes(library, sizes):
         "simdgroups": np.ones_like(x),
     }
     for name in names:
-        np.testing.assert_array_equal(told[name], expected[name], err_msg=name)
+        np.testing.assert_array_equal(written[name], expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize("mode", ["plain", "race"])

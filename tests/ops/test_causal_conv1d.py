@@ -73,8 +73,8 @@ def test_views(instruction_set, dtype):
         "conv_states": mx.contiguous(arrays["conv_states"].T).T,
         "write_slots": mx.repeat(arrays["write_slots"], 2)[::2],
     }.items():
-        for actual, wanted in zip(run(**{**arrays, name: view}), expected, strict=True):
-            assert_same_bits(actual, wanted, name)
+        for actual, reference in zip(run(**{**arrays, name: view}), expected, strict=True):
+            assert_same_bits(actual, reference, name)
 
 
 def test_invalid_values_are_ignored(instruction_set):

@@ -40,8 +40,8 @@ def assert_equals_reference(arrays: Arrays, num_k_heads: int, batch: Batch) -> N
     """Tolerance: sums of D_k products of magnitude 1, each rounded to float32."""
     given = {name: as_numpy(array) for name, array in arrays.items() if name not in batch.arrays}
     expected = gated_delta_rule(**given, num_k_heads=num_k_heads, batch=batch)
-    for name, actual, wanted in zip("os", run(arrays, num_k_heads), expected, strict=True):
-        assert_close(actual, mx.array(wanted.astype(np.float32)), name, ulps=16)
+    for name, actual, reference in zip("os", run(arrays, num_k_heads), expected, strict=True):
+        assert_close(actual, mx.array(reference.astype(np.float32)), name, ulps=16)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -131,8 +131,8 @@ def test_views(instruction_set, dtype):
         "states": mx.contiguous(arrays["states"].T).T,
         "read_slots": mx.repeat(arrays["read_slots"], 2)[::2],
     }.items():
-        for actual, wanted in zip(run({**arrays, name: view}, 1), expected, strict=True):
-            assert_same_bits(actual, wanted, name)
+        for actual, reference in zip(run({**arrays, name: view}, 1), expected, strict=True):
+            assert_same_bits(actual, reference, name)
 
 
 def test_invalid_values_are_ignored(instruction_set):

@@ -242,8 +242,8 @@ def test_capture_switch(monkeypatch):
     captured = CapturedFunction(calls)
     given = inputs(1, 1)
     mx.eval(given)
-    for wanted, nodes in (("on", 1), ("off", 8), ("", 1)):
-        monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", wanted)
+    for setting, nodes in (("on", 1), ("off", 8), ("", 1)):
+        monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", setting)
         assert len(node_names(captured(*given))) == nodes
     monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", "always")
     with pytest.raises(UserError, match='TINY_LLM_GRAPH_CAPTURE must be on or off, got "always"'):

@@ -88,9 +88,9 @@ def test_attention_equals_dequantized_pages(instruction_set, dtype, D, group, ma
 
 @pytest.mark.parametrize("page_size", [3, 64, 128])
 def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtype, page_size):
-    news, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
+    query_lens, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
     keys, values, table = int8_pages(lengths, page_size, D=24, dtype=dtype)
-    ends = np.cumsum([0, *news]).tolist()
+    ends = np.cumsum([0, *query_lens]).tolist()
     query = random(ends[-1], 6, 24, dtype=dtype)
     arguments = query, keys, values, mx.array(ends), mx.array(lengths), table, page_size
     actual = paged_attention_varlen(*arguments)

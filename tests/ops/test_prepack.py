@@ -301,10 +301,10 @@ def test_loading_prepacks_eligible_layers(reader, model_name, monkeypatch):
     assert_prepacked(interleaved, rows)
 
 
-def assert_prepacked(laid_out, rows) -> None:
+def assert_prepacked(prepacked, rows) -> None:
     """Asserts that a model equals a row-major one with eligible layers prepacked."""
     R = kernels.prepack_rows()
-    for before, after in zip(quantized_layers(rows), quantized_layers(laid_out), strict=True):
+    for before, after in zip(quantized_layers(rows), quantized_layers(prepacked), strict=True):
         for part in ("weight", "scales", "biases"):
             expected = before[part]
             if before.weight.shape[0] % R == 0:
@@ -318,9 +318,9 @@ def test_mlx_lm_model_is_prepacked(reader, model_name, monkeypatch):
     ids = mx.array([[5, 4, 3, 2, 1]])
     expected = mlx_model(ids)
     for _ in range(2):
-        laid_out = prepack_model(mlx_model)
-        assert_prepacked(laid_out, rows)
-        assert mx.array_equal(laid_out.model.norm.weight, mlx_model.model.norm.weight)
+        prepacked = prepack_model(mlx_model)
+        assert_prepacked(prepacked, rows)
+        assert mx.array_equal(prepacked.model.norm.weight, mlx_model.model.norm.weight)
         assert mx.array_equal(mlx_model(ids), expected), "the mlx_lm model must remain callable"
     expected = dict(tree_flatten(rows.parameters()))
     given = dict(tree_flatten(mlx_model.parameters()))

@@ -177,53 +177,53 @@ def test_task_1_misuse_is_rejected():
 @pytest.mark.parametrize("chunks", [[1], [5], [1] * 9, [4, 4, 1], [7, 1, 128, 1]])
 def test_task_2_returns_written_tokens(device, dtype, page_size, chunks):
     pool = TinyKvPagedPool(page_size)
-    twin = ShadowedCache(pool, dtype=dtype)
+    shadowed = ShadowedCache(pool, dtype=dtype)
     for length in chunks:
-        twin.append(length)
-        check_integrity(pool, [twin])
+        shadowed.append(length)
+        check_integrity(pool, [shadowed])
 
 
 def test_task_2_decoding_allocates_only_on_page_overflow():
     pool = TinyKvPagedPool(page_size=4)
-    twin = ShadowedCache(pool)
-    twin.append(2)
+    shadowed = ShadowedCache(pool)
+    shadowed.append(2)
     for step in range(12):
         before = pool.num_pages - pool.num_free_pages
-        was_full = twin.cache.page_lens[-1] == 4
-        twin.append(1)
+        was_full = shadowed.cache.page_lens[-1] == 4
+        shadowed.append(1)
         assert pool.num_pages - pool.num_free_pages == before + was_full, f"step {step}"
 
 
 @pytest.mark.parametrize(("n", "pages"), [(0, 3), (1, 3), (2, 2), (5, 2), (6, 1), (9, 1), (10, 0)])
 def test_task_2_rewinding_frees_whole_pages(n, pages):
     pool = TinyKvPagedPool(page_size=4)
-    twin = ShadowedCache(pool)
-    twin.append(10)
-    twin.rewind(n)
-    assert twin.cache.num_pages == pages
-    check_integrity(pool, [twin])
-    twin.append(3)
-    check_integrity(pool, [twin])
+    shadowed = ShadowedCache(pool)
+    shadowed.append(10)
+    shadowed.rewind(n)
+    assert shadowed.cache.num_pages == pages
+    check_integrity(pool, [shadowed])
+    shadowed.append(3)
+    check_integrity(pool, [shadowed])
 
 
 def test_task_2_release_returns_every_page_once():
     pool = TinyKvPagedPool(page_size=4)
-    twins = [ShadowedCache(pool), ShadowedCache(pool)]
-    for twin in twins:
-        twin.append(9)
-    twins[0].cache.release()
-    assert (twins[0].cache.offset, twins[0].cache.page_ids) == (0, [])
+    shadowed_caches = [ShadowedCache(pool), ShadowedCache(pool)]
+    for shadowed in shadowed_caches:
+        shadowed.append(9)
+    shadowed_caches[0].cache.release()
+    assert (shadowed_caches[0].cache.offset, shadowed_caches[0].cache.page_ids) == (0, [])
     assert pool.num_free_pages == 3
-    twins[0].cache.release()
+    shadowed_caches[0].cache.release()
     assert pool.num_free_pages == 3, "a second release must be a no-op"
-    check_integrity(pool, twins[1:])
+    check_integrity(pool, shadowed_caches[1:])
 
 
 def test_task_2_misuse_is_rejected_without_side_effects():
     pool = TinyKvPagedPool(page_size=4, capacity=2)
-    twin = ShadowedCache(pool)
-    twin.append(3)
-    row, cache = mx.zeros((1, 2, 1, 8)), twin.cache
+    shadowed = ShadowedCache(pool)
+    shadowed.append(3)
+    row, cache = mx.zeros((1, 2, 1, 8)), shadowed.cache
     for action, error, message in (
         (lambda: cache.rewind(4), ValueError, "cannot rewind 4 of 3 tokens"),
         (lambda: cache.rewind(-1), ValueError, "cannot rewind -1 of 3 tokens"),
@@ -239,13 +239,13 @@ def test_task_2_misuse_is_rejected_without_side_effects():
             ValueError,
             "no array masks",
         ),
-        (lambda: cache.append(*twin.new_tokens(6)), OutOfPagesError, "all 2 pages"),
+        (lambda: cache.append(*shadowed.new_tokens(6)), OutOfPagesError, "all 2 pages"),
     ):
         with pytest.raises(error, match=message):
             action()
-        check_integrity(pool, [twin])
-    twin.append(5)
-    check_integrity(pool, [twin])
+        check_integrity(pool, [shadowed])
+    shadowed.append(5)
+    check_integrity(pool, [shadowed])
 
 
 @settings(max_examples=60, deadline=None, report_multiple_bugs=False)
@@ -258,23 +258,23 @@ def test_task_2_misuse_is_rejected_without_side_effects():
 )
 def test_task_2_random_operations_keep_the_invariants(page_size, capacity, steps):
     pool = TinyKvPagedPool(page_size, capacity)
-    twins = [ShadowedCache(pool, H=1, D=2) for _ in range(3)]
+    shadowed_caches = [ShadowedCache(pool, H=1, D=2) for _ in range(3)]
     for index, action, n in steps:
-        twin = twins[index]
+        shadowed = shadowed_caches[index]
         if action == "a" and n:
-            needed = -(-(twin.cache.offset + n) // page_size) - twin.cache.num_pages
+            needed = -(-(shadowed.cache.offset + n) // page_size) - shadowed.cache.num_pages
             if capacity is not None and needed > pool.num_free_pages:
                 with pytest.raises(OutOfPagesError):
-                    twin.append(n)
+                    shadowed.append(n)
             else:
-                twin.append(n)
+                shadowed.append(n)
         elif action == "r":
-            twin.rewind(min(n, twin.cache.offset))
+            shadowed.rewind(min(n, shadowed.cache.offset))
         elif action == "x":
-            twin.rewind(twin.cache.offset)
-        check_integrity(pool, twins)
-    for twin in twins:
-        twin.cache.release()
+            shadowed.rewind(shadowed.cache.offset)
+        check_integrity(pool, shadowed_caches)
+    for shadowed in shadowed_caches:
+        shadowed.cache.release()
     assert pool.num_free_pages == pool.num_pages
 
 

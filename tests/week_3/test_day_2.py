@@ -42,14 +42,14 @@ from tiny_llm.demo.prompts import BATCH_PROMPTS
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
     """(batch, pool, single-request reference cache of each busy slot)."""
     pool = TinyKvPagedPool(page_size, capacity)
-    batch, twins = BatchingKvCache(len(lengths), max_seq_len), {}
+    batch, shadowed_caches = BatchingKvCache(len(lengths), max_seq_len), {}
     for slot, length in enumerate(lengths):
         if length is not None:
-            twins[slot] = ShadowedCache(pool)
+            shadowed_caches[slot] = ShadowedCache(pool)
             if length:
-                twins[slot].append(length)
-            batch._slots[slot] = twins[slot].cache  # add_request is task 4
-    return batch, pool, twins
+                shadowed_caches[slot].append(length)
+            batch._slots[slot] = shadowed_caches[slot].cache  # add_request is task 4
+    return batch, pool, shadowed_caches
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
@@ -70,13 +70,13 @@ def test_task_1_single_request(device, dtype, page_size, chunks):
 @pytest.mark.parametrize("L", [1, 3])
 @pytest.mark.parametrize("lengths", [[4, 9, 0], [None, 5, None], [0, None, 1], [7, 7, 7]])
 def test_task_1_slots_match_single_request_caches(L, lengths):
-    batch, pool, twins = batch_of(lengths)
+    batch, pool, shadowed_caches = batch_of(lengths)
     key, value = random(3, 2, L, 8), random(3, 2, L, 8)
     metadata = batch.update_and_fetch_paged(key, value, mask_length=L, mask="causal")
-    for slot, twin in twins.items():
-        twin.append_dense(key[slot : slot + 1], value[slot : slot + 1])
-    check_integrity(pool, list(twins.values()))
-    width = max(twin.cache.num_pages for twin in twins.values())
+    for slot, shadowed in shadowed_caches.items():
+        shadowed.append_dense(key[slot : slot + 1], value[slot : slot + 1])
+    check_integrity(pool, list(shadowed_caches.values()))
+    width = max(shadowed.cache.num_pages for shadowed in shadowed_caches.values())
     rows = metadata.block_table.tolist()
     assert metadata.block_table.dtype == metadata.context_lens.dtype == mx.int32
     for slot, length in enumerate(lengths):
@@ -84,7 +84,7 @@ def test_task_1_slots_match_single_request_caches(L, lengths):
             assert rows[slot] == [-1] * width, "expected no pages for an idle slot"
             assert metadata.context_lens[slot].item() == 0
         else:
-            own = twins[slot].cache.page_ids
+            own = shadowed_caches[slot].cache.page_ids
             assert rows[slot] == own + [-1] * (width - len(own))
             assert metadata.context_lens[slot].item() == length + L
     assert (metadata.page_size, metadata.mask) == (4, "causal")
@@ -104,12 +104,12 @@ def test_task_1_rewind_and_release():
 
 
 def test_task_1_allocation_is_all_or_nothing():
-    batch, pool, twins = batch_of([4, 3, 4], capacity=4)
+    batch, pool, shadowed_caches = batch_of([4, 3, 4], capacity=4)
     row = mx.zeros((3, 2, 1, 8))
     with pytest.raises(OutOfPagesError):
         batch.update_and_fetch_paged(row, row)
-    check_integrity(pool, list(twins.values()))
-    twins[0].cache.release()  # a scheduler would preempt the request
+    check_integrity(pool, list(shadowed_caches.values()))
+    shadowed_caches[0].cache.release()  # a scheduler would preempt the request
     batch.update_and_fetch_paged(row, row)
     assert batch.lengths == [1, 4, 5]
 
@@ -145,11 +145,11 @@ def test_task_1_allocation_is_all_or_nothing():
     ],
 )
 def test_task_1_misuse_is_rejected_without_side_effects(action, message):
-    batch, pool, twins = batch_of([4, None], max_seq_len=10)
+    batch, pool, shadowed_caches = batch_of([4, None], max_seq_len=10)
     with pytest.raises(ValueError, match=message):
         action(batch, mx.zeros((2, 2, 1, 8)))
     assert batch.lengths == [4, None]
-    check_integrity(pool, list(twins.values()))
+    check_integrity(pool, list(shadowed_caches.values()))
 
 
 def test_task_1_dense_batch_has_no_pages():
@@ -360,13 +360,13 @@ def test_task_3_text_equals_week_2():
 
 def test_task_4_add_request_does_not_copy():
     batch, pool, _ = batch_of([None, None])
-    twin = ShadowedCache(pool)
-    twin.append(9)
-    pages, memory = list(twin.cache.page_ids), pool.key_pages
-    batch.add_request(twin.cache, 1)
+    shadowed = ShadowedCache(pool)
+    shadowed.append(9)
+    pages, memory = list(shadowed.cache.page_ids), pool.key_pages
+    batch.add_request(shadowed.cache, 1)
     assert pool.key_pages is memory, "expected no write to the pool"
     del memory  # shared buffers cannot be written in place
-    assert twin.cache.page_ids == pages
+    assert shadowed.cache.page_ids == pages
     assert batch.lengths == [None, 9]
     in_use = pool.num_pages - pool.num_free_pages
     batch.remove_request(1)

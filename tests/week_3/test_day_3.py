@@ -372,75 +372,79 @@ def without_sharing(**changes) -> Scheduler:
 
 
 def test_task_3_step_mixes_decode_and_prefill():
-    it = without_sharing(max_num_batched_tokens=8)
-    add(it, "a", 5)
-    add(it, "b", 12, first=50)
-    assert step(it) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
-    assert step(it) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
-    assert step(it) == [("a", 6, 7, 0), ("b", 10, 12, 0)]
-    assert step(it) == [("a", 7, 8, 0), ("b", 12, 13, 0)]
+    sched = without_sharing(max_num_batched_tokens=8)
+    add(sched, "a", 5)
+    add(sched, "b", 12, first=50)
+    assert step(sched) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
+    assert step(sched) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
+    assert step(sched) == [("a", 6, 7, 0), ("b", 10, 12, 0)]
+    assert step(sched) == [("a", 7, 8, 0), ("b", 12, 13, 0)]
 
 
 def test_task_3_fcfs_admission_within_memory():
-    it = without_sharing(num_pages=6, page_size=4, max_num_batched_tokens=64)
-    add(it, "large", 16, max_tokens=2)
-    add(it, "larger", 20, max_tokens=2)
-    add(it, "small", 1, max_tokens=2, first=99)
-    assert [chunk[0] for chunk in step(it)] == ["large"], "small would fit, but must wait its turn"
-    assert [chunk[0] for chunk in step(it)] == ["large"]
-    assert [chunk[0] for chunk in step(it)] == ["larger"]
+    sched = without_sharing(num_pages=6, page_size=4, max_num_batched_tokens=64)
+    add(sched, "large", 16, max_tokens=2)
+    add(sched, "larger", 20, max_tokens=2)
+    add(sched, "small", 1, max_tokens=2, first=99)
+    assert [chunk[0] for chunk in step(sched)] == ["large"], (
+        "small would fit, but must wait its turn"
+    )
+    assert [chunk[0] for chunk in step(sched)] == ["large"]
+    assert [chunk[0] for chunk in step(sched)] == ["larger"]
 
 
 def test_task_3_oversized_request_is_rejected_with_reason():
-    it = without_sharing(num_pages=2, page_size=4)
+    sched = without_sharing(num_pages=2, page_size=4)
     with pytest.raises(UserError, match=r"\b4\b"):  # remaining capacity for output tokens
-        add(it, "a", 5, max_tokens=5)
+        add(sched, "a", 5, max_tokens=5)
     with pytest.raises(UserError, match="the prompt is empty"):
-        add(it, "b", 0)
-    add(it, "c", 5, max_tokens=4)
-    assert [chunk[0] for chunk in step(it)] == ["c"], "other requests must continue"
+        add(sched, "b", 0)
+    add(sched, "c", 5, max_tokens=4)
+    assert [chunk[0] for chunk in step(sched)] == ["c"], "other requests must continue"
 
 
 def test_task_3_prompt_counts_toward_the_context():
-    it = without_sharing(max_seq_len=10)
+    sched = without_sharing(max_seq_len=10)
     with pytest.raises(UserError, match="at most 4 here"):
-        add(it, "too long", 6, max_tokens=5)
-    add(it, "fits", 6, max_tokens=4)
-    assert add(it, "open", 7, max_tokens=None).max_tokens == 3, "expected the rest of the 10 tokens"
+        add(sched, "too long", 6, max_tokens=5)
+    add(sched, "fits", 6, max_tokens=4)
+    assert add(sched, "open", 7, max_tokens=None).max_tokens == 3, (
+        "expected the rest of the 10 tokens"
+    )
 
 
 def test_task_3_at_most_max_num_seqs_run():
-    it = without_sharing(max_num_seqs=2, max_num_batched_tokens=64)
+    sched = without_sharing(max_num_seqs=2, max_num_batched_tokens=64)
     for name in "abc":
-        add(it, name, 2)
-    names = [chunk.request.request_id for chunk in it.schedule().chunks]
+        add(sched, name, 2)
+    names = [chunk.request.request_id for chunk in sched.schedule().chunks]
     assert names == ["a", "b"], f"expected 2 running requests, got {names}"
 
 
 def test_task_3_abort_in_any_state():
-    it = without_sharing(max_num_seqs=1)
-    running, waiting = add(it, "running", 5), add(it, "waiting", 5)
-    plan = it.schedule()
-    assert it.abort("running")
-    assert it.abort("waiting")
-    it.update_from_output(plan, {"running": ChunkOutput([1])})
-    it.check_integrity()
+    sched = without_sharing(max_num_seqs=1)
+    running, waiting = add(sched, "running", 5), add(sched, "waiting", 5)
+    plan = sched.schedule()
+    assert sched.abort("running")
+    assert sched.abort("waiting")
+    sched.update_from_output(plan, {"running": ChunkOutput([1])})
+    sched.check_integrity()
     assert running.state is waiting.state is RequestState.ABORTED
-    assert it.pages.allocator.num_free == 16
+    assert sched.pages.allocator.num_free == 16
 
 
 def test_task_3_one_page_per_running_request_is_reserved():
-    it = without_sharing(num_pages=5, page_size=4, max_num_batched_tokens=64)
-    add(it, "runs", 8, max_tokens=3)
-    add(it, "waits", 12, max_tokens=2, first=50)
-    assert [chunk[0] for chunk in step(it)] == ["runs"], (
+    sched = without_sharing(num_pages=5, page_size=4, max_num_batched_tokens=64)
+    add(sched, "runs", 8, max_tokens=3)
+    add(sched, "waits", 12, max_tokens=2, first=50)
+    assert [chunk[0] for chunk in step(sched)] == ["runs"], (
         "3 pages are free, but 1 is reserved for 'runs'"
     )
-    assert [chunk[0] for chunk in step(it)] == ["runs"]
-    assert it.num_preemptions == 0
-    while it.has_requests:
-        step(it)
-    assert it.pages.allocator.num_free == 5
+    assert [chunk[0] for chunk in step(sched)] == ["runs"]
+    assert sched.num_preemptions == 0
+    while sched.has_requests:
+        step(sched)
+    assert sched.pages.allocator.num_free == 5
 
 
 def test_task_3_random_workloads():

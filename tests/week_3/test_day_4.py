@@ -131,12 +131,12 @@ def test_task_2_duplicate_pages_are_merged():
 
 
 def test_task_2_shared_prompt_is_computed_once():
-    it = scheduler(max_num_batched_tokens=64)
+    sched = scheduler(max_num_batched_tokens=64)
     for name in "abc":
-        add(it, name, 10)
-    assert step(it) == [("a", 0, 10, 0)]
-    assert step(it) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
-    assert it.pages.counts(it.running).shared == 2
+        add(sched, name, 10)
+    assert step(sched) == [("a", 0, 10, 0)]
+    assert step(sched) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
+    assert sched.pages.counts(sched.running).shared == 2
 
 
 def test_task_2_random_workloads():
@@ -165,30 +165,34 @@ def test_task_2_cache_hit_is_bitwise_equal(on_cpu, demo):
 
 
 def test_task_3_youngest_request_is_preempted_and_resumed():
-    it = scheduler(num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False)
-    old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
-    while it.num_preemptions == 0:
-        step(it)
+    sched = scheduler(
+        num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False
+    )
+    old, young = add(sched, "old", 7, max_tokens=8), add(sched, "young", 3, max_tokens=8, first=50)
+    while sched.num_preemptions == 0:
+        step(sched)
     assert old.state == RequestState.RUNNING, "the oldest request must not be preempted"
     assert young.state == RequestState.PREEMPTED, "expected the youngest request to be preempted"
     assert not young.page_ids, "a preempted request must have no pages"
     token_ids = list(young.token_ids)
     while not old.is_done:
-        step(it)
-    assert step(it) == [("young", 0, len(token_ids), 0)], "prompt and output are recomputed"
-    while it.has_requests:
-        step(it)
+        step(sched)
+    assert step(sched) == [("young", 0, len(token_ids), 0)], "prompt and output are recomputed"
+    while sched.has_requests:
+        step(sched)
     assert young.output_token_ids == [77] * 8, "the output must survive preemption"
-    assert it.pages.allocator.num_free == 4
+    assert sched.pages.allocator.num_free == 4
 
 
 def test_task_3_no_admission_in_a_preempting_step():
     # With draft pages, "young" frees more pages than it needs to resume.
-    it = scheduler(num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False)
-    add(it, "old", 1, max_tokens=3)
-    it.update_draft_tokens(add(it, "young", 6, max_tokens=7, first=50), [5] * 8)
-    while it.num_preemptions == 0:
-        chunks = step(it)
+    sched = scheduler(
+        num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False
+    )
+    add(sched, "old", 1, max_tokens=3)
+    sched.update_draft_tokens(add(sched, "young", 6, max_tokens=7, first=50), [5] * 8)
+    while sched.num_preemptions == 0:
+        chunks = step(sched)
     assert [chunk[0] for chunk in chunks] == ["old"], (
         "'young' was preempted and readmitted in one step"
     )

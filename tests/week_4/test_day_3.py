@@ -43,16 +43,16 @@ def test_task_1_first_words_of_rows_are_adjacent():
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES], ids=str)
 def test_task_1_pack_and_unpack_round_trip(dtype):
     matrix = mx.arange(96 * 5).reshape(96, 5).astype(dtype)
-    laid_out = prepack_weight(matrix, R)
-    assert laid_out.shape == (3, 5, R)
-    assert laid_out.dtype == dtype
+    packed = prepack_weight(matrix, R)
+    assert packed.shape == (3, 5, R)
+    assert packed.dtype == dtype
     assert_close(
-        to_row_major(laid_out).astype(mx.float32),
+        to_row_major(packed).astype(mx.float32),
         matrix.astype(mx.float32),
         "unpacked matrix",
         ulps=0,
     )
-    assert laid_out[2, 4, 7].item() == matrix[2 * R + 7, 4].item(), "expected word 4 of row 71"
+    assert packed[2, 4, 7].item() == matrix[2 * R + 7, 4].item(), "expected word 4 of row 71"
 
 
 @pytest.mark.parametrize("bits", [4, 8])

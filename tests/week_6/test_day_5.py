@@ -301,22 +301,22 @@ def test_task_4_next_checkpoint_inherits_the_pages():
     checkpoints.check_integrity()
 
 
-def serve(it: Scheduler, name: str, prompt: list[int], max_tokens: int = 1) -> EngineRequest:
+def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1) -> EngineRequest:
     """Runs a request to completion."""
-    request: EngineRequest = add(it, name, len(prompt), max_tokens)
+    request: EngineRequest = add(sched, name, len(prompt), max_tokens)
     request.token_ids[:] = prompt
     while not request.is_done:
-        step(it)
+        step(sched)
     return request
 
 
 def test_task_4_every_turn_continues_from_the_previous_one():
     """The generation prompt at the end of each prompt is dropped in the next turn."""
-    it = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=900)
+    sched = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=900)
     history: list[int] = list(range(1_000, 1_030))
     expected = 0
     for turn in range(8):
-        actual = serve(it, f"turn {turn}", [*history, *[5] * 8]).num_cached_tokens
+        actual = serve(sched, f"turn {turn}", [*history, *[5] * 8]).num_cached_tokens
         assert actual == expected, (
             f"turn {turn}, after a prompt whose last 8 tokens are dropped: expected {expected} "
             f"cached tokens, got {actual}"
@@ -327,10 +327,10 @@ def test_task_4_every_turn_continues_from_the_previous_one():
 
 def test_task_4_shared_system_prompt_is_computed_at_most_twice():
     """The second request reveals the branch; the third continues from there."""
-    it = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
+    sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
     cached = [
-        serve(it, name, system + [50 + n] * 40).num_cached_tokens for n, name in enumerate("abc")
+        serve(sched, name, system + [50 + n] * 40).num_cached_tokens for n, name in enumerate("abc")
     ]
     assert cached == [0, 0, 16], f"expected [0, 0, 16] cached tokens, got {cached}"
 

@@ -68,7 +68,7 @@ def test_task_1_invalid_json(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("{}", "$: 'path' is a required property"),
         ('{"path": 3}', "$.path: 3 is not of type 'string'"),
@@ -77,9 +77,9 @@ def test_task_1_invalid_json(text):
         ('["a.txt"]', "$: ['a.txt'] is not of type 'object'"),
     ],
 )
-def test_task_1_violations_have_path_and_reason(text, told):
+def test_task_1_violations_have_path_and_reason(text, expected):
     message = error_of(parse_arguments, READ, text)
-    assert told in message, f"expected '{told}' in the message, got: {message}"
+    assert expected in message, f"expected '{expected}' in the message, got: {message}"
     assert "read" in message, f"expected the tool's name in the message, got: {message}"
 
 
@@ -96,7 +96,7 @@ def test_task_2_result():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "expected"),
     [
         ("reed", {"path": "a.txt"}, ["reed", "read, wrong, missing, broken"]),
         ("read", '{"path', ["read", "JSON"]),
@@ -106,7 +106,7 @@ def test_task_2_result():
     ],
     ids=["unknown tool", "not JSON", "invalid", "tool error", "operating system error"],
 )
-def test_task_2_model_errors_are_results(name, arguments, told):
+def test_task_2_model_errors_are_results(name, arguments, expected):
     try:
         actual = run_call(call(name, arguments), BY_NAME)
     except NotImplementedError:  # an unwritten task
@@ -116,7 +116,7 @@ def test_task_2_model_errors_are_results(name, arguments, told):
     content = actual["content"]
     assert content.startswith("error: "), f"expected 'error: …', got {content!r}"
     assert actual == {"role": "tool", "tool_call_id": "call_7_0", "content": content}
-    for text in told:
+    for text in expected:
         assert text in content, f"expected '{text}' in the result, got {content!r}"
 
 

@@ -18,13 +18,13 @@ def start_run(folder: Path) -> tuple[Transcript, Path]:
     (workspace / "notes").mkdir(parents=True)
     (workspace / "total.txt").write_text("7")
     (workspace / "notes" / "a.txt").write_text("old")
-    agent = Agent(ScriptedModel([assistant("", ("look", {}))]), [look()])
+    agent = Agent(ScriptedModel([assistant("", ("look", {}))]), [look_tool()])
     transcript = agent.start("Add 5 to the total.")
     agent.step(transcript)
     return transcript, workspace
 
 
-def look() -> Tool:
+def look_tool() -> Tool:
     """A tool without side effects."""
     return Tool("look", "Looks.", NO_ARGUMENTS, lambda: "7")
 
@@ -110,7 +110,7 @@ def test_task_1_branches_run_independently(tmp_path):
                 return assistant(None, ("add", {}))
             return assistant(f"{messages[-1]['content']}, says {seed}.")
 
-        return Agent(ScriptedModel(script), [look(), Tool("add", "Adds.", NO_ARGUMENTS, add)])
+        return Agent(ScriptedModel(script), [look_tool(), Tool("add", "Adds.", NO_ARGUMENTS, add)])
 
     branches = fork(transcript, workspace, 2, tmp_path)
     for branch in branches:
