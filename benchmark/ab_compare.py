@@ -2,9 +2,10 @@
 
     python -m benchmark.ab_compare TREE --model FOLDER
 
-TREE is another checkout of tiny-llm with its extension built, such as the parent commit. Both
-workers stay alive, one of them stopped. Every round measures a metric on both, in alternating
-order. The result is the median of the rounds' ratios, in which a slow minute cancels out.
+TREE is another checkout of tiny-llm, such as the parent commit, with its extension built. Each
+checkout has one worker process, paused while the other is measured. Every round measures both, in
+alternating order. The result is the median of the per-round ratios, so a temporary slowdown of the
+machine cancels out.
 """
 
 import argparse
@@ -21,10 +22,10 @@ TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
 
 
 def venv_python(tree: Path) -> str:
-    """Path of a tree's virtual environment interpreter.
+    """Path of the Python interpreter in a checkout's virtual environment.
 
     Raises:
-        SystemExit: the tree has none.
+        SystemExit: the checkout has no virtual environment.
     """
     python = tree / ".venv" / "bin" / "python"
     if not python.exists():
@@ -35,7 +36,7 @@ def venv_python(tree: Path) -> str:
 def run_interleaved(
     workers: dict[str, WorkerProcess], metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, list[float]]:
-    """Seconds of each round by worker, after an uncounted warm-up round."""
+    """Seconds per worker and round, excluding a warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(rounds + 1):
         order = list(workers) if number % 2 == 0 else list(workers)[::-1]
@@ -49,7 +50,7 @@ def run_interleaved(
 
 
 def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Prints a metric's line of the table; returns its figures."""
+    """Prints a metric's table row and returns its figures."""
     other, this = (Times.of(seconds[name]) for name in ("other", "this"))
     pairs = zip(seconds["this"], seconds["other"], strict=True)
     ratio = statistics.median(a / b for a, b in pairs)
@@ -87,16 +88,16 @@ def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def parse_ab_args(
-    parser: argparse.ArgumentParser, chosen: list[str], rounds: int, limit_s: float
+    parser: argparse.ArgumentParser, metrics: list[str], rounds: int, limit_s: float
 ) -> argparse.Namespace:
     """Adds --metrics, --rounds and --limit to a parser and parses the command line.
 
     Args:
         parser: parser with the command's other arguments.
-        chosen, rounds, limit_s: defaults.
+        metrics, rounds, limit_s: defaults of the flags.
     """
     add = parser.add_argument
-    add("--metrics", type=names(TIMED), default=chosen, metavar="NAME,…", help=", ".join(TIMED))
+    add("--metrics", type=names(TIMED), default=metrics, metavar="NAME,…", help=", ".join(TIMED))
     add("--rounds", type=int, default=rounds)
     add("--limit", type=float, default=limit_s, help="timeout per measurement, in seconds")
     args = parser.parse_args()
@@ -110,8 +111,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("tree", type=Path, metavar="TREE", help="the other checkout")
-    parser.add_argument("--model", type=Path, required=True, help="a checkpoint's folder")
+    parser.add_argument("tree", type=Path, metavar="TREE", help="checkout to compare with")
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     args = parse_ab_args(parser, TIMED, rounds=10, limit_s=120)
     exit_on_sigterm()
     try:

@@ -12,8 +12,8 @@ class Agreement:
     tokens: int = 0
     equal: int = 0
     ties: int = 0
-    answers: int = 0
-    equal_answers: int = 0
+    outputs: int = 0
+    equal_outputs: int = 0
 
     def __add__(self, other: "Agreement") -> "Agreement":
         pairs = zip(astuple(self), astuple(other), strict=True)
@@ -22,33 +22,33 @@ class Agreement:
     def __str__(self) -> str:
         return (
             f"{self.equal} of {self.tokens} predictions are equal, {self.ties} more are ties; "
-            f"{self.equal_answers} of {self.answers} greedy outputs are equal token for token"
+            f"{self.equal_outputs} of {self.outputs} greedy outputs are equal token for token"
         )
 
     @property
-    def is_whole(self) -> bool:
+    def all_agree(self) -> bool:
         """Whether all predictions agree, ties included."""
         return self.equal + self.ties == self.tokens
 
 
 def agreement(
-    logits: np.ndarray, predicted: list[int], tie: np.ndarray, answer: slice = slice(None)
+    logits: np.ndarray, predicted: list[int], tie: np.ndarray, output: slice = slice(None)
 ) -> Agreement:
-    """Compares predicted tokens with our most likely ones.
+    """Compares another system's predicted tokens with ours.
 
     Args:
         logits: our logits, L×V.
-        predicted: L tokens.
-        tie: largest distance below the maximum logit that counts as a tie, L numbers.
-        answer: slice of L with the generated tokens.
+        predicted: the other system's L tokens.
+        tie: maximum distance from the largest logit that counts as a tie, one per token.
+        output: slice of the tokens that belong to the greedy output.
     """
     ours = logits.argmax(-1)
     theirs = np.array(predicted)
-    behind = logits.max(-1) - np.take_along_axis(logits, theirs[:, None], -1)[:, 0]
+    gap = logits.max(-1) - np.take_along_axis(logits, theirs[:, None], -1)[:, 0]
     return Agreement(
         tokens=len(theirs),
         equal=int((ours == theirs).sum()),
-        ties=int(((ours != theirs) & (behind <= tie)).sum()),
-        answers=1,
-        equal_answers=int((ours == theirs)[answer].all()),
+        ties=int(((ours != theirs) & (gap <= tie)).sum()),
+        outputs=1,
+        equal_outputs=int((ours == theirs)[output].all()),
     )

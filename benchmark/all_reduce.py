@@ -1,13 +1,13 @@
-"""Latency and bandwidth of a sum over ranks on this machine.
+"""Latency and bandwidth of an all-reduce over ranks on this machine.
 
     python -m benchmark.all_reduce --ranks 2                # MLX's ring
     mpirun -n 2 python -m benchmark.all_reduce              # MPI
 
-Sums arrays of the sizes of decoding (few rows) and prefill (hundreds) on N processes, as tensor
-parallelism does. Sizes take turns, so that load from other processes affects all of them. A line
-fitted to the minima gives message latency and bandwidth, the inputs of `parallel_cost`:
-`--latency-us … --link-gbit …`. The medians include waiting for a core: each rank needs one, and
-the ring's threads another.
+Reduces arrays of the sizes used in decoding (few rows) and prefill (hundreds of rows) across N
+processes, as tensor parallelism does. Sizes are interleaved, so background load affects all of
+them. A line fitted to the minima yields the message latency and bandwidth that `parallel_cost`
+takes as `--latency-us … --link-gbit …`. The medians include time spent waiting for a core: each
+rank needs one, and the ring's threads need another.
 """
 
 import argparse
@@ -36,36 +36,36 @@ RANK_FLAG = "--as-rank"
 def fit(seconds: Mapping[int, float], ranks: int) -> Link:
     """Fits a link to measured times by least squares of the relative error.
 
-    Relative errors weigh the small sums of decoding as much as those of prefill.
+    Relative errors give the small arrays of decoding the same weight as those of prefill.
 
     Args:
-        seconds: bytes of the array -> time of the sum.
+        seconds: array size in bytes -> time of the all-reduce.
         ranks: number of ranks, at least 2.
     """
     n_bytes = np.array(list(seconds), dtype=float)
-    taken = np.array(list(seconds.values()))
+    measured = np.array(list(seconds.values()))
     messages = ranks - 1
     # all_reduce_seconds is linear in the latency and in 1/bandwidth.
     factors = np.stack([np.full_like(n_bytes, messages), messages * n_bytes], axis=1)
-    (latency, per_byte), *_ = np.linalg.lstsq(factors / taken[:, None], np.ones_like(taken))
+    (latency, per_byte), *_ = np.linalg.lstsq(factors / measured[:, None], np.ones_like(measured))
     return Link(float(latency), float(1 / per_byte), f"measured: {ranks} ranks on one machine")
 
 
 def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
-    """Times the sums on one rank.
+    """Times the all-reduces on one rank.
 
     Returns:
-        Bytes of the array -> minimum and median seconds.
+        Array size in bytes -> minimum and median seconds.
     """
     arrays = [mx.ones((rows, hidden), dtype=mx.bfloat16) for rows in ROWS]
     seconds: dict[int, list[float]] = {array.nbytes: [] for array in arrays}
-    for turn in range(rounds + 1):
+    for round_number in range(rounds + 1):
         for array in arrays:
             mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # a barrier
-            began = time.perf_counter()
+            start = time.perf_counter()
             mx.eval(all_reduce(array, group))
-            if turn:  # the first is slower
-                seconds[array.nbytes].append(time.perf_counter() - began)
+            if round_number > 0:  # the first round warms up
+                seconds[array.nbytes].append(time.perf_counter() - start)
     return {n_bytes: (min(t), statistics.median(t)) for n_bytes, t in seconds.items()}
 
 
@@ -90,12 +90,12 @@ def measure_ring(ranks: int, hidden: int, rounds: int) -> dict[int, tuple[float,
         for process in processes:
             process.kill()
     if any(process.returncode for process in processes):
-        raise RuntimeError("a rank failed; its error is above.")
+        raise RuntimeError("a rank failed; see its error above.")
     return {int(key): tuple(value) for key, value in json.loads(outputs[0]).items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints measured and fitted times, and a line of JSON."""
+    """Prints measured and fitted times, then a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=4096, help="elements per row")
@@ -119,20 +119,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         seconds = measure_ring(args.ranks, args.hidden, args.rounds)
     link = fit({n_bytes: minimum for n_bytes, (minimum, _) in seconds.items()}, args.ranks)
-    print(f"{args.ranks} ranks, hidden size {args.hidden}, bfloat16, {args.rounds} rounds in turns")
+    print(f"{args.ranks} ranks, hidden size {args.hidden}, bfloat16, {args.rounds} rounds")
     print("rows     bytes    min µs  median µs  fitted µs")
     for rows, (n_bytes, (minimum, median)) in zip(ROWS, seconds.items(), strict=True):
         fitted = all_reduce_seconds(n_bytes, args.ranks, link)
         times = f"{minimum * 1e6:9.0f} {median * 1e6:10.0f} {fitted * 1e6:10.0f}"
         print(f"{rows:4} {n_bytes:9,} {times}")
-    print(f"latency of a message {link.latency * 1e6:.1f} µs, {link.bandwidth * 8e-9:.2f} Gbit/s")
+    print(f"message latency {link.latency * 1e6:.1f} µs, {link.bandwidth * 8e-9:.2f} Gbit/s")
     print(
         json.dumps(
             {
                 "ranks": args.ranks,
                 "latency_us": link.latency * 1e6,
                 "link_gbit": link.bandwidth * 8e-9,
-                "least_us": {n_bytes: least * 1e6 for n_bytes, (least, _) in seconds.items()},
+                "min_us": {n_bytes: minimum * 1e6 for n_bytes, (minimum, _) in seconds.items()},
                 "median_us": {n_bytes: median * 1e6 for n_bytes, (_, median) in seconds.items()},
             }
         )

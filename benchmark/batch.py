@@ -30,19 +30,19 @@ from .timing import Times, step_seconds
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 CONTEXT = 128
 DECODE_SECONDS = 3.0
-# The queue of the end-to-end run.
+# Workload of the end-to-end run.
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 32
 
 
 class NullTokenizer:
-    """Tokenizer stub without text and EOS tokens."""
+    """Tokenizer stub that emits no text and has no EOS tokens."""
 
     eos_token_ids: frozenset[int] = frozenset()
     text = ""
 
     @property
     def detokenizer(self) -> "NullTokenizer":
-        """The object itself."""
+        """Returns itself."""
         return self
 
     def add_token(self, token: int) -> None:
@@ -56,7 +56,7 @@ def decode_row(
     model: Week2, batch: int, args: argparse.Namespace, costs: ModelCosts, limits: Limits
 ) -> dict[str, Any]:
     """Measures and prints tokens per second at one batch size."""
-    sequences = model.sequences(batch, CONTEXT, room=args.steps + 2)
+    sequences = model.sequences(batch, CONTEXT, max_new_tokens=args.steps + 2)
     seconds, machine = limits.around(
         lambda: step_seconds(
             lambda: model.step(sequences), args.steps, limit_s=DECODE_SECONDS, warm_up=2
@@ -75,7 +75,7 @@ def decode_row(
 
 
 def end_to_end(model: Week2, batch_size: int, prefill_step: int) -> dict[str, Any]:
-    """Runs the queue once; returns prompt and output tokens per second."""
+    """Runs the queue of prompts; returns prompt and output tokens per second."""
     prompts = [token_ids(PROMPT_TOKENS, model.model.vocab_size) for _ in range(NUM_PROMPTS)]
     start = time.perf_counter()
     batch = BatchGeneration(
@@ -99,27 +99,27 @@ def end_to_end(model: Week2, batch_size: int, prefill_step: int) -> dict[str, An
 
 
 def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
-    """Measures all batch sizes, then the queue."""
+    """Measures all batch sizes, then the queue of prompts."""
     if args.device is not None:
         mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
     model = Week2(args.model, args.flash)
-    print("| batch | step, ms | tokens/s, median | tokens/s, best | of the roofline |")
+    print("| batch | step, ms | tokens/s, median | tokens/s, best | share of roofline |")
     print("|---:|---:|---:|---:|---:|")
     sizes = [size for size in BATCH_SIZES if size <= args.max_batch]
     rows = [decode_row(model, batch, args, costs, limits) for batch in sizes]
-    whole = end_to_end(model, min(8, args.max_batch), args.prefill_step)
+    queue = end_to_end(model, min(8, args.max_batch), args.prefill_step)
     print(
         f"\n{NUM_PROMPTS} prompts of {PROMPT_TOKENS} tokens, {NEW_TOKENS} new tokens each, "
-        f"{whole['batch_size']} at once: {whole['seconds']:.1f} s, "
-        f"{whole['new_tokens_per_s']:.1f} new tokens/s"
+        f"batch size {queue['batch_size']}: {queue['seconds']:.1f} s, "
+        f"{queue['new_tokens_per_s']:.1f} new tokens/s"
     )
     return {
         "model": args.model,
         "attention": model.attention,
         "machine": None if limits.machine is None else str(limits.machine),
         "decode": rows,
-        "end_to_end": whole,
+        "end_to_end": queue,
     }
 
 
@@ -129,16 +129,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="demo", help="name or folder (demo)")
+    add("--model", default="demo", help="model name or folder (default: demo)")
     add(
         "--flash",
         action=argparse.BooleanOptionalAction,
-        help="attention through the flash kernel (default)",
+        help="use the flash attention kernel (default)",
     )
     add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
     add("--steps", type=int, default=24, help="tokens to decode")
     add("--max-batch", type=int, default=BATCH_SIZES[-1], help="largest batch size")
-    add("--prefill-step", type=int, default=128, help="chunk size of the end-to-end run")
+    add("--prefill-step", type=int, default=128, help="prefill chunk size of the end-to-end run")
     args = parser.parse_args()
     with measured_limits() as limits:
         try:

@@ -1,12 +1,12 @@
-"""Checks that llama.cpp predicts our tokens on the GGUF file we write.
+"""Checks that llama.cpp predicts our tokens from the GGUF file we write.
 
     python -m benchmark.check_gguf --llama-python PYTHON
 
 A speed comparison is meaningless if the systems compute different models. The demo model
-completes its prompts; llama.cpp then predicts the token after each token of prompt and output.
-With the float32 file the weights are identical, so all tokens but ties must agree: our logits are
-bfloat16, which cannot distinguish 20 from 20.1. Q4_0 quantizes the weights a second time, which
-changes some. A small random Qwen3.5 in float32 must agree in every token.
+generates greedy outputs; llama.cpp then predicts the token after each token of prompt and output.
+The float32 file has the same weights, so all predictions must agree except for ties: our logits
+are bfloat16, which cannot distinguish 20 from 20.1. Q4_0 requantizes the weights, which changes
+some predictions. With a small random Qwen3.5 in float32, every prediction must agree.
 """
 
 import argparse
@@ -39,7 +39,7 @@ QUESTIONS = (
     "What is flash attention?",
 )
 MAX_TOKENS = 96
-# Of Qwen3.5, with three value heads per key head.
+# A small Qwen3.5 with three value heads per key head.
 VOCAB_SIZE = 1024
 SMALL_HYBRID = {
     "hidden_size": 128,
@@ -55,9 +55,7 @@ SMALL_HYBRID = {
     "vocab_size": VOCAB_SIZE,
     "torch_dtype": "float32",
 }
-
-
-# Relative distance of a tie from the largest logit: two units in the last place of bfloat16.
+# Maximum distance of a tie from the largest logit, relative to it: at most two bfloat16 ulps.
 TIE = 2.0**-7
 
 
@@ -82,7 +80,7 @@ class Text:
 
 
 def demo_texts() -> list[Text]:
-    """Prompts with our greedy outputs."""
+    """Generates a greedy output for each prompt."""
     mlx_model, tokenizer = load_weights("demo")
     model = Qwen3ModelWeek2(mlx_model)
     sampler = make_sampler(temp=0)
@@ -103,7 +101,10 @@ def demo_texts() -> list[Text]:
 
 
 def hybrid_text(folder: Path) -> Text:
-    """Writes a random Qwen3.5 to a folder; returns random tokens and our predictions, as logits."""
+    """Writes a random Qwen3.5; returns random tokens and our predictions.
+
+    The predictions are one-hot logits.
+    """
     write_checkpoint(folder, {**shape_config("qwen3.5-4b"), **SMALL_HYBRID}, dtype=mx.float32)
     ids = np.random.default_rng(0).integers(VOCAB_SIZE, size=60).tolist()
     llm = LLM(str(folder), kv_cache_bytes=1 << 28)
@@ -151,7 +152,7 @@ def main() -> int:
         result["hybrid"] = compare(args.llama_python, Path(folder) / "hybrid.gguf", [text])
         print(f"hybrid: {result['hybrid']}")
     print(json.dumps({kind: asdict(agreement) for kind, agreement in result.items()}))
-    return 0 if result["f32"].is_whole and result["hybrid"].is_whole else 1
+    return 0 if result["f32"].all_agree and result["hybrid"].all_agree else 1
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Checks that OpenVINO and ONNX Runtime compute our model in 4 bits.
+"""Checks that OpenVINO and ONNX Runtime predict our 4-bit model's tokens.
 
     python -m benchmark.check_peers --openvino-python PYTHON --onnx-python PYTHON
 
 A speed comparison is meaningless if the systems compute different models. The checkpoint is a small
 random model whose matrices are 4-bit integers times a power of two, which the exporters preserve
-exactly. Each system completes prompts greedily, through prefill and decoding. We compute the logits
+exactly. Each system generates greedy outputs, through prefill and decoding. We compute the logits
 of the same tokens in float32: each token must be our most likely one or a tie.
 
 The tie threshold depends on the arithmetic. `--exact` workers compute in float32, but accumulate in
-another order, so the logits may differ by float32 rounding: a thousandth of their standard
+a different order, so the logits may differ by float32 rounding: a thousandth of their standard
 deviation is allowed. The benchmarked settings round matmul inputs to 8 bits. With one scale per
 row, the error of an element is up to 1/254 of the row's maximum, about 1 % of the row's standard
 deviation. Nine matmuls follow one another, four in each of two layers plus the head, and
@@ -50,8 +50,8 @@ def exact_matrix(shape: tuple[int, ...]) -> mx.array:
     O, I = shape
     groups = (O, I // GROUP_SIZE, GROUP_SIZE)
     q = mx.clip(mx.round(2.5 * mx.random.normal(groups)), -7, 7)
-    place = mx.random.randint(0, GROUP_SIZE, (*groups[:2], 1))
-    q = mx.where(mx.arange(GROUP_SIZE) == place, -8, q)
+    position = mx.random.randint(0, GROUP_SIZE, (*groups[:2], 1))
+    q = mx.where(mx.arange(GROUP_SIZE) == position, -8, q)
     return (q * 2.0 ** round(float(np.log2(I**-0.5 / 2.6)))).reshape(O, I)
 
 
@@ -78,7 +78,7 @@ class Reference:
 
         Args:
             prompt: the system's input tokens.
-            reply: `tokens`, its output, and `never`, tokens it cannot choose.
+            reply: the system's output as `tokens`; `excluded` has the tokens it cannot generate.
             tie: see `TIES`.
         """
         tokens = reply["tokens"]
@@ -87,7 +87,7 @@ class Reference:
         logits = np.array(self._model(mx.array([prompt + tokens]), 0, cache)[0])
         logits = logits[len(prompt) - 1 : -1]  # logits that predict the output
         allowed = tie * logits.std(-1)
-        logits[:, reply["never"]] = -np.inf
+        logits[:, reply["excluded"]] = -np.inf
         return agreement(logits, tokens, allowed)
 
 
@@ -97,27 +97,27 @@ def prompts() -> list[list[int]]:
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in PROMPT_LENGTHS]
 
 
-def check(system: str, python: str, exact: bool, work: Path, plain: Path) -> Agreement:
-    """Exports the model, generates an output with a system, and compares it with ours.
+def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -> Agreement:
+    """Exports the model to a system and compares its outputs with ours.
 
     Args:
         system: a key of `WORKERS`.
         python: an interpreter with the system.
         exact: whether activations stay float32.
-        work: folder of the export.
-        plain: output of `write_exact_checkpoint`.
+        work: folder for the exported model.
+        checkpoint: output of `write_exact_checkpoint`.
 
     Raises:
         WorkerError: the system failed.
     """
     folder = work / f"{system}{'-exact' if exact else ''}"
-    export_once(python, WORKERS[system], plain, folder, exact)
+    export_once(python, WORKERS[system], checkpoint, folder, exact)
     flags = ["--exact"] if exact else []
     worker = WorkerProcess(python, WORKERS[system], [str(folder), *flags])
     try:
-        reference, total = Reference(plain), Agreement()
+        reference, total = Reference(checkpoint), Agreement()
         for prompt in prompts():
-            reply = worker.ask({"kind": "answer", "ids": prompt, "tokens": NEW_TOKENS})
+            reply = worker.ask({"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS})
             if "failed" in reply:
                 raise WorkerError(f"{system} failed: {reply['failed']}")
             total += reference.agreement(prompt, reply, TIES[exact])
@@ -136,22 +136,22 @@ def main() -> int:
     args = parser.parse_args()
     pythons = {"openvino": args.openvino_python, "onnxruntime": args.onnx_python}
     if not any(pythons.values()):
-        parser.error("give --openvino-python, --onnx-python, or both")
+        parser.error("at least one of --openvino-python and --onnx-python is required.")
     result: dict[str, Agreement] = {}
     with tempfile.TemporaryDirectory() as work:
-        plain = Path(work) / "plain"
-        write_exact_checkpoint(plain)
+        checkpoint = Path(work) / "checkpoint"
+        write_exact_checkpoint(checkpoint)
         for system, python in pythons.items():
             for exact in TIES if python else ():
                 name = f"{system}, {'float32' if exact else '8-bit'} activations"
                 try:
-                    result[name] = check(system, python, exact, Path(work), plain)
+                    result[name] = check(system, python, exact, Path(work), checkpoint)
                 except WorkerError as error:
                     print(f"check_peers: {error}.", file=sys.stderr)
                     return 2
                 print(f"{name}: {result[name]}")
-    print(json.dumps({name: asdict(one) for name, one in result.items()}))
-    return 0 if all(one.is_whole for one in result.values()) else 1
+    print(json.dumps({name: asdict(agreement) for name, agreement in result.items()}))
+    return 0 if all(agreement.all_agree for agreement in result.values()) else 1
 
 
 if __name__ == "__main__":

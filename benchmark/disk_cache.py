@@ -1,10 +1,11 @@
-"""Prefix cache on disk: time to first token, and the cost of writing.
+"""Prefix cache on disk: time to first token, and the cost of its writes.
 
     python -m benchmark.disk_cache [--model FOLDER] [--tokens 8192] [--directory DIR]
 
-Weights are random, by default in the shapes of Qwen3-0.6B in 4 bits. Each phase is a new process,
-as after a restart, and before the disk phase the system forgets the page files' contents. Then two
-engines in one process prefill different prompts in turns, one of them with a directory.
+Weights are random, by default in the shapes of 4-bit Qwen3-0.6B. Each phase runs in a new process,
+as after a restart; before the disk phase, the cache files are dropped from the OS page cache.
+Finally, two engines in one process, one of them with a cache directory, take turns at prefilling
+different prompts.
 """
 
 import argparse
@@ -31,14 +32,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", help="folder with a config.json (Qwen3-0.6B's shapes)")
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens of the prompt")
-    parser.add_argument("--turns", type=int, default=5, help="prompts per engine, written behind")
-    parser.add_argument("--directory", type=Path, help="where to put the cache (temporary)")
+    parser.add_argument("--model", help="folder with a config.json (default: Qwen3-0.6B)")
+    parser.add_argument("--tokens", type=int, default=8192, help="prompt length")
+    parser.add_argument(
+        "--turns", type=int, default=5, help="prompts per engine in the alternating phase"
+    )
+    parser.add_argument("--directory", type=Path, help="parent of the temporary cache")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.phase == "turns":
-        print(json.dumps(run_turns(args.model, args.directory, args.turns)))
+    if args.phase == "alternate":
+        print(json.dumps(alternate(args.model, args.directory, args.turns)))
         return 0
     if args.phase is not None:
         print(json.dumps(run_phase(args.model, args.directory, args.tokens)))
@@ -47,26 +50,26 @@ def main() -> int:
         model = args.model or str(write_config(Path(folder) / "model"))
         cache = Path(folder) / "cache"
         command = ["--model", model, "--directory", str(cache), "--tokens", str(args.tokens)]
-        first = run_process([*command, "--phase", "first"])
+        before = run_process([*command, "--phase", "before-restart"])
         for file in (cache / "pages").glob("*/*"):
             drop_from_page_cache(file)
-        again = run_process([*command, "--phase", "again"])
-        assert first["tokens"] == again["tokens"], "other tokens from disk"
-        print(f"cold    {first['seconds'][0]:7.3f} s")
-        print(f"memory  {first['seconds'][1]:7.3f} s")
-        print(f"disk    {again['seconds'][0]:7.3f} s, {again['hits']} tokens")
-        print(f"stored  {first['bytes'] / 1e6:,.0f} MB; start {again['start']:.2f} s")
-        turns = run_process([*command, "--turns", str(args.turns), "--phase", "turns"])
-        without, behind = (Times.of(seconds) for seconds in turns["seconds"])
+        after = run_process([*command, "--phase", "after-restart"])
+        assert before["tokens"] == after["tokens"], "pages from disk changed the output"
+        print(f"cold    {before['seconds'][0]:7.3f} s")
+        print(f"memory  {before['seconds'][1]:7.3f} s")
+        print(f"disk    {after['seconds'][0]:7.3f} s, {after['hits']} tokens hit")
+        print(f"stored  {before['bytes'] / 1e6:,.0f} MB; engine startup {after['startup']:.2f} s")
+        result = run_process([*command, "--turns", str(args.turns), "--phase", "alternate"])
+        memory_only, with_disk = (Times.of(seconds) for seconds in result["seconds"])
         print(
-            f"512 tokens without / with a directory: median {without.median:.3f} / "
-            f"{behind.median:.3f} s, best {without.minimum:.3f} / {behind.minimum:.3f} s"
+            f"512 tokens without / with disk writes: median {memory_only.median:.3f} / "
+            f"{with_disk.median:.3f} s, best {memory_only.minimum:.3f} / {with_disk.minimum:.3f} s"
         )
     return 0
 
 
 def write_config(folder: Path) -> Path:
-    """Writes the config of Qwen3-0.6B in 4 bits."""
+    """Writes the config.json of 4-bit Qwen3-0.6B."""
     folder.mkdir(parents=True)
     config = shape_config("qwen3-0.6b") | {"quantization": {"group_size": 128, "bits": 4}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -82,7 +85,7 @@ def run_process(flags: Sequence[str]) -> dict[str, Any]:
 
 
 def build(model: str, directory: Path | None, num_tokens: int) -> LLM:
-    """Builds an engine with memory for one prompt and random weights."""
+    """Builds an engine with random weights and a KV cache for one prompt."""
     return LLM(
         model,
         load_format="dummy",
@@ -100,35 +103,35 @@ def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
 
 
 def run_phase(model: str, directory: Path, num_tokens: int) -> dict[str, Any]:
-    """Times the same prompt twice in one engine."""
+    """Runs the same prompt twice in one engine; returns times and statistics."""
     started = time.perf_counter()
     llm = build(model, directory, num_tokens)
-    start = time.perf_counter() - started
+    startup = time.perf_counter() - started
     prompt = [(7 * i) % 1000 + i // 1000 for i in range(num_tokens)]
-    first_token(llm, [5] * 40)
-    (cold, first), (again, second) = first_token(llm, prompt), first_token(llm, prompt)
+    first_token(llm, [5] * 40)  # warm-up
+    (cold, first), (warm, second) = first_token(llm, prompt), first_token(llm, prompt)
     cache = llm.core.disk_cache
     assert cache is not None
     llm.close()
     return {
-        "seconds": [cold, again],
+        "seconds": [cold, warm],
         "tokens": [first, second],
         "hits": cache.stats.hit_tokens,
         "bytes": cache.stats.num_bytes,
-        "start": start,
+        "startup": startup,
     }
 
 
-def run_turns(model: str, directory: Path, turns: int) -> dict[str, Any]:
-    """Times prompts of 512 tokens, in turns without and with writing behind."""
+def alternate(model: str, directory: Path, turns: int) -> dict[str, Any]:
+    """Times 512-token prompts, alternately without and with disk writes."""
     engines = [build(model, None, 1024), build(model, directory, 1024)]
     seconds: list[list[float]] = [[], []]
     for turn in range(-1, turns):
         for number, llm in enumerate(engines):
             prompt = [(turn + 2) * 31 + i % 800 for i in range(512)]
-            time_taken, _ = first_token(llm, prompt)
-            if turn >= 0:
-                seconds[number].append(time_taken)
+            ttft, _ = first_token(llm, prompt)
+            if turn >= 0:  # the first turn warms up
+                seconds[number].append(ttft)
     return {"seconds": seconds}
 
 

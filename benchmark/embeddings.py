@@ -1,10 +1,10 @@
-"""Embeddings beside sentence-transformers and llama.cpp, interleaved.
+"""Embedding throughput compared with sentence-transformers and llama.cpp.
 
     python -m benchmark.embeddings --work FOLDER [--torch-python P] [--llama-python P]
 
-Random weights in Qwen3-Embedding-0.6B's shape, 4-bit or bfloat16. The texts are token ids:
-tokenizers are not measured. The cosine between a system's vector and ours in bfloat16 shows that
-both compute the same model.
+The weights are random, in Qwen3-Embedding-0.6B's shape, 4-bit or bfloat16. Measurements of the
+systems are interleaved. Inputs are token ids, so tokenization is not measured. The cosine
+similarity of a system's vector to our bfloat16 one shows whether both compute the same model.
 """
 
 import argparse
@@ -29,7 +29,7 @@ OURS = "tiny-llm, bfloat16"
 
 
 def write_models(work: Path) -> dict[str, Path]:
-    """Writes the checkpoints, unless they exist: kind -> path."""
+    """Writes missing checkpoints; returns their paths by format."""
     paths = {"bf16": work / "embedding-bf16", "4bit": work / "embedding-4bit"}
     for kind, folder in paths.items():
         if not (folder / "modules.json").exists():  # written last
@@ -42,7 +42,7 @@ def write_models(work: Path) -> dict[str, Path]:
 
 
 def mark_as_embedding_model(folder: Path) -> None:
-    """Adds sentence-transformers' files to a checkpoint: last token, unit length."""
+    """Adds sentence-transformers' config: last-token pooling, normalization."""
     modules = []
     for number, name in enumerate(MODULES):
         path = f"{number}_{name}" if number else ""
@@ -79,10 +79,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--work", type=Path, required=True, help="cache of checkpoints, 2 GB")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for cached checkpoints, 2 GB"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--llama-python", default=sys.executable)
-    parser.add_argument("--torch-python", default=sys.executable)
+    parser.add_argument(
+        "--llama-python", default=sys.executable, help="interpreter with llama-cpp-python"
+    )
+    parser.add_argument(
+        "--torch-python", default=sys.executable, help="interpreter with sentence-transformers"
+    )
     args = parser.parse_args()
     exit_on_sigterm()
     args.work.mkdir(parents=True, exist_ok=True)

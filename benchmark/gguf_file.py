@@ -2,9 +2,9 @@
 
     python -m benchmark.gguf_file FOLDER FILE.gguf --type q4_0
 
-MLX-quantized weights are dequantized and quantized again: Q4_0 has one scale per 32 weights and no
-bias, 4.5 bits per weight; MLX's groups of 128 take 4.25. `f32` is lossless. Without
-`with_vocabulary` the file has no tokenizer: most benchmarks use token ids.
+MLX-quantized weights are dequantized and requantized: Q4_0 has one scale per 32 weights and no
+bias, 4.5 bits per weight; MLX's groups of 128 take 4.25. `f32` is lossless. The tokenizer is
+optional (`with_vocabulary`), since most benchmarks use token ids.
 """
 
 import argparse
@@ -44,11 +44,11 @@ MODEL_NAMES = {
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-FLOAT32 = ("ffn_gate_inp.weight", *gguf_hybrid.FLOAT32)  # in llama.cpp
+FLOAT32 = ("ffn_gate_inp.weight", *gguf_hybrid.FLOAT32)  # llama.cpp requires float32
 
 
 def gguf_name(name: str, hybrid: bool = False) -> str:
-    """llama.cpp's name of a Qwen3 or Qwen3.5 checkpoint's weight."""
+    """llama.cpp's name for a weight of a Qwen3 or Qwen3.5 checkpoint."""
     stem = name.removesuffix(".weight")
     if stem in MODEL_NAMES:
         return f"{MODEL_NAMES[stem]}.weight"
@@ -63,7 +63,7 @@ def pack_q4_0(rows: np.ndarray) -> np.ndarray:
     """Quantizes to Q4_0: blocks of 32 weights become a float16 scale d and 16 bytes.
 
     weight ≈ (q − 8)·d with q in 0 … 15, and d such that the largest weight by magnitude has q = 0.
-    Byte i holds weight i of the block in its low half and weight i + 16 in its high half.
+    Byte i holds weight i of the block in its low nibble and weight i + 16 in its high nibble.
 
     Args:
         rows: ...×O×I float32, I a multiple of 32.
@@ -77,13 +77,13 @@ def pack_q4_0(rows: np.ndarray) -> np.ndarray:
     scale = largest / -8
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     q = np.minimum(15, blocks * inverse + 8.5).astype(np.uint8)
-    halves = q[:, : Q4_0_BLOCK // 2] | q[:, Q4_0_BLOCK // 2 :] << 4
-    packed = np.concatenate([scale.astype(np.float16).view(np.uint8), halves], axis=1)
+    nibbles = q[:, : Q4_0_BLOCK // 2] | q[:, Q4_0_BLOCK // 2 :] << 4
+    packed = np.concatenate([scale.astype(np.float16).view(np.uint8), nibbles], axis=1)
     return packed.reshape(*leading, I // Q4_0_BLOCK * packed.shape[1])
 
 
 def plain_weights(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names and float32 values of a checkpoint's weights, dequantized if needed."""
+    """Yields the name and float32 values of each weight, dequantized if needed."""
     quantization = json.loads((folder / "config.json").read_text()).get("quantization")
     for file in sorted(folder.glob("*.safetensors")):
         tensors: Any = mx.load(str(file))
@@ -107,41 +107,43 @@ def add_vocabulary(writer: Any, folder: Path, vocab_size: int) -> None:
 
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     model = tokenizer["model"]
-    tokens = [f"[PAD{place}]" for place in range(vocab_size)]
+    tokens = [f"[PAD{token_id}]" for token_id in range(vocab_size)]
     types = [gguf.TokenType.UNUSED] * vocab_size
-    for token, place in model["vocab"].items():
-        tokens[place], types[place] = token, gguf.TokenType.NORMAL
+    for token, token_id in model["vocab"].items():
+        tokens[token_id], types[token_id] = token, gguf.TokenType.NORMAL
     for added in tokenizer["added_tokens"]:
         tokens[added["id"]] = added["content"]
         kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
         types[added["id"]] = kinds[added["special"]]
-    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
-    ends = json.loads((folder / "config.json").read_text()).get("eos_token_id")
-    if ends is not None:
-        writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+    eos = json.loads((folder / "config.json").read_text()).get("eos_token_id")
+    if eos is not None:
+        writer.add_eos_token_id(eos[0] if isinstance(eos, list) else eos)
 
 
 def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bool = False) -> None:
-    """Writes a checkpoint as a GGUF file: Qwen3, dense or with experts everywhere, or Qwen3.5.
+    """Writes a checkpoint as a GGUF file.
+
+    Supports dense Qwen3, Qwen3 with experts in every layer, and Qwen3.5.
 
     Args:
         folder: the checkpoint.
-        file: output; it appears once complete.
+        file: output, renamed to its final name once complete.
         kind: type of the matrices, one of `TYPES`; norms are always float32.
-        with_vocabulary: whether to include the tokens' texts, which a server needs.
+        with_vocabulary: whether to include the tokenizer, which a server needs.
     """
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
     partial = file.with_suffix(".partial")
     has_experts, hybrid = "num_experts" in config, gguf_hybrid.is_hybrid(config)
-    kind_of_model = "qwen35" if hybrid else "qwen3moe" if has_experts else "qwen3"
-    writer = gguf.GGUFWriter(str(partial), kind_of_model)
+    architecture = "qwen35" if hybrid else "qwen3moe" if has_experts else "qwen3"
+    writer = gguf.GGUFWriter(str(partial), architecture)
     writer.add_name(folder.name)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -167,13 +169,13 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
         writer.add_tokenizer_model("none")
     packed_type = gguf.GGMLQuantizationType.Q4_0
     for name, weight in plain_weights(folder):
-        theirs = gguf_name(name, hybrid)
+        target_name = gguf_name(name, hybrid)
         if hybrid:
-            weight = gguf_hybrid.converted(theirs, weight, config)
-        if weight.ndim > 1 and kind == "q4_0" and not theirs.endswith(FLOAT32):
-            writer.add_tensor(theirs, pack_q4_0(weight), raw_dtype=packed_type)
+            weight = gguf_hybrid.convert_weight(target_name, weight, config)
+        if weight.ndim > 1 and kind == "q4_0" and not target_name.endswith(FLOAT32):
+            writer.add_tensor(target_name, pack_q4_0(weight), raw_dtype=packed_type)
         else:
-            writer.add_tensor(theirs, weight)
+            writer.add_tensor(target_name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,7 +1,7 @@
-"""Qwen3.5's weights in the layout of llama.cpp's `qwen35`, for `gguf_file`.
+"""Converts Qwen3.5's weights to llama.cpp's `qwen35` layout.
 
-A checkpoint groups a DeltaNet's value heads by key head. llama.cpp broadcasts key heads in turns:
-value head i belongs to key head i mod H_k, so the value heads are reordered.
+A checkpoint groups a DeltaNet's value heads by key head. llama.cpp interleaves them: value head i
+belongs to key head i mod H_k, so the value heads are reordered.
 """
 
 from collections.abc import Mapping
@@ -20,17 +20,17 @@ LAYER_NAMES = {
     "linear_attn.out_proj": "ssm_out",
 }
 VECTOR_NAMES = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
-ROPE_SECTIONS = [11, 11, 10, 0]  # of image positions; no effect on text
+ROPE_SECTIONS = [11, 11, 10, 0]  # for image positions; no effect on text
 FLOAT32 = ("ssm_conv1d.weight", "ssm_a", "ssm_dt.bias")
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
-    """Whether a parsed `config.json` is Qwen3.5's."""
+    """Whether a parsed `config.json` describes a Qwen3.5 model."""
     return str(config["model_type"]).startswith("qwen3_5")
 
 
 def add_parameters(writer: Any, config: Mapping[str, Any]) -> None:
-    """Writes the DeltaNet's dimensions and the partial RoPE's."""
+    """Writes the dimensions of the DeltaNet and of the partial RoPE."""
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))
@@ -43,12 +43,12 @@ def add_parameters(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
 
 
-def converted(name: str, weight: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
-    """A checkpoint's weight in llama.cpp's layout.
+def convert_weight(name: str, weight: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """Converts a checkpoint's weight to llama.cpp's layout.
 
     Args:
-        name: its name in llama.cpp.
-        weight: its values.
+        name: the weight's name in llama.cpp.
+        weight: the checkpoint's values.
         config: the parsed `config.json`.
     """
     width = config["linear_value_head_dim"]
@@ -57,19 +57,19 @@ def converted(name: str, weight: np.ndarray, config: Mapping[str, Any]) -> np.nd
     if part == "ssm_a":
         weight = -np.exp(weight)
     if part in ("ssm_a", "ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
-        return _in_turns(weight, 1, config)
+        return _interleave_heads(weight, 1, config)
     if part == "attn_gate.weight":
-        return _in_turns(weight, width, config)
+        return _interleave_heads(weight, width, config)
     if part == "ssm_out.weight":
-        return np.ascontiguousarray(_in_turns(weight.T, width, config).T)
+        return np.ascontiguousarray(_interleave_heads(weight.T, width, config).T)
     if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
         weight = weight.reshape(len(weight), -1)
-        return np.concatenate([weight[:keys], _in_turns(weight[keys:], width, config)])
+        return np.concatenate([weight[:keys], _interleave_heads(weight[keys:], width, config)])
     return weight
 
 
-def _in_turns(rows: np.ndarray, width: int, config: Mapping[str, Any]) -> np.ndarray:
-    """Reorders value heads of `width` rows each: one of every key head in turns."""
+def _interleave_heads(rows: np.ndarray, width: int, config: Mapping[str, Any]) -> np.ndarray:
+    """Reorders value heads of `width` rows: the first of each key head first."""
     num_key_heads = config["linear_num_key_heads"]
     heads = rows.reshape(num_key_heads, -1, width, *rows.shape[1:])
     return heads.swapaxes(0, 1).reshape(rows.shape)

@@ -1,7 +1,7 @@
 """Lightweight load generators for OpenAI servers on the same machine.
 
-A client sends a request and reads all available bytes at a time. Between reads it searches only for
-two events: the first line that begins with `data:`, and the last one.
+A client sends a request and reads the response in large chunks. Instead of parsing the stream, it
+only looks for two events: the first line that begins with `data:`, and the final one.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from tiny_llm import UserError
 from tiny_llm.cli.batching.open_loop import RequestTimes, percentile
 from tiny_llm.cli.batching.workload import Workload
 
-LARGEST_READ = 2**16  # bytes
-LAST_EVENT = b"\ndata: [DONE]\n"  # JSON escapes line breaks
+READ_BYTES = 2**16
+LAST_EVENT = b"\ndata: [DONE]\n"  # cannot occur in JSON, which escapes line breaks
 LAST_CHUNK = b"\r\n0\r\n\r\n"  # end of a chunked response
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Results of a workload.
+    """Results of running a workload.
 
     Attributes:
         seconds: time from the first request to the end of the last response.
@@ -37,8 +37,8 @@ class LoadResult:
     requests: Sequence[RequestTimes]
 
     def figures(self) -> dict[str, float]:
-        """Reported figures."""
-        ttft = [one.ttft for one in self.requests]
+        """Figures for the report."""
+        ttft = [request.ttft for request in self.requests]
         return {
             "output_tokens_per_s": self.output_tokens / self.seconds,
             "first_token_ms_p50": percentile(ttft, 50) * 1e3,
@@ -50,8 +50,8 @@ class Client:
     """Client with a persistent connection, as in the official libraries.
 
     Args:
-        url: server.
-        extra: server-specific fields of each request.
+        url: the server's base URL.
+        extra: server-specific request fields.
     """
 
     def __init__(self, url: str, extra: dict[str, Any]):
@@ -67,20 +67,20 @@ class Client:
         Args:
             prompt: token ids.
             length: number of output tokens.
-            due: arrival time of an open-loop request; by default, now.
+            due: scheduled arrival time of an open-loop request; default: now.
 
         Raises:
-            UserError: an error response, or the stream ended early.
+            UserError: the server returned an error or closed the stream early.
         """
         body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
         content = json.dumps(body | {"ignore_eos": True, **self._extra}).encode()
         arrival = time.perf_counter() if due is None else due
-        reader, status = await self._ask(_request("POST", "/v1/completions", content))
+        reader, status = await self._send(_request("POST", "/v1/completions", content))
         if b" 200 " not in status:
             text = (await reader.read(2000)).decode(errors="replace")
-            raise UserError(f"{self._url} answers {status.decode().strip()}: {text[-300:]}")
+            raise UserError(f"{self._url} returned {status.decode().strip()}: {text[-300:]}")
         first, tail, has_ended = None, b"", False
-        while data := await reader.read(LARGEST_READ):
+        while data := await reader.read(READ_BYTES):
             now = time.perf_counter()
             data = tail + data
             if first is None and b"\ndata:" in data:
@@ -92,9 +92,9 @@ class Client:
             tail = data[-len(LAST_EVENT) :]
         raise UserError(f"{self._url} closed the stream before the end of the response.")
 
-    async def _ask(self, request: bytes) -> tuple[asyncio.StreamReader, bytes]:
+    async def _send(self, request: bytes) -> tuple[asyncio.StreamReader, bytes]:
         """Sends a request; returns the response's reader and its status line."""
-        is_used = self._connection is not None
+        is_reused = self._connection is not None
         if self._connection is None:
             self._connection = await _connect(self._url)
         reader, writer = self._connection
@@ -103,9 +103,9 @@ class Client:
             status = await reader.readline()
         except ConnectionError:
             status = b""
-        if is_used and not status:  # the server closed the idle connection
+        if is_reused and not status:  # the server closed the idle connection
             self.close()
-            return await self._ask(request)
+            return await self._send(request)
         return reader, status
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Client:
             self._connection = None
 
 
-async def get_seconds(url: str, path: str) -> float:
+async def get_latency(url: str, path: str) -> float:
     """Latency of a GET on a new connection.
 
     Raises:
@@ -128,7 +128,7 @@ async def get_seconds(url: str, path: str) -> float:
         writer.write(_request("GET", path, b""))
         status = await reader.readline()
         if b" 200 " not in status:
-            raise UserError(f"{url}{path} answers {status.decode().strip()}.")
+            raise UserError(f"{url}{path} returned {status.decode().strip()}.")
         return time.perf_counter() - started
     finally:
         writer.close()
@@ -137,27 +137,29 @@ async def get_seconds(url: str, path: str) -> float:
 async def run_clients(
     url: str, workload: Workload, clients: int, extra: dict[str, Any]
 ) -> LoadResult:
-    """Runs a workload with closed-loop clients: each sends its next prompt after a response.
+    """Runs a workload with closed-loop clients.
+
+    Each client sends its next prompt when the previous response is complete.
 
     Args:
-        url: server.
+        url: the server's base URL.
         workload: prompts as token ids, and output lengths.
         clients: number of concurrent clients.
-        extra: server-specific fields of each request.
+        extra: server-specific request fields.
     """
-    waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
+    pending = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
     requests: list[RequestTimes] = []
 
-    async def ask() -> None:
+    async def run_client() -> None:
         client = Client(url, extra)
         try:
-            while waiting:
-                requests.append(await client.complete(*waiting.pop()))
+            while pending:
+                requests.append(await client.complete(*pending.pop()))
         finally:
             client.close()
 
     started = time.perf_counter()
-    await asyncio.gather(*(ask() for _ in range(clients)))
+    await asyncio.gather(*(run_client() for _ in range(clients)))
     seconds = time.perf_counter() - started
     return LoadResult(seconds, workload.output_tokens, requests)
 
@@ -168,37 +170,37 @@ async def run_arrivals(
     """Runs a workload open-loop: each prompt is sent at its arrival time.
 
     Args:
-        url: server.
+        url: the server's base URL.
         workload: prompts as token ids, and output lengths.
         arrivals: arrival time of each prompt, in seconds after the first.
-        extra: server-specific fields of each request.
+        extra: server-specific request fields.
     """
     started = time.perf_counter()
-    free: list[Client] = []  # clients with an idle connection
+    idle: list[Client] = []  # connected, without a request in flight
 
-    async def ask(prompt: Sequence[int], length: int, arrival: float) -> RequestTimes:
+    async def send(prompt: Sequence[int], length: int, arrival: float) -> RequestTimes:
         due = started + arrival
         await asyncio.sleep(due - time.perf_counter())
-        client = free.pop() if free else Client(url, extra)
+        client = idle.pop() if idle else Client(url, extra)
         times = await client.complete(prompt, length, due)
-        free.append(client)
+        idle.append(client)
         return times
 
-    given = zip(workload.prompts, workload.output_lens, arrivals, strict=True)
+    schedule = zip(workload.prompts, workload.output_lens, arrivals, strict=True)
     try:
-        requests = await asyncio.gather(*(ask(*request) for request in given))
+        requests = await asyncio.gather(*(send(*request) for request in schedule))
     finally:
-        for client in free:
+        for client in idle:
             client.close()
     return LoadResult(time.perf_counter() - started, workload.output_tokens, requests)
 
 
 async def health_under_load(url: str, workload: Workload, clients: int) -> list[float]:
-    """Latencies of `GET /health`, ten times per second, while clients stream."""
+    """Latencies of `GET /health` under load, sampled ten times per second."""
     load = asyncio.ensure_future(run_clients(url, workload, clients, {}))
     seconds = []
     while not load.done():
-        seconds.append(await get_seconds(url, "/health"))
+        seconds.append(await get_latency(url, "/health"))
         await asyncio.sleep(0.1)
     load.result()
     return seconds

@@ -1,14 +1,15 @@
-"""HTTP server benchmark, beside in-process `LLM` and llama.cpp's server.
+"""HTTP server compared with in-process `LLM` and llama.cpp's server.
 
     python -m benchmark.http_serving --model FOLDER
     python -m benchmark.http_serving --model FOLDER --llama-server BINARY --gguf FILE
 
-The systems run in turns, round after round, on the same requests: prompts of token ids, and fixed
-output lengths. By default clients are closed-loop, and each sends several requests. With
---request-rate, requests arrive at random times (exponential gaps, the same for all systems): a
-closed-loop client's next request reaches the server during the next step, while a loop around `LLM`
-adds it before that step. The figures are the median round's. With --llama-server, a GGUF file with
-the vocabulary is written to --gguf if missing. Start and memory are measured on the demo model.
+Every round runs the same requests on all systems: prompts of token ids with fixed output lengths.
+By default clients are closed-loop, and each sends several requests. With --request-rate, requests
+arrive at random times instead (exponential gaps, identical for all systems). This is fairer to the
+server: a closed-loop client's next request reaches it during the next step, while a loop around
+`LLM` adds the request before that step. Figures are medians over the rounds. With --llama-server, a
+GGUF file with the vocabulary is written to --gguf if missing. Startup time and memory are measured
+on the demo model.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from .roofline import usable_threads
 from .server_processes import llama_server, our_server
 
 DEMO = "demo"
-DEMO_VOCABULARY = 4000  # ids that occur in texts
+DEMO_VOCABULARY = 4000  # token ids that occur in text
 LLAMA_FIELDS = {"cache_prompt": False}
 Runs = dict[str, Callable[[Workload, int], LoadResult]]
 
@@ -48,8 +49,8 @@ class InProcess:
     """`LLM` without HTTP, with the server's defaults, for closed-loop clients.
 
     Args:
-        model: name or folder.
-        max_num_seqs: maximum running requests.
+        model: model name or folder.
+        max_num_seqs: maximum number of running requests.
     """
 
     def __init__(self, model: str, max_num_seqs: int):
@@ -57,12 +58,12 @@ class InProcess:
 
     def run(self, workload: Workload, clients: int) -> LoadResult:
         """Runs all prompts with `clients` in flight."""
-        waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
+        pending = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
         requests: dict[str, RequestTimes] = {}
 
         def send() -> None:
-            if waiting:
-                prompt, length = waiting.pop()
+            if pending:
+                prompt, length = pending.pop()
                 params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
                 now = time.perf_counter()
                 requests[self._llm.add_request(prompt, params)] = RequestTimes(now)
@@ -87,16 +88,16 @@ class InProcess:
 
 def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
     """Measures throughput and time to first token of all systems by number of clients."""
-    most = max(args.clients)
-    places = str(max(32, most))
-    ours = our_server(args.model, "--max-num-seqs", places)
+    max_clients = max(args.clients)
+    max_num_seqs = max(32, max_clients)
+    ours = our_server(args.model, "--max-num-seqs", str(max_num_seqs))
     servers = [ours]
     ours.pause()
-    in_process = InProcess(args.model, int(places))
+    in_process = InProcess(args.model, max_num_seqs)
 
     rate = args.request_rate
 
-    def alone(workload: Workload, clients: int) -> LoadResult:
+    def run_in_process(workload: Workload, clients: int) -> LoadResult:
         if rate is None:
             return in_process.run(workload, clients)
         return in_process.run_arrivals(workload, _arrivals(workload, rate))
@@ -106,22 +107,22 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
             return asyncio.run(run_clients(url, workload, clients, fields))
         return asyncio.run(run_arrivals(url, workload, _arrivals(workload, rate), fields))
 
-    def through_ours(workload: Workload, clients: int) -> LoadResult:
+    def run_server(workload: Workload, clients: int) -> LoadResult:
         with ours.running() as url:
             return over_http(url, workload, clients, {})
 
-    runs: Runs = {"LLM": alone, "serve": through_ours}
+    runs: Runs = {"LLM": run_in_process, "serve": run_server}
     if args.llama_server is not None:
         context = 2 * args.max_len
-        peer = llama_server(args.llama_server, args.gguf, most, context, usable_threads())
+        peer = llama_server(args.llama_server, args.gguf, max_clients, context, usable_threads())
         servers.append(peer)
         peer.pause()
 
-        def through_llama(workload: Workload, clients: int) -> LoadResult:
+        def run_llama_server(workload: Workload, clients: int) -> LoadResult:
             with peer.running() as url:
                 return over_http(url, workload, clients, LLAMA_FIELDS)
 
-        runs["llama-server"] = through_llama
+        runs["llama-server"] = run_llama_server
     try:
         measured = _measure(args, runs, vocab_size)
         workload = _workload(args, 16, vocab_size, seed=10_000)
@@ -130,8 +131,8 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
     finally:
         for server in servers:
             server.close()
-    found = {system: _medians(rounds) for system, rounds in measured.items()}
-    return {"systems": found, "health_ms_p99": percentile(health, 99) * 1e3}
+    figures = {system: _medians(rounds) for system, rounds in measured.items()}
+    return {"systems": figures, "health_ms_p99": percentile(health, 99) * 1e3}
 
 
 def _measure(args: argparse.Namespace, runs: Runs, vocab_size: int) -> dict[str, Any]:
@@ -146,36 +147,36 @@ def _measure(args: argparse.Namespace, runs: Runs, vocab_size: int) -> dict[str,
             for name, run in runs.items():
                 figures = run(workload, clients).figures()
                 measured[name][clients].append(figures)
-                told = f"{figures['output_tokens_per_s']:8.1f} tokens/s"
-                print(f"round {number + 1}  {clients:3} clients  {name:12} {told}", file=sys.stderr)
+                rate = f"{figures['output_tokens_per_s']:8.1f} tokens/s"
+                print(f"round {number + 1}  {clients:3} clients  {name:12} {rate}", file=sys.stderr)
     return measured
 
 
 def _workload(args: argparse.Namespace, clients: int, vocab_size: int, seed: int) -> Workload:
     inputs, outputs = (
-        LengthRange(what, args.min_len, args.max_len) for what in ("input", "output")
+        LengthRange(kind, args.min_len, args.max_len) for kind in ("input", "output")
     )
     num = clients * args.requests_per_client
     return synthetic_workload(num, inputs, outputs, vocab_size, seed)
 
 
 def _arrivals(workload: Workload, rate: float) -> Sequence[float]:
-    """Arrival times in seconds after the first; the same for every system."""
+    """Arrival times in seconds after the first; identical for every system."""
     num = len(workload.prompts)
     return poisson_arrivals(num, rate, seed=num)
 
 
 def _medians(rounds: dict[int, list[dict[str, float]]]) -> dict[int, dict[str, float]]:
     return {
-        clients: {name: statistics.median(one[name] for one in found) for name in found[0]}
-        for clients, found in rounds.items()
+        clients: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        for clients, runs in rounds.items()
     }
 
 
-def start_and_memory(args: argparse.Namespace) -> dict[str, float]:
-    """Measures the demo's startup time, and memory growth per request."""
+def startup_and_memory(args: argparse.Namespace) -> dict[str, float]:
+    """Measures the demo model's startup time and its memory growth per request."""
     seconds = []
-    for _ in range(1 + args.starts):  # the first run fills the page cache
+    for _ in range(1 + args.starts):  # the first start fills the page cache
         server = our_server(DEMO)
         seconds.append(server.ready_seconds)
         server.close()
@@ -197,23 +198,22 @@ def start_and_memory(args: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def tell(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
     """Prints the tables."""
     systems = result["systems"]
-    print("| clients | system | output tokens/s | of `LLM` | first token p50, ms | p95, ms |")
+    print("| clients | system | output tokens/s | vs. `LLM` | first token p50, ms | p95, ms |")
     print("|---:|---|---:|---:|---:|---:|")
-    for clients, own in systems["LLM"].items():
-        for name, found in systems.items():
-            one = found[clients]
-            rate, p50, p95 = one.values()
-            share = rate / own["output_tokens_per_s"]
-            print(f"| {clients} | {name} | {rate:.1f} | {share:.3f} | {p50:.0f} | {p95:.0f} |")
-    print(f"\n/health while 16 clients stream: p99 {result['health_ms_p99']:.1f} ms")
+    for clients, baseline in systems["LLM"].items():
+        for name, figures in systems.items():
+            rate, p50, p95 = figures[clients].values()
+            ratio = rate / baseline["output_tokens_per_s"]
+            print(f"| {clients} | {name} | {rate:.1f} | {ratio:.3f} | {p50:.0f} | {p95:.0f} |")
+    print(f"\n/health latency while 16 clients stream: p99 {result['health_ms_p99']:.1f} ms")
     demo = result["demo"]
     print(
-        f"demo: ready {demo['ready_s']:.2f} s after its start (best {demo['ready_s_best']:.2f}); "
-        f"{demo['mb_per_1000_requests']:.2f} MB per 1,000 requests after the first 1,000, at "
-        f"{demo['resident_mb_after_1000']:.0f} MB"
+        f"demo: ready after {demo['ready_s']:.2f} s (best {demo['ready_s_best']:.2f}); "
+        f"{demo['resident_mb_after_1000']:.0f} MB resident after 1,000 requests, "
+        f"{demo['mb_per_1000_requests']:.2f} MB more per further 1,000"
     )
 
 
@@ -224,11 +224,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     vocab_size = DEMO_VOCABULARY if args.model == DEMO else config["vocab_size"]
     if args.llama_server is not None:
         if args.gguf is None:
-            raise UserError("--llama-server requires --gguf, a file that is written if missing.")
+            raise UserError("--llama-server requires --gguf; the file is written if missing.")
         if not args.gguf.exists():
             write_gguf(folder, args.gguf, with_vocabulary=True)
-    result = {"model": args.model, **compare(args, vocab_size), "demo": start_and_memory(args)}
-    tell(result)
+    result = {"model": args.model, **compare(args, vocab_size), "demo": startup_and_memory(args)}
+    show(result)
     return result
 
 
@@ -238,17 +238,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default=DEMO, help="folder with a tokenizer (demo)")
+    add("--model", default=DEMO, help="folder with a tokenizer (default: demo)")
     add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     add("--requests-per-client", type=int, default=2)
-    add("--request-rate", type=float, help="requests per second, open-loop")
+    add("--request-rate", type=float, help="requests per second; selects open-loop arrivals")
     add("--min-len", type=int, default=32, help="minimum length of prompts and outputs")
     add("--max-len", type=int, default=128)
     add("--rounds", type=int, default=3)
-    add("--starts", type=int, default=3, help="timed starts of the process")
+    add("--starts", type=int, default=3, help="timed server starts")
     add("--thousands", type=int, default=2, help="thousands of requests for memory growth")
-    add("--llama-server", help="llama.cpp's server binary")
-    add("--gguf", type=Path, help="the same weights for llama.cpp")
+    add("--llama-server", help="path of llama.cpp's server binary")
+    add("--gguf", type=Path, help="GGUF file for llama.cpp, written if missing")
     try:
         print(json.dumps(run(parser.parse_args())))
     except UserError as error:

@@ -1,10 +1,10 @@
-"""Reads a checkpoint's weights, or plain copies of its bytes, in one process.
+"""Times loading a checkpoint's weights, or copying its bytes.
 
     python -m benchmark.load_weights FOLDER
     python -m benchmark.load_weights FOLDER --copy
 
-The last line of output is JSON. `benchmark.startup` alternates both, since a process that has
-already used memory allocates faster.
+The last line of output is JSON. `benchmark.startup` runs each measurement in a new process, since
+a process that has already used memory allocates faster.
 """
 
 import argparse
@@ -30,15 +30,15 @@ def main() -> None:
     """Runs the command; prints the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--copy", action="store_true", help="read the files without loading them")
+    parser.add_argument("--copy", action="store_true", help="copy the files without loading them")
     arguments = parser.parse_args()
-    copy_or_load = copy_files if arguments.copy else load
-    print(json.dumps(copy_or_load(arguments.folder)))
+    measure = copy_files if arguments.copy else load
+    print(json.dumps(measure(arguments.folder)))
 
 
 def load(folder: Path) -> dict[str, float]:
-    """Seconds, bytes of the weights, and growth of peak resident memory."""
-    kernels.extension()  # excludes the import
+    """Load time, size of the weights, and growth of peak resident memory."""
+    kernels.extension()  # its import is not timed
     before = resident_bytes()
     start = time.perf_counter()
     model = read_checkpoint(folder, read_json(folder, "config.json"))
@@ -46,21 +46,21 @@ def load(folder: Path) -> dict[str, float]:
     seconds = time.perf_counter() - start
     peak = peak_bytes()
     arrays: Any = tree_flatten(model.parameters())
-    stays = sum(array.nbytes for _, array in arrays)
-    return {"seconds": seconds, "bytes": stays, "peak_bytes": peak - before}
+    n_bytes = sum(array.nbytes for _, array in arrays)
+    return {"seconds": seconds, "bytes": n_bytes, "peak_bytes": peak - before}
 
 
 def copy_files(folder: Path) -> dict[str, float]:
-    """Seconds to read the files into new memory, single-threaded."""
+    """Time in seconds to read the files into new memory, single-threaded."""
     files = weight_files(folder)
     start = time.perf_counter()
-    copies = [copy_of(file) for file in files]
+    copies = [read_file(file) for file in files]
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "bytes": sum(map(len, copies))}
 
 
-def copy_of(file: Path) -> mmap.mmap:
-    """A file's bytes in newly allocated memory."""
+def read_file(file: Path) -> mmap.mmap:
+    """Reads a file into newly allocated memory."""
     size = file.stat().st_size
     memory = mmap.mmap(-1, size)
     with memoryview(memory) as view, open(file, "rb", buffering=0) as source:

@@ -1,6 +1,6 @@
 """Writes a checkpoint with random weights in a real model's shapes.
 
-Speed and memory depend on shapes, not on values, so any size can be measured without a network:
+Speed and memory use depend on shapes, not on values, so any size can be measured offline:
 
     python -m benchmark.make_checkpoint --shape qwen3-0.6b --bits 4 --group-size 128
     python -m benchmark.make_checkpoint --config config.json --bits 4
@@ -24,14 +24,14 @@ from tiny_llm.models.checkpoint.dummy import random_vector
 from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes, vector_shapes
 from tiny_llm.models.families.registry import read_config
 
-# E, layers, I, H_q, H, tied embeddings: the config.json of Qwen/Qwen3-*-MLX-4bit.
+# E, layers, I, H_q, H, tied embeddings, from the config.json of Qwen/Qwen3-*-MLX-4bit.
 SHAPES = {
     "qwen3-0.6b": (1024, 28, 3072, 16, 8, True),
     "qwen3-1.7b": (2048, 28, 6144, 16, 8, True),
     "qwen3-4b": (2560, 36, 9728, 32, 8, True),
     "qwen3-8b": (4096, 36, 12288, 32, 8, False),
 }
-# E, layers, I, H_q, H, H_v: the text_config of Qwen/Qwen3.5-*; H_k is 16, embeddings are tied.
+# E, layers, I, H_q, H, H_v, from the text_config of Qwen/Qwen3.5-*; H_k is 16, embeddings are tied.
 HYBRID_SHAPES = {
     "qwen3.5-0.8b": (1024, 24, 3584, 8, 2, 16),
     "qwen3.5-4b": (2560, 32, 9216, 16, 4, 32),
@@ -109,18 +109,18 @@ def qwen3_5_config(
 
 
 def shape_config(name: str) -> dict[str, Any]:
-    """`config.json` of a key of `SHAPES` or `HYBRID_SHAPES`."""
+    """`config.json` for a key of `SHAPES` or `HYBRID_SHAPES`."""
     if name in HYBRID_SHAPES:
         return qwen3_5_config(*HYBRID_SHAPES[name])
     return qwen3_config(*SHAPES[name])
 
 
 def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every weight of a model of any supported family."""
-    sizes = read_config(config)
-    for path, shape in matrix_shapes(sizes):
+    """Yields the name and shape of every weight of a supported model."""
+    model = read_config(config)
+    for path, shape in matrix_shapes(model):
         yield f"{path}.weight", shape
-    yield from vector_shapes(sizes)
+    yield from vector_shapes(model)
 
 
 def normal_matrix(shape: tuple[int, ...]) -> mx.array:
@@ -138,7 +138,7 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     matrix: Callable[[tuple[int, ...]], mx.array] = normal_matrix,
 ) -> None:
-    """Writes a checkpoint folder with one shard in memory at a time.
+    """Writes a checkpoint folder, with one shard in memory at a time.
 
     Args:
         folder: output, created if needed.
@@ -146,8 +146,8 @@ def write_checkpoint(
         bits: bits per weight of the matrices; None keeps `dtype`, as in an unquantized Hugging Face
             folder.
         group_size: weights per scale and bias.
-        seed: seed of the weights.
-        dtype: type of unquantized weights, scales and biases.
+        seed: random seed of the weights.
+        dtype: dtype of unquantized weights, scales and biases.
         shard_bytes: size at which a new file is started.
         matrix: draws an O×I matrix.
     """
@@ -177,7 +177,7 @@ def write_checkpoint(
 
 
 def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> dict[str, mx.array]:
-    """One matrix under its checkpoint names."""
+    """Checkpoint tensors of one matrix, quantized if `bits` is given."""
     if bits is None:
         return {name: weight}
     packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
@@ -188,7 +188,7 @@ def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> d
 
 
 def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]]) -> int:
-    """Writes and clears `shard`, appends its names to `shards`; returns its bytes."""
+    """Writes and clears `shard`, adds its names to `shards`; returns its bytes."""
     mx.save_safetensors(
         str(folder / f"shard-{len(shards)}.safetensors"), shard, metadata={"format": "mlx"}
     )
@@ -199,7 +199,7 @@ def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]
 
 
 def _write_index(folder: Path, shards: list[list[str]], total_bytes: int) -> None:
-    """Renames the shards to the hub's numbered names, and writes the index."""
+    """Renames the shards to the Hub's numbered names and writes the index."""
     weight_map = {}
     for index, names in enumerate(shards):
         file = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
@@ -212,9 +212,9 @@ def _write_index(folder: Path, shards: list[list[str]], total_bytes: int) -> Non
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Writes the demo model's tokenizer, padded with tokens that no text contains.
+    """Writes the demo's tokenizer, padded with unused tokens to `vocab_size`.
 
-    A random model generates any id of its vocabulary, and each must decode to a text.
+    A random model can generate any id of its vocabulary, so each id must decode to text.
     """
     tokenizer = json.loads((TARGET_PATH / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
@@ -232,9 +232,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    sizes = parser.add_mutually_exclusive_group(required=True)
-    sizes.add_argument("--shape", choices=[*SHAPES, *HYBRID_SHAPES])
-    sizes.add_argument("--config", type=Path, help="config.json of any supported model")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--shape", choices=[*SHAPES, *HYBRID_SHAPES])
+    group.add_argument("--config", type=Path, help="config.json of any supported model")
     parser.add_argument("--bits", type=int, choices=(4, 8), help="default: bfloat16")
     parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128)
     parser.add_argument("--seed", type=int, default=0)

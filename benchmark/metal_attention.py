@@ -1,4 +1,4 @@
-"""Attention jobs for metal_traffic: Qwen3's heads, our kernels beside MLX's."""
+"""Attention jobs for metal_traffic: our kernels vs. MLX's, Qwen3's heads."""
 
 import struct
 from collections.abc import Callable
@@ -21,18 +21,18 @@ MLX_BLOCKS = 32  # key blocks of MLX's two-pass attention
 
 @dataclass(frozen=True)
 class Attention:
-    """One key head and its query heads in bfloat16; the measured slice."""
+    """The measured slice: one key head and its query heads, in bfloat16."""
 
     group: int
     L: int
     S: int
 
     def query(self) -> np.ndarray:
-        """1×G×L×D."""
+        """Queries, 1×G×L×D."""
         return np.ones((1, self.group, self.L, D), ml_dtypes.bfloat16)
 
     def keys(self) -> np.ndarray:
-        """1×1×S×D; the values have the same shape."""
+        """Keys, 1×1×S×D; the values have the same shape."""
         return np.ones((1, 1, self.S, D), ml_dtypes.bfloat16)
 
     def params(self) -> Any:
@@ -49,7 +49,7 @@ class Attention:
 def attention_jobs() -> list[Job]:
     """Decoding after 512 and 4,096 tokens; the last 128 tokens of a prompt of 512.
 
-    MLX's kernel for long sequences has two passes, the one for short sequences has one.
+    MLX uses a two-pass kernel for long sequences and a one-pass kernel for short ones.
     """
     jobs = []
     for model, (H_q, H) in HEADS.items():
@@ -57,8 +57,8 @@ def attention_jobs() -> list[Job]:
         job = Attention(group, 1, 512)
         jobs.append(_job(f"decode {model}", job, H, "sdpa_vector", dense_decode(job), _vector(job)))
         job = Attention(group, 1, 4096)
-        both = f"sdpa_vector_2pass_1_gqa{group}"
-        jobs.append(_job(f"decode {model}", job, H, both, dense_decode(job), _two_passes(job)))
+        name = f"sdpa_vector_2pass_1_gqa{group}"
+        jobs.append(_job(f"decode {model}", job, H, name, dense_decode(job), _two_passes(job)))
         job = Attention(group, 128, 512)
         name = "attention_32_16_128"
         jobs.append(_job(f"prefill {model}", job, H, name, dense_tile(job), _steel(job)))
@@ -76,7 +76,7 @@ def _job(
     return Job(
         name=f"flash_attention {name}",
         shape=f"H_q {H * job.group}, H {H}, L {job.L}, S {job.S}",
-        slice="a key head",
+        slice="one key head",
         times=H,
         limits=Limits(),
         kernel="flash_attention_decode" if job.L == 1 else "flash_attention_tile",
@@ -96,7 +96,7 @@ def _out(job: Attention) -> np.ndarray:
 
 
 def dense_decode(job: Attention) -> Callable[[], list[Step]]:
-    """Our kernel for few queries, and the merge of its splits."""
+    """Our decode kernel, and the merge of its splits."""
 
     def steps() -> list[Step]:
         metal, params, source = kernels.extension().metal, job.params(), f"flash_attention/{DECODE}"
@@ -105,14 +105,16 @@ def dense_decode(job: Attention) -> Callable[[], list[Step]]:
         launch = metal.flash_attention_decode_launch(params, "bfloat16")
         arrays = [*_inputs(job), _out(job), partial, statistics]
         merge = metal.flash_attention_merge_launch(params, "bfloat16")
-        parts = [our_step(source, launch, arrays)]
-        return [*parts, our_step(source, merge, [partial, statistics, _out(job)])]
+        return [
+            our_step(source, launch, arrays),
+            our_step(source, merge, [partial, statistics, _out(job)]),
+        ]
 
     return steps
 
 
 def dense_tile(job: Attention) -> Callable[[], list[Step]]:
-    """Our kernel for prompts."""
+    """Our prefill kernel."""
 
     def steps() -> list[Step]:
         launch = kernels.extension().metal.flash_attention_tile_launch(job.params(), "bfloat16")
@@ -157,8 +159,10 @@ def _steel(job: Attention) -> Callable[[], list[Step]]:
     def steps() -> list[Step]:
         constants = {"c200": 1, "c201": 1, "c300": 0, "c301": 1, "c302": 0, "c303": 0}
         queries, keys = job.L // 32, job.S // 16
-        row, many = job.L * D, job.S * D
-        strides = [job.group * row, row, D, many, many, D, many, many, D, job.group * row, D]
+        query_head, key_head = job.L * D, job.S * D
+        kv_strides = [key_head, key_head, D]
+        strides = [job.group * query_head, query_head, D, *kv_strides, *kv_strides]
+        strides += [job.group * query_head, D]
         params = struct.pack("6if7i12q", 1, job.group, D, job.L, job.S, job.group, D**-0.5,
                              queries, keys, queries, keys, 0, 0, job.S - job.L,
                              *strides, job.group * D)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Jobs for the emulator: launches of two kernels and their summed counts."""
+"""Emulator jobs: launches of two kernels to compare, and their summed counts."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of our kernel's counts, as ratios to the other kernel's."""
+    """Upper bounds on our kernel's counts, relative to the other kernel's."""
 
     device_bytes: float = 1.001
     threadgroup_bytes: float = 1.05
@@ -41,17 +41,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Job:
-    """A comparison: the same slice of the same work by our kernel and by MLX's.
+    """Comparison of our kernel and MLX's on the same slice of the same workload.
 
     Attributes:
-        name: kind of work.
-        shape: shape of the whole work, in the operation's letters.
+        name: name of the workload.
+        shape: dimensions of the full workload, named as in the operation's docs.
         slice: the executed part.
-        times: number of slices in the whole.
-        limits: upper bounds of ours / MLX's for device bytes, threadgroup bytes, instructions.
-        kernel, mlx_kernel: names for the table.
-        ours, mlx: create the launches.
-        peer: owner of the other kernel, if MLX has none for this work.
+        times: number of slices in the full workload.
+        limits: upper bounds on the ratios ours / MLX's.
+        kernel, mlx_kernel: kernel names for the table.
+        ours, mlx: functions that create the launches.
+        peer: label of the other kernel; not MLX where MLX has no such kernel.
     """
 
     name: str
@@ -113,15 +113,17 @@ def run(steps: Sequence[Step]) -> Totals:
 
 @functools.cache
 def our_library(source: str) -> Library:
-    """Source of a .metal file of the extension, such as `matmul/matmul_tile.metal`."""
+    """Compiles an extension source, such as `matmul/matmul_tile.metal`."""
     return Library(EXTENSION / "src" / source, include_dirs=[EXTENSION])
 
 
 @functools.cache
 def mlx_library(name: str, **constants: int) -> Library:
-    """MLX's kernels that benchmark/metal/mlx_<name>.metal instantiates.
+    """Compiles the MLX kernels instantiated in benchmark/metal/mlx_<name>.metal.
 
-    constants: the function constants, `c200=1` for number 200.
+    Args:
+        name: see above.
+        constants: function constants: `c200=1` sets number 200.
     """
     values: dict[int | str, object] = {int(key[1:]): value for key, value in constants.items()}
     source = HERE / "metal" / f"mlx_{name}.metal"
@@ -129,6 +131,6 @@ def mlx_library(name: str, **constants: int) -> Library:
 
 
 def our_step(source: str, launch: Any, arrays: Sequence[np.ndarray]) -> Step:
-    """A launch as configured by `tiny_llm_ext.metal`, with outputs last among the arrays."""
+    """Step for a launch configured by `tiny_llm_ext.metal`; outputs come last."""
     arguments = [*arrays, launch.params]
     return Step(our_library(source), launch.kernel, arguments, launch.groups, launch.threads)

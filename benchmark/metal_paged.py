@@ -1,4 +1,4 @@
-"""Paged attention jobs for metal_traffic, beside our contiguous kernels.
+"""Paged attention jobs for metal_traffic, compared with our dense kernels.
 
 MLX has no paged attention kernel. Both sides read the same keys and values, so the difference is
 the cost of the block table.
@@ -15,9 +15,9 @@ from tiny_llm import kernels
 from .metal_attention import HEADS, Attention, D, dense_decode, dense_tile
 from .metal_jobs import Job, Limits, Step, our_step
 
-FOLDER = "paged_attention/paged_attention"
-PAGES_COST = Limits(device_bytes=1.05, instructions=1.15)  # upper bound of the block table's cost
-PAGE_SIZES = (128, 32, 16)  # Week 3's, the engine's, a small one
+SOURCE_PREFIX = "paged_attention/paged_attention"
+PAGED_LIMITS = Limits(device_bytes=1.05, instructions=1.15)  # cost of the block table
+PAGE_SIZES = (128, 32, 16)  # Week 3's, the engine's, and a small one
 
 
 def paged_jobs() -> list[Job]:
@@ -36,9 +36,9 @@ def _job(name: str, job: Attention, H: int, page_size: int, variant: str) -> Job
     return Job(
         name=f"paged_attention {name}",
         shape=f"H_q {H * job.group}, H {H}, L {job.L}, S {job.S}, pages of {page_size}",
-        slice="a key head",
+        slice="one key head",
         times=H,
-        limits=PAGES_COST,
+        limits=PAGED_LIMITS,
         kernel=f"paged_attention_{variant}",
         mlx_kernel=f"flash_attention_{variant}",
         ours=_steps(job, page_size, variant),
@@ -66,12 +66,12 @@ def _steps(job: Attention, page_size: int, variant: str) -> Callable[[], list[St
         arrays = [job.query(), pages, pages, table, *lengths, out]
         if variant == "tile":
             launch = metal.paged_attention_tile_launch(params, "bfloat16")
-            return [our_step(f"{FOLDER}_tile.metal", launch, arrays)]
+            return [our_step(f"{SOURCE_PREFIX}_tile.metal", launch, arrays)]
         partial = np.zeros((params.partial_rows, params.splits, D), np.float32)
         statistics = np.zeros((params.partial_rows, params.splits, 2), np.float32)
         launch = metal.paged_attention_decode_launch(params, "bfloat16")
         merge = metal.paged_attention_merge_launch(params, "bfloat16")
-        source = f"{FOLDER}_decode.metal"
+        source = f"{SOURCE_PREFIX}_decode.metal"
         return [
             our_step(source, launch, [*arrays, partial, statistics]),
             our_step(source, merge, [partial, statistics, lengths[1], out]),

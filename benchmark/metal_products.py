@@ -1,4 +1,4 @@
-"""Matmul jobs for metal_traffic: Qwen3's shapes, our kernels beside MLX's."""
+"""Matmul jobs for metal_traffic: our kernels vs. MLX's, in Qwen3's shapes."""
 
 import re
 import struct
@@ -13,7 +13,7 @@ from tiny_llm import kernels
 
 from .metal_jobs import Job, Limits, Size, Step, mlx_library, our_step
 
-# O×I of a layer's matrices. In order: query, output, gate and up, down; the last: the vocabulary.
+# O×I of the matrices: query, output, gate and up, down, LM head.
 SHAPES = {
     "0.6b": [(2048, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (151936, 1024)],
     "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],
@@ -28,7 +28,7 @@ NO_BATCH: list[Any] = [
 
 @dataclass(frozen=True)
 class Product:
-    """M×O = M×I · (O×I)ᵀ in bfloat16, and the executed m×o slice."""
+    """M×O = M×I · (O×I)ᵀ in bfloat16, and its measured m×o slice."""
 
     M: int
     O: int
@@ -38,37 +38,37 @@ class Product:
 
     @property
     def m(self) -> int:
-        """All rows if few, else one tile's."""
+        """Rows of the slice: those of at most one tile."""
         return min(self.M, 64)
 
     @property
     def o(self) -> int:
-        """A multiple of both sides' tiles and simdgroups."""
+        """Columns of the slice: a multiple of both kernels' tiles and simdgroups."""
         return 64
 
     @property
     def times(self) -> int:
-        """Number of slices in the product."""
+        """Number of slices in the full product."""
         return self.M // self.m * (self.O // self.o)
 
     def x(self) -> np.ndarray:
-        """The slice's rows."""
+        """Input rows of the slice."""
         return np.ones((self.m, self.I), ml_dtypes.bfloat16)
 
     def weights(self) -> list[np.ndarray]:
-        """The slice's matrix: scales, biases and integers, or bfloat16."""
+        """Weights of the slice: scales, biases and packed integers, or bfloat16."""
         if self.bits == 16:
             return [np.ones((self.o, self.I), ml_dtypes.bfloat16)]
         groups = np.ones((self.o, self.I // self.group_size), ml_dtypes.bfloat16)
         return [groups, groups, np.ones((self.o, self.I * self.bits // 32), np.uint32)]
 
     def out(self) -> np.ndarray:
-        """The slice's output."""
+        """Output array of the slice."""
         return np.zeros((self.m, self.o), ml_dtypes.bfloat16)
 
 
 def product_jobs() -> list[Job]:
-    """Decoding of one sequence and of two to sixteen, and prefill; quantized and dense."""
+    """Decoding with 1 to 16 sequences, and prefill; quantized and dense."""
     jobs = []
     for model, shapes in SHAPES.items():
         for O, I in dict.fromkeys(shapes):
@@ -109,14 +109,14 @@ def _job(
 
 
 def _variant(kernel: str) -> str:
-    """Kernel name chosen for the whole product."""
+    """Kernel variant in the name of the kernel selected for the full product."""
     match = re.search(r"matmul_(readable|matvec|tile64|tile32_parts|tile32)", kernel)
     assert match, kernel
     return match[1]
 
 
 def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Product) -> list[Step]:
-    """Launch of a product and, if it is split, of the sum of its parts."""
+    """Launch of a product and, if it is split along I, of the sum of the parts."""
     parts = launch.groups[2]
     if parts == 1:
         return [our_step(source, launch, [*inputs, product.out()])]

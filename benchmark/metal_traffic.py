@@ -2,14 +2,15 @@
 
     python -m benchmark.metal_traffic [--only "matvec"]
 
-No timing: the kernels run in the project's emulator (tools/metal_emulator), on any machine. MLX's
-kernels come from the headers in its wheel, for the same job and shape. Both run a slice of the job,
-a few threadgroups with their full inner loops, and the table has the slice's counts; threadgroups
-do identical work, so a whole job's counts are `times` as large. "Device" counts the bytes requested
-by the threads, "unique" counts each byte once; caches can serve the difference. "Instructions" are
-integer operations plus memory accesses. The last three columns are ratios ours / MLX's: device
-bytes, threadgroup bytes, instructions; "!" marks a ratio above the project's limit (Limits in
-metal_jobs.py). MLX has no paged attention, which is compared with our own contiguous kernel.
+Kernels run in the project's emulator (tools/metal_emulator) on any machine; nothing is timed. MLX's
+kernels are compiled from the headers in its wheel, for the same job and shape. Both kernels run a
+slice of the job: a few threadgroups with their full inner loops. The table shows the slice's
+counts; threadgroups do identical work, so the full job's counts are `times` as large. "Device"
+counts the bytes requested by the threads, "unique" counts each byte once; caches can serve the
+difference. "Instructions" are integer operations plus memory accesses. The last three columns are
+ratios ours / MLX's: device bytes, threadgroup bytes, instructions; "!" marks a ratio above the
+project's limit (Limits in metal_jobs.py). MLX has no paged attention, so ours is compared with our
+own dense kernel.
 """
 
 import argparse
@@ -39,8 +40,6 @@ COLUMNS = {
     "integers": "integer operations",
     "accesses": "accesses",
 }
-
-
 RATIOS = {"device_bytes": "device", "threadgroup_bytes": "threadgroup", "instructions": "instr."}
 
 
@@ -55,7 +54,7 @@ def exceeded(row: dict[str, Any]) -> list[str]:
 
 
 def compare(job: Job) -> dict[str, Any]:
-    """Row of a job: counts of both sides, ratios and limits."""
+    """Runs a job; returns its row: counts of both kernels, ratios and limits."""
     ours, mlx = run(job.ours()), run(job.mlx())
     return {
         "job": job.name,
@@ -88,16 +87,16 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Runs the command; the last line is JSON. Exit status: 0, or 1 if a limit is exceeded."""
+    """Runs the command; the last line is JSON. Returns 1 above a limit."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", default="", help="run jobs whose names contain this")
+    parser.add_argument("--only", default="", help="run only jobs whose name contains this")
     args = parser.parse_args()
     jobs = [job for make in JOBS for job in make() if args.only in job.name]
     if not jobs:
         names = sorted({job.name for make in JOBS for job in make()})
-        parser.error(f"unknown job '{args.only}'; give one of {', '.join(names)}.")
+        parser.error(f"no job name contains '{args.only}'; the jobs are {', '.join(names)}.")
     columns = ["job", "shape", "slice", "times", "kernel", *COLUMNS.values(), *RATIOS.values()]
     print(f"| {' | '.join(columns)} |")
     print(f"|---|---|---|---:|---|{'---:|' * (len(columns) - 5)}")

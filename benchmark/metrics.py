@@ -1,4 +1,4 @@
-"""Metrics of the comparison: workload and roofline bound of each."""
+"""Benchmark metrics: workload and roofline bound of each."""
 
 import argparse
 from collections.abc import Callable, Iterable
@@ -18,8 +18,8 @@ class Metric:
     Attributes:
         name: name on the command line and in the JSON.
         label: label in tables and figures.
-        kind: "prefill" runs a prompt, "decode" single-token steps of a batch with a context, "load"
-            a process from start to first token.
+        kind: "prefill" runs a prompt, "decode" runs single-token steps of a batch with a context,
+            "load" starts a process and waits for its first token.
         tokens: length of the prompt, or of each sequence's context.
         batch: sequences decoded together.
     """
@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def request(self) -> dict[str, Any]:
-        """Request to a worker."""
+        """Request to send to a worker."""
         return {"kind": self.kind, "tokens": self.tokens, "batch": self.batch}
 
     def tokens_per_second(self, seconds: float) -> float:
@@ -40,12 +40,12 @@ class Metric:
         return (self.tokens if self.kind == "prefill" else self.batch) / seconds
 
     def bound(self, costs: ModelCosts, machine: Machine, weight_bits: float | None = None) -> float:
-        """Upper bound of tokens per second by the machine's limits.
+        """Roofline bound on tokens per second.
 
         Args:
             costs: the model's costs.
             machine: the machine's measured limits.
-            weight_bits: bits per weight in memory; None for the checkpoint's.
+            weight_bits: bits per weight in memory; default: the checkpoint's.
         """
         if self.kind == "prefill":
             n_bytes, flops = costs.weight_bytes(weight_bits), costs.prefill_flops(self.tokens)
@@ -72,7 +72,7 @@ METRICS = {
 def throughput(
     metric: Metric, times: Times, costs: ModelCosts, machine: Machine | None, limits: Limits
 ) -> tuple[dict[str, Any], str]:
-    """Tokens per second for the JSON, and share of the roofline for the table.
+    """Tokens per second for the JSON, and roofline share for the table.
 
     Args:
         metric: the metric.
@@ -92,14 +92,14 @@ def throughput(
 
 
 def names(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """Argument type of a comma-separated list of names."""
+    """argparse type of a comma-separated list of names."""
 
     def parse(text: str) -> list[str]:
         given = text.split(",")
         unknown = [name for name in given if name not in known]
         if unknown:
             raise argparse.ArgumentTypeError(
-                f"unknown name '{unknown[0]}'; give some of {', '.join(known)}"
+                f"unknown name '{unknown[0]}'; choose from {', '.join(known)}"
             )
         return given
 

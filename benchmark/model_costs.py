@@ -1,8 +1,8 @@
-"""Model costs per token from its config.json: bytes read and operations.
+"""Cost of a model's steps from its config.json: bytes read and operations.
 
-These are lower bounds for any implementation: each weight matrix once per step, and each sequence's
-cached keys and values once. A recurrent state is read and written. Activations and embedding rows
-are negligible.
+These are lower bounds for any implementation: each weight matrix and each sequence's cached keys
+and values are read once per step, and recurrent states are read and written. Activations and
+embedding rows are negligible.
 """
 
 import json
@@ -22,17 +22,17 @@ from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.gated_delta_net import state_shape
 from tiny_llm.models.families.registry import config_of, read_config
 
-KV_BYTES = 2  # per cached number: bfloat16 or float16
+KV_BYTES = 2  # per cached element: bfloat16 or float16
 
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """A model's dimensions and the derived costs.
+    """A model's dimensions and the costs derived from them.
 
     Attributes:
         args: the dimensions.
         weight_bits: bits per stored weight, including scales and biases.
-        kv_item_bytes: bytes per cached number.
+        kv_item_bytes: bytes per cached key or value element.
     """
 
     args: DecoderConfig
@@ -72,7 +72,7 @@ class ModelCosts:
 
     @cached_property
     def layers_weights(self) -> int:
-        """Weights in the layers' matrices used per token: only selected experts count."""
+        """Layer weights used per token; only selected experts count."""
         shapes = [
             shape for path, shape in matrix_shapes(self.args) if path.startswith("model.layers.")
         ]
@@ -98,12 +98,12 @@ class ModelCosts:
     def kv_bytes_per_token(self) -> int:
         """Bytes of a cached token's keys and values in all layers."""
         args = self.args
-        numbers = 2 * args.num_kv_layers * args.num_key_value_heads * args.head_dim
-        return numbers * self.kv_item_bytes
+        elements = 2 * args.num_kv_layers * args.num_key_value_heads * args.head_dim
+        return elements * self.kv_item_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a sequence's recurrent state in all layers; 0 for models without."""
+        """Bytes of a sequence's recurrent state in all layers; may be 0."""
         net = self.args.delta_net
         if net is None:
             return 0

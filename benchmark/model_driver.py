@@ -45,22 +45,22 @@ class CachedModel:
         self._sampler = make_sampler(0)
 
     def prefill(self, tokens: int) -> None:
-        """Runs a prompt up to the choice of the first new token."""
-        tokens_of = decode_with_cache(
+        """Runs a prompt up to the selection of the first new token."""
+        generated = decode_with_cache(
             self.model, token_ids(tokens, self.model.vocab_size), self._sampler
         )
-        mx.eval(next(tokens_of))
+        mx.eval(next(generated))
 
-    def sequences(self, batch: int, context: int, room: int) -> Sequences:
-        """Sequences with a random context of `context` tokens and capacity for `room` more.
+    def sequences(self, batch: int, context: int, max_new_tokens: int) -> Sequences:
+        """Creates sequences with `context` random tokens and capacity for new ones.
 
-        One sequence has a single request's caches, several have a batch's.
+        A single sequence uses a request's caches; several share a batch's.
         """
         layers = self.model.num_hidden_layers
-        requests = [self._past(context) for _ in range(batch)]
+        requests = [self._random_caches(context) for _ in range(batch)]
         caches: list[Any] = requests[0]
         if batch > 1:
-            caches = [BatchingKvCache(batch, context + room) for _ in range(layers)]
+            caches = [BatchingKvCache(batch, context + max_new_tokens) for _ in range(layers)]
             for slot, request in enumerate(requests):
                 for cache, layer in zip(caches, request, strict=True):
                     cache.add_request(layer, slot)
@@ -77,8 +77,8 @@ class CachedModel:
         sequences.tokens = tokens
         sequences.offsets = [offset + 1 for offset in offsets]
 
-    def _past(self, context: int) -> list[Any]:
-        """One request's caches. All layers have copies of the same keys."""
+    def _random_caches(self, context: int) -> list[Any]:
+        """One request's caches, random and equal in all layers."""
         shape = (1, self.args.num_key_value_heads, context, self.args.head_dim)
         key, value = (mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2))
         caches: list[Any] = self.model.create_kv_cache()
@@ -90,8 +90,8 @@ class Week2(CachedModel):
     """Week 2's model.
 
     Args:
-        name: name or folder of the model.
-        flash: whether to use the flash attention kernel; None for yes.
+        name: model name or folder.
+        flash: whether to use the flash attention kernel; None means yes.
 
     Raises:
         UserError: the model cannot be loaded.

@@ -24,7 +24,7 @@ PAGE_SIZE = 128  # tokens
 EPS = 1e-6
 ops: Any = kernels
 
-# Pool of matrices larger than most caches, as a model's weights are.
+# Size of the arrays that a case cycles through: larger than most caches, as a model's weights are.
 POOL_BYTES = 64_000_000
 
 
@@ -35,9 +35,9 @@ class Case:
     Attributes:
         name: name of the kernel.
         shape: label of the shape.
-        n_bytes: minimum bytes read and written.
+        n_bytes: minimum number of bytes read and written.
         flops: floating-point operations.
-        inputs: arguments of the functions, used in turn.
+        inputs: arguments of the functions, one tuple per call.
         ours: our kernel.
         mlx: MLX's operations; None if they take too long.
         mlx_is_slow: whether to time `mlx` only once, on the first input.
@@ -54,7 +54,7 @@ class Case:
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding, batches and prefill. MLX's slow kernel is timed with one row only."""
+    """Decoding, batches and prefill; MLX's kernel, slow here, only with one row."""
     for O, I_ in ((I, E), (E, I), (V, E)):
         weights = quantized_pool(O, I_)
         for M in (1, 4, 16, 64, 512):
@@ -99,7 +99,7 @@ def grouped_quantized_matmul_cases() -> Iterator[Case]:
 
 
 def prepacked_stack(x: mx.array) -> mx.array:
-    """Matrices of all experts, prepacked if the CPU's kernels support it, else row-major."""
+    """All experts' matrices, prepacked if the kernels support it."""
     rows = kernels.prepack_rows()
     if not rows:
         return x
@@ -110,29 +110,29 @@ def prepacked_stack(x: mx.array) -> mx.array:
 def mlx_gather_qmm(
     a: mx.array, w: mx.array, s: mx.array, b: mx.array, experts: mx.array
 ) -> mx.array:
-    """MLX's kernel."""
+    """MLX's grouped quantized matmul."""
     return mx.gather_qmm(
         a[:, None, None], w, s, b, rhs_indices=experts, group_size=GROUP_SIZE, bits=BITS
     )
 
 
 def mlx_quantized_matmul(a: mx.array, w: mx.array, s: mx.array, b: mx.array) -> mx.array:
-    """MLX's kernel."""
+    """MLX's quantized matmul."""
     return mx.quantized_matmul(a, w, s, b, group_size=GROUP_SIZE, bits=BITS)
 
 
 def flash_attention_cases() -> Iterator[Case]:
-    """One query with a long context, a batch of them, and a prompt."""
+    """Decoding with a short and a long context, a decoding batch, and prefill."""
     for B, L, S in ((1, 1, 128), (1, 1, 4096), (16, 1, 128), (1, 512, 512), (1, 512, 4096)):
         q, kv_bytes = random(B, H_q, L, D), 4 * B * H * S * D
-        pasts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
-        visible = L * S - L * (L - 1) / 2  # causal pairs of query and key
+        contexts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
+        visible = L * S - L * (L - 1) / 2  # number of causal query-key pairs
         yield Case(
             "flash_attention",
             f"B={B} L={L} S={S}",
             kv_bytes + 4 * B * H_q * L * D,
             4.0 * B * H_q * D * visible,
-            [(q, random(B, H, S, D), random(B, H, S, D)) for _ in range(pasts)],
+            [(q, random(B, H, S, D), random(B, H, S, D)) for _ in range(contexts)],
             lambda q, k, v: ops.flash_attention(q, k, v, D**-0.5, True),
             lambda q, k, v: mx.fast.scaled_dot_product_attention(
                 q, k, v, scale=D**-0.5, mask="causal"
@@ -145,7 +145,7 @@ def paged_attention_cases() -> Iterator[Case]:
     """The same contexts in shuffled pages; MLX gathers the pages first."""
     for B, L, S in ((1, 1, 128), (1, 1, 4096), (16, 1, 128), (1, 512, 4096)):
         q, kv_bytes = random(B, H_q, L, D), 4 * B * H * S * D
-        pasts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
+        contexts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
         visible = L * S - L * (L - 1) / 2
         P = B * S // PAGE_SIZE
         table = mx.random.permutation(P).reshape(B, -1).astype(mx.int32)
@@ -159,7 +159,7 @@ def paged_attention_cases() -> Iterator[Case]:
             f"B={B} L={L} S={S}, pages of {PAGE_SIZE}",
             kv_bytes + 4 * B * H_q * L * D,
             4.0 * B * H_q * D * visible,
-            [(q, random(P, H, PAGE_SIZE, D), random(P, H, PAGE_SIZE, D)) for _ in range(pasts)],
+            [(q, random(P, H, PAGE_SIZE, D), random(P, H, PAGE_SIZE, D)) for _ in range(contexts)],
             lambda q, k, v, table=table, lengths=lengths: ops.paged_attention(
                 q, k, v, table, lengths, D**-0.5, True
             ),
@@ -241,7 +241,7 @@ def qk_norm_rope_cases() -> Iterator[Case]:
 
 
 def quantized_embedding_cases() -> Iterator[Case]:
-    """Dequantized rows of the tokens."""
+    """Embedding lookup with dequantization."""
     w, s, b = quantized_pool(V, E)[0]
     for M in (1, 16, 512):
         yield Case(
@@ -274,7 +274,7 @@ def matmul_cases() -> Iterator[Case]:
 
 
 def topk_softmax_cases() -> Iterator[Case]:
-    """Router logits to experts and weights."""
+    """Expert selection and routing weights from router logits."""
 
     def mlx(logits: mx.array) -> tuple[mx.array, mx.array]:
         p = mx.softmax(logits, axis=-1, precise=True)
@@ -310,16 +310,16 @@ def weighted_sum_cases() -> Iterator[Case]:
 
 
 def add_lora_cases() -> Iterator[Case]:
-    """Four adapters of rank 8, in turn, on a linear layer of Qwen3-0.6B's MLP."""
+    """Four rank-8 adapters, assigned to rows round-robin, on an MLP layer."""
     I, O, rank, num_adapters = 1024, 3072, 8, 4
     R = rank * num_adapters
     offsets = mx.array([rank * k for k in range(num_adapters + 1)], dtype=mx.int32)
     for M in (1, 16, 256):
         ids = mx.array([m % num_adapters for m in range(M)], dtype=mx.int32)
-        own = mx.arange(R)[None] // rank == ids[:, None]  # M×R
+        selected = mx.arange(R)[None] // rank == ids[:, None]  # M×R
 
-        def mlx(y: Any, x: Any, a: Any, b: Any, own: mx.array = own) -> mx.array:
-            return y + mx.where(own, x @ a.T, 0) @ b
+        def mlx(y: Any, x: Any, a: Any, b: Any, selected: mx.array = selected) -> mx.array:
+            return y + mx.where(selected, x @ a.T, 0) @ b
 
         yield Case(
             "add_lora",
@@ -357,11 +357,11 @@ def random(*shape: int) -> mx.array:
 
 
 def quantized_pool(O: int, I_: int) -> list[tuple[mx.array, mx.array, mx.array]]:
-    """Quantized matrices of one shape: (weight, scales, biases), together `POOL_BYTES` or more."""
+    """At least `POOL_BYTES` of quantized matrices: (weight, scales, biases)."""
     count = max(2, POOL_BYTES // (O * I_ // 2))
-    made = [
+    pool = [
         mx.quantize(mx.full((O, I_), 0.01 * i, mx.bfloat16), group_size=GROUP_SIZE, bits=BITS)
         for i in range(1, count + 1)
     ]
-    mx.eval(made)
-    return made
+    mx.eval(pool)
+    return pool

@@ -1,12 +1,12 @@
-"""Times each operation of the extension beside MLX's and the roofline.
+"""Times each operation of the extension against MLX's and the roofline.
 
     python -m benchmark.ops [--only quantized_matmul,flash_attention]
 
-Decoding (few rows) is memory-bound: a weight of 4.25 bits is read once, whatever the number of
-rows, so GB/s matters. Prefill (many rows) is compute-bound: GFLOP/s. The last column is the share
-of the roofline by the median; the limits are measured in the same run. Element-wise operations are
-bound by neither: their inputs are still in a cache, and the launch takes longer than the
-arithmetic.
+Decoding (few rows) is memory-bound: each 4.25-bit weight is read once regardless of the number of
+rows, so GB/s matters. Prefill (many rows) is compute-bound, so GFLOP/s matters. The last column is
+the share of the roofline reached by the median; the limits are measured in the same run.
+Element-wise operations are bound by neither: their inputs are still in cache, and launch overhead
+exceeds the arithmetic.
 """
 
 import argparse
@@ -26,16 +26,16 @@ from .timing import measure
 
 CASES = op_cases.CASES | recurrent_cases.CASES
 REPEATS = 9
-BRIEF_CALLS = 32  # calls per measurement of an operation that takes microseconds
+BRIEF_CALLS = 32  # calls per measurement of a microsecond-scale operation
 
 
 def available() -> list[str]:
-    """Names of the kernels in the extension."""
+    """Names of the operations that the extension has."""
     return [name for name in CASES if hasattr(kernels, name)]
 
 
 def time_case(case: Case) -> dict[str, Any]:
-    """Our median and minimum, and MLX's median."""
+    """Measures our median and minimum, and MLX's median."""
     inputs = case.inputs if len(case.inputs) > 1 else case.inputs * _brief_calls(case)
     times = measure(lambda: mx.eval([case.ours(*given) for given in inputs]), REPEATS)
     row: dict[str, Any] = {
@@ -64,7 +64,7 @@ def _brief_calls(case: Case) -> int:
 
 
 def time_cases(cases: list[Case], limits: Limits) -> list[dict[str, Any]]:
-    """Rows of one operation, with the roofline's bound per call."""
+    """Table rows of one operation, with the roofline bound per call."""
     rows, machine = limits.around(lambda: [time_case(case) for case in cases])
     if machine is not None:
         for row in rows:
@@ -94,11 +94,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", help=f"comma-separated, of {', '.join(CASES)}(default: all)")
+    parser.add_argument("--only", help=f"comma-separated list of {', '.join(CASES)} (default: all)")
     args = parser.parse_args()
     names = args.only.split(",") if args.only else available()
     if missing := [name for name in names if name not in available()]:
-        parser.error(f"unknown kernel '{missing[0]}'; give some of {', '.join(available())}.")
+        parser.error(f"unknown kernel '{missing[0]}'; choose from {', '.join(available())}.")
     mx.set_default_device(mx.cpu)
     try:
         kernels.extension()
@@ -112,7 +112,7 @@ def main() -> int:
 def run(names: list[str], limits: Limits) -> int:
     """Times the operations; returns the exit status."""
     extension = kernels.extension()
-    print("| op | shape | median µs | min µs | GB/s | GFLOP/s | MLX's µs | of the roofline |")
+    print("| op | shape | median µs | min µs | GB/s | GFLOP/s | MLX's µs | share of roofline |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     rows = []
     for name in names:

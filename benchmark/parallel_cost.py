@@ -9,8 +9,8 @@ explains why). A step takes
 
     max(bytes / bandwidth, operations / peak) / N + collectives(N)
 
-The first term is `benchmark.model_costs` over a machine's limits: a lower bound that no program
-reaches. The second is `collectives` below; `all_reduce` measures it on a real link. The model
+The first term is a lower bound from `benchmark.model_costs` and a machine's limits; no program
+reaches it. The second is `collectives` below; `all_reduce` measures it on a real link. The model
 assumes no overlap: a layer needs the sum before it can continue.
 """
 
@@ -42,7 +42,7 @@ LLAMA_70B = {
 
 @dataclass(frozen=True)
 class Link:
-    """Link between two neighbours of the ring.
+    """Link between two neighbors in the ring.
 
     Attributes:
         latency: seconds until a message's first byte arrives, software overhead included.
@@ -65,7 +65,7 @@ LINKS = {
     "thunderbolt5-tcp": Link(
         150e-6,
         50e9 / 8,
-        "bandwidth as reported for RDMA, so at best; latency as for 10gbe, the same TCP",
+        "bandwidth as reported for RDMA, an upper bound; latency as for 10gbe, also TCP",
     ),
     "thunderbolt5-rdma": Link(
         9e-6,
@@ -78,7 +78,7 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of a machine.
+    """Upper limits of a machine.
 
     Attributes:
         read: memory bandwidth in bytes per second.
@@ -91,7 +91,7 @@ class Limits:
     source: str
 
     def seconds(self, n_bytes: float, flops: float) -> float:
-        """Roofline: lower bound of the time for these bytes and operations."""
+        """Lower bound on the time for these bytes and operations (roofline)."""
         return max(n_bytes / self.read, flops / self.peak)
 
 
@@ -106,7 +106,7 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: memory and arithmetic, and collectives."""
+    """Seconds of a step: reading and computing, and collectives."""
 
     compute: float
     collectives: float
@@ -118,16 +118,16 @@ class StepTime:
 
 
 def all_reduce_seconds(n_bytes: float, ranks: int, link: Link) -> float:
-    """Time to sum an array of `n_bytes` over all ranks; each receives and adds all partial sums.
+    """Time of an all-reduce: each rank receives and adds all partial sums.
 
-    The partial sums go around the ring in N - 1 messages. A ring all-reduce has 2(N - 1) messages
-    of bytes/N each: twice the latency, and less traffic if N is more than 2.
+    The partial sums travel around the ring in N - 1 messages. A classic ring all-reduce has
+    2(N - 1) messages of bytes/N each: twice the latency, but less traffic for N > 2.
     """
     return (ranks - 1) * (link.latency + n_bytes / link.bandwidth)
 
 
 def all_gather_seconds(n_bytes: float, ranks: int, link: Link) -> float:
-    """Time until each rank has all N parts of an array of `n_bytes` in total: N - 1 messages."""
+    """Time of an all-gather of `n_bytes` in total: N - 1 messages."""
     return (ranks - 1) * (link.latency + n_bytes / ranks / link.bandwidth)
 
 
@@ -142,10 +142,10 @@ def collectives(
     Args:
         costs: the model's costs.
         rows: tokens computed in the step.
-        scored: rows with logits.
+        scored: rows for which logits are computed.
         ranks: N.
-        link: link between neighbours.
-        item_bytes: bytes per number sent; 2 for bfloat16.
+        link: link between neighbors.
+        item_bytes: bytes per element sent; 2 for bfloat16.
     """
     args = costs.args
     reduces = 2 * args.num_hidden_layers + 1
@@ -159,7 +159,7 @@ def collectives(
 def decode_step(
     costs: ModelCosts, machine: Limits, link: Link, ranks: int, batch: int, context: int
 ) -> StepTime:
-    """A decoding step of `batch` sequences with `context` tokens each.
+    """Time of a decoding step of `batch` sequences with `context` tokens each.
 
     Raises:
         ValueError: the attention heads are not divisible by the number of ranks.
@@ -174,7 +174,7 @@ def decode_step(
 def prefill_step(
     costs: ModelCosts, machine: Limits, link: Link, ranks: int, tokens: int
 ) -> StepTime:
-    """A prefill of `tokens` at once, with logits of the last.
+    """Time of a prefill of `tokens` in one step, with logits of the last.
 
     Raises:
         ValueError: the attention heads are not divisible by the number of ranks.
@@ -185,7 +185,7 @@ def prefill_step(
 
 
 def _kv_parts(costs: ModelCosts, ranks: int) -> int:
-    """Number of KV shards: ranks beyond the number of heads replicate them."""
+    """Number of distinct KV shards; with more ranks than KV heads, some repeat."""
     return min(ranks, costs.args.num_key_value_heads)
 
 
@@ -193,18 +193,21 @@ def _check_ranks(costs: ModelCosts, ranks: int) -> None:
     heads = costs.args.num_attention_heads
     if ranks < 1 or heads % ranks:
         raise ValueError(
-            f"{heads} attention heads are not divisible by {ranks} ranks; give a divisor."
+            f"{heads} attention heads are not divisible by {ranks} ranks; choose a divisor of "
+            f"{heads}."
         )
 
 
 def model_config(name: str, bits: int, group_size: int) -> dict[str, Any]:
-    """`config.json` of a known shape, quantized; 16 bits leaves it unquantized.
+    """`config.json` of a known model, quantized unless `bits` is 16.
 
     Raises:
         ValueError: the name is unknown.
     """
     if name != "llama-3-70b" and name not in SHAPES:
-        raise ValueError(f"unknown model '{name}'; give {', '.join([*SHAPES, 'llama-3-70b'])}.")
+        raise ValueError(
+            f"unknown model '{name}'; choose from {', '.join([*SHAPES, 'llama-3-70b'])}."
+        )
     config = dict(LLAMA_70B) if name == "llama-3-70b" else qwen3_config(*SHAPES[name])
     if bits != 16:
         config["quantization"] = {"bits": bits, "group_size": group_size}
@@ -230,7 +233,7 @@ def table(
             else:
                 step = prefill_step(costs, machine, link, n, prompt)
             if n == 1:
-                alone = step.total
+                one_rank = step.total
             rows.append(
                 {
                     "case": name,
@@ -239,18 +242,18 @@ def table(
                     "compute_ms": step.compute * 1e3,
                     "collectives_ms": step.collectives * 1e3,
                     "tokens_per_s": (batch or prompt) / step.total,
-                    "speedup": alone / step.total,
+                    "speedup": one_rank / step.total,
                 }
             )
     return rows
 
 
-def _numbers(text: str) -> list[int]:
+def _int_list(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the table, and the same as one line of JSON."""
+    """Prints the table, then its data as a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default="qwen3-8b", help=f"{', '.join(SHAPES)} or llama-3-70b")
     parser.add_argument("--bits", type=int, default=4, help="bits per weight; 16 is bfloat16")
@@ -261,12 +264,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--machine", choices=MACHINES, default="m4-max")
     parser.add_argument("--read-gb", type=float, help="memory GB/s, overrides --machine")
     parser.add_argument("--peak-tflop", type=float, help="TFLOP/s, overrides --machine")
-    parser.add_argument("--ranks", type=_numbers, default=[1, 2, 4, 8], metavar="N,N,…")
-    parser.add_argument("--batch", type=_numbers, default=[1, 16], metavar="B,B,…")
+    parser.add_argument("--ranks", type=_int_list, default=[1, 2, 4, 8], metavar="N,N,…")
+    parser.add_argument("--batch", type=_int_list, default=[1, 16], metavar="B,B,…")
     parser.add_argument("--context", type=int, default=1024, help="context of the decoding step")
     parser.add_argument("--prompt", type=int, default=512, help="length of the prefill")
     args = parser.parse_args(argv)
-    link, machine = _chosen(args)
+    link, machine = _link_and_machine(args)
     try:
         costs = ModelCosts.from_config(model_config(args.model, args.bits, args.group_size))
         rows = table(costs, machine, link, args.ranks, args.batch, args.context, args.prompt)
@@ -287,17 +290,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(json.dumps({"model": args.model, "link": asdict(link), "rows": rows}))
 
 
-def _chosen(args: argparse.Namespace) -> tuple[Link, Limits]:
-    """The link and the machine, with overrides from the flags."""
+def _link_and_machine(args: argparse.Namespace) -> tuple[Link, Limits]:
+    """Link and machine, with overrides from the flags."""
     link, machine = LINKS[args.link], MACHINES[args.machine]
     if args.latency_us is not None or args.link_gbit is not None:
         latency = link.latency if args.latency_us is None else args.latency_us * 1e-6
         bandwidth = link.bandwidth if args.link_gbit is None else args.link_gbit * 1e9 / 8
-        link = Link(latency, bandwidth, f"{args.link} with what the flags say")
+        link = Link(latency, bandwidth, f"{args.link} with overrides from the flags")
     if args.read_gb is not None or args.peak_tflop is not None:
         read = machine.read if args.read_gb is None else args.read_gb * 1e9
         peak = machine.peak if args.peak_tflop is None else args.peak_tflop * 1e12
-        machine = Limits(read, peak, f"{args.machine} with what the flags say")
+        machine = Limits(read, peak, f"{args.machine} with overrides from the flags")
     return link, machine
 
 

@@ -1,12 +1,13 @@
-"""tiny-llm beside other systems: one machine, one run, the same shapes.
+"""Compares tiny-llm with other systems on the same machine and shapes.
 
     python -m benchmark.peers --work FOLDER --llama-python PYTHON --torch-python PYTHON \
         --openvino-python PYTHON --onnx-python PYTHON
 
-Each system runs in a separate process with all cores. Measurements are interleaved: in every round
-each metric goes through all systems, so that a slow minute of the machine affects all of them.
-The machine's limits are measured between the rounds. Random weights in a real model's shapes, made
-once in --work, serve as the checkpoint. benchmark/README.md has the setup of the peers.
+Each system runs in a separate process with all cores. Measurements are interleaved: every round
+measures each metric on all systems before the next metric, so a temporary slowdown of the machine
+affects all of them. The machine's limits are measured between the rounds. The checkpoint has random
+weights in a real model's shapes and is created once in --work. See benchmark/README.md for the
+setup of the peers.
 """
 
 import argparse
@@ -42,17 +43,17 @@ WORKERS = {
 }
 GROUP_SIZE, BITS = 128, 4
 Q4_0_BITS = 4.5
-# Systems at seconds per token are measured in the first round only.
+# Systems that take seconds per token are measured in the first round only.
 ONCE = {"mlx-lm"}
-# Systems with their own exporter for unquantized folders.
+# Systems whose exporters quantize unquantized folders.
 EXPORTED = {"openvino", "onnxruntime"}
 
 
 class Checkpoints:
-    """One model's weights in the systems' formats, each created on first use.
+    """A model's checkpoints in the systems' formats, created on first use.
 
     Args:
-        work: cache folder.
+        work: folder of the cached checkpoints.
         shape: a key of `make_checkpoint.SHAPES` or `HYBRID_SHAPES`.
     """
 
@@ -97,7 +98,7 @@ class Checkpoints:
         return folder
 
 
-class Fleet:
+class WorkerPool:
     """The running workers; a failed measurement is not retried."""
 
     def __init__(self, args: argparse.Namespace, checkpoints: Checkpoints, results: Results):
@@ -107,7 +108,7 @@ class Fleet:
         self._workers: dict[str, WorkerProcess] = {}
 
     def measure(self, system: str, metric: Metric) -> None:
-        """Adds a measurement, or its failure, to the results."""
+        """Runs a measurement and adds it, or its failure, to the results."""
         if self._results.reason(system, metric) is not None:
             return
         try:
@@ -124,7 +125,7 @@ class Fleet:
             self._results.add(system, metric, reply)
         except WorkerError as error:
             self._workers.pop(system, None)
-            self._results.give_up(system, metric, str(error))
+            self._results.exclude(system, metric, str(error))
 
     def close(self) -> None:
         """Stops all workers."""
@@ -139,7 +140,7 @@ class Fleet:
         return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
 
     def _python(self, system: str) -> str:
-        """Interpreter with a system."""
+        """Interpreter that has the system installed."""
         options = {
             "transformers": self._args.torch_python,
             "llama.cpp": self._args.llama_python,
@@ -166,7 +167,7 @@ def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoi
     except ProbeError as error:
         print(error, file=sys.stderr)
         probe = None
-    fleet = Fleet(args, checkpoints, results)
+    workers = WorkerPool(args, checkpoints, results)
     started = time.perf_counter()
     try:
         for round_number in range(1, args.rounds + 1):
@@ -176,18 +177,18 @@ def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoi
             for metric in (METRICS[name] for name in args.metrics):
                 for system in args.systems:
                     if round_number == 1 or system not in ONCE:
-                        fleet.measure(system, metric)
+                        workers.measure(system, metric)
                         latest = results.latest(system, metric)
                         minutes = (time.perf_counter() - started) / 60
                         show(f"{minutes:5.1f} min  round {round_number}  {system:13} {latest}")
         if probe is not None:
             results.machines.append(probe())
     finally:
-        fleet.close()
+        workers.close()
 
 
 def show(text: str | Machine) -> None:
-    """Prints the progress."""
+    """Prints progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -197,8 +198,13 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--work", type=Path, required=True, help="cache of checkpoints, 2 GB for qwen3-0.6b")
-    add("--output", type=Path, help="folder of peers.md, .json and .png (--work)")
+    add(
+        "--work",
+        type=Path,
+        required=True,
+        help="folder for cached checkpoints, 2 GB for qwen3-0.6b",
+    )
+    add("--output", type=Path, help="folder for peers.md, .json and .png (default: --work)")
     add("--shape", choices=[*SHAPES, *HYBRID_SHAPES], default="qwen3-0.6b")
     add("--systems", type=names(WORKERS), default=list(WORKERS), metavar="NAME,…")
     add("--metrics", type=names(METRICS), default=list(METRICS), metavar="NAME,…")
@@ -208,11 +214,13 @@ def parse_arguments() -> argparse.Namespace:
     add("--torch-python", default=sys.executable, help="interpreter with torch, transformers")
     add("--openvino-python", default=sys.executable, help="interpreter with openvino-genai")
     add("--onnx-python", default=sys.executable, help="interpreter with onnxruntime-genai")
-    add("--flash", action=argparse.BooleanOptionalAction, help="tiny-llm's flash attention")
-    add("--exact", action="store_true", help="OpenVINO, ONNX Runtime: float32 activations")
     add(
-        "--isa", choices=ISA_FLAGS, default="native", help="instruction set of the arithmetic peaks"
+        "--flash",
+        action=argparse.BooleanOptionalAction,
+        help="use tiny-llm's flash attention (default)",
     )
+    add("--exact", action="store_true", help="OpenVINO, ONNX Runtime: float32 activations")
+    add("--isa", choices=ISA_FLAGS, default="native", help="instruction set of the measured peaks")
     return parser.parse_args()
 
 
@@ -232,8 +240,8 @@ def main() -> int:
     print(json.dumps(results.summary()))
     if exceeded := results.above_limits():
         print(
-            f"measured above the machine's limits: {', '.join(exceeded)}; the limits were measured "
-            "in slower moments, so run the benchmark again.",
+            f"above the machine's limits: {', '.join(exceeded)}. The limits were measured while "
+            "the machine was slower; rerun the benchmark.",
             file=sys.stderr,
         )
         return 1

@@ -1,4 +1,4 @@
-"""Figure of the comparison: decoding and prefill under the machine's limits."""
+"""Bar chart of the comparison, with the machine's limits."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,8 @@ from .metrics import Metric
 from .peers_results import Results
 from .roofline import Machine
 
-# Okabe and Ito's colour-blind-safe palette, and text colours with contrast on it.
-COLOURS = {
+# Okabe and Ito's color-blind-safe palette: colors of bars, and of the text on them.
+COLORS = {
     "tiny-llm": ("#0072B2", "white"),
     "llama.cpp": ("#E69F00", "black"),
     "openvino": ("#56B4E9", "black"),
@@ -20,11 +20,11 @@ GROUP_WIDTH = 0.8
 
 
 def write_plot(results: Results, file: Path) -> None:
-    """Writes the figure; skipped with a message without matplotlib."""
+    """Writes the figure; without matplotlib, prints a message instead."""
     try:
         import matplotlib
     except ImportError:
-        print("no figure: matplotlib is not installed.")
+        print("matplotlib is not installed; no figure is written.")
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -51,12 +51,12 @@ def write_plot(results: Results, file: Path) -> None:
     for axis in axes[0]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    labels = sorted(handles, key=lambda label: label not in COLOURS)  # systems first
+    labels = sorted(handles, key=lambda label: label not in COLORS)  # systems first
     figure.legend(
         [handles[label] for label in labels],
         labels,
         loc="outside lower center",
-        ncols=max(1, sum(label in COLOURS for label in labels)),
+        ncols=max(1, sum(label in COLORS for label in labels)),
         frameon=False,
     )
     figure.suptitle(f"{results.shape}: {results.machine or 'limits not measured'}", fontsize=10)
@@ -84,8 +84,8 @@ def _panel(axis: Any, results: Results, metrics: list[Metric]) -> None:
                     color="0.5",
                 )
                 continue
-            colour, text_colour = COLOURS[system]
-            axis.bar(group + left, throughput[0], width * 0.92, color=colour, label=system)
+            color, text_color = COLORS[system]
+            axis.bar(group + left, throughput[0], width * 0.92, color=color, label=system)
             scaled = "†" if "scaled" in results.notes.get((system, metric.name), "") else ""
             text = f"{throughput[0]:,.0f}" if throughput[0] >= 10 else f"{throughput[0]:.2g}"
             axis.annotate(
@@ -96,7 +96,7 @@ def _panel(axis: Any, results: Results, metrics: list[Metric]) -> None:
                 ha="center",
                 va="top",
                 fontsize=9,
-                color=text_colour,
+                color=text_color,
             )
     for group, metric in enumerate(metrics):
         for label, limit, style in _limits(results, metric):
@@ -125,7 +125,7 @@ def _tick(metric: Metric) -> str:
 
 
 def _limits(results: Results, metric: Metric) -> list[tuple[str, float, str]]:
-    """Limit lines over a metric's bars: (label, tokens per second, line style)."""
+    """Limit lines of a metric: (label, tokens per second, line style)."""
     machine = results.machine
     if machine is None:
         return []

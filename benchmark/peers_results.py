@@ -20,7 +20,7 @@ class Results:
 
     Attributes:
         shape: shape of the model.
-        costs: costs of its checkpoint.
+        costs: costs of its checkpoint's steps.
         systems: systems in the order of the tables.
         metrics: metrics in the order of the tables.
         machines: the machine's limits before each round and after the last.
@@ -45,7 +45,7 @@ class Results:
     def add(self, system: str, metric: Metric, reply: dict[str, Any]) -> None:
         """Stores a worker's reply: a time or a failure."""
         if "seconds" not in reply:
-            self.give_up(system, metric, reply.get("unsupported") or reply["failed"])
+            self.exclude(system, metric, reply.get("unsupported") or reply["failed"])
             return
         self.seconds.setdefault((system, metric.name), []).append(reply["seconds"])
         if "note" in reply:
@@ -58,7 +58,7 @@ class Results:
         self.seconds.setdefault((system, "load"), []).append(ready.process_seconds)
         self.ready.setdefault(system, ready)
 
-    def give_up(self, system: str, metric: Metric, reason: str) -> None:
+    def exclude(self, system: str, metric: Metric, reason: str) -> None:
         """Excludes a metric from further measurements of a system."""
         self.missing[system, metric.name] = reason
 
@@ -78,7 +78,7 @@ class Results:
 
     @property
     def machine(self) -> Machine | None:
-        """The machine's limits, best of all rounds. None if unmeasured."""
+        """The machine's limits, best of all rounds; None if unmeasured."""
         return best(self.machines)
 
     def times(self, system: str, metric: Metric) -> Times | None:
@@ -99,7 +99,7 @@ class Results:
         return theirs.median / ours.median if ours and theirs else None
 
     def share(self, system: str, metric: Metric, own_weights: bool = False) -> float | None:
-        """Fraction of the machine's limit; None if either is unknown.
+        """Fraction of the machine's limit that was reached; None if unknown.
 
         Args:
             system: name of the system.
@@ -113,11 +113,11 @@ class Results:
         bits = self.ready[system].weight_bits if own_weights else None
         return throughput[0] / metric.bound(self.costs, machine, bits)
 
-    def share_in_its_round(self, system: str, metric: Metric) -> float | None:
-        """Median of the rounds' fractions of the limits measured before and after the round.
+    def share_of_round_limits(self, system: str, metric: Metric) -> float | None:
+        """Median fraction of the limits measured around each round.
 
-        The higher limits count. If memory bandwidth varies, this compares a system with the
-        bandwidth at the time; `share` compares it with the best of all rounds.
+        The higher of the limits before and after the round counts. If memory bandwidth varies, this
+        compares a system with the bandwidth at the time; `share` uses the best of all rounds.
         """
         seconds = self.seconds.get((system, metric.name))
         if not seconds or not self.machines:
@@ -130,9 +130,9 @@ class Results:
         )
 
     def above_limits(self) -> list[str]:
-        """Measurements above 100 % of their round's limits, which are errors of the benchmark."""
+        """Measurements above their round's limits, which are benchmark errors."""
         shares = (
-            (f"{system}, {metric.label}", self.share_in_its_round(system, metric) or 0.0)
+            (f"{system}, {metric.label}", self.share_of_round_limits(system, metric) or 0.0)
             for system in self.systems
             for metric in self.metrics
             if metric.kind != "load"
@@ -140,7 +140,7 @@ class Results:
         return [f"{name} {percent(share, 1)}" for name, share in shares if share > 1]
 
     def summary(self) -> dict[str, Any]:
-        """Throughputs, ratios and shares by name: the last line of the run."""
+        """Throughputs, ratios and shares by name: the last line of output."""
         timed = [metric for metric in self.metrics if metric.kind != "load"]
         peers = [system for system in self.systems if system != OURS]
         return {
@@ -157,8 +157,8 @@ class Results:
                 system: _rounded({metric.name: self.share(system, metric) for metric in timed})
                 for system in self.systems
             },
-            "share_in_its_round": {
-                system: _rounded({m.name: self.share_in_its_round(system, m) for m in timed})
+            "share_of_round_limits": {
+                system: _rounded({m.name: self.share_of_round_limits(system, m) for m in timed})
                 for system in self.systems
             },
             "machine": asdict(self.machine) if self.machine else None,
@@ -182,12 +182,12 @@ class Results:
 
 
 def _rounded(values: dict[str, float | None]) -> dict[str, float]:
-    """Values rounded to four digits, without Nones."""
+    """Values rounded to four significant digits, without Nones."""
     return {name: float(f"{value:.4g}") for name, value in values.items() if value is not None}
 
 
 def _by_system(values: dict[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
-    """Nests (system, metric) keys."""
+    """Nests a dictionary with (system, metric) keys by system."""
     nested: dict[str, dict[str, Any]] = {}
     for (system, metric), value in values.items():
         nested.setdefault(system, {})[metric] = value

@@ -15,26 +15,26 @@ def write_table(results: Results, file: Path) -> str:
     sections = [
         f"# {results.shape}, random weights",
         str(results.machine or "The machine's limits were not measured."),
-        "Tokens per second: median of the rounds, and the best round in parentheses. The decoding "
-        "metrics start from 128 tokens of context unless another number is given.",
+        "Tokens per second: median of the rounds, and the best round in parentheses. Decoding "
+        "starts at a context of 128 tokens unless another number is given.",
         _table("system", results.systems, timed, lambda s, m: _throughput(results, s, m)),
     ]
     if results.machine:
         sections += [
             "Percent of the roofline for the checkpoint's 4.25-bit weights and, in parentheses, "
-            "for the weights as the system stores them.",
+            "for the system's own weight format.",
             _table("system", results.systems, timed, lambda s, m: _shares(results, s, m)),
-            "The same of the limits as they were in each round, not of the best: median.",
-            _table("system", results.systems, timed, lambda s, m: _own_round(results, s, m)),
+            "The same relative to the limits measured around each round, not the best: median.",
+            _table("system", results.systems, timed, lambda s, m: _round_share(results, s, m)),
         ]
     if OURS in results.systems and peers:
         sections += [
-            "How many times as fast as the peer tiny-llm is.",
+            "Speed of tiny-llm relative to each peer.",
             _table("peer", peers, results.metrics, lambda s, m: _ratio(results, s, m)),
         ]
     if results.loads:
         sections += [
-            "From the start of the process to the first token of a prompt of one, page cache warm.",
+            "From process start to the first token of a one-token prompt, with a warm page cache.",
             _loads(results),
         ]
     sections += ["\n".join(_remarks(results))]
@@ -72,8 +72,8 @@ def _shares(results: Results, system: str, metric: Metric) -> str:
     return f"{100 * share:.1f} ({100 * own:.1f})"
 
 
-def _own_round(results: Results, system: str, metric: Metric) -> str:
-    share = results.share_in_its_round(system, metric)
+def _round_share(results: Results, system: str, metric: Metric) -> str:
+    share = results.share_of_round_limits(system, metric)
     return "–" if share is None else f"{100 * share:.1f}"
 
 

@@ -1,10 +1,10 @@
-// What this machine can do, measured and not looked up: how fast all threads together read memory,
-// and how fast the instructions that kernels are made of run when nothing holds them up.
+// Measures this machine's limits: the memory read bandwidth of all threads, and the peak throughput
+// of the arithmetic instructions that kernels use.
 //
 //     probe THREADS SECONDS BYTES…
 //
-// prints one line of JSON. A quantity whose instructions this build lacks is 0. Benchmarks compile
-// this file for the machine that they run on (roofline.py).
+// prints one line of JSON. A quantity is 0 if this build lacks its instructions. Benchmarks compile
+// this file for the machine they run on (roofline.py).
 
 #include <algorithm>
 #include <atomic>
@@ -39,17 +39,17 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-volatile float sink;  // results go here, so that the compiler cannot leave the work out
+volatile float sink;  // consumes results, so that the compiler cannot eliminate the work
 
-/// The work per second of all threads: each calls `work(thread)`, which returns how much it did,
-/// again and again for `seconds`, and they start together.
+/// Total work per second of all threads. They start together, and each repeats `work(thread)`,
+/// which returns the amount of work done, for `seconds`.
 double rate(int threads, double seconds, const std::function<double(int)>& work) {
     std::atomic<int> waiting{threads};
     std::vector<double> rates(threads);
     std::vector<std::thread> pool;
     for (int t = 0; t < threads; ++t) {
         pool.emplace_back([&, t] {
-            work(t);  // wakes the core, touches what it will read
+            work(t);  // warm-up: wakes the core and touches its memory
             waiting.fetch_sub(1);
             while (waiting.load() > 0) {
                 std::this_thread::yield();
@@ -73,10 +73,9 @@ double rate(int threads, double seconds, const std::function<double(int)>& work)
 // --- Memory
 // ---------------------------------------------------------------------------------------
 
-typedef int64_t Line __attribute__((vector_size(64)));  // one load, or two or four narrower ones
+typedef int64_t Line __attribute__((vector_size(64)));  // one load, or two or four narrower loads
 
-/// Reads `lines` lines, a few ahead of which it asks for if FETCH; returns how many bytes that
-/// were.
+/// Reads `lines` cache lines, with software prefetching if FETCH; returns the number of bytes read.
 template <bool FETCH>
 double read_lines(const Line* line, size_t lines) {
     Line sums[8] = {};
@@ -96,8 +95,8 @@ double read_lines(const Line* line, size_t lines) {
     return static_cast<double>(lines / 8 * 8 * sizeof(Line));
 }
 
-/// Bytes per second of reading a buffer of `bytes` in a share for each thread: with prefetching or
-/// without, whichever is faster on this processor.
+/// Bytes per second when all threads read their shares of a buffer of `bytes`: the faster of
+/// reading with and without prefetching.
 double read_rate(int threads, double seconds, size_t bytes) {
     const size_t alignment = size_t{2} << 20;
     bytes = bytes / alignment * alignment;
@@ -121,11 +120,11 @@ double read_rate(int threads, double seconds, size_t bytes) {
     return result;
 }
 
-// --- Arithmetic: enough independent sums that none waits for its predecessor
+// --- Arithmetic: enough independent sums to hide the latency of the instructions
 // -----------------------
 //
-// Each sum begins with a `sink` of its own: a compiler that saw them begin alike would compute one
-// of them, and the others would count without having been computed.
+// Each sum starts from a separate read of `sink`. If their initial values were known to be equal,
+// the compiler could merge the sums, and operations that are not executed would be counted.
 
 constexpr int kRounds = 20'000;
 
@@ -136,14 +135,14 @@ constexpr int kVectorBytes = 32;
 #else
 constexpr int kVectorBytes = 16;
 #endif
-// Zen 5 begins two bfloat16 dot products a cycle and ends each six cycles later: twelve sums would
-// just do if none ever waited for anything else, and reach 93 % of the peak.
+// Zen 5 issues two bfloat16 dot products per cycle with a latency of six cycles. Twelve sums would
+// suffice without any other stalls, but reach only 93 % of the peak.
 #if defined(__AVX512F__)
 constexpr int kSums = 24;  // of 32 registers
 #elif defined(__aarch64__)
 constexpr int kSums = 16;  // of 32
 #else
-constexpr int kSums = 12;  // of 16: with two constants these fill AVX2's
+constexpr int kSums = 12;  // of 16; two more hold constants
 #endif
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
@@ -193,7 +192,7 @@ double bf16_dot(int) {
     for (int i = 0; i < kRounds; ++i) {
 #pragma GCC unroll 24
         for (int j = 0; j < kSums; ++j) {
-            sums[j] = vbfmmlaq_f32(sums[j], a, a);  // 2×4 by 4×2
+            sums[j] = vbfmmlaq_f32(sums[j], a, a);  // 2×4 times 4×2
         }
     }
     for (int j = 0; j < kSums; ++j) {
@@ -205,7 +204,7 @@ double bf16_dot(int) {
 constexpr double (*bf16_dot)(int) = nullptr;
 #endif
 
-// Products of 16-bit integers, which kernels use where there are none of bfloat16.
+// 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable.
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
 double int16_dot(int) {
     __m256i sums[kSums];
@@ -219,7 +218,7 @@ double int16_dot(int) {
 #if defined(__AVXVNNI__)
             sums[j] = _mm256_dpwssd_avx_epi32(sums[j], a, a);
 #else
-            // The product of a sum: one of constants would be computed once, before the loop.
+            // Multiplies the sum: a product of constants would be hoisted out of the loop.
             sums[j] = _mm256_add_epi32(sums[j], _mm256_madd_epi16(sums[j], a));
 #endif
         }
@@ -234,7 +233,7 @@ constexpr double (*int16_dot)(int) = nullptr;
 #endif
 
 #if defined(__AMX_BF16__)
-/// Linux gives the tile registers, 8 KB of state, only to a process that asks for them.
+/// Requests permission for the tile registers (8 KB of state), which Linux grants per process.
 bool amx_allowed() {
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -247,8 +246,8 @@ struct TileConfig {
 };
 
 double amx_bf16(int) {
-    // Static: GCC 12 takes the instruction to read 8 bytes, and drops what a local one would store
-    // beyond them.
+    // Static, because GCC 12 assumes that the instruction reads only 8 bytes, and would drop the
+    // stores to the rest of a local variable.
     static const TileConfig config;
     _tile_loadconfig(&config);
     _tile_zero(0);
@@ -259,7 +258,7 @@ double amx_bf16(int) {
     _tile_zero(5);
     _tile_zero(6);
     _tile_zero(7);
-    for (int i = 0; i < kRounds; ++i) {  // four tiles of sums: 32×32 of a result
+    for (int i = 0; i < kRounds; ++i) {  // four tiles of sums: a 32×32 result
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);

@@ -3,10 +3,10 @@
     python -m benchmark.quantization_formats --shape qwen3-0.6b
     python -m benchmark.quantization_formats --model FOLDER --formats 4 mxfp4
 
-The weights are random, in a real model's shapes; of a folder, only `config.json` is needed. All
-formats are in memory together and decode in turns, after a measurement of the bandwidth. The share
-counts the bytes that a step reads from memory, which for some formats are more than in the file;
-the last column counts the file's bytes.
+The weights are random, in a real model's shapes; a folder only needs a `config.json`. All formats
+are loaded at once, and every round measures the bandwidth and then each format. The share counts
+the bytes that a step reads from memory, which for some formats exceed the bytes in the file; the
+last column counts the file's bytes.
 """
 
 import argparse
@@ -49,11 +49,11 @@ FORMATS: dict[str, dict[str, Any] | None] = {
 
 @dataclass
 class Decoding:
-    """A model in one format that decodes one sequence.
+    """A model in one format, decoding a single sequence.
 
     Args:
         name: name of the format.
-        config: configuration with its quantization.
+        config: the model's `config.json`, with this quantization.
         context: context length.
     """
 
@@ -71,7 +71,7 @@ class Decoding:
         self.load_seconds = time.perf_counter() - start
         self.costs = ModelCosts.from_model(weights.args, self.model)
         self.file_bits = ModelCosts.from_config(self.config).weight_bits
-        num_pages = self.context // PAGE_SIZE + 32  # allocated when written
+        num_pages = self.context // PAGE_SIZE + 32  # pages are allocated on first write
         self._paged = PagedModel(self.model, num_pages)
         self._page_ids = array("i", range(num_pages))
         self._length = 0
@@ -79,7 +79,7 @@ class Decoding:
         self._step([1])
 
     def decode(self, steps: int) -> None:
-        """Measures some steps."""
+        """Times decoding steps."""
         self.seconds += step_seconds(lambda: self._step([1]), steps, warm_up=1)
 
     def _step(self, ids: list[int]) -> None:
@@ -89,7 +89,7 @@ class Decoding:
         self._length += len(ids)
 
     def row(self, machine: Machine | None) -> dict[str, Any]:
-        """Figures for the table."""
+        """Figures for a table row."""
         times = Times.of(self.seconds)
         in_memory = self.costs.decode_bytes(1, self.context)
         in_file = self.costs.decode_bytes(1, self.context, weight_bits=self.file_bits)
@@ -107,7 +107,7 @@ class Decoding:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all formats in turns."""
+    """Measures all formats, interleaved."""
     if args.model is None:
         config = qwen3_config(*SHAPES[args.shape])
     else:
@@ -115,15 +115,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config.pop("quantization", None)
     decodings = []
     for name in args.formats:
-        own = {} if FORMATS[name] is None else {"quantization": FORMATS[name]}
-        decodings.append(Decoding(name, {**config, **own}, args.context))
+        quantization = {} if FORMATS[name] is None else {"quantization": FORMATS[name]}
+        decodings.append(Decoding(name, {**config, **quantization}, args.context))
     machines: list[Machine] = []
     with tempfile.TemporaryDirectory() as folder:
         probe = None
         try:
             probe = build_probe(Path(folder))
         except ProbeError as error:
-            print(f"formats: {error}", file=sys.stderr)
+            print(f"quantization_formats: {error}", file=sys.stderr)
         for _ in range(args.rounds):
             if probe is not None:
                 machines.append(probe())
@@ -133,10 +133,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = [decoding.row(machine) for decoding in decodings]
     print(f"{machine}\n" if machine is not None else "")
     print(
-        "| format | bits per weight in memory | tokens/s, median | best | of the bandwidth |",
+        "| format | bits per weight in memory | tokens/s, median | best | share of bandwidth |",
         end="",
     )
-    print(" of the file's bytes |\n|---|---:|---:|---:|---:|---:|")
+    print(" share by file size |\n|---|---:|---:|---:|---:|---:|")
     for row in rows:
         print(
             f"| {row['format']} | {row['bits_in_memory']:.2f} | {row['tokens_per_s']:.1f} | "
@@ -162,7 +162,7 @@ def main() -> int:
     try:
         print(json.dumps(run(parser.parse_args())))
     except (UserError, ValueError) as error:
-        print(f"formats: {error}", file=sys.stderr)
+        print(f"quantization_formats: {error}", file=sys.stderr)
         return 2
     return 0
 

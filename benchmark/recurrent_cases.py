@@ -1,7 +1,7 @@
-"""Cases of `benchmark.ops`: operations of Gated DeltaNets at Qwen3.5-0.8B's shapes.
+"""Cases of `benchmark.ops`: Gated DeltaNet at Qwen3.5-0.8B's shapes.
 
-A step of decoding reads and writes a state of 1 MB per layer and sequence. Each call has other
-slots, so that states come from memory, as in a model of many layers.
+A decoding step reads and writes a 1 MB state per layer and sequence. Each call uses different
+slots, so the states come from memory, as in a model with many layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,14 +12,14 @@ import numpy as np
 
 from .op_cases import EPS, POOL_BYTES, Case, ops, random
 
-H, D, K = 16, 128, 4  # key heads and value heads, their size, convolution width
+H, D, K = 16, 128, 4  # number of key or value heads, head size, convolution width
 C = 3 * H * D
-SHAPES = ((1, 1), (16, 1), (1, 512))  # sequences, tokens of each
+SHAPES = ((1, 1), (16, 1), (1, 512))  # sequences, tokens per sequence
 STATE = 4 * H * D * D  # bytes
 
 
 def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    """Function of the other arguments that holds the only reference to the states."""
+    """Gives a function the only reference to the states, to update in place."""
     kept = [state]
 
     def call(*arguments: mx.array) -> mx.array:
@@ -31,14 +31,14 @@ def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]
 
 
 def slots_of(B: int, L: int, slots: int) -> list[tuple[mx.array, ...]]:
-    """cu_seqlens, read_slots and write_slots of calls that together use all slots."""
+    """(cu_seqlens, read_slots, write_slots) of calls that cover all slots."""
     calls = []
     for first in range(0, slots, B):
-        own = np.arange(first, first + B, dtype=np.int32)
+        chosen = np.arange(first, first + B, dtype=np.int32)
         writes = np.full((B, L), -1, np.int32)
-        writes[:, -1] = own
+        writes[:, -1] = chosen
         bounds = np.arange(B + 1, dtype=np.int32) * L
-        calls.append(tuple(mx.array(x) for x in (bounds, own, writes.reshape(-1))))
+        calls.append(tuple(mx.array(x) for x in (bounds, chosen, writes.reshape(-1))))
     mx.eval(calls)
     return calls
 
@@ -71,12 +71,12 @@ def mlx_conv(x: mx.array, weight: mx.array, past: mx.array) -> mx.array:
 
 
 def silu(x: mx.array) -> mx.array:
-    """Activation in MLX's operations."""
+    """SiLU in MLX's operations."""
     return x * mx.sigmoid(x)
 
 
 def gated_delta_rule_cases() -> Iterator[Case]:
-    """Recurrence of a layer; MLX's operations as in mlx-lm, for one token."""
+    """Recurrence of a layer; for one token, compared with mlx-lm's operations."""
     A_log, dt_bias = mx.zeros((H,)), mx.zeros((H,))
     for B, L in SHAPES:
         T, slots = B * L, POOL_BYTES // STATE // 16 * 16
@@ -102,7 +102,7 @@ def gated_delta_rule_cases() -> Iterator[Case]:
 
 
 def mlx_delta_rule(qkv: mx.array, a: mx.array, b: mx.array, state: mx.array) -> Any:
-    """One token of one sequence in MLX's operations; state 1×H×D×D."""
+    """Recurrence for one token in MLX's operations; the state is 1×H×D×D."""
     q, k, v = (x.reshape(-1, H, D) for x in mx.split(qkv, 3, axis=-1))
     q, k = (x * mx.rsqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
     decay = mx.exp(-mx.logaddexp(a.astype(mx.float32), mx.array(0.0)))[..., None, None]
@@ -130,7 +130,7 @@ def gated_rms_norm_cases() -> Iterator[Case]:
 
 
 def sigmoid_gate_cases() -> Iterator[Case]:
-    """Gate of attention's output, 8 heads of 256."""
+    """Gate of the attention output, 8 heads of size 256."""
     for M in (1, 16, 512):
         yield Case(
             "sigmoid_gate",

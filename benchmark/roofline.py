@@ -2,10 +2,10 @@
 
     python -m benchmark.roofline
 
-A model's step must read its bytes and compute its operations; the slower of the two bounds the
-step: the roofline. Machines differ, and shared ones vary from minute to minute, so each benchmark
-measures the roofline in its own run and reports a fraction of it. The measurement itself is
-`probe.cpp`, compiled for this machine.
+A step of a model must read its bytes and perform its operations; the slower of the two bounds its
+time, which is called the roofline. Machines differ, and shared ones vary from minute to minute, so
+each benchmark measures the roofline during its run and reports a fraction of it. The measurement is
+done by `probe.cpp`, compiled for this machine.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ PROBE = Path(__file__).with_name("probe.cpp")
 # Some servers have caches of hundreds of megabytes. A limit must also hold for models that fit in
 # cache, so the higher bandwidth counts.
 READ_BYTES = (5 << 26, 1 << 30)
-SECONDS = 0.4  # per quantity
+SECONDS = 0.4  # per measured quantity
 
 # Compiler flags of the instruction sets that TINY_LLM_CPU_ISA selects.
 ISA_FLAGS = {
@@ -72,15 +72,15 @@ class Machine:
 
     @property
     def peak_gflop_per_s(self) -> float:
-        """Highest of the peaks above."""
+        """Highest of all peaks."""
         return max(self.vector_gflop_per_s, self.amx_gflop_per_s)
 
     def seconds(self, n_bytes: float, flops: float) -> float:
-        """Lower bound of the time for these bytes and operations."""
+        """Lower bound on the time for these bytes and operations."""
         return max(n_bytes / self.read_gb_per_s, flops / self.peak_gflop_per_s) / 1e9
 
     def __str__(self) -> str:
-        """One line above a table."""
+        """One-line summary, printed above tables."""
         peaks = [
             f"{name} {value:,.0f}"
             for name, value in (
@@ -105,21 +105,20 @@ def usable_threads() -> int:
 
 
 def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
-    """Compiles the probe into `folder`; returns a function that measures.
+    """Compiles the probe into `folder`; returns a function that runs it.
 
     Args:
-        folder: location of the program, kept as long as the function is used.
+        folder: folder of the binary; must exist as long as the function is used.
         isa: a key of `ISA_FLAGS`.
 
     Raises:
-        ProbeError: no compiler, or it fails; also raised by the returned function.
+        ProbeError: no compiler was found, or it failed; also raised by the returned function.
     """
     candidates = [os.environ.get("CXX"), "c++", "g++", "clang++"]
     compiler = next((name for name in candidates if name and shutil.which(name)), None)
     if compiler is None:
         raise ProbeError(
-            "this machine's limits are not measured: there is no C++ compiler; install one or "
-            "name it in CXX."
+            "cannot measure this machine's limits: no C++ compiler found; install one or set CXX."
         )
     program = folder / f"probe-{isa}"
     flags = ["-std=c++20", "-O3", "-ffp-contract=fast", *ISA_FLAGS[isa], "-pthread"]
@@ -156,13 +155,13 @@ def measure_best(rounds: int) -> Machine:
 
 
 class Limits:
-    """The machine's limits around each block of a benchmark.
+    """The machine's limits, measured around each block of a benchmark.
 
     Memory bandwidth changes within minutes, so the limits are measured before and after a block,
     and the higher values count.
 
     Args:
-        probe: measures the limits; None if that is impossible.
+        probe: measures the limits; None if they cannot be measured.
     """
 
     def __init__(self, probe: Callable[[], Machine] | None):
@@ -176,27 +175,27 @@ class Limits:
         return best(self._machines)
 
     def around(self, block: Callable[[], T]) -> tuple[T, Machine | None]:
-        """Runs a block; returns its result and the higher limits of before and after it."""
+        """Runs a block; returns its result and the higher limits around it."""
         result = block()
         if self._probe is not None:
             self._machines.append(self._probe())
         return result, best(self._machines[-2:])
 
     def share(self, name: str, part: float, whole: float) -> str:
-        """A fraction of a limit as a table cell. More than 100 % is an error of the benchmark."""
+        """Formats a fraction of a limit as a table cell; records one above 100 %."""
         cell = percent(part, whole)
         if part > whole:
             self._exceeded.append(f"{name} {cell}")
         return cell
 
     def exit_status(self) -> int:
-        """1, after a message, if a share exceeded its limit; otherwise 0."""
+        """Prints the limits; returns 1, with a message, if a share exceeded 100 %."""
         print(self.machine or "", file=sys.stderr)
         if not self._exceeded:
             return 0
         print(
-            f"measured above the machine's limits: {', '.join(self._exceeded)}; the limits were "
-            "measured in slower moments, so run the benchmark again.",
+            f"above the machine's limits: {', '.join(self._exceeded)}. The limits were measured "
+            "while the machine was slower; rerun the benchmark.",
             file=sys.stderr,
         )
         return 1
@@ -204,7 +203,7 @@ class Limits:
 
 @contextlib.contextmanager
 def measured_limits() -> Iterator[Limits]:
-    """Compiles the probe for the selected kernels. Without a compiler, warns and has no limits."""
+    """Measures the selected kernels' limits; without a compiler, warns."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             limits = Limits(build_probe(Path(folder), isa_of_kernels()))
@@ -215,13 +214,13 @@ def measured_limits() -> Iterator[Limits]:
 
 
 def isa_of_kernels() -> str:
-    """The key of `ISA_FLAGS` with the instructions of the selected kernels."""
+    """Key of `ISA_FLAGS` for the instruction set of the selected kernels."""
     forced = os.environ.get("TINY_LLM_CPU_ISA", "")
     return forced if forced in ISA_FLAGS else "native"
 
 
 def best(machines: list[Machine]) -> Machine | None:
-    """Highest value of each quantity: a limit is the best case."""
+    """Highest value of each quantity, since a limit is the best case."""
     if not machines:
         return None
     fields = [asdict(machine) for machine in machines]
@@ -244,14 +243,14 @@ def cpu_name() -> str:
 
 
 def _run(command: list[str]) -> str:
-    """A command's output; on failure, raises `ProbeError` with its first line of errors."""
+    """Returns a command's output; raises `ProbeError` with its first error line."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        complaint = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        messages = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
         raise ProbeError(
-            f"this machine's limits are not measured: {Path(command[0]).name} failed "
-            f"({complaint[0] if complaint else 'no message'})."
+            f"cannot measure this machine's limits: {Path(command[0]).name} failed "
+            f"({messages[0] if messages else 'no message'})."
         ) from error
 
 

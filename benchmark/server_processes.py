@@ -13,18 +13,18 @@ from pathlib import Path
 
 from tiny_llm import UserError
 
-from .http_clients import get_seconds
+from .http_clients import get_latency
 
 START_SECONDS = 300
 POLL_SECONDS = 0.005
 
 
 class ServerProcess:
-    """A running server.
+    """A running server process.
 
     Args:
         command: command line; `{port}` is replaced by its port.
-        path: path that returns 200 when the server is ready.
+        path: URL path that returns 200 once the server is ready.
 
     Attributes:
         url: base URL.
@@ -46,14 +46,15 @@ class ServerProcess:
             if self._process.poll() is not None or time.perf_counter() - started > START_SECONDS:
                 self.close()
                 raise UserError(
-                    f"`{' '.join(command)}` did not become ready (BENCHMARK_DEBUG=1 shows why)."
+                    f"`{' '.join(command)}` did not become ready; set BENCHMARK_DEBUG=1 to see "
+                    "its output."
                 )
             time.sleep(POLL_SECONDS)
         self.ready_seconds = time.perf_counter() - started
 
     def _is_ready(self, path: str) -> bool:
         try:
-            asyncio.run(get_seconds(self.url, path))
+            asyncio.run(get_latency(self.url, path))
         except (OSError, UserError):
             return False
         return True
@@ -61,18 +62,18 @@ class ServerProcess:
     @property
     def resident_bytes(self) -> int:
         """Resident memory of the process."""
-        told = subprocess.run(
+        result = subprocess.run(
             ["ps", "-o", "rss=", "-p", str(self._process.pid)], capture_output=True, check=True
         )
-        return int(told.stdout) * 1024
+        return int(result.stdout) * 1024
 
     def pause(self) -> None:
-        """Pauses it until `running`."""
+        """Pauses the server until `running`."""
         self._process.send_signal(signal.SIGSTOP)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Resumes it; returns its URL."""
+        """Resumes the server, yields its URL, then pauses it again."""
         self._process.send_signal(signal.SIGCONT)
         try:
             yield self.url
@@ -80,7 +81,7 @@ class ServerProcess:
             self.pause()
 
     def close(self) -> None:
-        """Stops it."""
+        """Terminates the server."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
@@ -105,7 +106,7 @@ def llama_server(binary: str, file: Path, slots: int, context: int, threads: int
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
         return port

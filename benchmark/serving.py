@@ -1,12 +1,12 @@
-"""The engine under load, beside Week 2's batching and llama.cpp.
+"""The engine under load, compared with Week 2's batching and llama.cpp.
 
     python -m benchmark.serving --model FOLDER
     python -m benchmark.serving --model FOLDER --gguf FILE --llama-python PYTHON
 
 Measures throughput, inter-token gaps, prefix cache hits, scheduling overhead and draft tokens. All
-requests arrive at once, with fixed output lengths. The systems run in turns, round after round, on
-the same requests; the figures are the median round's. The engine runs twice: with the others' batch
-size, and with as many requests as fit into the same memory, which is the purpose of paging.
+requests arrive at once, with fixed output lengths. Every round runs the same requests on all
+systems; the figures are those of the median round. The engine runs twice: with the other systems'
+batch size, and with as many requests as fit into the same memory, which is the purpose of paging.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from tiny_llm.cli.batching.workload import Workload
 from .roofline import usable_threads
 from .serving_runs import (
     ServingOptions,
-    bookkeeping,
     prefix_hit,
+    scheduling_overhead,
     serve_with_engine,
     serve_with_week_2,
     speculation,
@@ -31,14 +31,14 @@ from .serving_runs import (
 )
 from .systems.client import WorkerProcess
 
-LLAMA_SECONDS = 3600  # the first round tries several settings
+LLAMA_TIMEOUT_S = 3600  # the first round tries several settings
 
 
 class LlamaServer:
     """llama.cpp in a worker process.
 
     Args:
-        file: GGUF of the same weights.
+        file: GGUF file with the same weights.
         python: interpreter with llama-cpp-python.
     """
 
@@ -46,19 +46,19 @@ class LlamaServer:
         arguments = [str(file), "--threads", str(usable_threads())]
         self._worker = WorkerProcess(python, "llama_cpp_worker", arguments)
 
-    def serve(self, workload: Workload, places: int) -> dict[str, Any]:
-        """Throughput on the same requests."""
+    def serve(self, workload: Workload, num_slots: int) -> dict[str, Any]:
+        """Runs the workload with a number of slots; returns its throughput."""
         reply = self._worker.ask(
             {
                 "kind": "serve",
                 "prompts": workload.prompts,
                 "output_lens": workload.output_lens,
-                "places": places,
+                "num_slots": num_slots,
             },
-            LLAMA_SECONDS,
+            LLAMA_TIMEOUT_S,
         )
         if "seconds" not in reply:
-            raise UserError(f"llama.cpp: {reply}")
+            raise UserError(f"llama.cpp failed: {reply}")
         return {**reply, "output_tokens_per_s": workload.output_tokens / reply["seconds"]}
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class LlamaServer:
 
 
 def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -> dict[str, Any]:
-    """Runs all systems on the same requests, in turns."""
+    """Runs all systems on the same requests, interleaved."""
     workload = options.workload(mlx_model.args.vocab_size)
     in_same_memory = dataclasses.replace(options, max_num_seqs=args.max_num_seqs)
     systems = {
@@ -89,7 +89,7 @@ def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -
     finally:
         if llama is not None:
             llama.close()
-    return {name: summary(found) for name, found in rounds.items()}
+    return {name: summary(results) for name, results in rounds.items()}
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -108,40 +108,43 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     systems = compare(args, mlx_model, options)
     engine = systems["engine"]
     print(f"{args.requests} requests, {args.batch_size} at a time")
-    print("| system | output tokens/s | of the engine's | seconds |")
+    print("| system | output tokens/s | vs. engine | seconds |")
     print("|---|---:|---:|---:|")
-    for name, one in systems.items():
-        rate = one["output_tokens_per_s"]
-        share = rate / engine["output_tokens_per_s"]
-        print(f"| {name} | {rate:.1f} | {share:.2f} | {one['seconds']:.1f} |")
+    for name, result in systems.items():
+        rate = result["output_tokens_per_s"]
+        ratio = rate / engine["output_tokens_per_s"]
+        print(f"| {name} | {rate:.1f} | {ratio:.2f} | {result['seconds']:.1f} |")
     p50, p95 = (engine[f"gap_ms_{p}_while_prefilling"] for p in ("p50", "p95"))
-    print(f"\ngaps while prompts are computed: p50 {p50:.1f} ms, p95 {p95:.1f} ms: {p95 / p50:.2f}")
-    share = bookkeeping(mlx_model, options, args.many, args.steps)
     print(
-        f"bookkeeping at {args.many} requests: {share['bookkeeping_ms']:.2f} of "
-        f"{share['step_ms']:.1f} ms a step, {share['share']:.1%}"
+        f"\ninter-token gaps during prefills: p50 {p50:.1f} ms, p95 {p95:.1f} ms, "
+        f"ratio {p95 / p50:.2f}"
+    )
+    overhead = scheduling_overhead(mlx_model, options, args.many, args.steps)
+    print(
+        f"scheduling overhead at {args.many} requests: {overhead['overhead_ms']:.2f} of "
+        f"{overhead['step_ms']:.1f} ms per step, {overhead['share']:.1%}"
     )
     hit = prefix_hit(mlx_model, options, args.prefix_tokens, args.repeats)
     print(
-        f"first token with {hit['cached_tokens']} tokens in the prefix cache: {hit['hit_ms']:.1f} "
-        f"ms, cold {hit['cold_ms']:.1f} ms: 1/{hit['ratio']:.1f}"
+        f"time to first token with {hit['cached_tokens']} cached tokens: {hit['hit_ms']:.1f} ms; "
+        f"without: {hit['cold_ms']:.1f} ms, {hit['ratio']:.1f} times as long"
     )
-    guesses = speculation(args.max_tokens)
+    speculative = speculation(args.max_tokens)
     print(
-        f"the demo model's steps: {guesses['plain_target_steps']}, with its draft "
-        f"{guesses['drafts_target_steps']}: {guesses['fewer_steps']:.2f} times fewer"
+        f"demo model steps: {speculative['plain_target_steps']} without its draft model, "
+        f"{speculative['draft_target_steps']} with it, a ratio of {speculative['step_ratio']:.2f}"
     )
     return {
         "model": args.model,
         "systems": systems,
         "times_week2": {
-            name: one["output_tokens_per_s"] / systems["week2"]["output_tokens_per_s"]
-            for name, one in systems.items()
+            name: result["output_tokens_per_s"] / systems["week2"]["output_tokens_per_s"]
+            for name, result in systems.items()
         },
         "gap_p95_over_p50": p95 / p50,
-        "bookkeeping": share,
+        "scheduling_overhead": overhead,
         "prefix_hit": hit,
-        "speculation": guesses,
+        "speculation": speculative,
     }
 
 
@@ -151,22 +154,32 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="demo", help="name or folder (demo)")
+    add("--model", default="demo", help="model name or folder (default: demo)")
     add("--requests", type=int, default=64)
     add("--min-len", type=int, default=32, help="minimum length of prompts and outputs")
     add("--max-len", type=int, default=256)
-    add("--batch-size", type=int, default=16, help="running requests, and size of the KV cache")
-    add("--max-num-seqs", type=int, default=32, help="running requests of the second engine run")
+    add(
+        "--batch-size",
+        type=int,
+        default=16,
+        help="maximum running requests; also sizes the KV cache",
+    )
+    add(
+        "--max-num-seqs",
+        type=int,
+        default=32,
+        help="maximum running requests in the second engine run",
+    )
     add("--max-num-batched-tokens", type=int, default=128, help="tokens per engine step")
-    add("--prefill-step", type=int, default=128, help="chunk size of Week 2")
+    add("--prefill-step", type=int, default=128, help="prefill chunk size of Week 2")
     add("--page-size", type=int, default=32)
     add("--rounds", type=int, default=3)
-    add("--many", type=int, default=64, help="requests, for the scheduling overhead")
-    add("--steps", type=int, default=16, help="timed steps of the scheduling overhead")
+    add("--many", type=int, default=64, help="requests for the scheduling overhead")
+    add("--steps", type=int, default=16, help="timed steps for the scheduling overhead")
     add("--prefix-tokens", type=int, default=1024)
     add("--repeats", type=int, default=3, help="timed prefix cache hits")
     add("--max-tokens", type=int, default=80, help="output length with draft tokens")
-    add("--gguf", type=Path, help="the same weights for llama.cpp, from `benchmark.peers`")
+    add("--gguf", type=Path, help="GGUF file with the same weights, from `benchmark.peers`")
     add("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python")
     try:
         print(json.dumps(run(parser.parse_args())))

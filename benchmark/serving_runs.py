@@ -1,4 +1,4 @@
-"""Experiments of `serving.py`: one function each, returning its figures."""
+"""Experiments of `serving.py`, one function each."""
 
 import statistics
 import time
@@ -29,9 +29,9 @@ class ServingOptions:
 
     Attributes:
         num_requests: number of requests, all arriving at once.
-        low, high: bounds of the random prompt and output lengths.
-        batch_size: running requests; the KV cache holds as many of the longest.
-        max_num_seqs: maximum running requests of the engine in that memory.
+        low, high: bounds on the random prompt and output lengths.
+        batch_size: running requests; the KV cache has capacity for this many of maximum length.
+        max_num_seqs: maximum running requests of the engine with that capacity.
         max_num_batched_tokens: maximum tokens per engine step.
         prefill_step: chunk size of Week 2.
         page_size: page size of the engine.
@@ -47,19 +47,19 @@ class ServingOptions:
     page_size: int
 
     def workload(self, vocab_size: int) -> Workload:
-        """The workload; the same for every system."""
+        """Builds the workload, identical for every system."""
         inputs = LengthRange("input", self.low, self.high)
         outputs = LengthRange("output", self.low, self.high)
         return synthetic_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
 
     def kv_tokens(self) -> int:
-        """Capacity of the KV cache in tokens, in whole pages."""
-        longest = -(-2 * self.high // self.page_size) * self.page_size
-        return self.batch_size * longest
+        """Capacity of the KV cache in tokens, in whole pages per request."""
+        per_request = -(-2 * self.high // self.page_size) * self.page_size
+        return self.batch_size * per_request
 
 
 def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM:
-    """Builds an engine for token ids with the memory of `options`."""
+    """Builds an engine for token ids with the KV cache of `options`."""
     args = mlx_model.args
     per_token = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2
     settings: dict[str, Any] = {
@@ -77,7 +77,7 @@ def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOption
     """Throughput of the engine, and inter-token gaps during prefills."""
     llm = build_engine(mlx_model, options)
     steps: list[SchedulerOutput] = []
-    _watch_steps(llm, steps)
+    _record_steps(llm, steps)
     started = time.perf_counter()
     for prompt, limit in zip(workload.prompts, workload.output_lens, strict=True):
         llm.add_request(prompt, SamplingParams(temperature=0, max_tokens=limit, ignore_eos=True))
@@ -85,14 +85,14 @@ def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOption
     latest: dict[str, float] = {}
     times: dict[str, list[float]] = {}
     while llm.has_unfinished_requests:
-        news = llm.step()
+        outputs = llm.step()
         now = time.perf_counter()
         prefilled = any(chunk.end - chunk.start > 1 for chunk in steps[-1].chunks)
-        for one in news:
-            if prefilled and one.request_id in latest:
-                gaps.append(now - latest[one.request_id])
-            latest[one.request_id] = now
-            times.setdefault(one.request_id, []).append(now)
+        for output in outputs:
+            if prefilled and output.request_id in latest:
+                gaps.append(now - latest[output.request_id])
+            latest[output.request_id] = now
+            times.setdefault(output.request_id, []).append(now)
     seconds = time.perf_counter() - started
     p50, p95 = np.percentile(gaps, [50, 95]) if gaps else (float("nan"), float("nan"))
     return {
@@ -102,7 +102,7 @@ def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOption
         "preemptions": llm.scheduler.num_preemptions,
         "gap_ms_p50_while_prefilling": p50 * 1e3,
         "gap_ms_p95_while_prefilling": p95 * 1e3,
-        "bookkeeping_share": 1 - llm.runner.seconds / llm.step_seconds,
+        "overhead_share": 1 - llm.runner.seconds / llm.step_seconds,
         **latencies(list(times.values()), started),
     }
 
@@ -131,8 +131,8 @@ def serve_with_week_2(mlx_model: Any, workload: Workload, options: ServingOption
     }
 
 
-def bookkeeping(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: int) -> dict:
-    """Share of a decoding step of `num_seqs` requests outside model and sampling."""
+def scheduling_overhead(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: int) -> dict:
+    """Share of a decoding step spent outside model and sampling."""
     context = 64
     llm = build_engine(
         mlx_model,
@@ -145,24 +145,26 @@ def bookkeeping(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: i
     vocab_size = llm.vocab_size
     for number in range(num_seqs):
         llm.add_request([number % vocab_size, *token_ids(context, vocab_size)], params)
-    while any(one.num_uncomputed > 1 for one in llm.scheduler.running) or llm.scheduler.waiting:
+    while llm.scheduler.waiting or any(seq.num_uncomputed > 1 for seq in llm.scheduler.running):
         llm.step()
-    whole, model = llm.step_seconds, llm.runner.seconds
+    total, model = llm.step_seconds, llm.runner.seconds
     for _ in range(steps):
         llm.step()
-    whole, model = llm.step_seconds - whole, llm.runner.seconds - model
+    total, model = llm.step_seconds - total, llm.runner.seconds - model
     return {
         "num_seqs": num_seqs,
-        "step_ms": whole / steps * 1e3,
-        "bookkeeping_ms": (whole - model) / steps * 1e3,
-        "share": 1 - model / whole,
+        "step_ms": total / steps * 1e3,
+        "overhead_ms": (total - model) / steps * 1e3,
+        "share": 1 - model / total,
     }
 
 
 def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: int) -> dict:
-    """Time to first token with `tokens` prompt tokens cached, and with none."""
-    question = 16
-    budget = _kv_bytes(mlx_model, (tokens + 2 * question + 4 * options.page_size) * (repeats + 1))
+    """Time to first token with and without `tokens` cached prompt tokens."""
+    suffix_tokens = 16
+    budget = _kv_bytes(
+        mlx_model, (tokens + 2 * suffix_tokens + 4 * options.page_size) * (repeats + 1)
+    )
     llm = build_engine(mlx_model, options, kv_cache_bytes=budget, max_num_batched_tokens=512)
     params = SamplingParams(temperature=0, max_tokens=1)
     cold: list[float] = []
@@ -171,7 +173,7 @@ def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: in
     for _ in range(repeats):
         prefix = rng.integers(0, llm.vocab_size, tokens).tolist()
         for seconds in (cold, warm):
-            prompt = prefix + rng.integers(0, llm.vocab_size, question).tolist()
+            prompt = prefix + rng.integers(0, llm.vocab_size, suffix_tokens).tolist()
             [output] = llm.generate([prompt], params, show_progress=False)
             assert output.num_cached_tokens == (0 if seconds is cold else tokens)
             assert output.metrics.ttft is not None
@@ -185,34 +187,34 @@ def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: in
 
 
 def speculation(max_tokens: int) -> dict:
-    """Steps of the demo model with and without its draft model, on the sixteen prompts."""
+    """Steps of the demo model on `BATCH_PROMPTS`, with and without drafts."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     prompts = [[{"role": "user", "content": prompt}] for prompt in BATCH_PROMPTS]
     figures: dict[str, Any] = {}
-    answers = []
-    for name, draft in (("plain", None), ("drafts", "demo-draft")):
+    token_ids_by_run = []
+    for name, draft in (("plain", None), ("draft", "demo-draft")):
         llm = LLM("demo", kv_cache_bytes=2**25, draft_model=draft)
         started = time.perf_counter()
         outputs = llm.generate(prompts, params, show_progress=False)
         figures[f"{name}_seconds"] = time.perf_counter() - started
         figures[f"{name}_target_steps"] = llm.runner.statistics.steps
-        answers.append([output.token_ids for output in outputs])
+        token_ids_by_run.append([output.token_ids for output in outputs])
     figures["proposed"] = llm.runner.statistics.num_draft_tokens
     figures["accepted"] = llm.runner.statistics.num_accepted_tokens
-    figures["fewer_steps"] = figures["plain_target_steps"] / figures["drafts_target_steps"]
-    figures["same_tokens"] = answers[0] == answers[1]
+    figures["step_ratio"] = figures["plain_target_steps"] / figures["draft_target_steps"]
+    figures["same_tokens"] = token_ids_by_run[0] == token_ids_by_run[1]
     return figures
 
 
 def summary(rounds: Sequence[dict]) -> dict:
     """Median round by throughput, and the best throughput."""
-    ordered = sorted(rounds, key=lambda one: one["output_tokens_per_s"])
+    ordered = sorted(rounds, key=lambda run: run["output_tokens_per_s"])
     best = ordered[-1]["output_tokens_per_s"]
     return {**ordered[len(ordered) // 2], "best_output_tokens_per_s": best}
 
 
-def _watch_steps(llm: LLM, steps: list[SchedulerOutput]) -> None:
-    """Records every scheduled step."""
+def _record_steps(llm: LLM, steps: list[SchedulerOutput]) -> None:
+    """Records the output of every scheduled step."""
     schedule = llm.scheduler.schedule
 
     def scheduled() -> SchedulerOutput:

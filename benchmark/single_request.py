@@ -2,7 +2,7 @@
 
     python -m benchmark.single_request --model FOLDER [--flash | --no-flash]
 
-Decoding contexts are random keys and values, so a long one needs no prefill.
+Decoding contexts are random keys and values, so long ones need no prefill.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SLOW_PREFILL_S = 20.0  # slower prompts run once
 
 
 def prefill_times(model: Week2, tokens: int, repeats: int) -> Times:
-    """Seconds per prompt, up to the choice of the first new token."""
+    """Seconds per prompt, up to the selection of the first new token."""
     first = measure(lambda: model.prefill(tokens), repeats=1, warm_up=0)
     if first.median > SLOW_PREFILL_S:
         return first
@@ -40,7 +40,7 @@ def prefill_times(model: Week2, tokens: int, repeats: int) -> Times:
 
 def decode_times(model: Week2, context: int, steps: int) -> Times:
     """Seconds per token after a context of `context` tokens."""
-    sequences = model.sequences(1, context, room=steps + 2)
+    sequences = model.sequences(1, context, max_new_tokens=steps + 2)
     return Times.of(
         step_seconds(lambda: model.step(sequences), steps, limit_s=DECODE_SECONDS, warm_up=2)
     )
@@ -49,7 +49,7 @@ def decode_times(model: Week2, context: int, steps: int) -> Times:
 def measure_row(
     metric: Metric, costs: ModelCosts, limits: Limits, times_of: Callable[[], Times]
 ) -> Any:
-    """Measures a row for the JSON, and prints it."""
+    """Measures and prints a table row; returns it for the JSON."""
     times, machine = limits.around(times_of)
     figures, share = throughput(metric, times, costs, machine, limits)
     row = {"metric": metric.kind, "tokens": metric.tokens, **figures}
@@ -62,20 +62,22 @@ def measure_row(
 
 
 def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
-    """Measures everything that fits into the model's context."""
+    """Measures all lengths that fit into the model's context."""
     if args.device is not None:
         mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
     model = Week2(args.model, args.flash)
-    room = model.model.max_seq_len
+    max_seq_len = model.model.max_seq_len
     model.prefill(16)  # warm-up
     rows = []
-    print("| | tokens/s, median | tokens/s, best | of the roofline |\n|---|---:|---:|---:|")
-    for tokens in (n for n in PREFILL_TOKENS if n <= min(room, args.max_prefill)):
+    print("| | tokens/s, median | tokens/s, best | share of roofline |\n|---|---:|---:|---:|")
+    for tokens in (n for n in PREFILL_TOKENS if n <= min(max_seq_len, args.max_prefill)):
         metric = Metric("", f"prefill {tokens:,}", "prefill", tokens)
         run_prompt = partial(prefill_times, model, tokens, args.repeats)
         rows.append(measure_row(metric, costs, limits, run_prompt))
-    for context in (n for n in CONTEXTS if n + args.steps + 2 <= min(room, args.max_context)):
+    for context in (
+        n for n in CONTEXTS if n + args.steps + 2 <= min(max_seq_len, args.max_context)
+    ):
         metric = Metric("", f"decode at {context:,}", "decode", context)
         decode = partial(decode_times, model, context, args.steps)
         rows.append(measure_row(metric, costs, limits, decode))
@@ -89,8 +91,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="demo", help="name or folder (demo)")
-    add("--flash", action=argparse.BooleanOptionalAction, help="use the flash kernel (default)")
+    add("--model", default="demo", help="model name or folder (default: demo)")
+    add(
+        "--flash",
+        action=argparse.BooleanOptionalAction,
+        help="use the flash attention kernel (default)",
+    )
     add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
     add("--repeats", type=int, default=3, help="repeats per prefill")
     add("--steps", type=int, default=32, help="tokens to decode")

@@ -3,11 +3,12 @@
     python -m benchmark.startup --model FOLDER
 
 Each repeat is a new process that imports, loads and runs a one-token prompt. The page cache is
-warm, so this is the cost of a restart. Memory is the peak resident size, beside the size of the
-checkpoint.
+warm, so this is the cost of a restart. Memory is the peak resident set size, compared with the size
+of the checkpoint.
 
-Then the weights alone: load time, prepacking included, beside a plain copy of the files' bytes; and
-the growth of the peak resident size, beside the size of the weights.
+A second measurement loads the weights alone: its time, prepacking included, is compared with a
+plain copy of the files' bytes, and the growth of the peak resident set with the size of the
+weights.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", default="demo", help="name or folder (demo)")
+    parser.add_argument("--model", default="demo", help="model name or folder (default: demo)")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     loads = []
@@ -46,7 +47,7 @@ def main() -> int:
             copies.append(read_weights(folder, "--copy"))
             weights.append(read_weights(folder))
     except (UserError, WorkerError) as error:
-        print(f"load: {error}", file=sys.stderr)
+        print(f"startup: {error}", file=sys.stderr)
         return 2
     seconds = [load.process_seconds for load in loads[1:]]
     peak, size = max(load.peak_bytes for load in loads), checkpoint_bytes(folder)
@@ -54,10 +55,10 @@ def main() -> int:
         f"first token after {statistics.median(seconds):.2f} s (median; best {min(seconds):.2f}), "
         f"{peak / 1e6:,.0f} MB peak resident, checkpoint {size / 1e6:,.0f} MB"
     )
-    most = max(run["peak_bytes"] / run["bytes"] for run in weights)
+    growth = max(run["peak_bytes"] / run["bytes"] for run in weights)
     print(
-        f"weights after {_times(weights)}, a plain copy after {_times(copies)}; "
-        f"peak resident growth: {most:.2f} × the weights' bytes"
+        f"weights loaded in {_times(weights)}, plain copy in {_times(copies)}; "
+        f"the peak resident set grows by {growth:.2f} × the size of the weights"
     )
     result = {
         "model": args.model,
@@ -78,15 +79,15 @@ def _times(runs: list[dict[str, Any]]) -> str:
 
 
 def read_weights(folder: Path, *flags: str) -> dict[str, Any]:
-    """One run of `benchmark.load_weights`.
+    """Runs `benchmark.load_weights` once and returns its figures.
 
     Raises:
-        WorkerError: it failed.
+        WorkerError: the process failed.
     """
     command = [sys.executable, "-m", "benchmark.load_weights", str(folder), *flags]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:
-        raise WorkerError(f"load_weights ended: {run.stderr.strip().splitlines()[-1]}")
+        raise WorkerError(f"load_weights failed: {run.stderr.strip().splitlines()[-1]}")
     return json.loads(run.stdout.splitlines()[-1])
 
 

@@ -5,16 +5,16 @@
     python -m benchmark.tensor_parallel --model FOLDER --launcher "mpirun -n 2"
     python -m benchmark.tensor_parallel --model FOLDER --profile
 
-Three systems take turns, round after round, with the same number of cores in total:
+Every round measures three systems that use the same number of cores in total:
 
     one rank    the whole model
     ranks       the model split among N ranks
-    parts       the same N shards of the weights, each in a process that exchanges nothing
+    parts       the same N shards of the weights, in N processes that do not communicate
 
-The ranks exchange over MLX's ring, or over the backend of --launcher. The difference between ranks
-and parts is the overhead of the exchanges: messages, waiting for the slowest rank, and steps that
-are not captured as a whole. Decoding follows a prompt of 8 tokens. With --profile, rank 0 evaluates
-each exchange separately and prints its time, waiting for slower ranks included.
+The ranks communicate over MLX's ring, or over the backend of --launcher. The difference between
+ranks and parts is the communication overhead: messages, waiting for the slowest rank, and steps
+that are not captured as a single graph. Decoding follows an 8-token prompt. With --profile, rank 0
+evaluates each collective separately and prints its time, including the wait for slower ranks.
 """
 
 import argparse
@@ -36,24 +36,24 @@ from .roofline import usable_threads
 from .systems.worker import token_ids
 from .timing import Times
 
-PROMPT_TOKENS, ANSWER_TOKENS, PREFILL_TOKENS = 8, 65, 512
+PROMPT_TOKENS, OUTPUT_TOKENS, PREFILL_TOKENS = 8, 65, 512
 TASKS = ("decode", "prefill")
 CHILD_FLAG = "--as-child"
 EXIT = "exit\n"
 
 
 def milliseconds(llm: LLM, task: str, number: int) -> float:
-    """Mean time of a decode step, or time of a prompt.
+    """Mean time of a decoding step, or time to the first token of a prompt.
 
     Args:
         llm: the engine.
         task: one of `TASKS`.
-        number: number of the round; each round has its own prompt.
+        number: number of the round; each round uses a different prompt.
     """
     prompt_tokens = PROMPT_TOKENS if task == "decode" else PREFILL_TOKENS
-    answer_tokens = ANSWER_TOKENS if task == "decode" else 1
+    output_tokens = OUTPUT_TOKENS if task == "decode" else 1
     prompt = token_ids(number + prompt_tokens, llm.vocab_size)[number:]
-    params = SamplingParams(temperature=0, max_tokens=answer_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True)
     [output] = llm.generate([prompt], params)
     metrics = output.metrics
     first, last = metrics.first_token_time, metrics.finished_time
@@ -61,7 +61,7 @@ def milliseconds(llm: LLM, task: str, number: int) -> float:
     assert last is not None
     if task == "prefill":
         return (first - metrics.arrival_time) * 1e3
-    return (last - first) / (answer_tokens - 1) * 1e3
+    return (last - first) / (output_tokens - 1) * 1e3
 
 
 def serve(args: argparse.Namespace) -> None:
@@ -85,14 +85,14 @@ def serve(args: argparse.Namespace) -> None:
         milliseconds(llm, task, 0)
     print("ready", flush=True)
     for line in sys.stdin:
-        if line == EXIT:  # mpirun does not forward the end of its standard input
+        if line == EXIT:  # mpirun does not forward EOF on its standard input
             break
         task, number = line.split()
         print(milliseconds(llm, task, int(number)), flush=True)
 
 
 def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float]]:
-    """Breaks down rank 0's time per task: exchanges, the rest of the model, outside the model."""
+    """Breaks down rank 0's step time: collectives, rest of the model, outside."""
     os.environ["TINY_LLM_NUM_THREADS"] = str(threads)
     llm = LLM(
         args.model,
@@ -106,29 +106,29 @@ def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float
     for task in TASKS:
         milliseconds(llm, task, 0)
         layers.comm_timer = comm_timer = layers.CommTimer()
-        began, in_model, steps = llm.step_seconds, llm.runner.seconds, llm.runner.statistics.steps
+        start, in_model, steps = llm.step_seconds, llm.runner.seconds, llm.runner.statistics.steps
         milliseconds(llm, task, 1)
         layers.comm_timer = None
         steps = llm.runner.statistics.steps - steps
-        whole, in_model = llm.step_seconds - began, llm.runner.seconds - in_model
-        own = {
-            "step ms": whole / steps * 1e3,
-            "exchanges ms": comm_timer.seconds / steps * 1e3,
+        total, in_model = llm.step_seconds - start, llm.runner.seconds - in_model
+        breakdown = {
+            "step ms": total / steps * 1e3,
+            "collectives ms": comm_timer.seconds / steps * 1e3,
             "rest of the model ms": (in_model - comm_timer.seconds) / steps * 1e3,
-            "outside ms": (whole - in_model) / steps * 1e3,
-            "exchanges": comm_timer.count / steps,
+            "outside the model ms": (total - in_model) / steps * 1e3,
+            "collectives": comm_timer.count / steps,
             "kB sent": comm_timer.n_bytes / steps / 1e3,
         }
-        print(task, *(f"{name} {value:.2f}" for name, value in own.items()), sep="  ")
-        figures[task] = own
+        print(task, *(f"{name} {value:.2f}" for name, value in breakdown.items()), sep="  ")
+        figures[task] = breakdown
     return figures
 
 
 class System:
-    """Child processes that are measured as one.
+    """Child processes measured as one system.
 
     Args:
-        args: the command's arguments.
+        args: arguments of the command.
         kinds: kind and rank of each child.
         threads: threads per process.
     """
@@ -149,10 +149,10 @@ class System:
         ]
         for child in self._children:
             if self._read(child) != "ready":
-                raise RuntimeError(f"a child process of '{kinds[0][0]}' failed to start.")
+                raise RuntimeError(f"a child process of kind '{kinds[0][0]}' failed to start.")
 
     def measure(self, task: str, number: int) -> float:
-        """Milliseconds of the slowest process; all start at once."""
+        """Time of the slowest process in milliseconds; all start at once."""
         for child in self._children:
             assert child.stdin is not None
             child.stdin.write(f"{task} {number}\n")
@@ -192,13 +192,13 @@ def report(task: str, measured: dict[str, list[float]]) -> dict[str, float]:
     one, ranks, parts = (measured[name] for name in ("one rank", "ranks", "parts"))
     speed = statistics.median(a / b for a, b in zip(one, ranks, strict=True))
     overhead = statistics.median(1 - a / b for a, b in zip(parts, ranks, strict=True))
-    print(f"{task:8} ranks are {speed:.2f} × as fast as one; overhead {overhead:.0%}")
+    print(f"{task:8} speedup over one rank {speed:.2f} ×; communication overhead {overhead:.0%}")
     minima = {f"{name} ms": time.minimum for name, time in times.items()}
     return {**minima, "speed": speed, "overhead": overhead}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the minimum and median of each system, and a line of JSON."""
+    """Prints each system's minimum and median, then a line of JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -221,19 +221,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.profile:
         print(json.dumps({"model": args.model, "ranks": args.ranks, **profile(args, each)}))
         return
-    started = {
+    systems = {
         "one rank": System(args, [("whole", 0)], cores),
         "ranks": System(args, [("ranks", 0)], each),
         "parts": System(args, [("part", rank) for rank in range(args.ranks)], each),
     }
     try:
-        measured = compare({name: one.measure for name, one in started.items()}, args.rounds)
+        measured = compare({name: system.measure for name, system in systems.items()}, args.rounds)
     finally:
-        for one in started.values():
-            one.close()
+        for system in systems.values():
+            system.close()
     figures = {task: report(task, measured[task]) for task in TASKS}
-    named = {"model": args.model, "ranks": args.ranks, "launcher": args.launcher}
-    print(json.dumps({**named, "threads": each, **figures}))
+    settings = {"model": args.model, "ranks": args.ranks, "launcher": args.launcher}
+    print(json.dumps({**settings, "threads": each, **figures}))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def measure(run: Callable[[], object], repeats: int, warm_up: int = 1) -> Times:
 def step_seconds(
     step: Callable[[], object], steps: int, limit_s: float = float("inf"), warm_up: int = 1
 ) -> list[float]:
-    """Seconds of at most `steps` steps; stops after `limit_s`, but not before three."""
+    """Times up to `steps` steps; after `limit_s`, stops once it has three."""
     for _ in range(warm_up):
         step()
     seconds: list[float] = []
@@ -44,5 +44,5 @@ def step_seconds(
 
 
 def percent(part: float, whole: float) -> str:
-    """`part` of `whole` as a table cell."""
+    """Formats `part` as a percentage of `whole`."""
     return f"{100 * part / whole:.0f} %"

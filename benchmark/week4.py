@@ -2,9 +2,9 @@
 
     python -m benchmark.week4 --model FOLDER
 
-The kernels are the solution's, selected by the environment variables of the chapters; the rest is
-Week 2's model. Each day has a worker process; they run in turns, and all others are stopped. If the
-plain loops exceed --limit, the table shows an upper bound.
+The kernels are the solution's, selected by the environment variables from the chapters; the rest
+is Week 2's model. Each day has a worker process, paused while another is measured. If the plain
+loops exceed --limit, the table shows an upper bound on their speed.
 """
 
 import argparse
@@ -22,29 +22,29 @@ from .timing import Times
 
 @dataclass(frozen=True)
 class Day:
-    """State at the end of a day.
+    """Kernels in use at the end of a day.
 
     Attributes:
-        name: name in the book.
-        product: `quantized_matmul` kernel: `TINY_LLM_MATMUL`.
-        others: variables of the other kernels; ours where unset.
+        name: name in the table.
+        matmul: value of TINY_LLM_MATMUL; unset if empty.
+        others: variables of the other kernels; unset ones select the fastest.
     """
 
     name: str
-    product: str
+    matmul: str
     others: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment of a worker with this day's kernels."""
-        product = {"TINY_LLM_MATMUL": self.product} if self.product else {}
-        kept = {name: text for name, text in os.environ.items() if name not in OURS}
-        return {**kept, **product, **self.others}
+        matmul = {"TINY_LLM_MATMUL": self.matmul} if self.matmul else {}
+        inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        return {**inherited, **matmul, **self.others}
 
 
 LOOPS = {"TINY_LLM_FUSED": "loops", "TINY_LLM_ATTENTION": "loops", "TINY_LLM_GRAPH_CAPTURE": "off"}
-NOT_FUSED = {name: text for name, text in LOOPS.items() if name != "TINY_LLM_FUSED"}
-OURS = {"TINY_LLM_MATMUL", *LOOPS}
+FUSED = {name: value for name, value in LOOPS.items() if name != "TINY_LLM_FUSED"}
+VARIABLES = {"TINY_LLM_MATMUL", *LOOPS}
 
 DAYS = [
     Day("Week 3's end", "loops", LOOPS),
@@ -52,18 +52,18 @@ DAYS = [
     Day("4.2, vectors", "vectors", LOOPS),
     Day("4.3", "prefetched", LOOPS),
     Day("4.4", "panels", LOOPS),
-    Day("4.5", "panels", NOT_FUSED),
+    Day("4.5", "panels", FUSED),
     Day("4.6", "panels", {"TINY_LLM_ATTENTION": "split", "TINY_LLM_GRAPH_CAPTURE": "off"}),
     Day("4.7", "panels", {"TINY_LLM_ATTENTION": "split"}),
     Day("the solution's fastest", ""),
 ]
-CHOSEN = ["prefill-512", "decode-128", "decode-4096", "decode-128-batch-4"]
+DEFAULT_METRICS = ["prefill-512", "decode-128", "decode-4096", "decode-128-batch-4"]
 
 
 def run_interleaved(
     model: Path, metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, Times | None]:
-    """Seconds by day; None beyond the limit."""
+    """Times by day; None if a measurement exceeded the limit."""
     workers: dict[str, WorkerProcess] = {}
     seconds: dict[str, list[float]] = {day.name: [] for day in DAYS}
     slow: set[str] = set()
@@ -77,7 +77,7 @@ def run_interleaved(
             for name in list(workers)[:: 1 if number % 2 == 0 else -1]:
                 try:
                     reply = workers[name].ask(metric.request, limit_s)
-                except WorkerError:  # the worker was stopped
+                except WorkerError:  # the worker has been killed
                     del workers[name]
                     slow.add(name)
                     continue
@@ -102,7 +102,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    args = parse_ab_args(parser, CHOSEN, rounds=3, limit_s=60)
+    args = parse_ab_args(parser, DEFAULT_METRICS, rounds=3, limit_s=60)
     exit_on_sigterm()
     figures: dict[str, dict[str, Times | None]] = {}
     try:
@@ -120,7 +120,7 @@ def main() -> int:
         ]
         print(f"| {day.name} | " + " | ".join(cells) + " |")
     medians = {
-        name: {day: None if one is None else one.median for day, one in times.items()}
+        name: {day: None if taken is None else taken.median for day, taken in times.items()}
         for name, times in figures.items()
     }
     print("\n" + json.dumps({"rounds": args.rounds, "limit_s": args.limit, "seconds": medians}))

@@ -1,8 +1,9 @@
-"""Table of the book: tokens that fit beside a model's weights, by available memory.
+"""Prints the book's table of tokens that fit next to a model's weights.
 
     python -m benchmark.what_fits
 
-Computed as `check --model` does, for 4 bits in groups of 64; nothing is measured.
+The columns are memory sizes. Computed as by `check --model`, for 4-bit weights in groups of 64;
+nothing is measured.
 """
 
 import sys
@@ -33,7 +34,7 @@ def table() -> Iterator[str]:
         cells = [
             name,
             format_bytes(size.weight_bytes),
-            " / ".join(format_bytes(one.kv_bytes_per_token) for one in sizes),
+            " / ".join(format_bytes(size.kv_bytes_per_token) for size in sizes),
             format_bytes(size.state_bytes) if size.state_bytes else "",
             *(_tokens(sizes, 10**9 * memory) for memory in MEMORIES),
         ]
@@ -41,7 +42,7 @@ def table() -> Iterator[str]:
 
 
 def _tokens(sizes: Sequence[ModelSize], available: int) -> str:
-    """Thousands of tokens in the chosen KV memory; a dash if the weights do not fit."""
+    """Thousands of tokens that fit, by KV dtype; a dash if the weights don't."""
     if sizes[0].weight_bytes > available:
         return "–"
     fits = [

@@ -15,7 +15,7 @@ from tiny_llm.errors import short_repr
         ("a" * 58, repr("a" * 58)),
         ("a" * 59, "'" + "a" * 56 + "…"),
         (" " * 2000, "' '…"),
-        (10**5000, "a number of thousands of digits"),
+        (10**5000, "an integer with thousands of digits"),
     ],
     ids=["text", "list", "60 characters", "61 characters", "spaces", "digits"],
 )

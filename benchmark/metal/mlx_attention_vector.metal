@@ -1,4 +1,4 @@
-// MLX's own attention of few queries, for metal_traffic.py.
+// MLX's attention kernels for few queries, for metal_traffic.py.
 // clang-format off
 #include "mlx/backend/metal/kernels/utils.h"
 #include "mlx/backend/metal/kernels/sdpa_vector.h"

@@ -1,4 +1,4 @@
-// MLX's own quantized matrix multiplications, from the headers in its wheel, for metal_traffic.py.
+// MLX's quantized matmul kernels, from the headers in its wheel, for metal_traffic.py.
 // clang-format off
 #include "mlx/backend/metal/kernels/utils.h"
 #include "mlx/backend/metal/kernels/steel/gemm/gemm.h"

@@ -1,4 +1,4 @@
-"""Parent side of a worker: starts it, sends requests, stops it in between."""
+"""Parent side of a worker: starts it, sends requests, pauses it in between."""
 
 import json
 import os
@@ -24,11 +24,11 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker's message after its first token.
+    """Startup message of a worker, sent after its first token.
 
     Attributes:
-        process_seconds: time since the start of the process.
-        peak_bytes: peak resident memory until then.
+        process_seconds: time from the start of the process to the message.
+        peak_bytes: peak resident memory up to the message.
         about: version and settings.
         weight_bits: bits per weight in memory.
     """
@@ -40,19 +40,19 @@ class Ready:
 
 
 class WorkerProcess:
-    """A running worker, stopped (SIGSTOP) between requests.
+    """A running worker, paused (SIGSTOP) between requests.
 
-    Its threads then cannot disturb another system's measurement, even if they busy-wait.
+    A paused worker cannot disturb another system's measurement, even if its threads busy-wait.
 
     Args:
-        python: interpreter.
+        python: path of the interpreter.
         module: name of the worker in `benchmark.systems`.
-        arguments: its command line.
-        root: checkout with the worker.
-        environment: its environment; this process's by default.
+        arguments: command-line arguments of the worker.
+        root: checkout that contains the worker.
+        environment: environment of the worker; default: this process's.
 
     Raises:
-        WorkerError: it did not become ready.
+        WorkerError: the worker did not become ready.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class WorkerProcess:
         self._selector = selectors.DefaultSelector()
         assert self._process.stdout is not None
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        said = self._read(START_SECONDS)
-        self.ready = Ready(process_seconds=time.perf_counter() - start, **said)
+        message = self._read(START_SECONDS)
+        self.ready = Ready(process_seconds=time.perf_counter() - start, **message)
         self._process.send_signal(signal.SIGSTOP)
 
     def ask(self, request: dict[str, Any], limit_s: float = START_SECONDS) -> dict[str, Any]:
         """Sends a request and waits for its reply.
 
         Raises:
-            WorkerError: the worker exited or exceeded `limit_s`; it is then stopped for good.
+            WorkerError: the worker exited or exceeded `limit_s`, and has been killed.
         """
         assert self._process.stdin is not None
         self._process.send_signal(signal.SIGCONT)
@@ -100,7 +100,7 @@ class WorkerProcess:
         return reply
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kills the process."""
         self._process.kill()
         self._process.communicate()
         self._selector.close()
@@ -109,14 +109,14 @@ class WorkerProcess:
         assert self._process.stdout is not None
         if not self._selector.select(limit_s):
             self.close()
-            raise WorkerError(f"took more than {limit_s:.0f} s")
+            raise WorkerError(f"{self._name} timed out after {limit_s:.0f} s")
         line = self._process.stdout.readline()
         if line:
             return json.loads(line)
-        _, complaint = self._process.communicate()
+        _, stderr = self._process.communicate()
         self._selector.close()
-        lines = (complaint or b"").decode(errors="replace").strip().splitlines()
-        raise WorkerError(f"{self._name} ended: {lines[-1] if lines else 'no output'}")
+        lines = (stderr or b"").decode(errors="replace").strip().splitlines()
+        raise WorkerError(f"{self._name} exited: {lines[-1] if lines else 'no output'}")
 
 
 def export_once(python: str, module: str, source: Path, folder: Path, exact: bool = False) -> None:
@@ -139,17 +139,17 @@ def export_once(python: str, module: str, source: Path, folder: Path, exact: boo
     command += ["--exact"] if exact else []
     done = subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
     if done.returncode:
-        raise WorkerError(f"{module.removesuffix('_worker')} did not export {source}")
+        raise WorkerError(f"{module.removesuffix('_worker')} failed to export {source}")
     (folder / "exported").touch()
 
 
 def checkpoint_bytes(path: Path) -> int:
-    """Size of a checkpoint's weights: a folder's files, or one file."""
-    endings = {".safetensors", ".bin", ".data"}  # the last two: OpenVINO's and ONNX's
-    files = [f for f in path.iterdir() if f.suffix in endings] if path.is_dir() else [path]
+    """Size of a checkpoint's weights, a folder or a single file."""
+    suffixes = {".safetensors", ".bin", ".data"}  # .bin: OpenVINO, .data: ONNX
+    files = [f for f in path.iterdir() if f.suffix in suffixes] if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)
 
 
 def exit_on_sigterm() -> None:
-    """Turns SIGTERM into an exception, so that stopped workers are ended too."""
+    """Turns SIGTERM into an exception, so that paused workers are killed too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -1,10 +1,10 @@
-"""Worker of a week's course model, the learner's or ours.
+"""Worker for a course week's model, the learner's or the reference.
 
     python -m benchmark.systems.course_worker FOLDER --week 2 --solution mine
 
-The model's owner is the owner of the imported `tiny_llm`. A learner's kernels may be plain
-loops, a hundred times slower than ours, so every measurement stops after a few seconds; a longer
-prompt is truncated, with a note in the reply.
+Model and kernels come from the tree whose `tiny_llm` is imported. A learner's kernels may be plain
+loops, a hundred times slower than ours, so every measurement stops after a few seconds; the time of
+a longer prompt is extrapolated from a short one, with a note in the reply.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from tiny_llm.sampler import make_sampler
 
 from .worker import DECODE_STEPS, UnsupportedError, serve, token_ids
 
-LIMIT_SECONDS = 2.0  # limit of a measurement that has a result
-PROMPT_SECONDS = 15.0  # longer prompts are truncated
-SHORT_PROMPT = 4  # tokens of a truncated prompt
+LIMIT_SECONDS = 2.0  # no repeat starts after this time
+PROMPT_SECONDS = 15.0  # slower prompts are extrapolated
+SHORT_PROMPT = 4  # tokens of the prompt to extrapolate from
 
 
-def best_seconds(run: Callable[[], object], most: int) -> float:
-    """Minimum of at most `most` runs; none starts after the limit."""
+def best_seconds(run: Callable[[], object], max_runs: int) -> float:
+    """Minimum of at most `max_runs` runs; none starts after the limit."""
     seconds: list[float] = []
-    while len(seconds) < most and sum(seconds) < LIMIT_SECONDS:
+    while len(seconds) < max_runs and sum(seconds) < LIMIT_SECONDS:
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)
@@ -49,15 +49,15 @@ class Recomputing:
         self._vocab_size = args.vocab_size
 
     def prefill(self, tokens: int) -> None:
-        """Runs a prompt up to the choice of its first new token."""
+        """Runs a prompt up to the selection of its first new token."""
         ids = token_ids(tokens, self._vocab_size)
         next(decode_by_recomputing(self._model, ids, make_sampler(0)))
 
     def step_of(self, batch: int, context: int) -> Callable[[], object]:
-        """A decoding step.
+        """Creates a decoding step.
 
         Raises:
-            UnsupportedError: more than one sequence.
+            UnsupportedError: `batch` is more than one.
         """
         if batch > 1:
             raise UnsupportedError("Week 1 supports one sequence")
@@ -68,13 +68,13 @@ class Cached(CachedModel):
     """Week 2's or Week 3's model."""
 
     def step_of(self, batch: int, context: int) -> Callable[[], object]:
-        """A decoding step for sequences with a context."""
-        sequences = self.sequences(batch, context, room=DECODE_STEPS + 2)
+        """Creates a decoding step for sequences with a context."""
+        sequences = self.sequences(batch, context, max_new_tokens=DECODE_STEPS + 2)
         return lambda: self.step(sequences)
 
 
 class CourseEngine:
-    """System of the scoreboard: one tree at one week; see `System`.
+    """System measured by the scoreboard: a solution at one week; see `System`.
 
     Args:
         folder: checkpoint folder.
@@ -91,8 +91,8 @@ class CourseEngine:
         for attention in attempts:
             args = make_parser("main").parse_args([*flags, *attention])
             checkpoint = Checkpoint(str(folder), *load_for_solution(args, str(folder)))
-            model, sizes = build_model(args, checkpoint), checkpoint.mlx_model.args
-            self._model = Recomputing(model, sizes) if week == 1 else Cached(model, sizes)
+            model, config = build_model(args, checkpoint), checkpoint.mlx_model.args
+            self._model = Recomputing(model, config) if week == 1 else Cached(model, config)
             try:
                 self._model.prefill(1)
                 return
@@ -106,18 +106,18 @@ class CourseEngine:
         short = best_seconds(lambda: self._model.prefill(SHORT_PROMPT), 2)
         scaled = short * tokens / SHORT_PROMPT
         if scaled > PROMPT_SECONDS:
-            return {"seconds": scaled, "note": f"{SHORT_PROMPT} tokens measured, and scaled"}
+            return {"seconds": scaled, "note": f"{SHORT_PROMPT} tokens measured and scaled"}
         return {"seconds": best_seconds(lambda: self._model.prefill(tokens), 3)}
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """See `System`. Mean of the steps, without the first if time allows."""
+        """See `System`. Excludes the first step, unless it exceeds the limit."""
         step = self._model.step_of(batch, context)
         try:
             start = time.perf_counter()
             step()
             first = time.perf_counter() - start
-        except TaskNotImplemented as unwritten:
-            raise UnsupportedError(str(unwritten)) from None
+        except TaskNotImplemented as error:
+            raise UnsupportedError(str(error)) from None
         if first > LIMIT_SECONDS:
             return {"seconds": first}
         start, count = time.perf_counter(), 0

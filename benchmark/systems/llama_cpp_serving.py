@@ -1,7 +1,7 @@
 """Continuous batching with llama.cpp, as in its parallel example and server.
 
-Every step has one token per decoding sequence, and fills the batch with prompts in prefill. The
-slot of a finished sequence goes to the next request.
+Every step runs one token per decoding sequence and fills the batch with prefill chunks. The slot of
+a finished sequence is reused for the next request.
 """
 
 import time
@@ -20,8 +20,8 @@ class Slot:
     Attributes:
         prompt: prompt tokens not yet computed.
         remaining: output tokens still to generate.
-        token: latest token.
-        length: tokens in llama.cpp's cache.
+        token: latest output token.
+        length: number of tokens in llama.cpp's KV cache.
     """
 
     prompt: list[int]
@@ -31,46 +31,49 @@ class Slot:
 
 
 def serve_requests(
-    context: Context, prompts: Sequence[Sequence[int]], output_lens: Sequence[int], places: int
+    context: Context, prompts: Sequence[Sequence[int]], output_lens: Sequence[int], num_slots: int
 ) -> dict[str, Any]:
     """Runs all requests; returns the seconds and the number of output tokens."""
-    waiting = deque(zip(prompts, output_lens, strict=True))
-    slots: list[Slot | None] = [None] * places
+    pending = deque(zip(prompts, output_lens, strict=True))
+    slots: list[Slot | None] = [None] * num_slots
     started = time.perf_counter()
     count = 0
-    while waiting or any(slots):
-        for place, slot in enumerate(slots):
-            if slot is None and waiting:
-                prompt, output_len = waiting.popleft()
-                context.cut(0, place)
-                slots[place] = Slot(list(prompt), output_len)
-        entries, outputs, speaking = plan(slots)
-        for place, token in zip(speaking, context.decode(entries, outputs), strict=True):
-            slot = slots[place]
+    while pending or any(slots):
+        for index, slot in enumerate(slots):
+            if slot is None and pending:
+                prompt, output_len = pending.popleft()
+                context.truncate(0, index)
+                slots[index] = Slot(list(prompt), output_len)
+        entries, outputs, output_slots = plan(slots)
+        for index, token in zip(output_slots, context.decode(entries, outputs), strict=True):
+            slot = slots[index]
             assert slot is not None
             slot.token, slot.remaining, count = token, slot.remaining - 1, count + 1
             if slot.remaining == 0:
-                slots[place] = None
+                slots[index] = None
     return {"seconds": time.perf_counter() - started, "tokens": count}
 
 
 def plan(slots: Sequence[Slot | None]) -> tuple[list[tuple[int, int, int]], list[int], list[int]]:
-    """One step: (token, position, sequence) entries, indices with outputs, and their slots."""
+    """Plans a step: entries, indices of entries with outputs, and their slots.
+
+    An entry is (token, position, sequence).
+    """
     entries: list[tuple[int, int, int]] = []
-    outputs, speaking = [], []
-    for place, slot in enumerate(slots):
+    outputs, output_slots = [], []
+    for index, slot in enumerate(slots):
         if slot is not None and not slot.prompt:
-            entries.append((slot.token, slot.length, place))
+            entries.append((slot.token, slot.length, index))
             slot.length += 1
             outputs.append(len(entries) - 1)
-            speaking.append(place)
-    for place, slot in enumerate(slots):
+            output_slots.append(index)
+    for index, slot in enumerate(slots):
         if slot is not None and slot.prompt:
             chunk = slot.prompt[: UBATCH - len(entries)]
-            entries += [(token, slot.length + i, place) for i, token in enumerate(chunk)]
+            entries += [(token, slot.length + i, index) for i, token in enumerate(chunk)]
             slot.length += len(chunk)
             del slot.prompt[: len(chunk)]
             if chunk and not slot.prompt:
                 outputs.append(len(entries) - 1)
-                speaking.append(place)
-    return entries, outputs, speaking
+                output_slots.append(index)
+    return entries, outputs, output_slots

@@ -1,9 +1,9 @@
 """llama.cpp as a worker: `python -m benchmark.systems.llama_cpp_worker FILE.gguf`.
 
 Uses the low-level API of llama-cpp-python, so that several sequences share a batch. The fastest
-setting (flash attention, one KV buffer for all sequences) depends on machine and metric: the first
-measurement of a metric tries all settings, later ones use the fastest. The reply's note has the
-other settings' slowdown.
+settings (flash attention, one KV buffer for all sequences) depend on machine and metric: the first
+measurement of a metric tries all combinations, later ones use the fastest. The reply's note has the
+slowdown of the others.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 from .worker import DECODE_STEPS, decode_seconds, serve, token_ids
 
-UBATCH = 512  # llama.cpp's default: tokens per micro-batch
+UBATCH = 512  # tokens per micro-batch, llama.cpp's default
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Setting:
     """A configuration to try.
 
     Attributes:
-        flash: flash attention.
-        unified: one KV buffer for all sequences; irrelevant for one sequence.
+        flash: whether to use flash attention.
+        unified: whether to use one KV buffer for all sequences; irrelevant for one sequence.
     """
 
     flash: bool
@@ -42,7 +42,7 @@ class Context:
 
     Args:
         model, threads, setting, batch, length: as in llama.cpp.
-        embeds: the context computes embeddings, pooled from the last token.
+        embeds: whether it computes embeddings, with last-token pooling.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Context:
 
         self._api, self._model = llama_cpp, model
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        room = -(-(length + DECODE_STEPS + 8) // 256) * 256
+        seq_len = -(-(length + DECODE_STEPS + 8) // 256) * 256
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = room * batch
+        params.n_ctx = seq_len * batch
         params.n_batch = params.n_ubatch = UBATCH
         params.n_seq_max = batch
         params.n_threads = params.n_threads_batch = threads
@@ -72,23 +72,25 @@ class Context:
             params.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_LAST
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
-            raise RuntimeError(f"llama.cpp has no context for {batch} sequences with {setting}")
+            raise RuntimeError(
+                f"llama.cpp cannot create a context for {batch} sequences with {setting}"
+            )
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(UBATCH, 0, 1)
 
     def prefill(self, tokens: int, sequence: int = 0) -> None:
-        """Replaces a sequence by so many tokens, up to the choice of the next one."""
+        """Replaces a sequence with `tokens` tokens and predicts the next one."""
         self.run(token_ids(tokens, self._vocab_size), sequence)
 
     def run(self, ids: Sequence[int], sequence: int = 0, every: bool = False) -> list[int]:
-        """Replaces a sequence by `ids`; returns the most likely next token.
+        """Replaces a sequence with `ids`; returns the most likely next token.
 
         Args:
             ids: tokens.
             sequence: index of the sequence.
-            every: return the most likely token after each token.
+            every: whether to return the most likely token after each token.
         """
-        self.cut(0, sequence)
+        self.truncate(0, sequence)
         predicted: list[int] = []
         for start in range(0, len(ids), UBATCH):
             chunk = ids[start : start + UBATCH]
@@ -99,13 +101,13 @@ class Context:
         return predicted
 
     def embed(self, batch: int, tokens: int) -> list[float]:
-        """Embeds `batch` texts of `tokens` tokens; returns the first one's unit vector."""
+        """Embeds `batch` texts; returns the first one's normalized embedding."""
         import numpy as np
 
         ids = token_ids(tokens, self._vocab_size)
         vector: Any = None
         for sequence in range(batch):
-            self.cut(0, sequence)
+            self.truncate(0, sequence)
         texts_at_once = max(1, UBATCH // tokens)
         for first in range(0, batch, texts_at_once):
             sequences = range(first, min(first + texts_at_once, batch))
@@ -120,7 +122,7 @@ class Context:
         return (vector / np.linalg.norm(vector)).tolist()
 
     def step(self, tokens: list[int]) -> list[int]:
-        """Appends one token per sequence; returns the next ones."""
+        """Appends one token per sequence; returns the next token of each."""
         entries = [
             (token, self.length(sequence), sequence) for sequence, token in enumerate(tokens)
         ]
@@ -130,12 +132,12 @@ class Context:
         """Number of tokens of a sequence."""
         return self._api.llama_memory_seq_pos_max(self._memory, sequence) + 1
 
-    def cut(self, length: int, sequence: int = 0) -> bool:
+    def truncate(self, length: int, sequence: int = 0) -> bool:
         """Truncates a sequence to `length` tokens; False if a recurrent state prevents it."""
         return bool(self._api.llama_memory_seq_rm(self._memory, sequence, length, -1))
 
     def free(self) -> None:
-        """Frees the memory."""
+        """Frees the context."""
         self._api.llama_batch_free(self._batch)
         self._api.llama_free(self._context)
 
@@ -159,7 +161,7 @@ class Context:
             batch.logits[i] = 1
         status = self._api.llama_decode(self._context, batch)
         if status != 0:
-            raise RuntimeError(f"llama_decode answered {status}")
+            raise RuntimeError(f"llama_decode returned {status}")
         self._api.llama_synchronize(self._context)
 
 
@@ -207,7 +209,9 @@ class LlamaCpp:
         def measure(setting: Setting) -> float:
             sequences = self._context(setting, batch, context)
             for sequence in range(batch):
-                if sequences.length(sequence) < context or not sequences.cut(context, sequence):
+                if sequences.length(sequence) < context or not sequences.truncate(
+                    context, sequence
+                ):
                     sequences.prefill(context, sequence)
             tokens = token_ids(batch, 1000)
 
@@ -219,20 +223,21 @@ class LlamaCpp:
 
         return self._measure_fastest("decode", batch, context, measure)
 
-    def serve(self, prompts: Any, output_lens: Any, places: int) -> dict[str, Any]:
-        """Requests through continuous batching: {"seconds": …, "tokens": …, "note": …}.
+    def serve(self, prompts: Any, output_lens: Any, num_slots: int) -> dict[str, Any]:
+        """Runs requests with continuous batching: seconds, tokens and a note.
 
-        Uses the fastest setting for one request per slot.
+        Uses the setting that is fastest with one request per slot.
         """
         from .llama_cpp_serving import serve_requests
 
         longest = max(len(p) + n for p, n in zip(prompts, output_lens, strict=True))
 
-        def measure(setting: Setting, count: int = places) -> float:
-            context = self._context(setting, places, longest)
-            return serve_requests(context, prompts[:count], output_lens[:count], places)["seconds"]
+        def measure(setting: Setting, count: int = num_slots) -> float:
+            context = self._context(setting, num_slots, longest)
+            result = serve_requests(context, prompts[:count], output_lens[:count], num_slots)
+            return result["seconds"]
 
-        key = ("serve", places, longest)
+        key = ("serve", num_slots, longest)
         if key not in self._fastest:
             self._measure_fastest(*key, measure)
         fastest = self._fastest[key]
@@ -240,7 +245,7 @@ class LlamaCpp:
         return {"seconds": seconds, "note": str(fastest), "tokens": sum(output_lens)}
 
     def embed(self, batch: int, tokens: int) -> dict[str, Any]:
-        """Embeds texts: {"seconds": …, "vector": the first one's, "note": …}."""
+        """Embeds texts: {"seconds": …, "vector": of the first text, "note": …}."""
         vector: list[float] = []
 
         def measure(setting: Setting) -> float:
@@ -258,7 +263,7 @@ class LlamaCpp:
         return {"tokens": context.run(ids, every=True)}
 
     def _measure_fastest(self, kind: str, batch: int, tokens: int, measure: Any) -> dict[str, Any]:
-        """Measures with the setting that was fastest before, or tries all."""
+        """Measures with the fastest setting; the first call tries all settings."""
         key = (kind, batch, tokens)
         if key in self._fastest:
             return {"seconds": measure(self._fastest[key]), "note": self._notes[key]}

@@ -1,6 +1,7 @@
 """mlx-lm as a worker: `python -m benchmark.systems.mlx_lm_worker FOLDER`.
 
-Without a GPU it takes seconds a token and is measured on a few tokens, with a note in the reply.
+Without a GPU it takes seconds per token, so only a few tokens are measured, with a note in the
+reply.
 """
 
 import argparse
@@ -38,13 +39,13 @@ class MlxLm:
             raise UnsupportedError("without a GPU, mlx-lm takes hours for a long prompt.")
         return {
             "seconds": self._prefill(FEW_TOKENS) * tokens / FEW_TOKENS,
-            "note": f"{FEW_TOKENS} tokens measured, and scaled to {tokens}",
+            "note": f"{FEW_TOKENS} tokens measured and scaled to {tokens}",
         }
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
         """See `System`."""
         if self._is_slow and (batch > 1 or context > 512):
-            raise UnsupportedError("without a GPU, mlx-lm takes seconds a token.")
+            raise UnsupportedError("without a GPU, mlx-lm takes seconds per token.")
         mx, args = self._mx, self._model.args
         cache = self._new_cache()
         shape = (batch, args.num_key_value_heads, context, args.head_dim)

@@ -1,8 +1,8 @@
 """ONNX Runtime GenAI as a worker: `python -m benchmark.systems.onnxruntime_worker FOLDER`.
 
-`--export` first creates the folder from an unquantized one, with the library's model builder.
-Accuracy level 4, its default for CPUs, rounds activations to 8 bits. `--exact` (also required at
-export) is level 1: float32 activations. Keys and values are always float32.
+`--export` creates the folder from an unquantized one with the library's model builder. Accuracy
+level 4, the builder's default for CPUs, rounds activations to 8 bits. `--exact`, which must also be
+given at export, selects level 1: float32 activations. Keys and values are always float32.
 """
 
 import json
@@ -19,7 +19,7 @@ SCALE_BITS = 32
 
 
 class OnnxRuntime:
-    """Model in a folder of the model builder."""
+    """Model in a folder created by the model builder."""
 
     def __init__(self, folder: Path, exact: bool = False):
         import numpy as np
@@ -33,42 +33,42 @@ class OnnxRuntime:
         self._model: Any = onnxruntime_genai.Model(config)
         settings = json.loads((folder / "genai_config.json").read_text())
         self._vocab_size: int = settings["model"]["vocab_size"]
-        self._end_tokens = settings["model"]["eos_token_id"]
+        self._eos_token_id = settings["model"]["eos_token_id"]
         self.weight_bits = 4 + SCALE_BITS / BLOCK_SIZE
         self.about = (
             f"onnxruntime-genai {onnxruntime_genai.__version__}, int4 in blocks of {BLOCK_SIZE}, "
-            f"activations in {'float32' if exact else '8 bits'}, {threads} threads"
+            f"{'float32' if exact else '8-bit'} activations, {threads} threads"
         )
-        self._begin(1, 8)
+        self._prefill(1, 8)
 
     def prefill(self, tokens: int) -> dict[str, Any]:
         """See `System`."""
         start = time.perf_counter()
-        self._begin(1, tokens)
+        self._prefill(1, tokens)
         return {"seconds": time.perf_counter() - start}
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
         """See `System`; the context is a prefilled prompt."""
-        return {"seconds": decode_seconds(self._begin(batch, context).generate_next_token)}
+        return {"seconds": decode_seconds(self._prefill(batch, context).generate_next_token)}
 
-    def answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Greedy output for a prompt: {"tokens": …, "never": tokens that cannot occur}."""
+    def generate(self, ids: list[int], tokens: int) -> dict[str, Any]:
+        """Greedy output: {"tokens": …, "excluded": tokens that cannot occur}."""
         generator = self._generator([ids], tokens)
         for _ in range(tokens - 1):
             generator.generate_next_token()
-        ends = self._end_tokens
+        eos = self._eos_token_id
         chosen = [int(token) for token in generator.get_sequence(0)[len(ids) :]]
-        return {"tokens": chosen, "never": ends if isinstance(ends, list) else [ends]}
+        return {"tokens": chosen, "excluded": eos if isinstance(eos, list) else [eos]}
 
-    def _begin(self, batch: int, tokens: int) -> Any:
-        """Generator for prompts of a given length."""
+    def _prefill(self, batch: int, tokens: int) -> Any:
+        """Generator with `batch` prompts of `tokens` tokens prefilled."""
         return self._generator([token_ids(tokens, self._vocab_size)] * batch, DECODE_STEPS + 8)
 
     def _generator(self, prompts: list[list[int]], new_tokens: int) -> Any:
-        """Generator that has computed prompts of one length and their next tokens."""
+        """Generator with prompts of equal length prefilled, and one token of each."""
         length = len(prompts[0]) + new_tokens
         parameters = self._api.GeneratorParams(self._model)
-        # Ignore the folder's EOS tokens: no sequence ends early.
+        # A minimum length keeps EOS tokens from ending a sequence early.
         parameters.set_search_options(
             max_length=length, min_length=length, batch_size=len(prompts), do_sample=False
         )

@@ -1,7 +1,7 @@
 """OpenVINO GenAI as a worker: `python -m benchmark.systems.openvino_worker FOLDER`.
 
-`--export` first creates the folder from an unquantized one through optimum-intel: every matrix,
-including the embedding, in symmetric 4-bit groups of 128.
+`--export` creates the folder from an unquantized one with optimum-intel: every matrix, including
+the embedding, in symmetric 4-bit groups of 128.
 
 OpenVINO rounds activations to 8 bits (dynamic quantization) and multiplies integers. Keys and
 values are set to 16 bits, as in the other systems; the default is 8. `--exact` quantizes only the
@@ -26,7 +26,7 @@ EXACT = {
 
 
 class OpenVino:
-    """Model in an OpenVINO folder, through the pipeline for batches."""
+    """Model in an OpenVINO folder, run by the continuous batching pipeline."""
 
     def __init__(self, folder: Path, exact: bool = False):
         import numpy as np
@@ -36,7 +36,7 @@ class OpenVino:
         self._np, self._openvino, self._api = np, openvino, openvino_genai
         threads = num_threads()
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False  # prompts are repeated
+        scheduler.enable_prefix_caching = False  # the same prompts are run repeatedly
         scheduler.cache_size = CACHE_GIGABYTES
         scheduler.max_num_batched_tokens = 8192  # a whole prompt per step
         self._pipeline: Any = openvino_genai.LLMPipeline(
@@ -51,7 +51,7 @@ class OpenVino:
         self.weight_bits = 4 + SCALE_BITS / GROUP_SIZE
         self.about = (
             f"openvino-genai {openvino_genai.__version__}, int4 in groups of {GROUP_SIZE}, "
-            f"{'f32 activations and KV' if exact else 'activations in 8 bits, f16 KV'}, "
+            f"{'float32 activations and KV' if exact else '8-bit activations, float16 KV'}, "
             f"{threads} threads"
         )
         self._time(1, 8, 1)
@@ -66,12 +66,12 @@ class OpenVino:
         seconds, first = self._time(batch, context, DECODE_STEPS)
         return {"seconds": (seconds - first) / (DECODE_STEPS - 1)}
 
-    def answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Greedy output for a prompt: {"tokens": …, "never": tokens that cannot occur}."""
-        return {"tokens": list(self._generate([ids], tokens).tokens[0]), "never": []}
+    def generate(self, ids: list[int], tokens: int) -> dict[str, Any]:
+        """Greedy output: {"tokens": …, "excluded": tokens that cannot occur}."""
+        return {"tokens": list(self._generate([ids], tokens).tokens[0]), "excluded": []}
 
     def _time(self, batch: int, tokens: int, new_tokens: int) -> tuple[float, float]:
-        """Seconds to complete an output, and to its first token."""
+        """Seconds until the end of the output, and until its first token."""
         prompts = [token_ids(tokens, self._vocab_size)] * batch
         start = time.perf_counter()
         result = self._generate(prompts, new_tokens)
@@ -79,7 +79,7 @@ class OpenVino:
         return seconds, result.perf_metrics.get_ttft().mean / 1000
 
     def _generate(self, prompts: list[list[int]], new_tokens: int) -> Any:
-        """Greedy outputs of a given length for prompts of equal length."""
+        """Generates greedy outputs of a given length for prompts of equal length."""
         ids = self._np.array(prompts, self._np.int64)
         mask = self._np.ones_like(ids)
         inputs = self._api.TokenizedInputs(self._openvino.Tensor(ids), self._openvino.Tensor(mask))

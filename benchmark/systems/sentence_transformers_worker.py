@@ -46,7 +46,7 @@ class SentenceTransformers:
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
         """See `System`."""
-        raise NotImplementedError("an embedding model does not decode")
+        raise NotImplementedError("embedding models do not decode")
 
 
 if __name__ == "__main__":

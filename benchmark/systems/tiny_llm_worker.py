@@ -13,14 +13,14 @@ from tiny_llm.models.heads.pooling import Task
 
 from .worker import DECODE_STEPS, decode_seconds, serve, token_ids
 
-MAX_SEQS = 16  # sequences of the widest batch
+MAX_SEQS = 16  # largest batch
 
 
 class TinyLlm:
-    """Model of a checkpoint folder; `flash` as in `benchmark.model_driver.Week2`."""
+    """Week 2's model; see `benchmark.model_driver.Week2` for `flash`."""
 
     def __init__(self, folder: Path, flash: bool | None):
-        # Imported here to count in the load time, as in the other workers.
+        # Imported here so that imports count as load time, as in the other workers.
         from benchmark.model_driver import Week2
         from tiny_llm import kernels
 
@@ -45,16 +45,16 @@ class TinyLlm:
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
         """See `System`."""
-        sequences = self._week2.sequences(batch, context, room=DECODE_STEPS + 1)
+        sequences = self._week2.sequences(batch, context, max_new_tokens=DECODE_STEPS + 1)
         return {"seconds": decode_seconds(lambda: self._week2.step(sequences))}
 
 
 class TinyLlmEngine:
-    """The engine, one request per sequence; embedding models also measure `embed`.
+    """The engine, one request per sequence; embedding models support `embed`.
 
     Args:
         folder: the checkpoint.
-        kv_cache_bytes: memory of the sequences.
+        kv_cache_bytes: size of the KV cache.
         task: "generate" or "embed".
     """
 
@@ -93,7 +93,7 @@ class TinyLlmEngine:
         return {"seconds": seconds}
 
     def embed(self, batch: int, tokens: int) -> dict[str, Any]:
-        """Embeds `batch` texts of `tokens` tokens: {"seconds": …, "vector": the first one's}."""
+        """Embeds `batch` texts: {"seconds": …, "vector": of the first text}."""
         prompts = [token_ids(tokens, self._vocab_size) for _ in range(batch)]
         start = time.perf_counter()
         vectors = self._llm.embed(prompts)
@@ -104,14 +104,14 @@ class TinyLlmEngine:
         params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         ids = token_ids(tokens, self._vocab_size)
         requests = [self._llm.add_request(ids, params) for _ in range(batch)]
-        missing = set(requests)
-        while missing:
-            missing -= {output.request_id for output in self._llm.step()}
+        pending = set(requests)
+        while pending:
+            pending -= {output.request_id for output in self._llm.step()}
         return requests
 
 
 def load(folder: Path, flash: bool | None) -> TinyLlm | TinyLlmEngine:
-    """Week 2's model of a checkpoint, or the engine for a hybrid one."""
+    """Loads a checkpoint into Week 2's model, or into the engine if it is hybrid."""
     is_hybrid = ModelCosts.from_folder(folder).args.delta_net is not None
     return TinyLlmEngine(folder) if is_hybrid else TinyLlm(folder, flash)
 

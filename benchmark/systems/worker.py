@@ -1,4 +1,4 @@
-"""Worker side of a process: loads a system and serves measurement requests.
+"""Worker process: loads a system and serves measurement requests.
 
 Requests and replies are lines of JSON on standard input and output; library output goes to standard
 error.
@@ -19,10 +19,10 @@ DECODE_SECONDS = 2.0
 
 
 class System(Protocol):
-    """Interface of a worker's system.
+    """Interface of a system that a worker measures.
 
     Attributes:
-        about: version and settings, for the report.
+        about: version and settings for the report.
         weight_bits: bits per weight in memory, scales included.
     """
 
@@ -30,10 +30,10 @@ class System(Protocol):
     weight_bits: float
 
     def prefill(self, tokens: int) -> dict[str, Any]:
-        """Runs a prompt of the given length: {"seconds": …}, optionally with a "note"."""
+        """Prefills `tokens` tokens: {"seconds": …}, optionally with a "note"."""
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """Decodes sequences with a context: {"seconds": … per step}, optionally with a "note"."""
+        """Decodes a batch: {"seconds": time per step}, optionally with a "note"."""
 
 
 class UnsupportedError(Exception):
@@ -41,7 +41,7 @@ class UnsupportedError(Exception):
 
 
 def serve(load: Callable[[], System]) -> None:
-    """Loads the system, reports the first token, and serves requests until EOF.
+    """Loads the system, reports that it is ready, and serves requests until EOF.
 
     Args:
         load: loads the system and computes one token.
@@ -69,15 +69,15 @@ def serve(load: Callable[[], System]) -> None:
             elif request["kind"] == "predict":
                 predict: Any = getattr(system, "predict", None)  # llama.cpp only
                 reply(predict(request["ids"]))
-            elif request["kind"] == "answer":
-                answer: Any = getattr(system, "answer", None)  # OpenVINO and ONNX Runtime only
-                reply(answer(request["ids"], request["tokens"]))
+            elif request["kind"] == "generate":
+                generate: Any = getattr(system, "generate", None)  # OpenVINO and ONNX Runtime only
+                reply(generate(request["ids"], request["tokens"]))
             elif request["kind"] == "embed":
                 embed: Any = getattr(system, "embed", None)  # embedding models only
                 reply(embed(request["batch"], request["tokens"]))
             elif request["kind"] == "serve":
                 serving: Any = getattr(system, "serve", None)  # llama.cpp only
-                reply(serving(request["prompts"], request["output_lens"], request["places"]))
+                reply(serving(request["prompts"], request["output_lens"], request["num_slots"]))
             else:
                 reply(system.decode(request["batch"], request["tokens"]))
         except UnsupportedError as error:
@@ -91,19 +91,19 @@ def serve_or_export(
     load: Callable[[Path, bool], System],
     export: Callable[[Path, Path, bool], None],
 ) -> None:
-    """Command of a system with its own exporter for unquantized folders.
+    """Command line of a worker whose system exports unquantized folders.
 
     Args:
         description: text of --help.
-        load: (exported folder, exact) -> the system, after one token.
-        export: (unquantized folder, exported folder, exact) -> writes the latter.
+        load: loads the system from (exported folder, exact) and computes one token.
+        export: called with (unquantized folder, exported folder, exact); writes the latter.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--export", type=Path, metavar="SOURCE", help="export this folder first")
     parser.add_argument(
-        "--exact", action="store_true", help="float32 activations instead of 8 bits"
+        "--export", type=Path, metavar="SOURCE", help="export this folder, then exit"
     )
+    parser.add_argument("--exact", action="store_true", help="float32 activations instead of 8-bit")
     arguments = parser.parse_args()
     if arguments.export is not None:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -113,13 +113,13 @@ def serve_or_export(
 
 
 def num_threads() -> int:
-    """Number of threads requested by the parent."""
+    """Number of threads requested by the parent process."""
     return int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 
 
 def peak_bytes() -> int:
     """Peak resident memory of this process."""
-    # On Linux, not getrusage: it includes the parent's memory at the fork.
+    # Linux's getrusage includes the parent's memory at the time of the fork.
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -129,7 +129,7 @@ def resident_bytes() -> int:
 
 
 def _status_bytes(name: str) -> int:
-    """A line of Linux's /proc/self/status; 0 if missing."""
+    """Size in bytes from a line of Linux's /proc/self/status; 0 if missing."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith(f"{name}:"):
@@ -150,5 +150,5 @@ def decode_seconds(step: Callable[[], object]) -> float:
 
 
 def token_ids(count: int, vocab_size: int) -> list[int]:
-    """Token ids, the same for every system."""
+    """Deterministic token ids, the same for every system."""
     return [(13 + 7919 * i) % vocab_size for i in range(count)]

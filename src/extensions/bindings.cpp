@@ -206,15 +206,15 @@ Returns:
           "begin"_a, "rows"_a, "memory"_a, "offset"_a, "alone"_a = false,
           nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight_from_file);
     m.def("rethrow_task_error", &tiny_llm_ext::rethrow_task_error,
-          "Raises the pending exception of a kernel in its stream's thread, if any.");
+          "Raises the pending exception of a kernel that failed in its stream's thread, if any.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "Threads per CPU kernel: TINY_LLM_NUM_THREADS, or the number of usable cores.");
     m.def("set_schedule", &tiny_llm_ext::set_schedule, "name"_a,
           R"(Sets the thread pool's schedule for this process.
 
 Args:
-    name: "static": equal parts; "dynamic": idle threads steal chunks; "": dynamic, or static in a
-        learner's tree until dynamic is implemented.
+    name: "static": equal runs of chunks; "dynamic": idle threads steal chunks; "": dynamic, or
+        static in a learner's tree until dynamic is implemented.
 
 Raises:
     ValueError: unknown name.
@@ -226,11 +226,13 @@ Raises:
 
 Args:
     name: "static" or "dynamic".
-    threads, chunks: their numbers.
-    held: holds the first thread's first chunk until all other threads are done, or two seconds.
+    threads: number of threads.
+    chunks: number of chunks.
+    held: delays the first thread's first chunk until all others are done, at most two seconds.
 
 Returns:
-    The chunks of a stale worker, which still has the previous job; then each thread's, in order.
+    The chunks claimed by a stale worker, which still has the previous job, then those of each
+    thread, in order.
 )");
     tiny_llm_ext::bind_metal(m);
 }

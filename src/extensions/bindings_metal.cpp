@@ -83,7 +83,7 @@ void bind_metal(nb::module_& parent) {
 
     m.def("run", &metal_run, "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(),
           "stream"_a = nb::none(),
-          R"(Runs a launch on the GPU, or on the emulated one.
+          R"(Runs a launch on the GPU or the emulated GPU.
 
 Args:
     launch: from one of the functions below.
@@ -97,7 +97,7 @@ Returns:
 
     m.def("copy_launch", &copy_launch, "shape"_a, "strides"_a, "item_size"_a,
           "max_threads"_a = MAX_THREADS,
-          "Copy of any strides to row-major order. Buffers: source, copy.");
+          "Copies an array of any strides to row-major order. Buffers: source, copy.");
 
     m.def(
         "axpby_launch",

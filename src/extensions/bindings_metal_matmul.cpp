@@ -61,7 +61,7 @@ void bind_metal_matmul(nb::module_& m) {
             return sum_parts_launch(parts, size, format_named(dtype), max_threads);
         },
         "parts"_a, "size"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
-        "Sum of a product's float32 parts. Buffers: parts, out.");
+        "Sums the float32 parts of a product. Buffers: parts, out.");
 }
 
 }  // namespace tiny_llm_ext

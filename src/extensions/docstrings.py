@@ -3,7 +3,7 @@
     python docstrings.py docstrings.h src/*/*.h
 
 A contract is the `///` comment of a function that returns arrays. It becomes a constant in the
-namespace `docs`, named after the function. Of several overloads, the first one counts.
+namespace `docs`, named after the function. Of several overloads, the first one is used.
 """
 
 import re

@@ -11,7 +11,7 @@ function(find_kernels variable pattern)
 endfunction()
 find_kernels(PORTABLE_KERNELS *_reference)
 find_kernels(SIMD_KERNELS fast/*_simd)
-find_kernels(COURSE_KERNELS week4/*_simd) # learner's kernels, Week 4
+find_kernels(COURSE_KERNELS week4/*_simd) # the learner's kernels of Week 4
 list(APPEND SIMD_KERNELS ${COURSE_KERNELS})
 find_kernels(AVX2_NEON_KERNELS fast/*_avx2_neon)
 find_kernels(AVX512_KERNELS fast/*_avx512)
@@ -21,12 +21,12 @@ set(KERNEL_SOURCES ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${AVX2_NEON_KERNELS} ${AV
 list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
-set(AVXVNNI_KERNELS ${AVX2_NEON_KERNELS}) # AVX2 with sums of integer products in one instruction
+set(AVXVNNI_KERNELS ${AVX2_NEON_KERNELS}) # AVX2 plus integer dot products
 
 # Parsing headers takes longer than compiling most files, so each target is one translation unit: ON
 # for an installation; "untasked" in a learner's tree: all files except those the learner edits.
 # LARGE_KERNELS are compiled in parallel, on another core.
-set(TINY_LLM_UNITY OFF CACHE STRING "compile the files of a target as one")
+set(TINY_LLM_UNITY OFF CACHE STRING "compile each target as one translation unit")
 set(LARGE_KERNELS ${SIMD_KERNELS} ${AVX512_KERNELS})
 list(FILTER LARGE_KERNELS INCLUDE REGEX "/(attention_block_simd|quantized_matmul_avx512).cpp$")
 set_source_files_properties(${LARGE_KERNELS} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
@@ -49,9 +49,9 @@ function(compile_as_one target)
   endif()
 endfunction()
 
-option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
+option(TINY_LLM_SANITIZE "abort on memory errors and undefined behavior" OFF)
 # Fast builds for correctness only: see `LESS_OPTIMIZED` in tools/course/build.py.
-set(TINY_LLM_KERNEL_OPTIMIZATION -O3 CACHE STRING "the compiler's optimization of kernels")
+set(TINY_LLM_KERNEL_OPTIMIZATION -O3 CACHE STRING "optimization flag for kernels")
 set(KERNEL_OPTIMIZATION ${TINY_LLM_KERNEL_OPTIMIZATION})
 if(TINY_LLM_SANITIZE)
   set(KERNEL_OPTIMIZATION -O1) # instrumented unrolled loops take minutes with -O3

@@ -215,11 +215,11 @@ class BatchGeneration:
         except UserError as error:
             self.outputs[index] = f"[{error}]"
             return None
-        room = self.max_seq_len - len(prompt_ids)
-        if room < 1:
+        num_left = self.max_seq_len - len(prompt_ids)
+        if num_left < 1:
             self.outputs[index] = (
-                f"[the prompt must have fewer than {self.max_seq_len} tokens, the limit for prompt "
-                f"and output, got {len(prompt_ids)}.]"
+                f"[the prompt has {len(prompt_ids)} tokens, but max_seq_len is {self.max_seq_len}, "
+                "including the output.]"
             )
             return None
         limit = self._max_tokens[index]
@@ -230,7 +230,7 @@ class BatchGeneration:
             prompt_ids,
             self._prefill_step,
             self._sampler,
-            room if limit is None else min(limit, room),
+            num_left if limit is None else min(limit, num_left),
             self._ignore_eos,
         )
         return self.requests[index]
@@ -309,7 +309,7 @@ class BatchGeneration:
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
             return sample(sampler, logits)
-        # Filters are row-wise, so they run once for all rows; each request has a random state.
+        # Filters are row-wise, so they run once for all rows; random states are per request.
         shaped = sampler.logits(log_softmax(logits))
         draws = []
         for row, request in enumerate(requests):

@@ -24,18 +24,18 @@ class OutOfPagesError(RuntimeError):
 
 
 class TaskNotImplemented(NotImplementedError):  # noqa: N818 - not a user error
-    """Raised by an unwritten course task in a learner's tree."""
+    """Raised by a course task that the learner has not implemented yet."""
 
 
-def check_int(name: str, value: Any, least: int, hint: str = "") -> None:
-    """Rejects non-integers and values below `least`.
+def check_int(name: str, value: Any, minimum: int, hint: str = "") -> None:
+    """Rejects non-integers and values below `minimum`.
 
     Raises:
         UserError: the value is invalid.
     """
     is_int = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_int or value < least:
-        bound = f"at least {least}" if is_int else f"an integer of at least {least}"
+    if not is_int or value < minimum:
+        bound = f"at least {minimum}" if is_int else f"an integer of at least {minimum}"
         raise UserError(f"{name} must be {bound}{hint}, got {short_repr(value)}.")
 
 
@@ -65,7 +65,7 @@ def short_repr(value: Any) -> str:
     try:  # truncate first: `repr` of a long text may take megabytes
         text = " ".join(repr(value[:1000] if is_long else value).split())
     except ValueError:  # Python refuses to format integers of more than 4300 digits
-        text = "a number of thousands of digits"
+        text = "an integer with thousands of digits"
     except RecursionError:
         text = "a deeply nested value"
     return text if len(text) <= 60 and not is_long else f"{text[:57]}…"

@@ -41,10 +41,10 @@ def test_compaction(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--workspace", "/nowhere"], "the workspace /nowhere is not a folder; create it first."),
+        (["--workspace", "/nowhere"], "the workspace /nowhere does not exist or is not a folder"),
         (["--url", "http://127.0.0.1:1"], "--script has no effect with --url"),
         (["--script", "/nowhere"], "--script /nowhere cannot be read"),
-        (["--compact", "5", "--compact-to", "6"], "the target of compaction must be between 1 and"),
+        (["--compact", "5", "--compact-to", "6"], "the compaction target must be between 1 and"),
         (["--max-steps", "0"], "must be at least 1, got 0"),
     ],
 )

@@ -49,7 +49,7 @@ def test_scripts():
     assert [call["id"] for call in calls] == ["call_0_0", "call_0_1"]
     assert [call["function"]["arguments"] for call in calls] == ['{"a": 1}', "{"]
     assert script.complete(QUESTION, [], 0)["content"] == "Done."
-    with pytest.raises(UserError, match="the script has 2 messages"):
+    with pytest.raises(UserError, match="the script has only 2 messages"):
         script.complete(QUESTION, [], 0)
     by_seed = ScriptedModel(lambda messages, seed: assistant(f"seed {seed}"))
     assert by_seed.complete(QUESTION, [], 5)["content"] == "seed 5"
@@ -57,7 +57,7 @@ def test_scripts():
 
 @pytest.mark.parametrize("text", ["{", "3", "[3]", "[[3]]"])
 def test_invalid_scripts(text):
-    with pytest.raises(UserError, match="a script must be a JSON list such as"):
+    with pytest.raises(UserError, match="a script must be a JSON list, e.g."):
         ScriptedModel.from_json(text)
 
 
@@ -128,8 +128,8 @@ def test_server_reply(server):
     ("reply", "message"),
     [
         ((400, {"error": {"message": "too long"}}), "server error 400: .*too long"),
-        ((200, {"choices": []}), "returned no chat completion"),
-        ((200, [1]), "returned no JSON object"),
+        ((200, {"choices": []}), "did not return a chat completion"),
+        ((200, [1]), "did not return a JSON object"),
     ],
 )
 def test_server_errors(server, reply, message):
@@ -143,13 +143,13 @@ def test_unreachable_server(server):
     server.socket.close()
     with pytest.raises(UserError, match="the request to http.* failed: "):
         OpenAIModel(address)
-    with pytest.raises(UserError, match="the URL must begin with http"):
+    with pytest.raises(UserError, match="the URL must start with http"):
         OpenAIModel("localhost:8000")
 
 
 def test_tools_are_checked():
-    with pytest.raises(UserError, match="the parameters of the tool f are no JSON schema: "):
+    with pytest.raises(UserError, match="the parameters of tool f are not a valid JSON schema: "):
         Tool("f", "", {"properties": 3}, str)
-    with pytest.raises(UserError, match="tools must have different names, got add"):
+    with pytest.raises(UserError, match="tool names must be unique, got add"):
         Agent(ScriptedModel([]), [*calculator(), *calculator()])
     assert DEFINITIONS[0]["function"]["parameters"]["additionalProperties"] is False

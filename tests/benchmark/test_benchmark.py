@@ -1,4 +1,4 @@
-"""Benchmark calculations: model costs, machine limits, GGUF export, report."""
+"""Benchmark calculations: model costs, machine limits, GGUF export, reports."""
 
 import json
 import platform
@@ -11,7 +11,7 @@ import pytest
 
 from benchmark import ab_compare
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
-from benchmark.gguf_hybrid import converted
+from benchmark.gguf_hybrid import convert_weight
 from benchmark.make_checkpoint import (
     SHAPES,
     qwen3_config,
@@ -42,20 +42,20 @@ def test_weight_bytes_match_the_checkpoint(shape):
     costs = ModelCosts.from_config(config)
     matrices = {name: np.prod(s) for name, s in weight_shapes(config) if len(s) == 2}
     if not config["tie_word_embeddings"]:
-        del matrices["model.embed_tokens.weight"]  # an embedding lookup: no multiplication
+        del matrices["model.embed_tokens.weight"]  # looked up, not multiplied
     assert costs.weight_bytes() == 2 * sum(matrices.values())
 
 
-def test_costs_of_a_step():
+def test_step_costs():
     assert COSTS.weight_bits == 4.25
     assert COSTS.kv_bytes_per_token == 28 * 2 * 8 * 128 * 2
-    one = COSTS.decode_bytes(1, 1000)
-    assert COSTS.decode_bytes(4, 1000) - one == 3 * 1000 * COSTS.kv_bytes_per_token
+    single = COSTS.decode_bytes(1, 1000)
+    assert COSTS.decode_bytes(4, 1000) - single == 3 * 1000 * COSTS.kv_bytes_per_token
     assert COSTS.decode_bytes(1, 0, weight_bits=16) == 16 / 4.25 * COSTS.decode_bytes(1, 0)
     assert COSTS.decode_flops(3, 128) == 3 * COSTS.decode_flops(1, 128)
 
 
-def test_prompt_cost_is_the_sum_over_tokens_with_one_head():
+def test_prefill_flops_sum_over_tokens_with_a_single_head():
     head = 2.0 * COSTS.head_weights
     one_by_one = sum(COSTS.decode_flops(1, position + 1) - head for position in range(64))
     assert COSTS.prefill_flops(64) == pytest.approx(one_by_one + head, rel=1e-12)
@@ -107,12 +107,12 @@ def test_every_weight_has_a_gguf_name():
     assert {"blk.0.ssm_dt.bias", "blk.0.ssm_a", "blk.3.post_attention_norm.weight"} <= set(hybrid)
 
 
-def test_value_heads_take_key_heads_in_turns():
-    """Two key heads with three value heads each; a value head is one row."""
+def test_value_heads_are_interleaved_by_key_head():
+    """Two key heads with three value heads of one row each."""
     config = {**HYBRID, "linear_num_value_heads": 6}
     rows = np.arange(6, dtype=np.float32)
-    assert converted("blk.0.ssm_dt.bias", rows, config).tolist() == [0, 3, 1, 4, 2, 5]
-    assert np.allclose(converted("blk.0.ssm_a", rows, config)[:2], [-1, -np.exp(3)])
+    assert convert_weight("blk.0.ssm_dt.bias", rows, config).tolist() == [0, 3, 1, 4, 2, 5]
+    assert np.allclose(convert_weight("blk.0.ssm_a", rows, config)[:2], [-1, -np.exp(3)])
 
 
 def test_expert_matrices_are_packed_row_by_row():
@@ -122,7 +122,7 @@ def test_expert_matrices_are_packed_row_by_row():
 
 
 @pytest.mark.parametrize("config", [MIXTURE, HYBRID, HYBRID_MIXTURE], ids=lambda c: c["model_type"])
-def test_every_family_is_exported(tmp_path, config):
+def test_written_checkpoint_loads_for_every_family(tmp_path, config):
     write_checkpoint(tmp_path, config, bits=4, group_size=32)
     weights, _ = load_weights(str(tmp_path))
     assert weights.args == read_config(config)
@@ -157,16 +157,16 @@ def test_report_with_missing_measurements(tmp_path):
         results.add("tiny-llm", decode, {"seconds": seconds})
     results.add("llama.cpp", decode, {"seconds": 0.03, "note": "flash attention on"})
     results.add("mlx-lm", decode, {"unsupported": "it would take hours."})
-    results.add("mlx-lm", prefill, {"seconds": 900.0, "note": "8 tokens measured, and scaled"})
+    results.add("mlx-lm", prefill, {"seconds": 900.0, "note": "8 tokens measured and scaled"})
 
     assert results.throughput("tiny-llm", decode) == (50.0, 100.0)
     assert results.ratio("llama.cpp", decode) == pytest.approx(1.5)
     assert results.ratio("mlx-lm", decode) is None
-    own, ours = (
+    own_format, checkpoint_format = (
         results.share("llama.cpp", decode, own_weights=True),
         results.share("llama.cpp", decode),
     )
-    assert own > ours
+    assert own_format > checkpoint_format
     summary = results.summary()
     assert summary["ratio_to"]["llama.cpp"] == {"decode-128": 1.5}
     assert "decode-128" not in summary["tokens_per_s"]["mlx-lm"]
@@ -178,46 +178,59 @@ def test_report_with_missing_measurements(tmp_path):
     assert "0.569† (0.569)" in text
 
 
-def reading(gb_per_s: float) -> Machine:
-    """A machine with this memory bandwidth."""
+def machine_with_bandwidth(gb_per_s: float) -> Machine:
+    """A machine with the given memory bandwidth."""
     return Machine("a processor", 2, gb_per_s, 500.0, 800.0, 0.0)
 
 
 def test_utilization_uses_the_limits_around_each_round():
     decode = METRICS["decode-128"]
     results = Results("a shape", COSTS, ["tiny-llm"], [decode])
-    least = 1 / decode.bound(COSTS, reading(80.0))
-    results.machines = [reading(value) for value in (40.0, 80.0, 20.0, 20.0)]
-    for slower_than_memory in (1.25, 2.0, 4.0):
-        results.add("tiny-llm", decode, {"seconds": slower_than_memory * least})
-    assert results.share_in_its_round("tiny-llm", decode) == pytest.approx(0.8), "of 0.8, 0.5, 1"
-    assert results.share("tiny-llm", decode) == pytest.approx(0.5), "of the best round"
-    assert results.share_in_its_round("tiny-llm", METRICS["prefill-512"]) is None
+    bound_s = 1 / decode.bound(COSTS, machine_with_bandwidth(80.0))
+    results.machines = [machine_with_bandwidth(value) for value in (40.0, 80.0, 20.0, 20.0)]
+    for slowdown in (1.25, 2.0, 4.0):
+        results.add("tiny-llm", decode, {"seconds": slowdown * bound_s})
+    assert results.share_of_round_limits("tiny-llm", decode) == pytest.approx(0.8), (
+        "median of 0.8, 0.5, 1"
+    )
+    assert results.share("tiny-llm", decode) == pytest.approx(0.5), "relative to the best limits"
+    assert results.share_of_round_limits("tiny-llm", METRICS["prefill-512"]) is None
     assert results.above_limits() == []
-    results.machines = [reading(20.0)] * 4
+    results.machines = [machine_with_bandwidth(20.0)] * 4
     assert results.above_limits() == ["tiny-llm, decode 200 %"]
 
 
 def test_limits_around_a_block_are_the_higher_ones(capsys):
-    probes = iter([reading(40.0), reading(80.0), reading(20.0), reading(10.0)])
+    probes = iter(
+        [
+            machine_with_bandwidth(40.0),
+            machine_with_bandwidth(80.0),
+            machine_with_bandwidth(20.0),
+            machine_with_bandwidth(10.0),
+        ]
+    )
     limits = Limits(lambda: next(probes))
-    assert limits.around(lambda: "block") == ("block", reading(80.0))
-    assert limits.around(lambda: "block") == ("block", reading(80.0)), "measured before it"
-    assert limits.around(lambda: "block") == ("block", reading(20.0)), "not the best of all"
+    assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(80.0))
+    assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(80.0)), (
+        "the limits before the block were higher"
+    )
+    assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(20.0)), (
+        "not the best limits of the run"
+    )
     assert limits.share("decode", 3.0, 4.0) == "75 %"
     assert limits.exit_status() == 0
     assert limits.share("prefill", 5.0, 4.0) == "125 %"
     assert limits.exit_status() == 1
-    assert "above the machine's limits: prefill 125 %; " in capsys.readouterr().err
+    assert "above the machine's limits: prefill 125 %. " in capsys.readouterr().err
 
 
-def test_integer_products_count_where_they_are_the_fastest():
+def test_peak_includes_integer_products():
     avx2 = Machine("a processor", 2, 40.0, 200.0, 0.0, 0.0, 300.0)
     assert avx2.peak_gflop_per_s == 300.0
     assert "float32 200, 16-bit integer dot 300" in str(avx2)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86's instructions")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="checks for x86 instructions")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize(
     ("flags", "function", "instruction", "sums"),
@@ -233,7 +246,7 @@ def test_probe_executes_the_operations_it_counts(flags, function, instruction, s
     command = ["c++", "-std=c++20", "-O3", "-ffp-contract=fast", *flags, "-S", "-o", "-", PROBE]
     assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bodies = re.findall(rf"^\S*{function}\S*:\n(.*?)\n\s+ret\b", assembly, re.DOTALL | re.MULTILINE)
-    assert max(body.count(instruction) for body in bodies) >= sums, "each by itself"
+    assert max(body.count(instruction) for body in bodies) >= sums, "sums were merged"
 
 
 class FakeWorker:
@@ -242,15 +255,15 @@ class FakeWorker:
     def __init__(self, name: str, seconds: list[float], calls: list[str]):
         self._name = name
         self._seconds = iter(seconds)
-        self._asked = calls
+        self._calls = calls
 
     def ask(self, request, limit_s):
         assert request == {"kind": "decode", "tokens": 128, "batch": 1}
-        self._asked.append(self._name)
+        self._calls.append(self._name)
         return {"seconds": next(self._seconds)}
 
 
-def test_compared_trees_alternate(capsys):
+def test_ab_comparison_alternates_its_workers(capsys):
     calls = []
     workers = {
         "other": FakeWorker("other", [9, 2.0, 4.0, 8.0], calls),
@@ -267,6 +280,6 @@ def test_compared_trees_alternate(capsys):
     assert capsys.readouterr().out.strip() == line
 
 
-def test_tree_without_an_installation_is_rejected(tmp_path):
+def test_checkout_without_a_virtual_environment_is_rejected(tmp_path):
     with pytest.raises(SystemExit, match="has no .venv/bin/python; install tiny-llm there first"):
         ab_compare.venv_python(tmp_path)

@@ -1,4 +1,4 @@
-"""Parity check of OpenVINO and ONNX Runtime exports, and its failures."""
+"""Agreement check with OpenVINO and ONNX Runtime, and its failures."""
 
 import os
 import subprocess
@@ -13,9 +13,9 @@ from benchmark import check_peers
 from benchmark.agreement import Agreement, agreement
 from benchmark.check_peers import NEW_TOKENS, TIES, WORKERS, Reference, exact_matrix
 
-# Interpreter with both peers installed; see benchmark/README.md.
+# Interpreter with both systems installed; see benchmark/README.md.
 PYTHON = os.environ.get("TINY_LLM_PEERS_PYTHON", sys.executable)
-NEEDS = {
+MODULES = {
     "openvino": "openvino_genai, optimum.intel",
     "onnxruntime": "onnxruntime_genai, onnx, torch",
 }
@@ -34,19 +34,19 @@ def test_4_bit_matrices_are_exact():
 def test_agreement_counts_equal_tokens_and_ties():
     logits = np.array([[0.0, 5, 4.9], [3, 1, 0], [0, 0, 1], [7, 6, 0]], np.float32)
     actual = agreement(logits, [2, 0, 2, 1], np.array([0.2, 0.2, 0.2, 0.2]), slice(1, 3))
-    assert actual == Agreement(tokens=4, equal=2, ties=1, answers=1, equal_answers=1)
-    assert not actual.is_whole
-    assert (agreement(logits[:3], [2, 0, 2], np.full(3, 0.2)) + Agreement()).is_whole
+    assert actual == Agreement(tokens=4, equal=2, ties=1, outputs=1, equal_outputs=1)
+    assert not actual.all_agree
+    assert (agreement(logits[:3], [2, 0, 2], np.full(3, 0.2)) + Agreement()).all_agree
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "plain"
+def checkpoint(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "checkpoint"
     check_peers.write_exact_checkpoint(folder)
     return folder
 
 
-class OurselvesAsPeer:
+class FakePeer:
     """Peer that decodes greedily with our model, but picks the token at a given rank."""
 
     def __init__(self, reference: Reference, rank: int):
@@ -60,62 +60,66 @@ class OurselvesAsPeer:
             offset += len(new)
             new = [int(mx.argsort(-logits)[0, self._rank])]
             tokens += new
-        return {"tokens": tokens, "never": []}
+        return {"tokens": tokens, "excluded": []}
 
 
 @pytest.mark.parametrize("exact", TIES)
-def test_peer_with_different_tokens_is_detected(plain, exact):
-    reference = Reference(plain)
+def test_peer_with_different_tokens_is_detected(checkpoint, exact):
+    reference = Reference(checkpoint)
     prompt = check_peers.prompts()[1]
-    request = {"kind": "answer", "ids": prompt, "tokens": NEW_TOKENS}
-    right = reference.agreement(prompt, OurselvesAsPeer(reference, 0).ask(request), TIES[exact])
+    request = {"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS}
+    right = reference.agreement(prompt, FakePeer(reference, 0).ask(request), TIES[exact])
     assert right.equal == NEW_TOKENS
-    wrong = reference.agreement(prompt, OurselvesAsPeer(reference, 9).ask(request), TIES[exact])
+    wrong = reference.agreement(prompt, FakePeer(reference, 9).ask(request), TIES[exact])
     assert wrong.equal == 0
     assert wrong.ties < NEW_TOKENS / 4, "few tokens at rank ten are ties"
 
 
-def test_tokens_a_peer_never_chooses_are_excluded(plain):
-    reference = Reference(plain)
+def test_tokens_a_peer_never_chooses_are_excluded(checkpoint):
+    reference = Reference(checkpoint)
     prompt = check_peers.prompts()[0]
-    request = {"kind": "answer", "ids": prompt, "tokens": NEW_TOKENS}
-    best = OurselvesAsPeer(reference, 0).ask(request)
-    reply = {"tokens": best["tokens"], "never": [best["tokens"][0]]}
-    assert not reference.agreement(prompt, reply, TIES[True]).is_whole
+    request = {"kind": "generate", "ids": prompt, "tokens": NEW_TOKENS}
+    best = FakePeer(reference, 0).ask(request)
+    reply = {"tokens": best["tokens"], "excluded": [best["tokens"][0]]}
+    assert not reference.agreement(prompt, reply, TIES[True]).all_agree
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", TIES)
 @pytest.mark.parametrize("system", WORKERS)
-def test_peer_predicts_our_tokens(plain, tmp_path, system, exact):
-    probe = subprocess.run([PYTHON, "-c", f"import {NEEDS[system]}"], capture_output=True)
+def test_peer_predicts_our_tokens(checkpoint, tmp_path, system, exact):
+    probe = subprocess.run([PYTHON, "-c", f"import {MODULES[system]}"], capture_output=True)
     if probe.returncode:
-        pytest.skip(f"{PYTHON} lacks {NEEDS[system]}; TINY_LLM_PEERS_PYTHON names one that has it")
-    actual = check_peers.check(system, PYTHON, exact, tmp_path, plain)
+        pytest.skip(
+            f"{PYTHON} lacks {MODULES[system]}; set TINY_LLM_PEERS_PYTHON to another interpreter"
+        )
+    actual = check_peers.check(system, PYTHON, exact, tmp_path, checkpoint)
     assert actual.tokens == len(check_peers.PROMPT_LENGTHS) * NEW_TOKENS
-    assert actual.is_whole, str(actual)
+    assert actual.all_agree, str(actual)
     if exact:
         assert actual.equal == actual.tokens, str(actual)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", WORKERS)
-def test_worker_reports_timings(plain, tmp_path, system):
-    probe = subprocess.run([PYTHON, "-c", f"import {NEEDS[system]}"], capture_output=True)
+def test_worker_reports_timings(checkpoint, tmp_path, system):
+    probe = subprocess.run([PYTHON, "-c", f"import {MODULES[system]}"], capture_output=True)
     if probe.returncode:
-        pytest.skip(f"{PYTHON} lacks {NEEDS[system]}; TINY_LLM_PEERS_PYTHON names one that has it")
-    check_peers.export_once(PYTHON, WORKERS[system], plain, tmp_path / "model")
+        pytest.skip(
+            f"{PYTHON} lacks {MODULES[system]}; set TINY_LLM_PEERS_PYTHON to another interpreter"
+        )
+    check_peers.export_once(PYTHON, WORKERS[system], checkpoint, tmp_path / "model")
     worker = check_peers.WorkerProcess(PYTHON, WORKERS[system], [str(tmp_path / "model")])
     try:
         assert worker.ready.weight_bits == pytest.approx(4.2, abs=0.1)
-        assert "activations in 8 bits" in worker.ready.about
+        assert "8-bit activations" in worker.ready.about
         assert worker.ask({"kind": "prefill", "tokens": 40})["seconds"] > 0
         assert worker.ask({"kind": "decode", "tokens": 16, "batch": 3})["seconds"] > 0
     finally:
         worker.close()
 
 
-def test_failed_export_is_reported(plain, tmp_path):
-    with pytest.raises(check_peers.WorkerError, match="nothing did not export"):
-        check_peers.export_once(sys.executable, "nothing_worker", plain, tmp_path / "model")
+def test_failed_export_is_reported(checkpoint, tmp_path):
+    with pytest.raises(check_peers.WorkerError, match="missing failed to export"):
+        check_peers.export_once(sys.executable, "missing_worker", checkpoint, tmp_path / "model")
     assert not (tmp_path / "model" / "exported").exists()

@@ -19,7 +19,7 @@ def chunks(*parts: bytes) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
-WHOLE = HEAD + chunks(EVENTS, END) + b"0\r\n\r\n"
+COMPLETE = HEAD + chunks(EVENTS, END) + b"0\r\n\r\n"
 WORKLOAD = Workload([[1, 2], [3], [4]], [5, 6, 7])
 
 
@@ -27,13 +27,13 @@ class Server:
     """Server with a fixed response, sent a few bytes at a time.
 
     Attributes:
-        connections, requests: number of connections and of requests.
+        connections, requests: number of connections and requests so far.
     """
 
-    def __init__(self, reply: bytes, keeps: bool):
+    def __init__(self, reply: bytes, keep_alive: bool):
         self.connections = self.requests = 0
         self._reply = reply
-        self._keeps = keeps
+        self._keep_alive = keep_alive
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -43,7 +43,7 @@ class Server:
             for start in range(0, len(self._reply), 7):
                 writer.write(self._reply[start : start + 7])
                 await asyncio.sleep(0)
-            if not self._keeps:
+            if not self._keep_alive:
                 break
         writer.close()
 
@@ -55,34 +55,34 @@ class Server:
             return b""
 
 
-def answers(reply: bytes, clients: int, keeps: bool = True) -> tuple[LoadResult, Server]:
-    """Runs the clients against a server; returns their results and the server."""
-    seen = Server(reply, keeps)
+def run_against(reply: bytes, clients: int, keep_alive: bool = True) -> tuple[LoadResult, Server]:
+    """Runs clients against a server with this reply; returns results, server."""
+    handler = Server(reply, keep_alive)
 
     async def main() -> LoadResult:
-        server = await asyncio.start_server(seen, "127.0.0.1", 0)
+        server = await asyncio.start_server(handler, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         try:
             return await run_clients(f"http://127.0.0.1:{port}", WORKLOAD, clients, {})
         finally:
             server.close()
 
-    return asyncio.run(main()), seen
+    return asyncio.run(main()), handler
 
 
 def test_every_prompt_is_sent_once():
-    result, seen = answers(WHOLE, clients=2)
-    assert seen.requests == len(result.requests) == 3
-    assert seen.connections == 2
+    result, server = run_against(COMPLETE, clients=2)
+    assert server.requests == len(result.requests) == 3
+    assert server.connections == 2
     assert result.output_tokens == 18
-    assert sum(one.num_tokens for one in result.requests) == 18
-    assert all(0 < one.ttft <= result.seconds for one in result.requests)
-    assert all(one.first_token <= one.last_token for one in result.requests)
+    assert sum(request.num_tokens for request in result.requests) == 18
+    assert all(0 < request.ttft <= result.seconds for request in result.requests)
+    assert all(request.first_token <= request.last_token for request in result.requests)
 
 
 def test_closed_connection_is_reopened():
-    result, seen = answers(WHOLE, clients=1, keeps=False)
-    assert seen.requests == len(result.requests) == seen.connections == 3
+    result, server = run_against(COMPLETE, clients=1, keep_alive=False)
+    assert server.requests == len(result.requests) == server.connections == 3
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_closed_connection_is_reopened():
         (HEAD + chunks(EVENTS, END), "before the end of the response"),
     ],
 )
-def test_truncated_response_is_an_error(reply, reason):
+def test_error_or_truncated_response_is_a_user_error(reply, reason):
     with pytest.raises(UserError, match=reason):
-        answers(reply, clients=1, keeps=False)
+        run_against(reply, clients=1, keep_alive=False)
 
 
-def test_figures():
+def test_throughput_and_ttft_percentiles():
     requests = [RequestTimes(1.0, 1.0 + first / 1000, 2.0, 5) for first in range(101)]
     figures = LoadResult(2.0, 500, requests).figures()
     assert list(figures.values()) == pytest.approx([250, 50, 95])

@@ -1,4 +1,4 @@
-"""Cost of a token, derived from the model's weights."""
+"""Cost of a token, derived from a loaded model's weights."""
 
 import mlx.core as mx
 import mlx.nn as nn

@@ -1,4 +1,4 @@
-"""Cost model of tensor parallelism against counts by hand."""
+"""Cost model of tensor parallelism, compared with hand-computed values."""
 
 import json
 
@@ -28,18 +28,18 @@ SLOW = Limits(read=1e9, peak=1e12, source="a test")
 def test_one_rank_sends_nothing():
     assert all_reduce_seconds(1e6, 1, LINK) == 0
     assert all_gather_seconds(1e6, 1, LINK) == 0
-    alone = decode_step(COSTS, SLOW, LINK, 1, batch=4, context=128)
-    assert alone.collectives == 0
-    assert alone.total == SLOW.seconds(COSTS.decode_bytes(4, 128), COSTS.decode_flops(4, 128))
+    single = decode_step(COSTS, SLOW, LINK, 1, batch=4, context=128)
+    assert single.collectives == 0
+    assert single.total == SLOW.seconds(COSTS.decode_bytes(4, 128), COSTS.decode_flops(4, 128))
 
 
-def test_all_reduce_matches_counts_by_hand():
-    # 4 ranks: 3 messages of 1 MB at 1 MB/s, 1 ms of latency each; or of a quarter of it.
+def test_collectives_match_hand_computed_times():
+    # 4 ranks: 3 messages with 1 ms of latency each, of 1 MB or of a quarter of it, at 1 MB/s.
     assert all_reduce_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 1))
     assert all_gather_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 0.25))
 
 
-def test_step_collectives_match_counts_by_hand():
+def test_step_collectives_match_hand_computed_times():
     # Qwen3-0.6B, 3 rows on 2 ranks: 28 layers, hidden size 1024, vocabulary 151,936, 2 bytes each.
     reduces = (2 * 28 + 1) * (0.001 + 3 * 1024 * 2 / 1e6)
     gather = 0.001 + 1 * 151_936 * 2 / 2 / 1e6
@@ -90,7 +90,7 @@ def test_link_parameters_are_fitted_from_timings():
     assert actual.bandwidth == pytest.approx(link.bandwidth)
 
 
-def test_command_prints_a_row_per_case_and_group_size(capsys):
+def test_command_prints_a_row_per_case_and_number_of_ranks(capsys):
     main(["--model", "qwen3-0.6b", "--ranks", "2,4", "--batch", "1", "--latency-us", "5"])
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])

@@ -15,18 +15,18 @@ from tiny_llm.demo import TARGET_PATH
 
 @pytest.mark.parametrize("day", week4.DAYS, ids=lambda day: day.name)
 def test_day_variables_name_existing_kernels(monkeypatch, day):
-    monkeypatch.setenv("TINY_LLM_MATMUL", "loops")  # the user's own
+    monkeypatch.setenv("TINY_LLM_MATMUL", "loops")  # set by the user
     environment = day.environment
     assert environment["PATH"]
-    assert environment.get("TINY_LLM_MATMUL", "") == day.product
+    assert environment.get("TINY_LLM_MATMUL", "") == day.matmul
     monkeypatch.delenv("TINY_LLM_MATMUL")
-    for name in week4.OURS & environment.keys():
+    for name in week4.VARIABLES & environment.keys():
         monkeypatch.setenv(name, environment[name])
     x = mx.ones((1, 2, 3, 16), dtype=mx.bfloat16)
     mx.eval(kernels.flash_attention(x, x, x), kernels.rms_norm(x, x[0, 0, 0], 1e-6))
 
 
-def test_days_alternate(monkeypatch, capsys):
+def test_table_has_a_row_per_day(monkeypatch, capsys):
     monkeypatch.setattr(week4, "DAYS", [week4.DAYS[3], week4.DAYS[-1]])
     chosen = ["--model", str(TARGET_PATH), "--metrics", "decode-128", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["week4", *chosen])

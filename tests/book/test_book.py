@@ -86,7 +86,7 @@ def test_task_heading_is_followed_by_its_locations(chapter):
     assert "## Task 1: pairs\n\n**To write:** `RoPE.cos_sin`" in text
 
 
-def test_task_without_a_stub_is_labelled(chapter, monkeypatch):
+def test_task_without_a_stub_is_labeled(chapter, monkeypatch):
     monkeypatch.setattr("tools.book.expand.task_locations_line", lambda task: None)
     text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n"))
     assert "does not cut this task out yet" in text
@@ -131,8 +131,8 @@ def test_every_figure_is_in_a_chapter():
 
 def test_every_chapter_is_in_the_navigation():
     config = (ROOT / "book" / "zensical.toml").read_text(encoding="utf-8")
-    named = set(re.findall(r'= "([\w/]+\.md)"', config))
-    assert named == {chapter.relative_to(PAGES).as_posix() for chapter in chapters()}
+    listed = set(re.findall(r'= "([\w/]+\.md)"', config))
+    assert listed == {chapter.relative_to(PAGES).as_posix() for chapter in chapters()}
 
 
 def test_broken_links_are_detected(tmp_path):
@@ -174,7 +174,7 @@ def test_output_needs_a_command(chapter):
 
 
 @pytest.mark.parametrize(
-    ("printed", "expected", "same"),
+    ("printed", "pattern", "is_match"),
     [
         ("a\nb\n", "a\nb", True),
         ("a\nx\ny\nb", "a\n…\nb", True),
@@ -184,8 +184,8 @@ def test_output_needs_a_command(chapter):
         ("abc", "a.c", False),
     ],
 )
-def test_output_matches_the_pattern(printed, expected, same):
-    assert matches(printed, expected) == same
+def test_output_matches_the_pattern(printed, pattern, is_match):
+    assert matches(printed, pattern) == is_match
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,12 @@ def test_task_without_a_test_is_detected():
 
 @pytest.mark.parametrize("heading", ["## Questions to think about", "## Self-check"])
 def test_every_question_has_an_answer(heading):
-    asked = 0
+    num_questions = 0
     for chapter in chapters():
         for part in chapter.read_text(encoding="utf-8").split(f"\n{heading}")[1:]:
             section = part.partition("\n## ")[0]
             questions = re.findall(r"^\d+\. ", section, re.MULTILINE)
-            outputs = re.findall(r"^    \d+\. ", section, re.MULTILINE)
-            assert len(outputs) == len(questions) > 0, f"{chapter}: {heading}"
-            asked += len(questions)
-    assert asked >= 15
+            answers = re.findall(r"^    \d+\. ", section, re.MULTILINE)
+            assert len(answers) == len(questions) > 0, f"{chapter}: {heading}"
+            num_questions += len(questions)
+    assert num_questions >= 15

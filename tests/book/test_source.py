@@ -79,12 +79,12 @@ def cpp_file(tmp_path):
 
 
 def test_function_excerpt_has_no_markers(python_file):
-    cut = piece(python_file, "function", "double")
-    assert cut.text.splitlines()[0] == "def double("
-    assert cut.text.endswith("    return y")
-    assert "task" not in cut.text
-    assert cut.first_line == 1 + PYTHON.splitlines().index("def double(")
-    assert cut.language == "python"
+    excerpt = piece(python_file, "function", "double")
+    assert excerpt.text.splitlines()[0] == "def double("
+    assert excerpt.text.endswith("    return y")
+    assert "task" not in excerpt.text
+    assert excerpt.first_line == 1 + PYTHON.splitlines().index("def double(")
+    assert excerpt.language == "python"
 
 
 def test_method_is_dedented_and_keeps_its_decorator(python_file):
@@ -92,13 +92,13 @@ def test_method_is_dedented_and_keeps_its_decorator(python_file):
 
 
 def test_signature_hides_the_solution(python_file):
-    cut = piece(python_file, "signature", "double").text
-    assert cut == 'def double(\n    x,\n):\n    """Twice x."""\n    ...'
-    cut = piece(python_file, "signature", "Circle").text
-    assert '"""A circle."""' in cut
-    assert "def area(self):" in cut
-    assert "math.pi" not in cut
-    assert "_hidden" not in cut
+    excerpt = piece(python_file, "signature", "double").text
+    assert excerpt == 'def double(\n    x,\n):\n    """Twice x."""\n    ...'
+    excerpt = piece(python_file, "signature", "Circle").text
+    assert '"""A circle."""' in excerpt
+    assert "def area(self):" in excerpt
+    assert "math.pi" not in excerpt
+    assert "_hidden" not in excerpt
 
 
 def test_solution_only_markers_are_not_shown(python_file):
@@ -116,9 +116,9 @@ def test_headers(python_file, cpp_file):
 
 
 def test_cpp_function_includes_its_comment(cpp_file):
-    cut = piece(cpp_file, "function", "half").text
-    assert cut.startswith("// Half of x.\ntemplate <typename T>\nT half(T x) {")
-    assert cut.endswith("    return x / 2;\n}")
+    excerpt = piece(cpp_file, "function", "half").text
+    assert excerpt.startswith("// Half of x.\ntemplate <typename T>\nT half(T x) {")
+    assert excerpt.endswith("    return x / 2;\n}")
     assert piece(cpp_file, "signature", "half").text.endswith("T half(T x) { … }")
     assert piece(cpp_file, "function", "use").text == "float use(float x) { return half(x); }"
 

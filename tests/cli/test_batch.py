@@ -60,9 +60,9 @@ def test_outputs_are_in_prompt_order_when_redirected(capsys):
     lines = err.splitlines()
     assert lines[0] == "model: demo"
     for index in range(16):
-        starts = lines.index(f"[{index}] starts: {BATCH_PROMPTS[index].splitlines()[-1]}")
-        assert any(line.startswith(f"[{index}] ends: ") for line in lines[starts:])
-    assert "[3] ends: The capital of Japan is Tokyo." in lines
+        starts = lines.index(f"[{index}] started: {BATCH_PROMPTS[index].splitlines()[-1]}")
+        assert any(line.startswith(f"[{index}] finished: ") for line in lines[starts:])
+    assert "[3] finished: The capital of Japan is Tokyo." in lines
     assert len(lines) == 1 + 2 * 16
 
 
@@ -110,8 +110,8 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
         (["--loader", "week3", "--draft-model", "demo-draft"], "only the engine verifies draft"),
         (["--solution", "mlx", "--draft-model", "demo-draft"], "only the engine verifies draft"),
         (["--speculative", "suffix"], "--speculative: invalid choice: 'suffix' (choose from"),
-        (["--speculative", "ngram", "--loader", "week2"], "only the engine drafts tokens from"),
-        (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect on"),
+        (["--speculative", "ngram", "--loader", "week2"], "only the engine supports n-gram"),
+        (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect with"),
         (
             ["--speculative", "ngram", "--draft-model", "demo-draft"],
             "--draft-model: not allowed with argument --speculative",
@@ -119,7 +119,7 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
         (["--attention-backend", "xformers"], "--attention-backend: invalid choice: 'xformers'"),
         (
             ["--attention-backend", "flash", "--loader", "week2"],
-            "only the engine has several attention backends; leave it out",
+            "only the engine has selectable attention backends; omit it",
         ),
         (
             ["--attention-backend", "paged", "--solution", "mlx"],
@@ -127,12 +127,12 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
         ),
         (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype: invalid choice: 'fp8'"),
         (["--kv-cache-dtype", "int8", "--loader", "week2"], "only the engine has an 8-bit"),
-        (["--solution", "mlx", "--loader", "week2"], "--loader has no effect on --solution mlx"),
+        (["--solution", "mlx", "--loader", "week2"], "--loader has no effect with --solution mlx"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
         (["--loader", "week2", "--record", "run.json"], "--record: only the engine records"),
         (["--loader", "week3", "--kv-cache-bytes", "9"], "--kv-cache-bytes: only the engine has"),
-        (["--kv-cache-bytes", "9"], "kv_cache_bytes must be at least 262144, a page of 32"),
-        (["--kv-cache-bytes", "1e3"], "a page of 32 tokens, got 1000"),
+        (["--kv-cache-bytes", "9"], "kv_cache_bytes must be at least 262144 (a page of 32"),
+        (["--kv-cache-bytes", "1e3"], "(a page of 32 tokens), got 1000"),
         (["--kv-cache-bytes", "1.5"], "must be a whole number such as 536870912 or 1e9, got 1.5"),
         (["--kv-cache-bytes", "1e400"], "must be a whole number such as"),
         (["--kv-cache-bytes", "much"], "must be a whole number such as"),
@@ -205,7 +205,7 @@ def test_live_view_in_a_terminal():
 def test_plain_in_a_terminal():
     status, screen = in_a_terminal("--max-tokens", "2", "--plain")
     assert status == 0
-    assert "[0] starts: " in screen
+    assert "[0] started: " in screen
     assert "decoding" not in screen
 
 
@@ -256,7 +256,7 @@ def test_view_shows_every_state(width):
 def test_view_of_a_request_waiting_for_a_slot():
     fixed = FixedRun()
     fixed.prefilling = [RequestProgress(5, 300, 300, 1, "<think>")]
-    assert "waits for a slot" in drawn(fixed)
+    assert "waiting for slot" in drawn(fixed)
     fixed.prefilling = []
     assert drawn(fixed).splitlines()[3].split() == ["next", "–", "idle"]
 
@@ -273,9 +273,9 @@ def test_plain_lines_are_single_lines():
     lines.update(fixed)
     lines.update(fixed)
     printed = console.file.getvalue().splitlines()
-    assert printed[0] == "[0] starts: question 0, which is rather long"
+    assert printed[0] == "[0] started: question 0, which is rather long"
     assert len(printed) == 7 + 1, "each finished request once; 7 and 8 are waiting"
-    assert printed[-1] == "[3] ends: [b]two lines"
+    assert printed[-1] == "[3] finished: [b]two lines"
 
 
 PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz"]
@@ -388,7 +388,7 @@ def test_view_of_the_pages():
     assert lines[3].strip() == "", "engine requests do not wait beside the slots"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
-    assert "2 shared, 2 own, 4 cached, 8 free of 16" in lines[5]
+    assert "2 shared, 2 exclusive, 4 cached, 8 free of 16" in lines[5]
     expected = "50 of 200 prompt tokens (25%), 32 of them from disk | preemptions: 3"
     assert f"{expected} | draft tokens: 7 of 10" in lines[6]
 
@@ -425,7 +425,7 @@ def test_mlx_solution(capsys, monkeypatch):
     status, out, err = run(capsys, "--solution", "mlx", "--max-tokens", "3")
     assert status == 0
     assert out.splitlines()[-1].startswith("2 requests | prompt: ")
-    assert "[1] ends: " in err
+    assert "[1] finished: " in err
 
 
 def test_seed_makes_the_batch_reproducible(capsys, monkeypatch):

@@ -83,8 +83,8 @@ def test_shell_completion_lists_commands_and_flags(capsys, shell):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no command was given; give one of main, chat, batch, serve, bench, check"),
-        (["serve-me"], "unknown command serve-me; give one of main, chat"),
+        ([], "no command given; choose one of main, chat, batch, serve, bench, check"),
+        (["serve-me"], "unknown command serve-me; choose one of main, chat"),
         (["--print-completion", "dos"], "--print-completion: invalid choice: 'dos' (choose from"),
         (["--loader", "week2"], "unrecognized arguments: --loader"),
     ],

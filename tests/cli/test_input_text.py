@@ -38,7 +38,7 @@ def test_invalid_thread_count_is_not_reported_as_a_model_error():
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(
-        'main: TINY_LLM_NUM_THREADS is "many"; it must be a whole number from 1 to 1024.'
+        'main: TINY_LLM_NUM_THREADS must be a whole number from 1 to 1024, got "many".'
     )
 
 

@@ -237,7 +237,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--model", "/tmp"], "has no config.json"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", " \n"], "the prompt is empty"),
-        (["--prompt", "word " * 3000], "the model's context holds"),
+        (["--prompt", "word " * 3000], "the model's context length is"),
         (["--sampler-temp", "-1"], "temperature must be a number ≥ 0 (0 is greedy), got -1.0"),
         (["--sampler-temp", "nan"], "temperature must be a number ≥ 0 (0 is greedy), got nan"),
         (["--sampler-temp", "warm"], "invalid float value: 'warm'"),
@@ -251,7 +251,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--device", "tpu"], "--device: invalid choice: 'tpu' (choose from"),
         (["--solution", "theirs"], "--solution: invalid choice: 'theirs' (choose from"),
         (["--solution", "mine"], "--solution mine requires a learner's tree"),
-        (["--solution", "mlx", "--loader", "week1"], "--loader has no effect on --solution mlx"),
+        (["--solution", "mlx", "--loader", "week1"], "--loader has no effect with --solution mlx"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
         (["--enable-flash-attn", "--loader", "engine"], "has no effect on the engine"),
         (["--enable-flash-attn", "--loader", "week1"], "week1 does not have this kernel"),
@@ -260,7 +260,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--draft-model", "demo-draft", "--loader", "week1"], "week1 has no KV cache to rewind"),
         (["--block-size", "0"], "--block-size: must be at least 1, got 0"),
         (["--block-size", "16", "--loader", "week2"], "--block-size: only the engine has a"),
-        (["--num-drafts", "2", "--solution", "mlx"], "--num-drafts has no effect on"),
+        (["--num-drafts", "2", "--solution", "mlx"], "--num-drafts has no effect with"),
         (["--num-drafts", "2"], "num_drafts=2 requires draft_model or speculative='ngram'"),
         (["--temperatur", "1"], "unrecognized arguments: --temperatur 1"),
     ],
@@ -310,7 +310,7 @@ def test_chat_unknown_command_and_exit(capsys, monkeypatch):
 def test_chat_continues_after_an_overlong_turn(capsys, monkeypatch):
     lines = "word " * 3000 + "\nWhat is the capital of France?\n"
     out, err = converse(capsys, monkeypatch, lines)
-    assert "the model's context holds" in err
+    assert "the model's context length is" in err
     assert "Paris" in out
 
 

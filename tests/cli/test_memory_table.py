@@ -75,14 +75,14 @@ def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     assert "state" not in output
     assert max(len(line) for line in output.splitlines() if line[:1] in "┏┡│└") <= 80
     assert "KV memory: 3/4 of the 7.39 GB that are available beside the weights" in output
-    assert "measured as 100.0 GB/s" in output
+    assert "measured memory bandwidth of 100.0 GB/s" in output
 
 
 def test_model_that_does_not_fit(memory, tmp_path, capsys):
     status, rows, output = check(capsys, "--model", config_folder(tmp_path, num_hidden_layers=360))
     assert status == 1
     assert set(rows) == {"weights", "KV cache per token", "context in tokens"}
-    assert "the weights do not fit in the memory; choose a smaller model" in output
+    assert "the weights do not fit in memory; use a smaller model" in output
 
 
 def test_given_memory_and_context(memory, tmp_path, capsys):
@@ -93,13 +93,13 @@ def test_given_memory_and_context(memory, tmp_path, capsys):
     assert rows["context in tokens"] == ["1,000"] * 2
     assert rows["longest prompt in tokens"] == ["999"] * 2
     assert "weights and KV memory exceed the available memory by 1.61 GB" in output
-    assert "available beside" not in output
+    assert "left by the weights" not in output
 
 
 def test_small_model_gets_what_its_requests_use(memory, capsys):
     _, rows, output = check(capsys, "--model", "demo", "--max-num-seqs", "4")
     assert rows["tokens in KV memory"] == ["8,192"] * 2  # 4 · 2,048
-    assert "KV memory: as 4 requests of 2,048 tokens use; --kv-cache-bytes sets it" in output
+    assert "KV memory: as 4 requests of 2,048 tokens use; set --kv-cache-bytes" in output
 
 
 def test_draft_model_shares_the_memory(memory, capsys):
@@ -140,7 +140,7 @@ def test_pooling_model_does_not_decode(memory, capsys):
 
 def test_flags_require_a_model(capsys):
     assert check_installation.main(["--draft-model", "demo"], "check") == 2
-    assert "--draft-model has no effect without --model; give both." in capsys.readouterr().err
+    assert "--draft-model requires --model." in capsys.readouterr().err
 
 
 def test_table_shows_what_the_engine_uses(memory):

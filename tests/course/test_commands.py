@@ -75,14 +75,14 @@ def test_commands_use_and_report_the_learner_tree(tree, command):
     result = run("-m", f"tiny_llm.cli.{command}", "--model", "demo", "--loader", loader)
     assert result.returncode == 2
     first, *others = result.stderr.splitlines()
-    assert first == f"solution: mine (your tree in {tree}; --solution ref runs ours)"
+    assert first == f"solution: mine (your tree in {tree}; --solution ref runs the reference)"
     assert not any("solution: mine" in line for line in others), "reported once"
     if command == "bench":
         assert others[-1].startswith("bench: the C++ extension cannot be used (")
     else:
         assert others[-1] == (
             "main: week 1, day 4, task 3: Qwen3ModelWeek1.__init__ is yours to write; see the "
-            "book, 'Day 1.4: the Qwen3 model' (--solution ref runs ours)"
+            "book, 'Day 1.4: the Qwen3 model' (--solution ref runs the reference)"
         )
 
 

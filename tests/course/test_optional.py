@@ -118,7 +118,7 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     answer = running.post("/v1/completions", body).text
     assert running.stop() == 0
     assert "data: mine " in answer
-    assert any("but ours of server/engine_client/coalescer.py (unw" in one for one in running.lines)
+    assert any("unwritten tasks: server/engine_client/coalescer.py" in one for one in running.lines)
 
 
 def test_json_demo_writes_only_json_with_a_grammar():

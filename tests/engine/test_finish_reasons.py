@@ -66,14 +66,14 @@ def test_clamp_max_tokens(llm):
     prompt = [17] * (context - 3)
     params = {"temperature": 0, "max_tokens": 32_000, "ignore_eos": True}
     [refused] = llm.generate(prompt, SamplingParams(**params))
-    assert "max_tokens must be at most 3 here" in refused.error
+    assert "max_tokens must be at most 3 for this prompt" in refused.error
     [cut] = llm.generate(prompt, SamplingParams(**params, clamp_max_tokens=True))
     assert (len(cut.token_ids), cut.finish_reason) == (3, "length")
     [refused] = llm.generate([17] * context, SamplingParams(**params, clamp_max_tokens=True))
     assert "the prompt has" in refused.error
     for least in ({"clamp_max_tokens": True}, {"max_tokens": None}):
         [refused] = llm.generate(prompt, SamplingParams(**params | least, min_tokens=4))
-        assert refused.error.startswith("min_tokens must be at most 3 after a prompt of ")
+        assert refused.error.startswith("min_tokens must be at most 3 for a prompt of ")
         assert refused.error.endswith("tokens, got 4.")
 
 
@@ -109,7 +109,7 @@ def test_full_queue_rejects():
     for _ in range(3):
         llm.add_request(QUESTION, params)
     with pytest.raises(
-        QueueFullError, match=r"3 unfinished requests, at most 3 .* try again later"
+        QueueFullError, match=r"3 unfinished requests .* the limit of 3 .* try again later"
     ):
         llm.add_request(QUESTION, params)
     while llm.has_unfinished_requests:

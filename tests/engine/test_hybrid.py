@@ -201,8 +201,8 @@ def test_too_little_memory_is_refused_with_the_numbers(model):
     with pytest.raises(UserError) as refusal:
         LLM(model, kv_cache_bytes=needed - 1)
     assert str(refusal.value) == (
-        f"kv_cache_bytes must be at least {needed}, a page of 32 tokens and 2 state slots of "
-        f"{STATE_BYTES} bytes, got {needed - 1}."
+        f"kv_cache_bytes must be at least {needed} (a page of 32 tokens and 2 state slots of "
+        f"{STATE_BYTES} bytes), got {needed - 1}."
     )
     smallest = LLM(model, kv_cache_bytes=needed)
     [output] = smallest.generate([[5, 6, 7]], GREEDY)

@@ -61,6 +61,6 @@ def test_failed_precompute_is_harmless(monkeypatch, caplog):
     with monkeypatch.context() as patched:
         patched.setattr(llm.runner, "run", fail)
         assert not llm.precompute(ids)
-    assert "precomputing a page failed" in caplog.text
+    assert "failed to precompute a prefix cache page" in caplog.text
     llm.scheduler.check_integrity()
     assert llm.precompute(ids)

@@ -165,7 +165,7 @@ def test_preempted_requests(mistral):
 def test_memory_limits_requests_if_a_step_does_not_fit(mistral):
     """Pages for less than the window and a step: all tokens must fit."""
     llm = build(mistral, 8, max_num_batched_tokens=32)
-    with pytest.raises(UserError, match="the configured KV memory holds 64"):
+    with pytest.raises(UserError, match="the KV memory holds 64"):
         llm.add_request(LONG)
     [output] = llm.generate([LONG[:40]], SamplingParams(max_tokens=24), show_progress=False)
     assert output.error is None

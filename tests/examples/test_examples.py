@@ -19,7 +19,7 @@ def command(name: str, *arguments: str) -> list[str]:
 
 
 def run(name: str, *arguments: str, stdin: str = "") -> list[str]:
-    """Output lines of an example."""
+    """Runs an example; returns its output lines."""
     result = subprocess.run(
         command(name, *arguments), input=stdin, capture_output=True, text=True, check=False
     )
@@ -28,14 +28,14 @@ def run(name: str, *arguments: str, stdin: str = "") -> list[str]:
 
 
 def value(lines: list[str], label: str) -> str:
-    """Value after `label:` in the only line that starts with it."""
+    """Text after `label:` in the only line that starts with it."""
     (line,) = [line for line in lines if line.startswith(f"{label}:")]
     return line.partition(":")[2].strip()
 
 
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
-    """Address of a running `tiny-llm serve`."""
+    """URL of a running `tiny-llm serve`."""
     pytest.importorskip("fastapi", reason="the server's libraries are not installed")
     from tests.server.running_server import RunningServer
 
@@ -64,7 +64,7 @@ def test_stream():
     assert "Paris" in lines[0]
     counts = re.fullmatch(r"([0-9]+) prompt tokens, ([0-9]+) generated", lines[2])
     assert counts, lines
-    assert 1 < int(counts[2]) < 200  # it ended at an end token
+    assert 1 < int(counts[2]) < 200  # it ended with an EOS token
     assert re.fullmatch(r"time to first token: [0-9.]+ s", lines[3])
 
 
@@ -129,7 +129,7 @@ def test_anthropic_client(server_url):
 
 @contextmanager
 def running_app() -> Iterator[str]:
-    """Address of `fastapi_app.py` on a free port."""
+    """Starts `fastapi_app.py` on a free port; yields its URL."""
     process = subprocess.Popen(
         command("fastapi_app", "--port", "0"), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
         text=True,
@@ -159,12 +159,12 @@ def test_fastapi_app():
         def ask(question):
             return httpx2.get(f"{url}/ask", params={"question": question}, timeout=60)
 
-        refused = pool.submit(ask, "word " * 3000)
+        rejected = pool.submit(ask, "word " * 3000)
         for response, city in zip(pool.map(ask, questions), countries.values(), strict=True):
             assert response.status_code == 200, response.text
             assert city in response.json()["answer"]
-        assert refused.result().status_code == 400
-        assert "2048" in refused.result().json()["detail"]
+        assert rejected.result().status_code == 400
+        assert "2048" in rejected.result().json()["detail"]
 
 
 def test_tensor_parallelism():
@@ -172,9 +172,9 @@ def test_tensor_parallelism():
     assert len(lines) == 2
     assert "Tokyo" in lines[0]
     assert "42" in lines[1]
-    # The group size is passed on: two key/value heads cannot be split among three ranks.
-    refused = subprocess.run(
+    # --size takes effect: two key/value heads cannot be split among three ranks.
+    rejected = subprocess.run(
         command("tensor_parallelism", "--size", "3"), capture_output=True, text=True, check=False
     )
-    assert refused.returncode == 1
-    assert re.search(r"UserError: .*3", refused.stderr.splitlines()[-1])
+    assert rejected.returncode == 1
+    assert re.search(r"UserError: .*3", rejected.stderr.splitlines()[-1])

@@ -145,8 +145,8 @@ PROMPTS = [
 ]
 
 OPTIONS = [
-    option("kv_cache_bytes", 2e18, "this machine has"),
-    option("kv_cache_bytes", HUGER, "this machine has"),
+    option("kv_cache_bytes", 2e18, "this machine's memory"),
+    option("kv_cache_bytes", HUGER, "this machine's memory"),
     option("kv_cache_bytes", math.inf, "at least"),
     option("kv_cache_bytes", math.nan, "at least"),
     option("kv_cache_bytes", "1 GB", "at least"),
@@ -160,7 +160,7 @@ OPTIONS = [
     option("speculative", "magic", "ngram"),
     option("speculative", 5, "ngram"),
     option("load_format", "magic", "'auto' or 'dummy'"),
-    option("tool_call_parser", "xml", "the parsers are auto, hermes"),
+    option("tool_call_parser", "xml", "must be one of auto, hermes"),
     option("enable_prefix_caching", "no", "True or False"),
     option("listener", 5, "function"),
     option("draft_model", 5, "give a name"),

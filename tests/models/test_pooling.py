@@ -132,9 +132,12 @@ def test_unsupported_pooling_layers_are_rejected(tmp_path, mode):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm.generate("a"), "the model is for task='embed', not for text generation."),
-        (lambda llm: next(llm.stream("a")), "the model is for task='embed', not for text"),
-        (lambda llm: llm.score("a", ["b"]), "score requires a model for task='score'; this one is"),
+        (
+            lambda llm: llm.generate("a"),
+            "text generation requires task='generate'; this model was loaded with task='embed'.",
+        ),
+        (lambda llm: next(llm.stream("a")), "text generation requires task='generate'"),
+        (lambda llm: llm.score("a", ["b"]), "score requires task='score'; this model was loaded"),
         (lambda llm: llm.embed(["a", ""]), "prompt 1: the prompt is empty"),
         (lambda llm: llm.embed([["a"]]), "a prompt must be text"),
         (lambda llm: llm.embed("word " * 600), "prompt 0: the prompt has"),
@@ -149,9 +152,9 @@ def test_invalid_calls_are_rejected(embedder, call, message):
     ("options", "message"),
     [
         ({"task": "rank"}, "task must be 'auto', 'generate', 'embed' or 'score', got 'rank'."),
-        ({"task": "embed", "draft_model": "demo-draft"}, "supports neither draft_model nor"),
-        ({"task": "embed", "speculative": "mtp"}, "nor speculative='mtp' nor"),
-        ({"task": "score", "tensor_parallel_size": 2}, "supports neither draft_model nor"),
+        ({"task": "embed", "draft_model": "demo-draft"}, "does not support draft_model, "),
+        ({"task": "embed", "speculative": "mtp"}, "speculative='mtp' or"),
+        ({"task": "score", "tensor_parallel_size": 2}, "does not support draft_model, "),
     ],
 )
 def test_invalid_arguments_are_rejected(options, message):
@@ -161,7 +164,7 @@ def test_invalid_arguments_are_rejected(options, message):
 
 def test_embed_requires_an_embedding_model(demo):
     llm = LLM(demo)
-    with pytest.raises(UserError, match="embed requires a model for task='embed'; this one is"):
+    with pytest.raises(UserError, match="embed requires task='embed'; this model was loaded"):
         llm.embed("a")
     assert llm.generate("a", SamplingParams(max_tokens=1))[0].text is not None
 

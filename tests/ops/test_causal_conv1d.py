@@ -126,7 +126,7 @@ def test_no_elements(instruction_set, dtype):
         ({"x": mx.zeros((5, 8), mx.int32)}, "expected x in float32, float16 or bfloat16"),
         ({"x": mx.zeros((1, 5, 8))}, "expected x T×C, got shape"),
         ({"weight": mx.zeros((7, 4))}, "expected weight 8×K, one row per channel"),
-        ({"weight": mx.zeros((8, 1))}, "expected a convolution width K of 2 to 8, got 1"),
+        ({"weight": mx.zeros((8, 1))}, "expected a convolution width K from 2 to 8, got 1"),
         ({"weight": mx.zeros((8, 4), mx.float16)}, "expected weight in float32 or the dtype of x"),
         ({"conv_states": mx.zeros((3, 4, 8))}, "expected conv_states S×3×8, got shape"),
         ({"conv_states": mx.zeros((3, 3, 8), mx.float16)}, "conv_states in the dtype of x"),

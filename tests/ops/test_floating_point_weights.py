@@ -82,7 +82,7 @@ def test_missing_biases_are_rejected():
         kernels.quantized_matmul(scales, None, group_size, 8, a, wide)
     with pytest.raises(ValueError, match="expected biases for 8 bits, got None"):
         kernels.quantized_embedding(mx.arange(3), scales, None, group_size, 8, wide)
-    with pytest.raises(ValueError, match="expected biases of all matrices or of none"):
+    with pytest.raises(ValueError, match="expected biases for either all matrices or none"):
         kernels.multi_quantized_matmul(
             [scales, scales], [None, scales], group_size, 4, a, [b, b], stream=mx.cpu
         )

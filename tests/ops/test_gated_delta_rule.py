@@ -183,13 +183,16 @@ def test_nan_and_infinity_stay_in_their_head(instruction_set, value):
     ("changes", "message"),
     [
         ({"states": mx.zeros((3, 8, 4))}, "expected states S×H_v×D_k×D_v, got shape"),
-        ({"states": mx.zeros((3, 4, 257, 8))}, "expected key heads of size 256 at most"),
+        ({"states": mx.zeros((3, 4, 257, 8))}, "expected key heads of size at most 256"),
         ({"num_k_heads": 3}, "to divide the value heads of the states, 4, got 3"),
         ({"num_k_heads": 0}, "to divide the value heads of the states, 4, got 0"),
         ({"qkv": mx.zeros((5, 64), mx.float16)}, "expected qkv in float32, got float16"),
         ({"A_log": mx.zeros((4,), mx.float16)}, "expected A_log in float32, got float16"),
         ({"qkv": mx.zeros((5, 63))}, "expected qkv T×64 for the heads of the states"),
-        ({"b": mx.zeros((5, 4), mx.float16)}, "expected a and b in one dtype"),
+        (
+            {"b": mx.zeros((5, 4), mx.float16)},
+            "expected a and b both in float32, float16 or bfloat16",
+        ),
         ({"a": mx.zeros((5, 2))}, r"expected a and b of shape \(5,4\), got \(5,2\)"),
         ({"dt_bias": mx.zeros((2,))}, r"expected A_log and dt_bias of shape \(4\)"),
         ({"write_slots": mx.zeros((4,), mx.int32)}, r"expected write_slots of shape \(5\)"),

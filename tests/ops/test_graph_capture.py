@@ -224,7 +224,7 @@ def test_misuse_is_rejected():
     (blank,) = graph_cache.placeholders([x])
     (other,) = graph_cache.placeholders([x])
     for outputs in ([], [blank], [x]):
-        with pytest.raises(ValueError, match="expected a function that computes something"):
+        with pytest.raises(ValueError, match="expected outputs computed by operations"):
             graph_cache.capture([blank], outputs)
     with pytest.raises(ValueError, match="expected operations of the extension and views, got Add"):
         graph_cache.capture([blank], [blank + 1])

@@ -165,7 +165,7 @@ def test_errors_name_the_argument():
         with pytest.raises(ValueError, match=message):
             kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
 
-    refuses("expected scales of as many experts as b has, 4, got shape", scales=scales[:3])
+    refuses("expected scales for 4 experts, like b, got shape", scales=scales[:3])
     refuses("expected biases of shape", biases=biases[:, :7])
     refuses("expected b with 3 dimensions, or 4 if it is prepacked", b=b[0])
     refuses("expected experts in int32 or uint32, got .*float32", experts=mx.zeros((3, 2)))

@@ -58,7 +58,7 @@ def test_large_logits(on_cpu):
 
 @pytest.mark.parametrize("k", [0, -1, 5])
 def test_invalid_k_is_rejected(k):
-    with pytest.raises(ValueError, match=f"expected k of 1 to 4, the number of experts, got {k}"):
+    with pytest.raises(ValueError, match=f"expected k from 1 to 4, the number of experts, got {k}"):
         kernels.topk_softmax(mx.zeros((2, 4)), k, True)
 
 

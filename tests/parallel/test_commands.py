@@ -32,7 +32,7 @@ def test_commands_on_two_ranks(capsys):
     [
         (main, ["--loader", "week1"], "only the engine shards a model across processes"),
         (main, ["--loader", "week2"], "only the engine shards a model across processes"),
-        (bench, ["--solution", "mlx"], "has no effect on --solution mlx"),
+        (bench, ["--solution", "mlx"], "has no effect with --solution mlx"),
         (main, ["--tensor-parallel-size", "0"], "must be at least 1, got 0"),
         (serve, ["--tensor-parallel-size", "-1"], "must be at least 1, got -1"),
         (main, ["--tp", "0"], "must be at least 1, got 0"),
@@ -56,7 +56,7 @@ def test_ranks_of_mlx_launch_generate(capfd):
     assert stdout.splitlines()[0] == capfd.readouterr().out.splitlines()[0]
     with mlx_launch(*ask, "--tensor-parallel-size", "3") as launcher:
         stdout, errors = launcher.communicate(timeout=60)
-    assert "must be 2, the number of launched ranks, got 3; leave it out" in errors
+    assert "must be 2, the number of launched ranks, got 3; omit it" in errors
     assert stdout.strip() == ""
 
 

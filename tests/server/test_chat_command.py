@@ -107,7 +107,7 @@ def test_interrupt_stops_only_the_output(endless):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--url", "localhost:8000"], "--url must begin with http"),
+        (["--url", "localhost:8000"], "--url must start with http"),
         (["--url", "http://127.0.0.1:9"], "cannot connect to http://127.0.0.1:9/v1"),
         (["--url", "http://x", "--device", "cpu"], "--device has no effect with --url"),
         (["--url", "http://x", "--speculative", "ngram"], "--speculative has no effect with"),

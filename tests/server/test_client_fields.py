@@ -129,7 +129,7 @@ def test_images_of_tool_results_are_replaced(server, client, claude):
     history[-1]["content"] = [{"type": "text", "text": "Seen:"}, IMAGE]
     response = client.chat.completions.create(**ECHO, messages=history)
     assert f"Seen:\n{PLACEHOLDER}" in prompt(server, response)
-    server.wait_for("WARNING images in tool results are replaced by a text")
+    server.wait_for("WARNING images in tool results are replaced with text")
     use = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c"}
     counts = [
@@ -216,5 +216,5 @@ def test_messages_output_format_and_mcp_servers(claude):
             **body, output_config={"format": form}, extra_body={"output_format": form}
         )
     server = {"type": "url", "name": "a", "url": "https://a.example"}
-    with pytest.raises(anthropic.BadRequestError, match="this server runs no tools"):
+    with pytest.raises(anthropic.BadRequestError, match="this server does not run tools"):
         claude.beta.messages.create(**body, mcp_servers=[server])

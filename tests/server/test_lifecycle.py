@@ -18,7 +18,7 @@ UNLUCKY_BODY = {"prompt": UNLUCKY}
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--host", "0.0.0.0"], "reachable from other machines without an API key"),
+        (["--host", "0.0.0.0"], "exposes the server to other machines without an API key"),
         (["--port", "70000"], "--port: must be between 0 and 65535, got 70000"),
         (["--watchdog", "0"], "--watchdog: must be at least 0.001, got 0"),
         (["--max-queue", "-1"], "--max-queue: must be at least 0, got -1"),
@@ -44,7 +44,7 @@ def test_missing_libraries_error_names_the_extra(capsys, monkeypatch):
 def test_port_in_use(capsys, server):
     port = server.url.rpartition(":")[2]
     assert serve.main(["--model", "demo", "--port", port]) == 2
-    assert "give another --port" in capsys.readouterr().err
+    assert "choose another --port" in capsys.readouterr().err
 
 
 def test_pause_then_sigterm():

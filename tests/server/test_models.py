@@ -191,16 +191,16 @@ def test_least_recently_used_model_is_unloaded(server):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (["--max-memory", "9000000"], "the model 'demo' takes"),
-        (["--max-memory", "1e18"], "must not exceed the memory"),
+        (["--max-memory", "9000000"], "the model 'demo' needs"),
+        (["--max-memory", "1e18"], "must be at most the machine's memory"),
         (["--draft-model", "demo-draft"], "--draft-model supports a single --model, got 2"),
-        (["--task", "embed"], "give the task as --model PATH=TASK"),
+        (["--task", "embed"], "pass the task as --model PATH=TASK"),
         (["--record", "x.json"], "--record supports a single --model"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size supports a single --model"),
         (["--served-model-name", "x"], "--served-model-name supports a single --model"),
-        (["--model", "demo=pin"], "two models have the name 'demo'"),
-        (["--model", "demo=embedd"], "'embedd' is not a list of at most one task"),
-        (["--model", "demo=embed,score"], "is not a list of at most one task"),
+        (["--model", "demo=pin"], "two models have the API name 'demo'"),
+        (["--model", "demo=embedd"], "invalid options 'embedd'; use at most one task"),
+        (["--model", "demo=embed,score"], "use at most one task"),
     ],
 )
 def test_rejected_flags(capsys, given, sentence):
@@ -212,8 +212,8 @@ def test_pinned_models_must_fit_beside_each_other(capsys):
     models = ["--model", "demo=pin", "--model", "demo-draft"]
     assert serve.main([*models, "--kv-cache-bytes", "1e8", "--max-memory", "15e7"]) == 2
     error = capsys.readouterr().err
-    assert "'demo-draft' takes" in error
-    assert "of the other pinned models" in error
+    assert "'demo-draft' needs" in error
+    assert "for other pinned models" in error
 
 
 def resident(server):
@@ -342,7 +342,7 @@ def test_watchdog_of_a_hanging_model_ends_the_requests_of_all():
     other = connect(server, long, "/v1/completions")
     assert other.recv(10)
     hanging = connect(server, body("demo", prompt=UNLUCKY, stream=True), "/v1/completions")
-    server.wait_for("exiting after a failure: The engine has not finished a step")
+    server.wait_for("exiting after a failure: The engine did not finish a step")
     received = b""
     while data := hanging.recv(65536):
         received += data

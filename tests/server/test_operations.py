@@ -88,15 +88,21 @@ def test_context_length(custom):
     [
         (
             {"style": "pirate"},
-            "chat_template_kwargs.style is not read by the model's chat template.",
+            "chat_template_kwargs.style is not used by the model's chat template; remove it.",
         ),
         (
             {"padding": True},
-            "chat_template_kwargs.padding is not read by the model's chat template.",
+            "chat_template_kwargs.padding is not used by the model's chat template; remove it.",
         ),
-        ({"a.b": 1}, "chat_template_kwargs.a.b is not read by the model's chat template."),
+        (
+            {"a.b": 1},
+            "chat_template_kwargs.a.b is not used by the model's chat template; remove it.",
+        ),
         ({"messages": []}, "chat_template_kwargs must not contain 'messages'."),
-        ({"enable_thinking": "no"}, "chat_template_kwargs.enable_thinking must be true or false."),
+        (
+            {"enable_thinking": "no"},
+            "chat_template_kwargs.enable_thinking must be true or false, got 'no'.",
+        ),
     ],
 )
 def test_template_variables_without_an_effect_are_rejected(server, kwargs, sentence):
@@ -168,7 +174,7 @@ def test_requests_are_counted_by_endpoint_method_and_status(server):
 def test_hint_for_a_wrong_base_url(server, path, intended, advice):
     missing = server.post(path, BODY)
     assert missing.status_code == 404
-    expected = f"Path not found; the path is {intended}: end the client's base URL {advice}."
+    expected = f"Path not found; use {intended}: end the client's base URL {advice}."
     assert missing.json()["error"]["message"] == expected
 
 

@@ -89,7 +89,7 @@ def test_demanded_tool_is_relaxed_unless_strict(server, client, call, stream):
     arguments = json.loads(call(client, stream))
     assert arguments.keys() == {"day", "guests", "menu"}
     assert arguments["menu"] == "a.pdf"
-    server.wait_for("tool 'book' is not enforced in full: '/properties/guests/uniqueItems'")
+    server.wait_for("tool 'book' is only partially enforced: '/properties/guests/uniqueItems'")
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as refused:
         call(client, stream, strict=True)
     assert SENTENCE in refused.value.message
@@ -103,7 +103,9 @@ def test_violated_keywords_are_logged(server, client, call, stream, monkeypatch)
     monkeypatch.setitem(SCHEMA["properties"], name, guests)
     monkeypatch.setitem(SCHEMA, "required", [*SCHEMA["required"], name])
     assert json.loads(call(client, stream))[name] == ["Al", "Al"]
-    server.wait_for(f"the schema of the tool 'book' is violated at '/properties/{name}/unique")
+    server.wait_for(
+        f"the output violates the schema of the tool 'book' at .*'/properties/{name}/unique"
+    )
 
 
 def test_typed_answer_is_relaxed_unless_strict(client):

@@ -107,7 +107,7 @@ def test_task_1_stops_at_max_seq_len():
     [
         ("", None, "prompt is empty"),
         ([], None, "prompt is empty"),
-        ("x" * 128, None, "128 tokens, and the model's context holds 128"),
+        ("x" * 128, None, "128 tokens, but the model's context length is 128"),
         ("x", 0, "max_tokens must be at least 1, got 0"),
         ([1, 256], None, "must be from 0 to 255, got 256"),
         ([-1, 3], None, "must be from 0 to 255, got -1"),

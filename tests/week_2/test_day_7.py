@@ -123,10 +123,7 @@ def test_task_4_invalid_prompt_does_not_stop_the_batch(small_model):
         batch_generate(small_model, ByteTokenizer(), ["ok", "y" * 90, "", "fine"], max_seq_len=30)
     )
     assert outputs[0] == generate_alone(small_model, "ok", 30)
-    assert (
-        outputs[1]
-        == "[the prompt must have fewer than 30 tokens, the limit for prompt and output, got 90.]"
-    )
+    assert outputs[1] == "[the prompt has 90 tokens, but max_seq_len is 30, including the output.]"
     assert outputs[2] == "[the prompt is empty; give at least one token.]"
     assert outputs[3] == generate_alone(small_model, "fine", 30)
 

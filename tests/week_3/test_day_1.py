@@ -159,11 +159,11 @@ def test_task_1_misuse_is_rejected():
         (lambda: pool.write_page_slice(page, 0, token, token[:, :1]), "must have the same shape"),
         (
             lambda: pool.write_page_slice(page, 0, token[:, :1], token[:, :1]),
-            "must have 2 heads of",
+            "match the pages .2 heads of",
         ),
         (
             lambda: pool.write_page_slice(page, 0, *[token.astype(mx.float16)] * 2),
-            "heads of size 8 in mlx.core.float32",
+            "heads of size 8, mlx.core.float32",
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -225,10 +225,10 @@ def test_task_2_misuse_is_rejected_without_side_effects():
     shadowed.append(3)
     row, cache = mx.zeros((1, 2, 1, 8)), shadowed.cache
     for action, error, message in (
-        (lambda: cache.rewind(4), ValueError, "cannot rewind 4 of 3 tokens"),
-        (lambda: cache.rewind(-1), ValueError, "cannot rewind -1 of 3 tokens"),
+        (lambda: cache.rewind(4), ValueError, "cannot rewind by 4 tokens; it has 3"),
+        (lambda: cache.rewind(-1), ValueError, "cannot rewind by -1 tokens; it has 3"),
         (lambda: cache.append(row, row[:, :1]), ValueError, "must have the same shape"),
-        (lambda: cache.append(row[:, :1], row[:, :1]), ValueError, "must have 2 heads of size 8"),
+        (lambda: cache.append(row[:, :1], row[:, :1]), ValueError, "2 heads of size 8"),
         (
             lambda: cache.append(*[mx.zeros((2, 2, 1, 8))] * 2),
             ValueError,
@@ -237,7 +237,7 @@ def test_task_2_misuse_is_rejected_without_side_effects():
         (
             lambda: cache.update_and_fetch_paged(row, row, mask=mx.zeros((1, 4))),
             ValueError,
-            "no array masks",
+            "does not support array masks",
         ),
         (lambda: cache.append(*shadowed.new_tokens(6)), OutOfPagesError, "all 2 pages"),
     ):

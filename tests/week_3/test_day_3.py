@@ -405,7 +405,7 @@ def test_task_3_oversized_request_is_rejected_with_reason():
 
 def test_task_3_prompt_counts_toward_the_context():
     sched = without_sharing(max_seq_len=10)
-    with pytest.raises(UserError, match="at most 4 here"):
+    with pytest.raises(UserError, match="at most 4 for this prompt"):
         add(sched, "too long", 6, max_tokens=5)
     add(sched, "fits", 6, max_tokens=4)
     assert add(sched, "open", 7, max_tokens=None).max_tokens == 3, (

@@ -99,10 +99,10 @@ def test_task_2_each_weight_multiplies_its_activation(vectors):
 def test_task_2_one_kernel_per_instruction_set(vectors, monkeypatch):
     scales, biases, group_size, bits, a, b = problem(2, 256, 40, 4, 128, mx.bfloat16)
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
-    with pytest.raises(ValueError, match="the instruction set is portable, which has none"):
+    with pytest.raises(ValueError, match="requires a vector instruction set, got portable"):
         evaluated(scales, biases, group_size, bits, a, b)
     monkeypatch.setenv("TINY_LLM_MATMUL", "fast")
-    with pytest.raises(ValueError, match='"fast"; it may be loops, factored, vectors, '):
+    with pytest.raises(ValueError, match='must be loops, factored, vectors, .*, got "fast"'):
         evaluated(scales, biases, group_size, bits, a, b)
 
 

@@ -121,7 +121,7 @@ def test_task_2_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
             slots.current, 1, False, 1, request.last_node.parent
         )
     else:
-        monkeypatch.setattr(states, "_slot_beside", lambda request: 3)
+        monkeypatch.setattr(states, "_allocate_next", lambda request: 3)
     states.begin_step([request], [])
     if not is_checkpoint:
         assert slots.next == -1, f"expected no next slot for an unshared slot, got {slots.next}"

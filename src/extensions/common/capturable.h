@@ -3,8 +3,8 @@
 
 namespace tiny_llm_ext {
 
-/// A CPU graph node that does all its work in `add_task` (common/tasks.h) and allocates only with
-/// `allocate` (common/rows.h), so that its tasks can be captured and replayed.
+/// A CPU graph node that submits all its work with `add_task` (common/tasks.h) and allocates only
+/// with `allocate` (common/rows.h), so that its tasks can be captured and replayed.
 class Capturable {
    public:
     virtual ~Capturable() = default;

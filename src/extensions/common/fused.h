@@ -26,8 +26,8 @@ Kernel fused_kernel(Kernel (*vectors)(InstructionSet set), Kernel loops) {
         return loops;
     }
     if (!name.empty() && name != "vectors") {
-        throw std::invalid_argument("TINY_LLM_FUSED is \"" + name +
-                                    "\"; it may be loops or vectors.");
+        throw std::invalid_argument("TINY_LLM_FUSED must be loops or vectors, got \"" + name +
+                                    "\".");
     }
     const InstructionSet set = instruction_set();
     try {

@@ -15,8 +15,8 @@ namespace mx = mlx::core;
 /// Whether operations on this stream run Metal kernels.
 bool is_gpu(mx::Stream stream);
 
-/// The stream of an operation's node: the caller's, or the CPU's as a fallback if a GPU cannot
-/// compile the operation's kernels, which is checked and logged once.
+/// The stream of an operation's node: the caller's, or the CPU's if it is a GPU that cannot compile
+/// the operation's kernels. Compilation is attempted once; a failure is logged.
 /// operation: name of its folder in src/. dtype: compute dtype of its kernels.
 mx::Stream stream_for(const std::string& operation, mx::Dtype dtype, mx::StreamOrDevice s);
 

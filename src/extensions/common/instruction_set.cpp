@@ -103,8 +103,9 @@ InstructionSet instruction_set() {
         }
         names += (names.empty() ? "" : ", ") + name_of(set);
     }
-    throw std::invalid_argument("TINY_LLM_CPU_ISA is \"" + std::string(forced) +
-                                "\"; this machine has: " + names + ".");
+    throw std::invalid_argument(
+        "TINY_LLM_CPU_ISA must be one of this machine's instruction sets (" + names + "), got \"" +
+        std::string(forced) + "\".");
 }
 
 }  // namespace tiny_llm_ext

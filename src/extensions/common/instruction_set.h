@@ -12,7 +12,7 @@ enum class InstructionSet {
     neon,      // every 64-bit ARM
     avx2,      // AVX2, FMA and F16C: x86 since 2013
     avx512,    // AVX-512 F, BW, VL, DQ and BF16: Zen 4 and later, Sapphire Rapids and later
-    amx,       // AVX-512 with VNNI, and matrix tiles of bytes: Sapphire Rapids and later
+    amx,       // AVX-512 with VNNI, and AMX int8 tiles: Sapphire Rapids and later
 };
 
 /// The sets supported by this machine, in ascending order.
@@ -23,8 +23,8 @@ const std::vector<InstructionSet>& instruction_sets();
 /// Throws std::invalid_argument if the variable names an unknown or unsupported set.
 InstructionSet instruction_set();
 
-/// Whether an AVX2 processor also has AVX-VNNI: Alder Lake and later, Zen 5. Not a set, because
-/// some AVX-512 processors lack it; kernels with the same bits use it.
+/// Whether an AVX2 processor also has AVX-VNNI: Alder Lake and later, Zen 5. Not a set of its own,
+/// because some AVX-512 processors lack it; kernels that use it produce the same bits.
 bool has_avx_vnni();
 
 /// "portable", "neon", "avx2", "avx512" or "amx".

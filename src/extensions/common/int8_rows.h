@@ -2,8 +2,9 @@
 //
 //     x[d] ≈ row[d] · scale,   scale = max |x| / 127
 //
-// A row is a token's key or value of one head. It is quantized once, when it is written, so its
-// bits depend on nothing else. A row with an infinite or NaN element has the scale NaN.
+// A row is a token's key or value of one head. Each row is quantized independently, when it is
+// written, so its bits do not depend on other rows. A row with an infinite or NaN element has the
+// scale NaN.
 #pragma once
 
 #include "common/half.h"

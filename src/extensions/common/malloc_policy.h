@@ -6,7 +6,7 @@ namespace tiny_llm_ext {
 ///
 /// On a CPU, MLX allocates every array with malloc. By default glibc returns large blocks to the
 /// system at once, and each new block faults in zeroed 4 KB pages: 34,000 page faults for a prompt
-/// of 512 tokens, 5 % of its time. No-op with other C libraries.
+/// of 512 tokens, 5 % of the prefill time. No-op with other C libraries.
 void configure_malloc();
 
 }  // namespace tiny_llm_ext

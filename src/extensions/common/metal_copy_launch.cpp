@@ -21,10 +21,10 @@ std::vector<Dimension> merged(const std::vector<int>& shape, const std::vector<i
         if (shape[i] == 1) {
             continue;
         }
-        const bool like_one =
+        const bool is_mergeable =
             !dimensions.empty() && dimensions.back().stride == strides[i] * shape[i] &&
             dimensions.back().size * shape[i] <= std::numeric_limits<int32_t>::max();
-        if (like_one) {
+        if (is_mergeable) {
             dimensions.back() = {dimensions.back().size * shape[i], strides[i]};
         } else {
             dimensions.push_back({shape[i], strides[i]});
@@ -64,13 +64,13 @@ MetalLaunch copy_launch(const std::vector<int>& shape, const std::vector<int64_t
                                     std::to_string(rows));
     }
     params.rows = static_cast<unsigned int>(rows);
-    const int wide = threads_for(ceil_div(last.size, COPY_EACH), 256, max_threads);
-    const int64_t high = std::max<int64_t>(1, std::min<int64_t>(rows, 256 / wide));
-    return {
-        .kernel = "metal_copy_strided_bytes" + std::to_string(item_size),
-        .groups = {.x = ceil_div(last.size, int64_t{wide} * COPY_EACH), .y = ceil_div(rows, high)},
-        .threads = {.x = wide, .y = high},
-        .params = bytes_of(params)};
+    const int width = threads_for(ceil_div(last.size, COPY_EACH), 256, max_threads);
+    const int64_t height = std::max<int64_t>(1, std::min<int64_t>(rows, 256 / width));
+    return {.kernel = "metal_copy_strided_bytes" + std::to_string(item_size),
+            .groups = {.x = ceil_div(last.size, int64_t{width} * COPY_EACH),
+                       .y = ceil_div(rows, height)},
+            .threads = {.x = width, .y = height},
+            .params = bytes_of(params)};
 }
 
 }  // namespace tiny_llm_ext

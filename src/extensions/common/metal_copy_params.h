@@ -12,7 +12,7 @@ enum {
 struct CopyParams {
     unsigned int rows, columns;  // the last dimension is a row
     long column_stride;          // between elements of a row; all strides in elements
-    int dims;                    // dimensions of the rows, the last one fastest
+    int dims;                    // dimensions that index the rows, the last one fastest
     unsigned int shape[COPY_MAX_DIMS];
     long strides[COPY_MAX_DIMS];
 };

@@ -20,9 +20,9 @@ void encode(const mx::Stream& stream, MTL::ComputePipelineState* pipeline,
             std::vector<mx::array>& outputs) {
     const auto allowed = static_cast<int64_t>(pipeline->maxTotalThreadsPerThreadgroup());
     if (launch.threads.count() > allowed) {
-        throw std::runtime_error("[tiny_llm_ext] " + launch.kernel + " has threadgroups of " +
-                                 std::to_string(launch.threads.count()) +
-                                 " threads, this GPU allows it " + std::to_string(allowed) + ".");
+        throw std::runtime_error("[" + launch.kernel + "] expected at most " +
+                                 std::to_string(allowed) + " threads per threadgroup, got " +
+                                 std::to_string(launch.threads.count()) + ".");
     }
     auto& encoder = mx::metal::get_command_encoder(stream);
     encoder.set_compute_pipeline_state(pipeline);

@@ -28,8 +28,8 @@ void encode(const mx::Stream& stream, const std::function<MetalLaunch(int max_th
 /// Copies x, any strides, to `out`, of the same shape and separately allocated.
 void copy(const mx::array& x, const mx::array& out, const mx::Stream& stream);
 
-/// Makes `out` the memory of x, which an operation updates: in place if `overwrite` permits that or
-/// x has no other readers, otherwise in a copy.
+/// Prepares an update of x into `out`: `out` shares the memory of x if `overwrite` permits that or
+/// x has no other readers, and is a copy otherwise.
 void update(const mx::array& x, mx::array& out, bool overwrite, const mx::Stream& stream);
 
 /// `x` in row-major order: itself, or a copy enqueued on the GPU.

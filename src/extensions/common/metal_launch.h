@@ -4,9 +4,9 @@
 // eval_gpu dispatches that launch (common/metal_device.h), and tests run the same launch in the
 // emulator (tiny_llm_ext.metal in Python): a grid too small for a shape is detected without a GPU.
 //
-// The parameters of a kernel besides its arrays are a struct, src/<op>/<op>_params.h, which the
-// kernel includes too. int has 32 bits and long 64 on both sides. A kernel's buffers are, in
-// this order: the inputs, the outputs, the params.
+// A kernel's scalar parameters are a struct in src/<op>/<op>_params.h, which host and kernel
+// include. int has 32 bits and long 64 on both sides. The order of a kernel's buffers is: inputs,
+// outputs, params.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct MetalLaunch {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-/// Threads for `work` items, over which a threadgroup may loop: whole simdgroups, at most `wanted`
+/// Threadgroup size for `work` items (it may loop over them): whole simdgroups, at most `wanted`
 /// and at most the pipeline's limit (maxTotalThreadsPerThreadgroup).
 constexpr int threads_for(int64_t work, int wanted, int max_threads) {
     const int64_t most = std::min(wanted, max_threads) / SIMD_WIDTH * SIMD_WIDTH;

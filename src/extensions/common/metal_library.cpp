@@ -35,7 +35,7 @@ std::string file_of(const std::string& kernel) {
     return best;
 }
 
-// First dtype in a kernel's name; kernels that only move bytes match any dtype.
+// First dtype in a kernel's name; float32 for kernels that only move bytes, which name none.
 std::string dtype_of(const std::string& kernel) {
     size_t first = std::string::npos;
     std::string found = DTYPES[0];
@@ -95,8 +95,8 @@ std::string compile(const std::string& file, const std::string& dtype) {
     return tried[{file, dtype}] = message;
 }
 
-// Files of an operation: all in its folder, except readable kernels if there are others, plus
-// other kernels that its encoder launches.
+// Files with the kernels that an operation's encoder launches: those in its folder (readable
+// kernels only if there are no others), plus shared ones.
 std::vector<std::string> files_of(const std::string& operation) {
     std::vector<std::string> all, fast;
     for (const auto& [file, text] : sources()) {
@@ -119,7 +119,7 @@ std::vector<std::string> files_of(const std::string& operation) {
 
 MTL::ComputePipelineState* pipeline_of(const std::string& kernel) {
     const std::string file = file_of(kernel), dtype = dtype_of(kernel);
-    const std::string message = file.empty() ? "there is no such kernel" : compile(file, dtype);
+    const std::string message = file.empty() ? "unknown kernel" : compile(file, dtype);
     if (!message.empty()) {
         throw std::runtime_error("[" + kernel + "] " + message);
     }
@@ -138,7 +138,7 @@ bool compile_operation(const std::string& operation, const std::string& dtype) {
         if (!message.empty() && compiles) {
             compiles = false;
             std::cerr << "tiny-llm: " << operation << " in " << dtype
-                      << " runs on the CPU, because this GPU's compiler refuses " << file
+                      << " runs on the CPU, because this GPU's compiler rejects " << file
                       << ".metal; `check-installation` lists all kernels.\n"
                       << message << std::endl;
         }

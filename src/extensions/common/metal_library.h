@@ -31,7 +31,7 @@ std::vector<LibraryState> library_states();
 /// Compiles a file's kernels for all dtypes.
 void compile_file(const std::string& file);
 
-/// Clears the compilation cache, for tests and for another GPU.
+/// Clears the compilation cache, for tests and for a change of GPU.
 void forget_libraries();
 
 }  // namespace tiny_llm_ext::metal

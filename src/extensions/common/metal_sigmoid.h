@@ -1,4 +1,4 @@
-// Activations of Metal kernels, in float32.
+// Activation functions for Metal kernels, in float32.
 #pragma once
 
 #include <metal_stdlib>

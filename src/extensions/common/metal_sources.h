@@ -6,7 +6,7 @@
 
 namespace tiny_llm_ext::metal {
 
-/// Source of each .metal file with our headers inlined, by file name without suffix.
+/// Source of each .metal file with project headers inlined, by file name without suffix.
 const std::map<std::string, std::string>& sources();
 
 }  // namespace tiny_llm_ext::metal

@@ -11,7 +11,6 @@
 // Either one threadgroup computes all parts, or each part has its own threadgroup and
 // matmul_sum_parts adds the partial sums in the same order, which fills the GPU when there are few
 // tiles. The result is bit-identical either way, for every BM and BN and any number of rows.
-// rows.
 #pragma once
 
 #include <metal_simdgroup_matrix>
@@ -80,16 +79,16 @@ struct RowStager {
         AT_ONCE = THREADS * NUMBERS / TILE_K,  // rows per round
         ROUNDS = ROWS / AT_ONCE,
     };
-    static_assert(ROUNDS * AT_ONCE == ROWS, "threads copy whole rows, several times");
+    static_assert(ROUNDS * AT_ONCE == ROWS, "the tile is a whole number of rounds");
 
     device const T* from[ROUNDS];  // this thread's next elements of each round's row
     bool has[ROUNDS];              // whether the row exists
     threadgroup T* to;             // destination of the first round
     int left;                      // remaining elements, from this thread's first
 
-    /// rows: first element of the first row; rows are row_stride elements apart. repeats: stages
-    /// the last row again instead of zeros beyond it. The results of these rows are discarded;
-    /// zeros would cost a branch per step, but save memory traffic.
+    /// rows: first element of the first row; rows are row_stride elements apart. repeats: pads with
+    /// copies of the last row instead of zeros. The results of these rows are discarded; padding
+    /// with zeros saves memory traffic, but costs a branch per step.
     RowStager(threadgroup T* tile, device const T* rows, long row_stride, int rows_left,
               int numbers_left, uint thread_index, bool repeats = false) thread {
         const int first = int(thread_index) / (TILE_K / NUMBERS);
@@ -106,14 +105,15 @@ struct RowStager {
     /// Stages the next TILE_K elements, after `done` earlier ones. sums (optional): ROWS totals,
     /// one per round; this thread's elements are added.
     void stage(int done, thread float* sums = nullptr) thread {
-        const bool goes_on = done < left;
+        const bool has_more = done < left;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             threadgroup T* place = to + round * AT_ONCE * tile_stride<T>();
             T numbers[NUMBERS];
             if (WHOLE) {
                 thread uint4& all = reinterpret_cast<thread uint4&>(numbers);
-                all = has[round] && goes_on ? *(device const uint4*)from[round] : uint4(0, 0, 0, 0);
+                all =
+                    has[round] && has_more ? *(device const uint4*)from[round] : uint4(0, 0, 0, 0);
                 *(threadgroup uint4*)place = all;
             } else {
                 for (int i = 0; i < NUMBERS; i++) {

@@ -1,11 +1,12 @@
 // Prepacked weight layout of the vector kernels.
 //
 // A pack interleaves R rows word by word: the first word of each row, then the second of each, and
-// so on. A vector then holds one word of an output per lane, as the kernels multiply it, without
-// transposing registers, and memory is read sequentially. Scales and biases are prepacked alike.
+// so on. A vector load then gives each lane a word of a different output row, as the kernels need
+// it: no register transposition, and sequential memory access. Scales and biases are prepacked in
+// the same way.
 //
-// R is the kernel's choice: as many rows as it multiplies at once, for one memory stream, or fewer,
-// for a processor that is faster with several streams.
+// Each kernel chooses R: the number of rows that it multiplies at once, which gives one memory
+// stream, or fewer where several streams are faster.
 //
 // The shape distinguishes the layouts: row-major is O×W, prepacked is (O/R)×W×R.
 #pragma once

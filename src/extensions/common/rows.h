@@ -39,15 +39,15 @@ void* allocate_or_reuse(mlx::core::array& out, const mlx::core::array& x);
 /// Allocates `out`.
 void* allocate(mlx::core::array& out);
 
-/// Makes outputs[0] the memory of inputs[0], which a node with several outputs updates: in place if
-/// there are no other readers, otherwise in a copy. Call first, and use the returned inputs: MLX
-/// stores the inputs in each output, and all references but one are dropped here.
+/// Prepares an update of inputs[0] by a node with several outputs: outputs[0] shares its memory if
+/// there are no other readers, and is a copy otherwise. Call first, and use the returned inputs:
+/// MLX stores the inputs in each output, and this function drops all of these references but one.
 const std::vector<mlx::core::array>& update_first(const std::vector<mlx::core::array>& inputs,
                                                   std::vector<mlx::core::array>& outputs,
                                                   mlx::core::Stream stream);
 
-/// Allocates `out`, B×H×L×D, in the layout B×L×H×D: transposing and flattening the heads then
-/// copies nothing.
+/// Allocates `out`, B×H×L×D, in the layout B×L×H×D: transposing and flattening the heads then needs
+/// no copy.
 void* allocate_by_token(mlx::core::array& out);
 
 /// Runs body(first, last) for ranges that partition 0 … rows − 1: on all threads, or on the calling

@@ -27,8 +27,8 @@ int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) 
 
 /// Claims the next chunk of a run that ends before `end`. Safe to call from several threads.
 ///
-/// Returns the chunk, exclusively; NO_CHUNK if none is left or the ticket is another job's: a
-/// thread that slept through a job must not claim a chunk of the next one.
+/// Returns a chunk that no other thread gets; NO_CHUNK if none is left or the ticket is another
+/// job's: a thread that slept through a job must not claim a chunk of the next one.
 template <typename Ticket>
 int64_t claim(Ticket& ticket, uint32_t job, int64_t end) {
     // [task 4.5.1 claim]
@@ -75,12 +75,11 @@ std::atomic<NextChunk> chosen{nullptr};
 
 void check_name(const std::string& name) {
     if (name != "static" && name != "dynamic") {
-        throw std::invalid_argument("the schedule is \"" + name +
-                                    "\"; it may be equal or claimed.");
+        throw std::invalid_argument("schedule must be static or dynamic, got \"" + name + "\".");
     }
 }
 
-// Atomic integer that yields to other threads before and after each access.
+// Atomic integer that sleeps around its accesses, so that other threads interleave.
 class SlowTicket {
    public:
     SlowTicket(uint64_t value) : value_(value) {}
@@ -156,9 +155,8 @@ std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int
     const auto work = [&](int thread) {
         try {
             auto& mine = found[thread + 1];
-            // Bounds the loop, because an incorrect schedule might not terminate: a thread takes at
-            // most all
-            // chunks.
+            // Bounded, because an incorrect schedule might not terminate: a thread claims at most
+            // all chunks.
             while (static_cast<int64_t>(mine.size()) <= chunks) {
                 const int64_t chunk = next(runs.data(), job, thread);
                 if (chunk == NO_CHUNK) {

@@ -47,14 +47,15 @@ using NextChunk = int64_t (*)(ChunkRange<std::atomic<uint64_t>>* runs, const Sha
 NextChunk current_schedule();
 
 /// Sets the schedule: "static", "dynamic" or "" for the default. For benchmarks that alternate the
-/// two. Throws std::invalid_argument for an unknown name, and names the course task if dynamic is
-/// not implemented.
+/// two. Throws std::invalid_argument for an unknown name, and std::runtime_error, which names the
+/// course task, if dynamic is not implemented.
 void set_schedule(const std::string& name);
 
 /// Runs a job with slow tickets, to provoke contention. For tests.
 ///
-/// held: holds the first thread's first chunk until all other threads are done, or two seconds.
-/// Returns the chunks of a stale worker, which still has the previous job, then each thread's.
+/// held: delays the first thread's first chunk until all others are done, for at most two seconds.
+/// Returns the chunks claimed by a stale worker, which still has the previous job, then those of
+/// each thread.
 std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int threads,
                                                     int64_t chunks, bool held);
 

@@ -5,8 +5,8 @@
 
 namespace tiny_llm_ext {
 
-/// Thread-local scratch for that many floats, aligned to a cache line. Reused between calls and
-/// uninitialized.
+/// Thread-local, uninitialized scratch memory for `floats` floats, aligned to a cache line. Reused
+/// between calls.
 float* thread_scratch(int64_t floats);
 
 }  // namespace tiny_llm_ext

@@ -1,4 +1,4 @@
-// Scalar activations of the reference kernels. common/simd.h has their vector forms.
+// Scalar activation functions for the reference kernels; common/simd.h has the vector forms.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // float32 vectors of the native width of the target instruction set.
 //
 // A kernel is written once against this interface and compiled once per instruction set, with
-// TINY_LLM_ISA naming the namespace (see CMakeLists.txt). Arithmetic uses GCC's and Clang's vector
+// TINY_LLM_ISA naming the namespace (see kernels.cmake). Arithmetic uses GCC's and Clang's vector
 // extension: a + b, a * b, a < b ? x : y work on whole vectors. Only operations that the extension
 // lacks are written per instruction set below.
 //
@@ -21,7 +21,7 @@
 #endif
 
 #ifndef TINY_LLM_ISA
-#error "a file with vectors is compiled once for each instruction set: see CMakeLists.txt"
+#error "TINY_LLM_ISA is undefined; kernels.cmake sets it to compile SIMD files per instruction set"
 #endif
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -68,9 +68,9 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Whether the bfloat16 dot-product instruction is faster than widening to float32. AMX processors
-// have the instruction, too, but slow: a kernel using it took 1.6 times as long on the Xeon
-// measured as on Zen 4 (benchmark/LOG.md).
+// Whether the bfloat16 dot-product instruction is faster than widening to float32. It is slow on
+// AMX processors: a kernel that uses it took 1.6 times as long on a Xeon as on Zen 4
+// (benchmark/LOG.md).
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
 constexpr bool MULTIPLIES_PAIRS = true;
 #else
@@ -78,8 +78,8 @@ constexpr bool MULTIPLIES_PAIRS = false;
 #endif
 
 /// c + a₁·b₁ + a₀·b₀, where each lane of a and b is a pair of bfloat16 values, the first in the
-/// lower half. Products are exact; the two sums are rounded in sequence. Where it is one
-/// instruction, subnormals are treated as 0.
+/// lower half. Products are exact; the two sums are rounded in sequence. The AVX-512 instruction
+/// treats subnormals as 0.
 inline Floats fma(Ints a, Ints b, Floats c) {
 #if defined(__AVX512BF16__)
     return (Floats)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
@@ -254,7 +254,7 @@ inline void for_vectors(int64_t n, const Body& body) {
 
 // --- across lanes -------------------------------------------------------------------------------
 
-/// Sum of all lanes: halves are folded, in an order that depends only on LANES.
+/// Sum of all lanes, by folding halves: the order depends only on LANES.
 inline float sum(Floats x) {
 #if defined(__aarch64__)
     const float32x2_t two = vadd_f32(vget_low_f32((float32x4_t)x), vget_high_f32((float32x4_t)x));
@@ -319,7 +319,7 @@ inline int32_t max(Ints x) {
 
 // --- functions ----------------------------------------------------------------------------------
 
-/// eˣ for x ≤ 0, to about 2 units in the last place; 0 below −87.3, NaN for NaN.
+/// eˣ for x ≤ 0, with an error of about 2 ulps; 0 below −87.3, NaN for NaN.
 ///
 /// x = n·ln 2 + r with |r| ≤ ½ ln 2; eʳ is a polynomial, 2ⁿ an exponent. ln 2 is subtracted in two
 /// parts, so that r keeps its precision (Cody and Waite, 1980).
@@ -343,8 +343,8 @@ inline Floats exp_of_negative(Floats x) {
     return x < lowest ? Floats{} : p * two_to_n;
 }
 
-/// 1 / (1 + e⁻ˣ), to about 3 units in the last place. Computed from e⁻|x|, which is at most 1:
-/// nothing overflows or cancels.
+/// 1 / (1 + e⁻ˣ), with an error of about 3 ulps. Computed from e⁻|x|, which is at most 1, to avoid
+/// overflow and cancellation.
 inline Floats sigmoid(Floats x) {
     const Ints sign = Ints{} + INT32_MIN;
     const Floats power = exp_of_negative(as_floats(as_ints(x) | sign));

@@ -24,7 +24,8 @@ constexpr Indices<0, 1, 2, 3> ALL_LANES;
 #define TINY_LLM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
 #endif
 
-// The following are single instructions without constants on all vector instruction sets.
+// Each of these shuffles is a single instruction, without an index vector, on every instruction
+// set.
 
 // Interleaves the first (or last) two of every four lanes of a and b: a0 b0 a1 b1.
 template <int FROM, int... LANE>
@@ -46,7 +47,7 @@ inline void zip(Floats& a, Floats& b) {
     a = first;
 }
 
-inline void part(Floats& a, Floats& b) {
+inline void deal_groups(Floats& a, Floats& b) {
     const Floats even = every_other_four<0>(a, b, ALL_LANES);
     b = every_other_four<4>(a, b, ALL_LANES);
     a = even;
@@ -54,8 +55,8 @@ inline void part(Floats& a, Floats& b) {
 
 /// Transposes: lane j of x[i] becomes lane i of x[j].
 ///
-/// First transposes 4 × 4 squares. For four rows a, b, c, d, group u of four lanes of x[i] then
-/// holds column 4·u + i. The second stage transposes the groups of four.
+/// The first stage transposes 4 × 4 blocks. For four rows a, b, c, d, group u of four lanes of x[i]
+/// then holds column 4·u + i. The second stage transposes the groups of four.
 inline void transpose(Floats* x) {
 #pragma GCC unroll 4
     for (int i = 0; i < LANES; i += 4) {
@@ -67,12 +68,12 @@ inline void transpose(Floats* x) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
         if constexpr (LANES >= 8) {
-            part(x[i], x[i + 4]);
+            deal_groups(x[i], x[i + 4]);
         }
         if constexpr (LANES == 16) {
-            part(x[i + 8], x[i + 12]);
-            part(x[i], x[i + 8]);
-            part(x[i + 4], x[i + 12]);
+            deal_groups(x[i + 8], x[i + 12]);
+            deal_groups(x[i], x[i + 8]);
+            deal_groups(x[i + 4], x[i + 12]);
         }
     }
 }

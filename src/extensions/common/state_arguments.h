@@ -6,11 +6,12 @@
 
 namespace tiny_llm_ext {
 
-/// Checks cu_seqlens B+1, read_slots B and write_slots T, int32.
+/// Checks the shapes B+1 of cu_seqlens, B of read_slots and T of write_slots, and that all are
+/// int32.
 void check_state_slots(const char* operation, int T, const mlx::core::array& cu_seqlens,
                        const mlx::core::array& read_slots, const mlx::core::array& write_slots);
 
-/// The same arrays for a kernel, with S slots. Call from eval_cpu.
+/// The same arrays as a kernel's argument; S: number of slots. Call from eval_cpu.
 StateSlots state_slots_of(int64_t S, const mlx::core::array& cu_seqlens,
                           const mlx::core::array& read_slots, const mlx::core::array& write_slots,
                           mlx::core::Stream stream);

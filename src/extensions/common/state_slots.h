@@ -5,15 +5,15 @@
 
 namespace tiny_llm_ext {
 
-/// Sequences of a step and the slots of their recurrent states. Values are not validated before
-/// they reach a kernel: use the functions below.
+/// Sequences of a step and the slots of their recurrent states. The arrays' values are not
+/// validated: kernels read them with the functions below, which clamp them.
 struct StateSlots {
     int64_t T;                   // tokens
     int64_t B;                   // sequences
     int64_t S;                   // slots
     const int32_t* cu_seqlens;   // B + 1
-    const int32_t* read_slots;   // B: the state before a sequence's first token
-    const int32_t* write_slots;  // T: receives the state after the token
+    const int32_t* read_slots;   // B: slot of the state before a sequence's first token
+    const int32_t* write_slots;  // T: slot that receives the state after the token
 };
 
 namespace {  // internal linkage: see common/half.h

@@ -37,8 +37,8 @@ class TaskCapture {
     static TaskCapture* current();
 
    private:
-    // A workspace block, and the array that is lent to users: its reference count is the number of
-    // users plus one.
+    // A workspace block, and a non-owning array of its memory whose reference count is the number
+    // of users plus one.
     struct Lease {
         mlx::core::array block, lent;
 

@@ -55,8 +55,9 @@ int configured_threads() {
     char* end = nullptr;
     const long count = std::strtol(text, &end, 10);
     if (*end != '\0' || count < 1 || count > 1024) {
-        throw std::invalid_argument("TINY_LLM_NUM_THREADS is \"" + std::string(text) +
-                                    "\"; it must be a whole number from 1 to 1024.");
+        throw std::invalid_argument(
+            "TINY_LLM_NUM_THREADS must be a whole number from 1 to 1024, got \"" +
+            std::string(text) + "\".");
     }
     return static_cast<int>(count);
 }
@@ -71,10 +72,10 @@ class Pool {
     }
 
     void run(int64_t chunks, detail::Chunk run, const void* body) {
-        std::lock_guard lock(one_job_at_a_time_);
+        std::lock_guard lock(job_mutex_);
         const SharedJob job = {job_.load(std::memory_order_relaxed) + 1, chunks, threads_};
-        // Close all runs first: a late worker that reads any of the new state below then finds no
-        // ticket of its job.
+        // Invalidate all tickets first: a late worker that reads any of the new state below then
+        // finds no ticket of its job.
         for (int i = 0; i < threads_; i++) {
             runs_[i].ticket.exchange(job.ticket(CHUNK_BITS), std::memory_order_acq_rel);
         }
@@ -92,7 +93,7 @@ class Pool {
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
-        if (thrown_ != nullptr) {  // before the last chunk was counted: all have finished
+        if (thrown_ != nullptr) {  // stored before the last chunk was counted
             std::rethrow_exception(std::exchange(thrown_, nullptr));
         }
     }
@@ -112,13 +113,13 @@ class Pool {
             try {
                 run(body, chunk);
             } catch (...) {
-                keep(std::current_exception());
+                store_exception(std::current_exception());
             }
             done_.fetch_add(1, std::memory_order_release);
         }
     }
 
-    void keep(std::exception_ptr thrown) {
+    void store_exception(std::exception_ptr thrown) {
         std::lock_guard lock(thrown_mutex_);
         if (thrown_ == nullptr) {
             thrown_ = std::move(thrown);
@@ -144,7 +145,7 @@ class Pool {
 
     const int threads_;
     const std::unique_ptr<ChunkRange<std::atomic<uint64_t>>[]> runs_;
-    std::mutex one_job_at_a_time_;
+    std::mutex job_mutex_;
     std::mutex thrown_mutex_;
     std::exception_ptr thrown_;  // first exception of this job
     std::atomic<detail::Chunk> run_{nullptr};

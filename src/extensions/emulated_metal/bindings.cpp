@@ -1,4 +1,4 @@
-// Submodule tiny_llm_ext.metal.emulator: Python functions as the GPU.
+// Submodule tiny_llm_ext.metal.emulator: a GPU implemented by Python functions.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -87,9 +87,9 @@ MTL::Library compiled(const nb::callable& compile, const std::string& name,
     } catch (const nb::python_error& error) {
         throw std::runtime_error(nb::str(error.value()).c_str());  // as MLX's device does
     }
-    for (const auto& [kernel, described] :
+    for (const auto& [kernel, properties] :
          nb::cast<std::map<std::string, std::tuple<size_t, std::vector<int>>>>(kernels)) {
-        const auto& [max_threads, written] = described;
+        const auto& [max_threads, written] = properties;
         auto& pipeline = library.kernels[kernel];
         pipeline.library = name;
         pipeline.kernel = kernel;
@@ -114,7 +114,7 @@ void finish() { gpu::get_command_encoder(emulated::gpu_stream()).run(); }
 }  // namespace
 
 void bind_emulator(nb::module_& parent) {
-    nb::module_ m = parent.def_submodule("emulator", "What stands in for a GPU without Metal.");
+    nb::module_ m = parent.def_submodule("emulator", "Emulated GPU, for machines without Metal.");
     m.def(
         "attach",
         [](nb::object compile, nb::object run_commands, nb::object failed) {
@@ -141,32 +141,35 @@ void bind_emulator(nb::module_& parent) {
             };
         },
         "compile"_a.none(), "run"_a.none(), "failed"_a = nb::none(),
-        R"(Makes functions the GPU; None takes it away.
+        R"(Sets the functions that implement the GPU; None detaches them.
 
 Args:
-    compile: name and text of a library -> of each kernel, how many threads a threadgroup may have
-        and which buffers it may write to. Raises RuntimeError if the text does not compile.
-    run: runs commands, each a dict. Those without `has_barrier` between them may run in any order.
-    failed: is told the name of an operation that did not run, and why.
+    compile: takes a library's name and source, and returns for each kernel the maximum threads per
+        threadgroup and the indices of writable buffers. Raises RuntimeError for a compile error.
+    run: runs commands, each a dict. Commands not separated by `has_barrier` may run in any order.
+    failed: called with the name of an operation that did not run, and the reason.
 )");
-    m.def("stream", [] { return emulated::gpu_stream(); }, "The stream that counts as the GPU's.");
+    m.def("stream", [] { return emulated::gpu_stream(); }, "The stream that represents the GPU.");
     m.def(
         "set_delay",
         [](size_t operations) {
             gpu::get_command_encoder(emulated::gpu_stream()).delay = operations;
         },
         "operations"_a,
-        "For how many more operations the GPU counts as busy with one, and MLX keeps its inputs.");
+        "Sets the number of later operations for which an operation stays in flight and MLX keeps "
+        "its "
+        "inputs alive.");
     m.def(
         "defer",
         [](bool is_deferred) {
             gpu::get_command_encoder(emulated::gpu_stream()).is_deferred = is_deferred;
         },
-        "is_deferred"_a, "Whether commands wait for `finish` instead of running at once.");
-    m.def("finish", &finish, "Runs the commands that wait.");
+        "is_deferred"_a,
+        "Sets whether commands are queued until `finish` instead of running at once.");
+    m.def("finish", &finish, "Runs the queued commands.");
     m.def(
         "forget", [] { gpu::get_command_encoder(emulated::gpu_stream()).forget(); },
-        "Drops the commands that wait.");
+        "Discards the queued commands.");
 }
 
 }  // namespace tiny_llm_ext

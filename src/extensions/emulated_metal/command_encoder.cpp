@@ -67,7 +67,7 @@ void CommandEncoder::register_output_array(const array& a) {
 }
 
 void CommandEncoder::add_temporary(array a) {
-    // Unwritten output is NaN.
+    // Fills memory with NaN, to expose elements that no thread writes.
     std::memset(a.buffer().raw_ptr(), 0xff, a.nbytes());
     temporaries_.push_back(std::move(a));
 }
@@ -93,7 +93,7 @@ void CommandEncoder::dispatch_threadgroups(MTL::Size grid, MTL::Size group) {
         if (command_.pipeline->written.count(buffer.index) > 0 && !buffer.is_output) {
             throw std::runtime_error("[" + operation_ + "] " + command_.pipeline->kernel +
                                      " may write to buffer(" + std::to_string(buffer.index) +
-                                     "), which is bound with set_input_array: MLX would put no "
+                                     "), which is bound with set_input_array: MLX would insert no "
                                      "barrier before a command that reads it.");
         }
     }
@@ -106,7 +106,7 @@ void CommandEncoder::begin(const std::string& operation, const std::vector<array
     first_command_ = commands_.size();
     may_overwrite_.clear();
     for (const auto& input : inputs) {
-        // Earlier commands are complete when this operation's begin: only other references to the
+        // Earlier commands complete before this operation's begin, so only other references to the
         // input prevent overwriting it.
         const auto kept = kept_.find(input.data_shared_ptr().get());
         if (kept != kept_.end()) {
@@ -153,15 +153,15 @@ void CommandEncoder::forget() {
     }
 }
 
-// Checks an output that shares an input's memory: the input must have no other references.
+// Checks that an input whose memory an output shares has no other references.
 void CommandEncoder::check_in_place(const std::vector<array>& inputs,
                                     const std::vector<array>& outputs) const {
     for (const auto& output : outputs) {
         for (size_t i = 0; i < inputs.size(); i++) {
             if (same_memory(inputs[i], output) && !may_overwrite_[i]) {
-                throw std::runtime_error("[" + operation_ + "] its output overwrites input " +
+                throw std::runtime_error("[" + operation_ + "] output overwrites input " +
                                          std::to_string(i) +
-                                         ", to which another array or operation refers.");
+                                         ", which another array or operation still references.");
             }
         }
     }
@@ -173,12 +173,12 @@ void CommandEncoder::check_lifetimes(const std::vector<array>& inputs,
                                      const std::vector<array>& outputs) const {
     for (size_t c = first_command_; c < commands_.size(); c++) {
         for (const auto& buffer : commands_[c].buffers) {
-            const auto is_it = [&](const array& a) {
+            const auto owns_memory = [&](const array& a) {
                 return a.data_shared_ptr().get() == buffer.data;
             };
-            if (std::none_of(inputs.begin(), inputs.end(), is_it) &&
-                std::none_of(outputs.begin(), outputs.end(), is_it) &&
-                std::none_of(temporaries_.begin(), temporaries_.end(), is_it)) {
+            if (std::none_of(inputs.begin(), inputs.end(), owns_memory) &&
+                std::none_of(outputs.begin(), outputs.end(), owns_memory) &&
+                std::none_of(temporaries_.begin(), temporaries_.end(), owns_memory)) {
                 throw std::runtime_error(
                     "[" + operation_ + "] buffer(" + std::to_string(buffer.index) + ") of " +
                     commands_[c].pipeline->kernel +
@@ -193,8 +193,8 @@ void CommandEncoder::check_lifetimes(const std::vector<array>& inputs,
 void CommandEncoder::clear_memory(const std::vector<array>& inputs,
                                   const std::vector<array>& outputs) const {
     for (const auto& output : outputs) {
-        const auto is_its = [&](const array& input) { return same_memory(input, output); };
-        if (output.size() > 0 && std::none_of(inputs.begin(), inputs.end(), is_its)) {
+        const auto shares_memory = [&](const array& input) { return same_memory(input, output); };
+        if (output.size() > 0 && std::none_of(inputs.begin(), inputs.end(), shares_memory)) {
             std::memset(const_cast<array&>(output).buffer().raw_ptr(), 0xff, output.nbytes());
         }
     }
@@ -203,8 +203,8 @@ void CommandEncoder::clear_memory(const std::vector<array>& inputs,
 void CommandEncoder::keep(const std::vector<array>& inputs, const std::vector<array>& outputs) {
     std::vector<const array::Data*> kept;
     const auto add = [&](const array& a) {
-        const auto is_its = [&](const array& output) { return same_memory(a, output); };
-        if (std::none_of(outputs.begin(), outputs.end(), is_its)) {
+        const auto shares_memory = [&](const array& output) { return same_memory(a, output); };
+        if (std::none_of(outputs.begin(), outputs.end(), shares_memory)) {
             const Data& data = a.data_shared_ptr();
             kept_[data.get()].data = data;
             kept_[data.get()].operations++;

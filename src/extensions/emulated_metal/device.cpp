@@ -9,7 +9,7 @@ MTL::Library* Device::get_library(const std::string& name,
     auto found = libraries_.find(name);
     if (found == libraries_.end()) {
         if (emulator.compile == nullptr) {
-            throw std::runtime_error("there is no Metal on this machine");
+            throw std::runtime_error("Metal is not available on this machine");
         }
         found = libraries_.emplace(name, emulator.compile(name, builder())).first;
     }
@@ -26,13 +26,13 @@ MTL::ComputePipelineState* Device::get_kernel(const std::string& name, MTL::Libr
 
 Device& device(mlx::core::Device) {
     // Never destroyed: it holds Python functions, and the interpreter may exit first.
-    static auto* one = new Device();
-    return *one;
+    static auto* instance = new Device();
+    return *instance;
 }
 
 CommandEncoder& get_command_encoder(Stream) {
-    static auto* one = new CommandEncoder();
-    return *one;
+    static auto* instance = new CommandEncoder();
+    return *instance;
 }
 
 }  // namespace mlx::core::metal

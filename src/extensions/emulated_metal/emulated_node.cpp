@@ -14,7 +14,7 @@ mx::Stream gpu_stream() {
 }
 
 void EmulatedNode::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) {
-    // MLX stores the inputs in each output, which must not count as other readers.
+    // MLX stores the inputs in each output; these references must not count as other readers.
     for (size_t i = 1; i < outputs.size(); i++) {
         outputs[i].inputs().clear();
     }
@@ -70,8 +70,8 @@ std::vector<mx::Shape> EmulatedNode::output_shapes(const std::vector<mx::array>&
 
 namespace tiny_llm_ext {
 
-// An MLX GPU without Metal counts as a GPU whose compiler rejects all kernels, so operations run on
-// the CPU.
+// An MLX GPU without Metal is treated as a GPU whose compiler rejects all kernels, so operations
+// run on the CPU.
 bool is_gpu(mx::Stream stream) {
     const bool is_emulated = mx::metal::device().emulator.run != nullptr;
     return stream.device == mx::Device::gpu || (is_emulated && stream == emulated::gpu_stream());

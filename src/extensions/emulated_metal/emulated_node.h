@@ -17,7 +17,7 @@ namespace mx = mlx::core;
 /// use.
 mx::Stream gpu_stream();
 
-/// The graph node.
+/// The wrapper node.
 class EmulatedNode : public mx::Primitive {
    public:
     explicit EmulatedNode(std::shared_ptr<mx::Primitive> operation)

@@ -22,17 +22,17 @@ namespace {
 
 constexpr Format FORMATS[] = {Format::float32, Format::float16, Format::bfloat16};
 
-ScoresKernel scores_of([[maybe_unused]] InstructionSet set) {
+ScoresKernel scores_kernel([[maybe_unused]] InstructionSet set) {
     return TINY_LLM_CHOOSE_SIMD(set, attention_scores, nullptr);
 }
 
-SplitKernel part_of([[maybe_unused]] InstructionSet set) {
+SplitKernel split_kernel([[maybe_unused]] InstructionSet set) {
     return TINY_LLM_CHOOSE_SIMD(set, attention_split, nullptr);
 }
 
-// Random array in the given format, padded with NaN guards on both sides to catch out-of-bounds
-// reads.
-std::vector<char> numbers(Random& random, int64_t count, Format format) {
+// `count` random elements in the given format, in a buffer of exactly that size, so that a
+// sanitizer detects out-of-bounds reads.
+std::vector<char> random_array(Random& random, int64_t count, Format format) {
     std::vector<char> array(count * (format == Format::float32 ? 4 : 2));
     for (int64_t i = 0; i < count; i++) {
         store_element(array.data(), i, format, random.number());
@@ -40,7 +40,8 @@ std::vector<char> numbers(Random& random, int64_t count, Format format) {
     return array;
 }
 
-// A head with `S` keys, D elements apart, and two query rows; the first row sees one key less.
+// A head with S contiguous keys of D elements and two query rows, of which the first sees one key
+// fewer.
 struct Problem {
     int64_t S, D;
     Format format;
@@ -49,9 +50,9 @@ struct Problem {
 
     Problem(int64_t S, int64_t D, Format format) : S(S), D(D), format(format) {
         Random random(S * 1000 + D);
-        query = numbers(random, 2 * D, format);
-        keys = numbers(random, S * D, format);
-        values = numbers(random, S * D, format);
+        query = random_array(random, 2 * D, format);
+        keys = random_array(random, S * D, format);
+        values = random_array(random, S * D, format);
         rows = {};
         rows.D = D;
         rows.scale = 2 / std::sqrt(static_cast<float>(D));
@@ -108,11 +109,11 @@ void check_scores(const Problem& problem, ScoresKernel kernel) {
     kernel(query.data(), problem.keys.data(), tile, tile.count, problem.D, problem.format,
            problem.rows.scale, scores.data());
     for (int s = 0; s < tile.count; s++) {
-        expect_near(scores[s], problem.score(0, s), 1e-5, problem, "a score");
+        expect_near(scores[s], problem.score(0, s), 1e-5, problem, "score");
     }
 }
 
-void check_part(const Problem& problem, SplitKernel kernel) {
+void check_split(const Problem& problem, SplitKernel kernel) {
     std::vector<SoftmaxState> states(QUERY_ROWS);
     kernel(problem.rows, 0, problem.S, states.data());
     for (int row = 0; row < 2; row++) {
@@ -128,27 +129,28 @@ void check_part(const Problem& problem, SplitKernel kernel) {
         }
         for (int64_t d = 0; d < problem.D && sum > 0; d++) {
             expect_near(states[row].out[d] / states[row].sum, out[d] / sum, 1e-5, problem,
-                        "a weighted sum");
+                        "output");
         }
     }
 }
 
-// L queries with a window over S keys in reversed pages of 16; those before the window are missing.
+// Compares a kernel with the reference for L queries with a sliding window over S keys. The keys
+// are in pages of 16, in reverse order; pages entirely before the window are missing.
 void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t window,
                   Format format) {
     constexpr int64_t H = 2, H_q = 6, PAGE = 16;
     Random random(S * 1000 + D + window);
     const int64_t pages = (S + PAGE - 1) / PAGE;
-    const std::vector<char> query = numbers(random, L * H_q * D, format);
-    const std::vector<char> keys = numbers(random, pages * H * PAGE * D, format);
-    const std::vector<char> values = numbers(random, pages * H * PAGE * D, format);
+    const std::vector<char> query = random_array(random, L * H_q * D, format);
+    const std::vector<char> keys = random_array(random, pages * H * PAGE * D, format);
+    const std::vector<char> values = random_array(random, pages * H * PAGE * D, format);
     std::vector<char> out[2] = {query, query};
     std::vector<int32_t> table(pages);
     for (int64_t i = 0; i < pages; i++) {
         const bool is_missing = (i + 1) * PAGE <= S - L + 1 - window;
         table[i] = is_missing ? -1 : static_cast<int32_t>(pages - 1 - i);
     }
-    for (int which = 0; which < 2; which++) {
+    for (int variant = 0; variant < 2; variant++) {
         const PagedAttentionJob job = {.H_q = H_q,
                                        .H = H,
                                        .D = D,
@@ -161,7 +163,7 @@ void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t w
                                        .query = query.data(),
                                        .key_pages = keys.data(),
                                        .value_pages = values.data(),
-                                       .out = out[which].data(),
+                                       .out = out[variant].data(),
                                        .query_head_stride = D,
                                        .query_token_stride = H_q * D,
                                        .step = {}};
@@ -172,8 +174,8 @@ void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t w
         const auto kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
         std::vector<float> scratch(scratch_size(job, rows) + 64);
         for (int64_t h = 0; h < H; h++) {
-            (which == 0 ? paged_attention_reference : kernel)(job, sequence, h, 0, rows, &sequence,
-                                                              scratch.data());
+            (variant == 0 ? paged_attention_reference : kernel)(job, sequence, h, 0, rows,
+                                                                &sequence, scratch.data());
         }
     }
     const float tolerance = format == Format::float32   ? 1e-5f
@@ -183,7 +185,7 @@ void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t w
         const float expected = load_element(out[0].data(), i, format);
         const float actual = load_element(out[1].data(), i, format);
         expect(std::abs(actual - expected) <= tolerance, [&] {
-            return std::to_string(L) + " of " + std::to_string(S) + " keys, window " +
+            return std::to_string(L) + " queries, " + std::to_string(S) + " keys, window " +
                    std::to_string(window) + ": " + std::to_string(actual) + ", expected " +
                    std::to_string(expected);
         });
@@ -192,7 +194,7 @@ void check_window(InstructionSet set, int64_t L, int64_t S, int64_t D, int64_t w
 
 }  // namespace
 
-KERNEL_TEST(a_window_equals_the_reference) {
+KERNEL_TEST(windowed_attention_matches_reference) {
     for (int64_t L : {1, 5, 20}) {
         for (int64_t S : {20, 140}) {
             for (int64_t window : {1, 17, 64, 500}) {
@@ -204,13 +206,13 @@ KERNEL_TEST(a_window_equals_the_reference) {
     }
 }
 
-KERNEL_TEST(the_course_s_attention_equals_double) {
+KERNEL_TEST(week4_attention_matches_double_precision) {
     for (int64_t S : {1, 2, 63, 64, 65, 200}) {
         for (int64_t D : {1, 7, 33, 64, 80, 128, 250, 256}) {
             for (Format format : FORMATS) {
                 const Problem problem(S, D, format);
-                check_scores(problem, scores_of(set));
-                check_part(problem, part_of(set));
+                check_scores(problem, scores_kernel(set));
+                check_split(problem, split_kernel(set));
             }
         }
     }

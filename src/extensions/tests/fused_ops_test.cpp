@@ -1,5 +1,5 @@
-// Fused elementwise vector kernels against their references: every remainder of a row, both 16-bit
-// formats and float32.
+// Fused elementwise vector kernels against their references, in float32 and both 16-bit formats,
+// for row sizes with and without a partial vector.
 #include <algorithm>
 #include <cmath>
 
@@ -22,8 +22,9 @@ constexpr Format FORMATS[] = {Format::float32, Format::float16, Format::bfloat16
 constexpr int64_t SIZES[] = {1, 3, 4, 7, 16, 31, 64, 131};
 constexpr int64_t ROWS = 3;
 
-// Random elements of a format, in four bytes each, so that one type serves all formats.
-std::vector<float> numbers(Random& random, int64_t count, Format format, float scale = 1) {
+// `count` random elements in the given format. The buffer has four bytes per element, so that one
+// type serves all formats.
+std::vector<float> random_array(Random& random, int64_t count, Format format, float scale = 1) {
     std::vector<float> memory(count);
     for (int64_t i = 0; i < count; i++) {
         store_element(memory.data(), i, format, scale * random.number());
@@ -31,7 +32,7 @@ std::vector<float> numbers(Random& random, int64_t count, Format format, float s
     return memory;
 }
 
-// Tolerance of a few ulps of the larger value: summation orders differ.
+// Whether a and b differ by at most a few ulps, since summation orders differ.
 bool is_close(float a, float b, Format format) {
     const float epsilon = format == Format::float32   ? 0x1p-23f
                           : format == Format::float16 ? 0x1p-10f
@@ -44,7 +45,7 @@ void expect_close(const float* actual, const float* expected, int64_t count, For
     for (int64_t i = 0; i < count; i++) {
         const float a = load_element(actual, i, format), b = load_element(expected, i, format);
         expect(is_close(a, b, format), [&] {
-            return std::string(what) + " of " + std::to_string(size) + ", number " +
+            return std::string(what) + " of " + std::to_string(size) + ", element " +
                    std::to_string(i) + ": expected " + std::to_string(b) + ", got " +
                    std::to_string(a);
         });
@@ -53,17 +54,18 @@ void expect_close(const float* actual, const float* expected, int64_t count, For
 
 }  // namespace
 
-KERNEL_TEST(rms_norm_adds_and_normalizes) {
+KERNEL_TEST(add_rms_norm_matches_reference) {
     const auto kernel = TINY_LLM_CHOOSE_SIMD(set, rms_norm, rms_norm_reference);
     Random random(1);
     for (const Format format : FORMATS) {
         for (const int64_t D : SIZES) {
-            const auto x = numbers(random, ROWS * D, format), y = numbers(random, ROWS * D, format);
-            const auto weight = numbers(random, D, format);
+            const auto x = random_array(random, ROWS * D, format),
+                       y = random_array(random, ROWS * D, format);
+            const auto weight = random_array(random, D, format);
             std::vector<float> sums[2], outs[2];
-            for (int which = 0; which < 2; which++) {
-                sums[which].resize(ROWS * D);
-                outs[which].resize(ROWS * D);
+            for (int variant = 0; variant < 2; variant++) {
+                sums[variant].resize(ROWS * D);
+                outs[variant].resize(ROWS * D);
                 const RmsNormJob job = {ROWS,
                                         D,
                                         1e-6f,
@@ -71,11 +73,11 @@ KERNEL_TEST(rms_norm_adds_and_normalizes) {
                                         x.data(),
                                         y.data(),
                                         weight.data(),
-                                        sums[which].data(),
-                                        outs[which].data(),
+                                        sums[variant].data(),
+                                        outs[variant].data(),
                                         D,
                                         D};
-                (which == 0 ? kernel : rms_norm_reference)(job, 0, ROWS);
+                (variant == 0 ? kernel : rms_norm_reference)(job, 0, ROWS);
             }
             expect_close(sums[0].data(), sums[1].data(), ROWS * D, format, "sum", D);
             expect_close(outs[0].data(), outs[1].data(), ROWS * D, format, "norm", D);
@@ -83,19 +85,20 @@ KERNEL_TEST(rms_norm_adds_and_normalizes) {
     }
 }
 
-KERNEL_TEST(qk_norm_rope_turns_heads) {
+KERNEL_TEST(qk_norm_rope_matches_reference) {
     const auto kernel = TINY_LLM_CHOOSE_SIMD(set, qk_norm_rope, qk_norm_rope_reference);
     Random random(2);
     constexpr int64_t L = 2, H = 3;
     for (const Format format : FORMATS) {
         for (const int64_t W : SIZES) {
             const int64_t D = 2 * W + (W % 2 ? 0 : 6), count = L * H * D;
-            const auto x = numbers(random, count, format), weight = numbers(random, D, format);
-            const auto cos = numbers(random, L * W, Format::float32),
-                       sin = numbers(random, L * W, Format::float32);
+            const auto x = random_array(random, count, format),
+                       weight = random_array(random, D, format);
+            const auto cos = random_array(random, L * W, Format::float32),
+                       sin = random_array(random, L * W, Format::float32);
             std::vector<float> outs[2];
-            for (int which = 0; which < 2; which++) {
-                outs[which].resize(count);
+            for (int variant = 0; variant < 2; variant++) {
+                outs[variant].resize(count);
                 const QkNormRopeJob job = {
                     .B = 1,
                     .L = L,
@@ -108,30 +111,30 @@ KERNEL_TEST(qk_norm_rope_turns_heads) {
                     .weight = weight.data(),
                     .cos = cos.data(),
                     .sin = sin.data(),
-                    .out = outs[which].data(),
+                    .out = outs[variant].data(),
                     .x_strides = {L * H * D, H * D, D},
                     .angle_stride = 0,
                 };
-                (which == 0 ? kernel : qk_norm_rope_reference)(job, 0, L);
+                (variant == 0 ? kernel : qk_norm_rope_reference)(job, 0, L);
             }
             expect_close(outs[0].data(), outs[1].data(), count, format, "head", D);
         }
     }
 }
 
-KERNEL_TEST(swiglu_of_any_row) {
+KERNEL_TEST(swiglu_matches_reference) {
     const auto kernel = TINY_LLM_CHOOSE_SIMD(set, swiglu, swiglu_reference);
     Random random(3);
     for (const Format format : FORMATS) {
         for (const int64_t I : SIZES) {
-            const auto gate = numbers(random, ROWS * I, format, 200),
-                       up = numbers(random, ROWS * I, format);
+            const auto gate = random_array(random, ROWS * I, format, 200),
+                       up = random_array(random, ROWS * I, format);
             std::vector<float> outs[2];
-            for (int which = 0; which < 2; which++) {
-                outs[which].resize(ROWS * I);
-                const SwigluJob job = {ROWS, I, format, gate.data(), up.data(), outs[which].data(),
-                                       I,    I};
-                (which == 0 ? kernel : swiglu_reference)(job, 0, ROWS);
+            for (int variant = 0; variant < 2; variant++) {
+                outs[variant].resize(ROWS * I);
+                const SwigluJob job = {
+                    ROWS, I, format, gate.data(), up.data(), outs[variant].data(), I, I};
+                (variant == 0 ? kernel : swiglu_reference)(job, 0, ROWS);
             }
             expect_close(outs[0].data(), outs[1].data(), ROWS * I, format, "swiglu", I);
         }

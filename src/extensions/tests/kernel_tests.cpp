@@ -1,5 +1,6 @@
-// Runs the named test, or all tests, for every instruction set of this processor, or only for
-// TINY_LLM_CPU_ISA if set. Exit status 0 on success. `kernel_tests --list` prints the names.
+// Runs the named test, or all tests, for every instruction set that this processor supports, or
+// only for TINY_LLM_CPU_ISA if set. Exit status 0 on success. `kernel_tests --list` prints the
+// names.
 #include "tests/kernel_tests.h"
 
 #include <cstdio>
@@ -11,13 +12,13 @@ namespace tiny_llm_ext::tests {
 
 namespace {
 
-struct Named {
+struct NamedTest {
     const char* name;
     Test test;
 };
 
-std::vector<Named>& all_tests() {
-    static std::vector<Named> tests;
+std::vector<NamedTest>& all_tests() {
+    static std::vector<NamedTest> tests;
     return tests;
 }
 
@@ -27,9 +28,9 @@ int64_t checks = 0, failures = 0;
 
 void count_check() { checks++; }
 
-void count_failure(const std::string& what) {
+void count_failure(const std::string& message) {
     if (failures++ < 10) {
-        std::printf("  FAILED: %s\n", what.c_str());
+        std::printf("  FAILED: %s\n", message.c_str());
     }
 }
 
@@ -51,7 +52,7 @@ std::vector<uint16_t> Random::halves(int64_t count, Format format, float scale) 
 Registration::Registration(const char* name, Test test) { all_tests().push_back({name, test}); }
 
 void list_tests() {
-    for (const Named& test : all_tests()) {
+    for (const NamedTest& test : all_tests()) {
         std::printf("%s\n", test.name);
     }
 }
@@ -68,7 +69,7 @@ bool run(const char* name) {
         if (set == InstructionSet::portable) {
             continue;
         }
-        for (const Named& test : all_tests()) {
+        for (const NamedTest& test : all_tests()) {
             if (name != nullptr && std::strcmp(name, test.name) != 0) {
                 continue;
             }

@@ -1,8 +1,8 @@
 // Shared helpers of the kernel tests.
 //
-// To add a kernel's tests: keep its scalar reference in a file without MLX (<op>_reference.cpp,
-// listed in kernels.cmake), write <op>_test.cpp with functions under KERNEL_TEST, and list it in
-// CMakeLists.txt.
+// To test a kernel, keep its scalar reference in src/<op>/<op>_reference.cpp, without MLX headers
+// (kernels.cmake finds it by name), define tests with KERNEL_TEST in <op>_test.cpp, and add that
+// file to CMakeLists.txt.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,15 @@
 namespace tiny_llm_ext::tests {
 
 void count_check();
-void count_failure(const std::string& what);
+void count_failure(const std::string& message);
 
-/// Records a failure and prints the first few. what() describes the case.
-template <typename What>
-void expect(bool condition, const What& what) {
+/// Counts a check, and a failure if `condition` is false. describe() returns the message, printed
+/// for the first few failures.
+template <typename Describe>
+void expect(bool condition, const Describe& describe) {
     count_check();
     if (!condition) {
-        count_failure(what());
+        count_failure(describe());
     }
 }
 
@@ -40,7 +41,7 @@ class Random {
     uint64_t state_;
 };
 
-/// Memory with guards on both sides that a kernel must not modify.
+/// Buffer with guard elements on both sides, which a kernel must not modify.
 template <typename T>
 class Guarded {
    public:
@@ -63,7 +64,7 @@ class Guarded {
     std::vector<T> memory_;
 };
 
-/// Runs once per instruction set under test, except the portable one.
+/// A test. Runs once per instruction set under test, except the portable one.
 using Test = void (*)(InstructionSet set);
 struct Registration {
     Registration(const char* name, Test test);

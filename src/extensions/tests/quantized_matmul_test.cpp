@@ -1,4 +1,4 @@
-// quantized_matmul kernels against the three-loop reference.
+// quantized_matmul kernels against the scalar reference.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -54,7 +54,7 @@ struct Problem {
                 prepacked};
     }
 
-    // The same problem with weights prepacked, `rows` rows per pack.
+    // The same problem with prepacked weights, `rows` rows per pack.
     Problem with_prepacked_weights(int rows) const {
         Problem other = *this;
         other.prepacked = true;
@@ -110,7 +110,7 @@ Guarded<uint16_t> multiply(const Problem& problem, const QuantizedMatmulKernel& 
                            int64_t first_row, int64_t rows) {
     Guarded<uint16_t> out(rows * problem.O);
     const QuantizedMatmulJob job = problem.job(out.data(), first_row, rows);
-    // Exactly the requested size: a sanitizer detects accesses beyond it.
+    // Exactly the requested size, so that a sanitizer detects accesses beyond it.
     const int64_t bytes = kernel.scratch(job);
     void* scratch = nullptr;
     if (posix_memalign(&scratch, 64, bytes) != 0) {
@@ -155,8 +155,8 @@ float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
     return bound;
 }
 
-// The course kernel of an instruction set.
-Week4Matmul vectors_of([[maybe_unused]] InstructionSet set) {
+// Week 4's vector kernel for row-major weights.
+Week4Matmul row_major_kernel([[maybe_unused]] InstructionSet set) {
 #if defined(__x86_64__)
     return set == InstructionSet::avx2 ? avx2::quantized_matmul_vectors
                                        : avx512::quantized_matmul_vectors;
@@ -165,8 +165,8 @@ Week4Matmul vectors_of([[maybe_unused]] InstructionSet set) {
 #endif
 }
 
-// Its kernels that require weights prepacked with PACK_ROWS rows.
-std::vector<Week4Matmul> ordered_of([[maybe_unused]] InstructionSet set) {
+// Week 4's kernels for weights prepacked with PACK_ROWS rows per pack.
+std::vector<Week4Matmul> prepacked_kernels([[maybe_unused]] InstructionSet set) {
 #if defined(__x86_64__)
     if (set == InstructionSet::avx2) {
         return {avx2::quantized_matmul_prepacked, avx2::quantized_matmul_prefetched,
@@ -212,7 +212,8 @@ void compare_with_reference(const Problem& problem, const Guarded<uint16_t>& act
 
 constexpr Format HALVES[] = {Format::bfloat16, Format::float16};
 
-// Problems of one size: weights, groups, activations and scales of every kind.
+// Problems of one size, for every combination of weight type, group size, and activation and scale
+// formats.
 std::vector<Problem> problems(int64_t M, int64_t O, int64_t I) {
     std::vector<Problem> all;
     for (int group_size : {32, 64, 128}) {
@@ -231,7 +232,7 @@ std::vector<Problem> problems(int64_t M, int64_t O, int64_t I) {
 
 }  // namespace
 
-KERNEL_TEST(quantized_matmul_equals_the_reference) {
+KERNEL_TEST(quantized_matmul_matches_reference) {
     const int64_t shapes[][3] = {{1, 64, 128}, {1, 67, 1280}, {2, 1, 128},
                                  {3, 33, 384}, {5, 70, 640},  {20, 129, 256}};
     for (const auto& [M, O, I] : shapes) {
@@ -241,25 +242,25 @@ KERNEL_TEST(quantized_matmul_equals_the_reference) {
     }
 }
 
-KERNEL_TEST(the_course_s_kernels_equal_the_reference) {
+KERNEL_TEST(week4_kernels_match_reference) {
     const int64_t shapes[][3] = {{1, 67, 640}, {3, 5, 128}, {20, 65, 256}};
     for (const auto& [M, O, I] : shapes) {
         for (const Problem& problem : problems(M, O, I)) {
             if (!problem.floating_point) {
                 compare_with_reference(problem, multiply(problem, quantized_matmul_factored));
-                compare_with_reference(problem, multiply(problem, vectors_of(set)));
+                compare_with_reference(problem, multiply(problem, row_major_kernel(set)));
             }
         }
     }
 }
 
-KERNEL_TEST(the_course_s_kernels_of_interleaved_weights_equal_the_reference) {
+KERNEL_TEST(week4_prepacked_kernels_match_reference) {
     const int64_t shapes[][3] = {{1, 64, 640}, {3, 32, 128}, {20, 96, 256}};
     for (const auto& [M, O, I] : shapes) {
         for (const Problem& problem : problems(M, O, I)) {
             if (!problem.floating_point) {
                 const Problem prepacked = problem.with_prepacked_weights(PACK_ROWS);
-                for (Week4Matmul step : ordered_of(set)) {
+                for (Week4Matmul step : prepacked_kernels(set)) {
                     compare_with_reference(problem, multiply(prepacked, step));
                 }
             }
@@ -267,7 +268,7 @@ KERNEL_TEST(the_course_s_kernels_of_interleaved_weights_equal_the_reference) {
     }
 }
 
-KERNEL_TEST(quantized_matmul_of_interleaved_weights_has_the_same_bits) {
+KERNEL_TEST(quantized_matmul_with_prepacked_weights_has_the_same_bits) {
     const int rows = kernel_of(set).prepack_rows;
     if (rows == 0) {
         return;
@@ -302,7 +303,7 @@ KERNEL_TEST(quantized_matmul_with_avx_vnni_has_the_same_bits) {
 }
 #endif
 
-KERNEL_TEST(quantized_matmul_row_does_not_depend_on_its_company) {
+KERNEL_TEST(quantized_matmul_is_batch_invariant) {
     for (int64_t M : {2, 3, 6, 7, 33}) {
         for (Format format : HALVES) {
             const Problem problem(M, 70, 256, 64, 4, format, format);
@@ -319,7 +320,7 @@ KERNEL_TEST(quantized_matmul_row_does_not_depend_on_its_company) {
     }
 }
 
-KERNEL_TEST(quantized_matmul_nan_and_infinity_stay_in_their_row) {
+KERNEL_TEST(quantized_matmul_confines_nan_and_infinity_to_their_row) {
     for (Format format : HALVES) {
         Problem problem(3, 67, 256, 128, 4, format, format);
         Guarded<uint16_t> clean = multiply(problem, set, 0, 3);

@@ -1,5 +1,5 @@
-// Vectorized kernels of Gated DeltaNets against their references: ragged sizes, every format, and
-// state slots that are read, written in place, and left alone.
+// Vector kernels of Gated DeltaNet layers against their references: every format, sizes with and
+// without a partial vector, and state slots that are read, updated in place or unused.
 #include <algorithm>
 #include <cmath>
 
@@ -24,8 +24,9 @@ namespace {
 constexpr Format STATE_FORMATS[] = {Format::float32, Format::float16, Format::bfloat16};
 constexpr int64_t WIDTHS[] = {1, 3, 7, 16, 31, 64, 131};
 
-// Two sequences of seven tokens and four slots. The first sequence writes the slot that it reads,
-// twice; the second begins with zeros. Slot 3 is not touched.
+// Two sequences with seven tokens in total, and four slots. The first sequence reads slot 1 and
+// writes to it twice; the second starts from zeros and also names the invalid slot 4. Slot 3 is
+// unused.
 constexpr int32_t CU_SEQLENS[] = {0, 4, 7}, READ_SLOTS[] = {1, -1};
 constexpr int32_t WRITE_SLOTS[] = {1, -1, 0, 1, 4, -1, 2};
 constexpr StateSlots SLOTS = {
@@ -37,8 +38,9 @@ constexpr StateSlots SLOTS = {
     .write_slots = WRITE_SLOTS,
 };
 
-// Random elements of a format, in four bytes each, so that one type serves all formats.
-std::vector<float> elements(Random& random, int64_t count, Format format = Format::float32) {
+// `count` random elements in the given format. The buffer has four bytes per element, so that one
+// type serves all formats.
+std::vector<float> random_array(Random& random, int64_t count, Format format = Format::float32) {
     std::vector<float> memory(count);
     for (int64_t i = 0; i < count; i++) {
         store_element(memory.data(), i, format, 2 * random.number());
@@ -46,8 +48,8 @@ std::vector<float> elements(Random& random, int64_t count, Format format = Forma
     return memory;
 }
 
-// Tolerance of a few roundings in float32, and one of the result.
-void expect_equal(const float* actual, const float* expected, int64_t count, Format format,
+// Tolerance: a few float32 rounding errors and one of the result's format.
+void expect_close(const float* actual, const float* expected, int64_t count, Format format,
                   const std::string& what) {
     const float epsilon = format == Format::float32   ? 16 * 0x1p-23f
                           : format == Format::float16 ? 0x1p-10f
@@ -55,7 +57,7 @@ void expect_equal(const float* actual, const float* expected, int64_t count, For
     for (int64_t i = 0; i < count; i++) {
         const float a = load_element(actual, i, format), b = load_element(expected, i, format);
         expect(std::abs(a - b) <= epsilon * std::max(1.0f, std::abs(b)), [&] {
-            return what + ", number " + std::to_string(i) + ": expected " + std::to_string(b) +
+            return what + ", element " + std::to_string(i) + ": expected " + std::to_string(b) +
                    ", got " + std::to_string(a);
         });
     }
@@ -63,18 +65,19 @@ void expect_equal(const float* actual, const float* expected, int64_t count, For
 
 }  // namespace
 
-KERNEL_TEST(causal_conv1d_of_any_width) {
+KERNEL_TEST(causal_conv1d_matches_reference) {
     const auto kernel = TINY_LLM_CHOOSE_SIMD(set, causal_conv1d, causal_conv1d_reference);
     Random random(1);
     for (const Format format : STATE_FORMATS) {
         for (const int64_t C : WIDTHS) {
             const int64_t K = 2 + C % 7;
-            const bool by_tap = C % 2 == 0;
-            const auto x = elements(random, 7 * C, format), taps = elements(random, C * K, format);
-            std::vector<float> states[2] = {elements(random, 4 * (K - 1) * C, format)}, y[2];
+            const bool is_tap_major = C % 2 == 0;
+            const auto x = random_array(random, 7 * C, format),
+                       taps = random_array(random, C * K, format);
+            std::vector<float> states[2] = {random_array(random, 4 * (K - 1) * C, format)}, y[2];
             states[1] = states[0];
-            for (int which = 0; which < 2; which++) {
-                y[which].resize(7 * C);
+            for (int variant = 0; variant < 2; variant++) {
+                y[variant].resize(7 * C);
                 const CausalConv1dJob job = {
                     .C = C,
                     .K = K,
@@ -82,38 +85,39 @@ KERNEL_TEST(causal_conv1d_of_any_width) {
                     .weight_format = format,
                     .x = x.data(),
                     .weight = taps.data(),
-                    .states = states[which].data(),
-                    .y = y[which].data(),
+                    .states = states[variant].data(),
+                    .y = y[variant].data(),
                     .x_stride = C,
-                    .weight_strides = {by_tap ? 1 : K, by_tap ? C : 1},
+                    .weight_strides = {is_tap_major ? 1 : K, is_tap_major ? C : 1},
                     .slots = SLOTS,
                 };
                 for (int64_t sequence = 0; sequence < 2; sequence++) {
-                    (which == 0 ? kernel : causal_conv1d_reference)(job, sequence, 0, C);
+                    (variant == 0 ? kernel : causal_conv1d_reference)(job, sequence, 0, C);
                 }
             }
             const std::string what = "of " + std::to_string(C) + " channels";
-            expect_equal(y[0].data(), y[1].data(), 7 * C, Format::float32, "y " + what);
-            expect_equal(states[0].data(), states[1].data(), 4 * (K - 1) * C, format,
+            expect_close(y[0].data(), y[1].data(), 7 * C, Format::float32, "y " + what);
+            expect_close(states[0].data(), states[1].data(), 4 * (K - 1) * C, format,
                          "states " + what);
         }
     }
 }
 
-KERNEL_TEST(gated_delta_rule_of_any_width) {
+KERNEL_TEST(gated_delta_rule_matches_reference) {
     const auto& kernel = TINY_LLM_CHOOSE_SIMD(set, gated_delta_rule, gated_delta_rule_reference);
     Random random(2);
     for (const Format format : STATE_FORMATS) {
         for (const int64_t D_v : WIDTHS) {
             const int64_t H_k = 1, H_v = 2, D_k = 2 + D_v % 9;
             const int64_t channels = 2 * H_k * D_k + H_v * D_v, states_size = 4 * H_v * D_k * D_v;
-            const auto qkv = elements(random, 7 * channels), A_log = elements(random, H_v),
-                       dt_bias = elements(random, H_v), a = elements(random, 7 * H_v, format),
-                       b = elements(random, 7 * H_v, format);
-            std::vector<float> states[2] = {elements(random, states_size)}, o[2];
+            const auto qkv = random_array(random, 7 * channels), A_log = random_array(random, H_v),
+                       dt_bias = random_array(random, H_v),
+                       a = random_array(random, 7 * H_v, format),
+                       b = random_array(random, 7 * H_v, format);
+            std::vector<float> states[2] = {random_array(random, states_size)}, o[2];
             states[1] = states[0];
-            for (int which = 0; which < 2; which++) {
-                o[which].resize(7 * H_v * D_v);
+            for (int variant = 0; variant < 2; variant++) {
+                o[variant].resize(7 * H_v * D_v);
                 std::vector<DeltaFactors> factors(7 * H_v);
                 const GatedDeltaRuleJob job = {
                     .H_k = H_k,
@@ -126,15 +130,15 @@ KERNEL_TEST(gated_delta_rule_of_any_width) {
                     .b = b.data(),
                     .A_log = A_log.data(),
                     .dt_bias = dt_bias.data(),
-                    .states = states[which].data(),
-                    .o = o[which].data(),
+                    .states = states[variant].data(),
+                    .o = o[variant].data(),
                     .factors = factors.data(),
                     .qkv_stride = channels,
                     .a_stride = H_v,
                     .b_stride = H_v,
                     .slots = SLOTS,
                 };
-                const auto& tested = which == 0 ? kernel : gated_delta_rule_reference;
+                const auto& tested = variant == 0 ? kernel : gated_delta_rule_reference;
                 tested.factors(job, 0, 7);
                 for (int64_t head = 0; head < 2 * H_v; head++) {
                     for (int64_t first = 0; first < D_v; first += DELTA_COLUMNS) {
@@ -144,25 +148,26 @@ KERNEL_TEST(gated_delta_rule_of_any_width) {
                 }
             }
             const std::string what = "of " + std::to_string(D_k) + "×" + std::to_string(D_v);
-            expect_equal(o[0].data(), o[1].data(), 7 * H_v * D_v, Format::float32, "o " + what);
-            expect_equal(states[0].data(), states[1].data(), states_size, Format::float32,
+            expect_close(o[0].data(), o[1].data(), 7 * H_v * D_v, Format::float32, "o " + what);
+            expect_close(states[0].data(), states[1].data(), states_size, Format::float32,
                          "states " + what);
         }
     }
 }
 
-KERNEL_TEST(gates_of_any_row) {
+KERNEL_TEST(gated_rms_norm_and_sigmoid_gate_match_reference) {
     const auto norm = TINY_LLM_CHOOSE_SIMD(set, gated_rms_norm, gated_rms_norm_reference);
     const auto gate = TINY_LLM_CHOOSE_SIMD(set, sigmoid_gate, sigmoid_gate_reference);
     Random random(3);
     for (const Format format : STATE_FORMATS) {
         for (const int64_t D : WIDTHS) {
-            const auto o = elements(random, 3 * D), weight = elements(random, D, format),
-                       x = elements(random, 3 * D, format), z = elements(random, 3 * D, format);
+            const auto o = random_array(random, 3 * D), weight = random_array(random, D, format),
+                       x = random_array(random, 3 * D, format),
+                       z = random_array(random, 3 * D, format);
             std::vector<float> normed[2], gated[2];
-            for (int which = 0; which < 2; which++) {
-                normed[which].resize(3 * D);
-                gated[which].resize(3 * D);
+            for (int variant = 0; variant < 2; variant++) {
+                normed[variant].resize(3 * D);
+                gated[variant].resize(3 * D);
                 const GatedRmsNormJob norm_job = {3,
                                                   D,
                                                   1e-6f,
@@ -171,17 +176,17 @@ KERNEL_TEST(gates_of_any_row) {
                                                   o.data(),
                                                   z.data(),
                                                   weight.data(),
-                                                  normed[which].data(),
+                                                  normed[variant].data(),
                                                   D,
                                                   D};
-                (which == 0 ? norm : gated_rms_norm_reference)(norm_job, 0, 3);
+                (variant == 0 ? norm : gated_rms_norm_reference)(norm_job, 0, 3);
                 const SigmoidGateJob gate_job = {
-                    3, D, format, x.data(), z.data(), gated[which].data(), D, D, D % 2};
-                (which == 0 ? gate : sigmoid_gate_reference)(gate_job, 0, 3);
+                    3, D, format, x.data(), z.data(), gated[variant].data(), D, D, D % 2};
+                (variant == 0 ? gate : sigmoid_gate_reference)(gate_job, 0, 3);
             }
             const std::string what = " of " + std::to_string(D);
-            expect_equal(normed[0].data(), normed[1].data(), 3 * D, format, "norm" + what);
-            expect_equal(gated[0].data(), gated[1].data(), 3 * D, format, "gate" + what);
+            expect_close(normed[0].data(), normed[1].data(), 3 * D, format, "norm" + what);
+            expect_close(gated[0].data(), gated[1].data(), 3 * D, format, "gate" + what);
         }
     }
 }

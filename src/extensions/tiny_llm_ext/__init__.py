@@ -96,7 +96,7 @@ def _check_abi() -> None:
         axpby(_mx.array(0.0), _mx.array(0.0), 1.0, 1.0)
     except TypeError as error:
         raise ImportError(
-            "tiny_llm_ext was built for another version of MLX; `pdm run build-ext` builds it anew."
+            "tiny_llm_ext was built for another version of MLX; run `pdm run build-ext` to rebuild."
         ) from error
 
 

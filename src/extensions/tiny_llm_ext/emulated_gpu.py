@@ -1,7 +1,7 @@
 """TINY_LLM_EMULATED_METAL=1: emulated GPU on machines without Metal.
 
 Operations run the same host code and the same kernels as on a Mac, about a thousand times slower,
-to test Metal behaviour without a Mac. The emulator is part of the source tree
+to test Metal behavior without a Mac. The emulator is part of the source tree
 (tools/metal_emulator), not of the installed package.
 """
 
@@ -26,7 +26,7 @@ def is_wanted() -> bool:
     """
     value = os.environ.get(VARIABLE, "0")
     if value not in ("", "0", "1"):
-        raise ValueError(f"{VARIABLE} is '{value}'; give 1 for an emulated GPU, or 0.")
+        raise ValueError(f"{VARIABLE} must be 0 or 1, got '{value}'.")
     return value == "1"
 
 
@@ -41,7 +41,7 @@ def attach(extension: ModuleType) -> Any:
     """
     if not (ROOT / "tools" / "metal_emulator").is_dir():
         raise ValueError(
-            f"{VARIABLE}=1 needs the emulator, which is in the source tree; run from a clone."
+            f"{VARIABLE}=1 requires the emulator, which only the source tree has; run from a clone."
         )
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
@@ -49,7 +49,7 @@ def attach(extension: ModuleType) -> Any:
 
     if not has_clang():
         raise ValueError(
-            f"{VARIABLE}=1 needs clang 19 or later; on Debian and Ubuntu: `apt install clang-19 "
+            f"{VARIABLE}=1 requires clang 19 or later; on Debian and Ubuntu: `apt install clang-19 "
             "libclang-rt-19-dev`."
         )
     global device

@@ -1,7 +1,7 @@
 """Agent: a model that calls tools in a loop until it answers (Week 7).
 
-Messages and tools use OpenAI's chat format. Independent of how a model runs: a model is anything
-with `complete`, whether in this process, behind a URL or scripted.
+Messages and tools use OpenAI's chat format. The agent works with any `ChatModel`: in-process,
+behind a URL, or scripted.
 
 Reading order: models, tools, workspace, compaction, loop, branches, evaluation.
 """

@@ -1,8 +1,8 @@
 """Agent: a model that calls tools until it answers.
 
-With --workspace, the tools list, read and edit files in one folder; otherwise, the tool is a
-calculator. The model is --model in this process, a server's at --url, or --script, a JSON list of
-its messages. With --script and --model, the model only prefills the prompts.
+With --workspace, the tools list, read and edit files in one folder; otherwise, they are a
+calculator. The model is --model in this process, a model on the server at --url, or --script, a
+JSON list of the model's messages. With --script and --model, the model only prefills the prompts.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MAX_SHOWN = 200  # characters shown per tool result
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:
-    """Runs the command. Exit status: 0 after an answer, 1 at the step limit, 2 for a user error."""
+    """Runs the command. Exit status: 0 on an answer, 1 at the step limit, 2 for a user error."""
     return run_command(prog, lambda: _run(make_parser(prog).parse_args(argv)))
 
 
@@ -33,26 +33,65 @@ def make_parser(prog: str) -> CommandParser:
     """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.agent")
     add = parser.add_argument
-    add("--task", default="What is 4718 + 2593?", metavar="TEXT", help="task; - reads stdin")
-    add("--workspace", metavar="DIR", help="folder of the tools that list, read and edit files")
+    add(
+        "--task",
+        default="What is 4718 + 2593?",
+        metavar="TEXT",
+        help="task, or - to read it from stdin",
+    )
+    add("--workspace", metavar="DIR", help="folder that the file tools list, read and edit")
     add(
         "--max-output",
         type=in_range(MIN_OUTPUT),
         default=DEFAULT_MAX_OUTPUT,
         metavar="N",
-        help="longest result of a --workspace tool, in characters",
+        help="maximum length of a --workspace tool result in characters",
     )
-    add("--model", metavar="NAME", help="as in `main`, default demo; with --url, its first model")
-    add("--url", metavar="URL", help="OpenAI-compatible API, such as http://127.0.0.1:8000/v1")
+    add(
+        "--model", metavar="NAME", help="as in `main`; by default, demo or the first model at --url"
+    )
+    add("--url", metavar="URL", help="OpenAI-compatible API, e.g. http://127.0.0.1:8000/v1")
     add("--api-key", metavar="KEY", help=f"API key for --url; or set {API_KEY_VARIABLE}")
     add("--script", metavar="FILE", help="the model's messages, as JSON")
-    add("--max-steps", type=in_range(1), default=DEFAULT_MAX_STEPS, metavar="N", help="step limit")
-    add("--max-tokens", type=in_range(1), default=512, metavar="N", help="of one message")
-    add("--temperature", type=in_range(0, convert=float), default=0.0, metavar="T", help="0 greedy")
-    add("--seed", type=in_range(0), default=0, metavar="N", help="seed of the sampling")
-    add("--compact", type=in_range(1), metavar="N", help="longest conversation, in characters")
-    add("--compact-to", type=in_range(1), metavar="N", help="length after compaction; half")
-    add("--solution", choices=("ref", "tiny_llm", "mine"), help="mine: the learner's tree")
+    add(
+        "--max-steps",
+        type=in_range(1),
+        default=DEFAULT_MAX_STEPS,
+        metavar="N",
+        help="maximum number of steps",
+    )
+    add(
+        "--max-tokens",
+        type=in_range(1),
+        default=512,
+        metavar="N",
+        help="maximum tokens per message",
+    )
+    add(
+        "--temperature",
+        type=in_range(0, convert=float),
+        default=0.0,
+        metavar="T",
+        help="sampling temperature; 0 is greedy",
+    )
+    add("--seed", type=in_range(0), default=0, metavar="N", help="sampling seed")
+    add(
+        "--compact",
+        type=in_range(1),
+        metavar="N",
+        help="compact conversations longer than N characters",
+    )
+    add(
+        "--compact-to",
+        type=in_range(1),
+        metavar="N",
+        help="maximum characters after compaction; by default, half of --compact",
+    )
+    add(
+        "--solution",
+        choices=("ref", "tiny_llm", "mine"),
+        help="ref (or tiny_llm): this package; mine: the learner's tree",
+    )
     return parser
 
 
@@ -64,7 +103,7 @@ def make_model(args: argparse.Namespace) -> ChatModel:
     """
     if args.url is not None:
         if args.script is not None:
-            raise UserError("--script has no effect with --url; leave one of the two out.")
+            raise UserError("--script has no effect with --url; omit one of them.")
         options = {"temperature": args.temperature, "max_tokens": args.max_tokens}
         return OpenAIModel(args.url, args.model, api_key(args.api_key), **options)
     script = None
@@ -114,7 +153,7 @@ def _run(args: argparse.Namespace) -> int:
             f"{usage.prompt_tokens} tokens, {computed} computed, {usage.hit_rate:.0%} cached"
         )
     if transcript.stop_reason == "max_steps":
-        console.print(f"no answer after {transcript.steps} steps (--max-steps)")
+        console.print(f"no answer after {transcript.steps} steps; raise --max-steps")
     return 0 if transcript.stop_reason == "answer" else 1
 
 

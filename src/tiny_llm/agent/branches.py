@@ -1,4 +1,4 @@
-"""Branches: several continuations of one run, of which one is selected.
+"""Branches: several continuations of one run, one of which is selected.
 
 The transcripts share a prefix, so the branches share its pages in the engine's prefix cache.
 """
@@ -26,7 +26,7 @@ class Branch:
     seed: int
 
     def run(self, make_agent: MakeAgent) -> None:
-        """Continues the run to its end."""
+        """Runs the branch to completion."""
         make_agent(self.workspace).resume(self.transcript, self.seed)
 
 
@@ -36,7 +36,7 @@ def fork(
     """Forks a run into isolated branches, each with a copy of its messages and files.
 
     Args:
-        transcript, workspace: the run's.
+        transcript, workspace: state of the run to fork.
         count: number of branches.
         folder: existing folder for the branches' workspaces, "branch_0" and so on.
         seed: the run's seed; branch n has seed `completion_seed(seed, n)`.
@@ -89,7 +89,7 @@ def vote(branches: Sequence[Branch]) -> Branch | None:
 
 
 class PageCounts(NamedTuple):
-    """Number of distinct pages, of pages in several branches, and of pages saved by sharing."""
+    """Number of distinct pages, of pages shared by branches, and of pages saved by sharing."""
 
     stored: int
     shared: int

@@ -1,7 +1,7 @@
 """Compaction: shortens a conversation in rare, large steps.
 
 Changing a message invalidates all later pages in the prefix cache. Therefore the conversation
-grows unchanged up to `limit` and is then cut to `target` at once.
+grows unchanged up to `limit` and is then cut to `target` in one step.
 """
 
 import json
@@ -36,7 +36,7 @@ class Compaction:
         check_int("result_chars", self.result_chars, MIN_OUTPUT)
         if not 0 < self.target <= self.limit:
             raise UserError(
-                f"the target of compaction must be between 1 and the limit {self.limit}, got "
+                f"the compaction target must be between 1 and the limit of {self.limit}, got "
                 f"{self.target}."
             )
 
@@ -61,7 +61,7 @@ class Compaction:
 
 
 def size(messages: Sequence[Message]) -> int:
-    """Characters of the messages as JSON: a token estimate that needs no tokenizer."""
+    """Length of the messages as JSON in characters: a size estimate that needs no tokenizer."""
     return sum(len(json.dumps(message, ensure_ascii=False)) for message in messages)
 
 

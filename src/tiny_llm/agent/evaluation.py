@@ -1,4 +1,4 @@
-"""Evaluation: tasks whose outcome is observed in files, over several seeds.
+"""Evaluation: tasks with outcomes checked in files, over several seeds.
 
 Reports contain no times, dates or paths, and the engine's output does not depend on the batch or
 on cached prefixes, so repeated evaluations print identical reports.
@@ -18,7 +18,7 @@ from .branches import Check, MakeAgent, passes
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A task: name, agent's prompt, check of the outcome, and initial files by path."""
+    """A task: name, prompt, check of the resulting files, and initial files by path."""
 
     name: str
     prompt: str
@@ -48,7 +48,7 @@ def case_seed(task: str, number: int) -> int:
 def run_case(task: EvalTask, number: int, make_agent: MakeAgent) -> Result:
     """Runs a case in a new workspace and checks the resulting files.
 
-    A `UserError`, e.g. for a prompt beyond the model's context, ends the run, not the evaluation.
+    A `UserError`, e.g. for a prompt beyond the model's context, ends only this run.
     """
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)

@@ -73,7 +73,7 @@ class Agent:
         self.tools = {tool.name: tool for tool in tools}
         if len(self.tools) < len(tools):
             names = ", ".join(tool.name for tool in tools)
-            raise UserError(f"tools must have different names, got {names}.")
+            raise UserError(f"tool names must be unique, got {names}.")
         self.max_steps = max_steps
         self.definitions = [tool.definition for tool in tools]
         self._system_prompt = system_prompt
@@ -88,7 +88,7 @@ class Agent:
         return transcript
 
     def run(self, task: str, seed: int = 0) -> Transcript:
-        """Runs a task to its end; all requests to the model use `seed`."""
+        """Runs a task to completion; all requests to the model use `seed`."""
         return self.resume(self.start(task), seed)
 
     def resume(
@@ -97,7 +97,7 @@ class Agent:
         seed: int = 0,
         on_step: Callable[[Transcript], None] = lambda transcript: None,
     ) -> Transcript:
-        """Continues a run to its end, in place, and returns it.
+        """Continues a run in place until it stops, and returns it.
 
         Args:
             transcript: from `start`, or a fork.

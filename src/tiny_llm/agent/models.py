@@ -1,4 +1,4 @@
-"""Chat models of the agent: the engine, a server by URL, and a script.
+"""Chat models of the agent: in-process engine, remote server, script.
 
 A message is a dictionary in OpenAI's chat format. An assistant message without `tool_calls` is an
 answer; a call's arguments are the model's unparsed JSON text.
@@ -67,7 +67,7 @@ class ChatModel(Protocol):
         Args:
             messages: the conversation, not modified.
             tools: function tools in OpenAI's format.
-            seed: sampling seed; the same arguments give the same message.
+            seed: sampling seed; equal arguments produce equal messages.
 
         Raises:
             UserError: the model rejects the request, e.g. a prompt beyond its context.
@@ -130,7 +130,7 @@ class ScriptedModel:
             return cls([assistant(*turn, turn=number) for number, turn in enumerate(turns)])
         except (ValueError, TypeError) as error:
             raise UserError(
-                'a script must be a JSON list such as [[["read_file", {"path": "a.txt"}]], '
+                'a script must be a JSON list, e.g. [[["read_file", {"path": "a.txt"}]], '
                 f'"The answer."]: {error}.'
             ) from error
 
@@ -142,7 +142,9 @@ class ScriptedModel:
         if callable(self._script):
             return self._script(messages, seed)
         if number >= len(self._script):
-            raise UserError(f"the script has {number} messages, and the agent asked for one more.")
+            raise UserError(
+                f"the script has only {number} messages, but the agent requested another."
+            )
         return self._script[number]
 
 
@@ -189,7 +191,7 @@ class LocalModel:
         return message
 
     def cached_pages(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
-        """Prefix cache pages that hold the beginning of a conversation, in order."""
+        """Prefix cache pages that contain the start of a conversation, in order."""
         scheduler, chat = self._llm.scheduler, ChatOptions(tools=tools)
         max_length = scheduler.config.max_seq_len
         token_ids = encode_prompt(self._llm.tokenizer, list(messages), chat, max_length)
@@ -201,7 +203,7 @@ class OpenAIModel:
 
     Args:
         base_url: e.g. "http://127.0.0.1:8000/v1".
-        model: model name; None for the first in the server's list.
+        model: model name; None selects the first model listed by the server.
         api_key: bearer token, or None.
         options: additional request fields, e.g. temperature.
     """
@@ -210,7 +212,7 @@ class OpenAIModel:
         self, base_url: str, model: str | None = None, api_key: str | None = None, **options: Any
     ):
         if not base_url.startswith(("http://", "https://")):
-            raise UserError(f"the URL must begin with http:// or https://, got '{base_url}'.")
+            raise UserError(f"the URL must start with http:// or https://, got '{base_url}'.")
         self.usage = Usage()
         self._url = base_url.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
@@ -230,13 +232,13 @@ class OpenAIModel:
             details = usage.get("prompt_tokens_details") or {}
             self.usage.add(usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0)
         except (LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{self._url} returned no chat completion.") from error
+            raise UserError(f"{self._url} did not return a chat completion.") from error
         return {"role": "assistant", "content": None, **kept}
 
     def _models(self) -> Iterator[str]:
         listed = self._request("/models", None).get("data")
         if not listed:
-            raise UserError(f"{self._url}/models lists no models; name one.")
+            raise UserError(f"{self._url}/models lists no models; set the model name.")
         yield from (str(entry["id"]) for entry in listed)
 
     def _request(self, path: str, body: Any) -> Message:
@@ -251,5 +253,5 @@ class OpenAIModel:
         except (OSError, ValueError) as error:
             raise UserError(f"the request to {self._url}{path} failed: {error}.") from error
         if not isinstance(reply, dict):
-            raise UserError(f"{self._url}{path} returned no JSON object.")
+            raise UserError(f"{self._url}{path} did not return a JSON object.")
         return reply

@@ -10,7 +10,7 @@ from ..errors import UserError
 from .models import Message
 
 MAX_ERRORS = 3  # schema violations reported to the model per call
-MAX_ERROR_LENGTH = 200  # characters; jsonschema's messages contain the invalid value
+MAX_ERROR_LENGTH = 200  # characters; jsonschema messages include the invalid value
 
 
 class ToolError(ValueError):
@@ -25,8 +25,8 @@ class Tool:
         name, description: shown to the model.
         parameters: JSON schema of the arguments, with "properties" and "required"; additional
             properties are rejected.
-        function: takes the arguments as keywords, returns the result as text. `ValueError` and
-            `OSError` count as the model's mistakes; other exceptions end the run.
+        function: takes the arguments as keywords and returns the result as text. `ValueError` and
+            `OSError` are reported to the model as its mistakes; other exceptions end the run.
 
     Raises:
         UserError: the schema is invalid, or jsonschema is not installed.
@@ -51,7 +51,7 @@ class Tool:
             Draft202012Validator.check_schema(schema)
         except SchemaError as error:
             raise UserError(
-                f"the parameters of the tool {self.name} are no JSON schema: {error.message}."
+                f"the parameters of tool {self.name} are not a valid JSON schema: {error.message}."
             ) from error
         object.__setattr__(self, "_validator", Draft202012Validator(schema))
 
@@ -101,7 +101,7 @@ def run_call(call: Message, tools: Mapping[str, Tool]) -> Message:
     name = call["function"]["name"]
     try:
         if name not in tools:
-            raise ToolError(f"there is no tool {name}; the tools are {', '.join(tools)}")
+            raise ToolError(f"unknown tool {name}; the available tools are {', '.join(tools)}")
         arguments = parse_arguments(tools[name], call["function"]["arguments"])
         content = tools[name].function(**arguments)
     except (ValueError, OSError) as error:

@@ -27,7 +27,9 @@ class Workspace:
     def __init__(self, root: str | os.PathLike[str], max_output: int = DEFAULT_MAX_OUTPUT):
         self.root = Path(root).resolve()
         if not self.root.is_dir():
-            raise UserError(f"the workspace {root} is not a folder; create it first.")
+            raise UserError(
+                f"the workspace {root} does not exist or is not a folder; create it first."
+            )
         if max_output < MIN_OUTPUT:
             raise UserError(f"max_output must be at least {MIN_OUTPUT}, got {max_output}.")
         self.max_output = max_output
@@ -44,7 +46,7 @@ class Workspace:
         # [task 7.2.1 resolve]
         resolved = Path(os.path.realpath(self.root / path))
         if not resolved.is_relative_to(self.root):
-            raise ToolError(f"{path} is outside of the workspace; give a path relative to it")
+            raise ToolError(f"{path} is outside the workspace; use a path relative to it")
         return resolved
         # [/task 7.2.1 resolve]
 
@@ -75,7 +77,7 @@ class Workspace:
         target = self.resolve(path)
         if not old:
             if target.exists():
-                raise ToolError(f"{path} exists; give the text to replace in old")
+                raise ToolError(f"{path} already exists; set old to the text to replace")
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, new.encode())
             return f"created {path}"
@@ -90,13 +92,14 @@ class Workspace:
             Tool("list_files", "List all files.", _object({}), self.list_files),
             Tool(
                 "read_file",
-                "Read a file, from first_line on.",
+                "Read a file, starting at first_line.",
                 _object({"path": text}, first_line=line),
                 self.read_file,
             ),
             Tool(
                 "edit_file",
-                "Replace old, which must occur exactly once, by new. An empty old creates a file.",
+                "Replace old, which must occur exactly once, with new. If old is empty, create the "
+                "file.",
                 _object({"path": text, "old": text, "new": text}),
                 self.edit_file,
             ),
@@ -104,7 +107,7 @@ class Workspace:
 
     def _read(self, target: Path, path: str) -> str:
         if not target.is_file():
-            raise ToolError(f"there is no file {path}; list_files lists them")
+            raise ToolError(f"there is no file {path}; call list_files for the existing files")
         try:
             return target.read_bytes().decode()  # unlike read_text, preserves line endings
         except UnicodeDecodeError as error:
@@ -121,7 +124,7 @@ def replace_once(text: str, old: str, new: str) -> str:
 
     Raises:
         ToolError: `old` does not occur, or occurs several times (overlaps count). The message
-            says which, and how to fix it.
+            states the problem and the fix.
     """
     # [task 7.2.2 replace]
     first = text.find(old)

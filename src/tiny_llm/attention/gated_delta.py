@@ -188,10 +188,10 @@ def causal_conv1d_reference(
     slots = _integers(write_slots)
     for read, tokens in _sequences(cu_seqlens, read_slots):
         tail = conv_states[read] if read >= 0 else mx.zeros(conv_states.shape[1:], x.dtype)
-        own = slice(tokens.start, tokens.stop)
-        y, tails = causal_conv1d_sequence(x[own], weight, tail)
+        span = slice(tokens.start, tokens.stop)
+        y, tails = causal_conv1d_sequence(x[span], weight, tail)
         outputs.append(y)
-        written.update(zip(slots[own], tails, strict=True))
+        written.update(zip(slots[span], tails, strict=True))
     return mx.concatenate(outputs), _store(conv_states, written)
 
 

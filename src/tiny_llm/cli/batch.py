@@ -26,7 +26,7 @@ from .parsing.arguments import (
 )
 from .parsing.command import CommandParser, console, run_command
 
-REDRAW_SECONDS = 0.1  # drawing costs a few milliseconds of decoding time
+REDRAW_SECONDS = 0.1  # a redraw delays decoding by a few milliseconds
 DEFAULT_MAX_TOKENS = 512
 
 
@@ -47,14 +47,14 @@ def make_parser(prog: str) -> CommandParser:
         help="print lines instead of the live view; default if the output is not a terminal",
     )
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write the engine's events as JSON (engine)"
+        "--record", type=Path, metavar="FILE", help="record engine events as JSON (engine only)"
     )
     parser.add_argument(
         "--kv-cache-bytes",
         type=byte_count,
         metavar="N",
-        help="memory for the KV cache, recurrent states included (engine); by default, enough for "
-        "the batch",
+        help="bytes of memory for the KV cache and recurrent states (engine only); by default, "
+        "enough for the batch",
     )
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
     return parser
@@ -63,7 +63,7 @@ def make_parser(prog: str) -> CommandParser:
 def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
     """Runs a batch with a live table on `screen`; returns its duration in seconds."""
     with Live(console=screen, auto_refresh=False, transient=True) as live:
-        drawn_at = -REDRAW_SECONDS  # draws after the first step
+        drawn_at = -REDRAW_SECONDS  # draw after the first step
 
         def draw(seconds: float) -> None:
             nonlocal drawn_at
@@ -102,7 +102,7 @@ def _batch(args: argparse.Namespace) -> int:
     if longest >= context:
         raise UserError(
             f"the longest prompt has {longest} tokens, but the context of '{checkpoint.name}' is "
-            f"{context}, output included; use another model."
+            f"{context} tokens, including output; use another model."
         )
     limits = [min(args.max_tokens, context - len(prompt)) for prompt in prompts]
     run = open_batch_run(args, checkpoint, prompts, limits, sampler)

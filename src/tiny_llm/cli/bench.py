@@ -1,7 +1,7 @@
-"""Throughput and latency on random token ids; the last line is JSON.
+"""Throughput and latency on random token ids; the last output line is JSON.
 
-All sequences arrive at once and run through continuous batching; with --request-rate, they arrive
-at random times. EOS tokens are ignored, so each output has exactly the length drawn for it.
+All sequences arrive at once and are batched continuously; with --request-rate, they arrive at
+random times. EOS tokens are ignored, so each output has exactly its randomly drawn length.
 """
 
 import argparse
@@ -60,8 +60,8 @@ def make_parser(prog: str) -> CommandParser:
         ("--max-input-len", 1, 256, "maximum prompt length in tokens"),
         ("--min-output-len", 1, 32, "minimum output length in tokens"),
         ("--max-output-len", 1, 128, "maximum output length in tokens"),
-        ("--warmup", 0, 1, "sequences to run before the measurement"),
-        ("--seed", 0, 0, "seed of the lengths, token ids and arrivals"),
+        ("--warmup", 0, 1, "number of warmup sequences before the measurement"),
+        ("--seed", 0, 0, "random seed for lengths, token ids and arrival times"),
     ):
         parser.add_argument(flag, type=in_range(low), default=default, metavar="N", help=text)
     parser.add_argument(
@@ -69,21 +69,21 @@ def make_parser(prog: str) -> CommandParser:
         type=in_range(0.01, convert=float),
         nargs="+",
         metavar="R",
-        help="mean requests per second; the sequences arrive at random times, once for each rate "
-        "given (engine)",
+        help="mean arrival rate in requests per second; sequences arrive at random times, and the "
+        "workload runs once per rate (engine only)",
     )
     parser.add_argument(
         "--goodput",
-        type=_bound,
+        type=_latency_bound,
         nargs="+",
         metavar="NAME:MS",
-        help="bounds on a request's latencies in milliseconds, for --request-rate: ttft:200 "
+        help="latency bounds per request in milliseconds, for --request-rate, e.g. ttft:200 "
         "tpot:50",
     )
     return parser
 
 
-def _bound(text: str) -> tuple[str, float]:
+def _latency_bound(text: str) -> tuple[str, float]:
     """Argument type: a latency bound in milliseconds, "ttft:200" → ("ttft", 0.2) seconds."""
     name, _, milliseconds = text.partition(":")
     if name not in ("ttft", "tpot"):
@@ -101,16 +101,17 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
         workload: prompts and output lengths.
 
     Returns:
-        Counts, seconds, tokens/s, latencies in milliseconds, memory in gigabytes (10⁹ bytes).
+        Token counts, duration in seconds, tokens/s, latencies in milliseconds, and peak memory in
+        GB (10⁹ bytes).
     """
-    clock = TimestampTokenizer()
-    run = _open(args, checkpoint, workload, clock)
+    tokenizer = TimestampTokenizer()
+    run = _open(args, checkpoint, workload, tokenizer)
     mx.reset_peak_memory()
     started = time.perf_counter()
-    _serve(run, len(workload.prompts))
+    _run_to_completion(run, len(workload.prompts))
     seconds = time.perf_counter() - started
     prompt, output = workload.prompt_tokens, workload.output_tokens
-    assert sum(map(len, clock.sequences)) == output, "each output has its drawn length"
+    assert sum(map(len, tokenizer.sequences)) == output, "every output must have its drawn length"
     return {
         "num_seqs": len(workload.prompts),
         "prompt_tokens": prompt,
@@ -120,7 +121,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
         "prompt_tokens_per_s": round(prompt / seconds, 2),
         "output_tokens_per_s": round(output / seconds, 2),
         "total_tokens_per_s": round((prompt + output) / seconds, 2),
-        **latencies(clock.sequences, started),
+        **latencies(tokenizer.sequences, started),
         "peak_memory_gb": round(mx.get_peak_memory() / 1e9, 4),
     }
 
@@ -150,15 +151,15 @@ def measure_load(
     arrivals = poisson_arrivals(len(workload.prompts), rate, args.seed)
     requests = run_open_loop(llm, workload, arrivals)
     llm.close()
-    seconds = max(one.last_token for one in requests) - requests[0].arrival
+    seconds = max(request.last_token for request in requests) - requests[0].arrival
     result: dict[str, float | None] = {
         "request_rate": rate,
         "requests_per_s": round(len(requests) / seconds, 2),
         "output_tokens_per_s": round(workload.output_tokens / seconds, 2),
         "goodput": round(goodput(requests, slo), 2),
     }
-    tpot = [one.tpot for one in requests if one.tpot is not None]
-    for name, values in (("ttft_ms", [one.ttft for one in requests]), ("tpot_ms", tpot)):
+    tpot = [request.tpot for request in requests if request.tpot is not None]
+    for name, values in (("ttft_ms", [request.ttft for request in requests]), ("tpot_ms", tpot)):
         for key, percent in (("median", 50), ("p95", 95)):
             ms = round(percentile(values, percent) * 1e3, 3) if values else None
             result[f"{name}_{key}"] = ms
@@ -166,11 +167,14 @@ def measure_load(
 
 
 def _open(
-    args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, clock: TimestampTokenizer
+    args: argparse.Namespace,
+    checkpoint: Checkpoint,
+    workload: Workload,
+    tokenizer: TimestampTokenizer,
 ) -> BatchRun:
     return open_batch_run(
         args,
-        Checkpoint(checkpoint.name, checkpoint.mlx_model, clock),
+        Checkpoint(checkpoint.name, checkpoint.mlx_model, tokenizer),
         workload.prompts,
         workload.output_lens,
         make_sampler(temp=0),
@@ -178,8 +182,8 @@ def _open(
     )
 
 
-def _serve(run: BatchRun, num_seqs: int) -> None:
-    """Runs a batch to the end. Redraws the progress bar only when a sequence finishes."""
+def _run_to_completion(run: BatchRun, num_seqs: int) -> None:
+    """Runs a batch to completion; redraws the progress bar only when a sequence finishes."""
     hidden = not console.is_terminal
     with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
         task = progress.add_task("sequences", total=num_seqs)
@@ -194,25 +198,24 @@ def _serve(run: BatchRun, num_seqs: int) -> None:
 def _bench(args: argparse.Namespace) -> int:
     check_batch_arguments(args)
     if args.request_rate is not None and args.loader != ENGINE:
-        raise UserError(
-            "--request-rate: only the engine adds requests as they arrive; leave it out."
-        )
+        raise UserError("--request-rate: only the engine accepts requests during a run; omit it.")
     if args.goodput is not None and args.request_rate is None:
-        raise UserError("--goodput has no effect without --request-rate; give both.")
+        raise UserError("--goodput requires --request-rate.")
     inputs = LengthRange("input", args.min_input_len, args.max_input_len)
     outputs = LengthRange("output", args.min_output_len, args.max_output_len)
     checkpoint = open_checkpoint(args)
     config = checkpoint.mlx_model.args
     if inputs.high + outputs.high > config.max_position_embeddings:
         raise UserError(
-            f"--max-input-len {inputs.high} plus --max-output-len {outputs.high} exceeds the "
-            f"context of '{checkpoint.name}', {config.max_position_embeddings} tokens."
+            f"--max-input-len {inputs.high} plus --max-output-len {outputs.high} exceed the "
+            f"context length of '{checkpoint.name}', {config.max_position_embeddings} tokens; "
+            "lower one of them."
         )
     if args.warmup:
-        # A different seed, so that the measured prompts do not hit the prefix cache.
+        # Use a different seed so that the measured prompts miss the prefix cache.
         short = LengthRange("output", 1, min(outputs.high, WARMUP_TOKENS))
         warmup = synthetic_workload(args.warmup, inputs, short, config.vocab_size, args.seed + 1)
-        _serve(_open(args, checkpoint, warmup, TimestampTokenizer()), args.warmup)
+        _run_to_completion(_open(args, checkpoint, warmup, TimestampTokenizer()), args.warmup)
     workload = synthetic_workload(args.num_seqs, inputs, outputs, config.vocab_size, args.seed)
     result = {
         "model": checkpoint.name,

@@ -63,7 +63,7 @@ class ChatSession:
         Ctrl-C stops generation; the partial reply is kept.
 
         Raises:
-            UserError: the conversation exceeds the context, or the server rejects it; this turn
+            UserError: the conversation exceeds the context, or the server rejects it; the turn
                 is dropped.
         """
         self.messages.append({"role": "user", "content": text})
@@ -107,7 +107,7 @@ def _converse(args: argparse.Namespace) -> int:
             console.print(f"unknown command {line}; {HELP}", markup=False)
         elif line:
             try:
-                session.ask(validate_utf8("the line", line))
+                session.ask(validate_utf8("the message", line))
 
             except UserError as error:
                 console.print(f"{error}{hint}", markup=False, soft_wrap=True)

@@ -60,28 +60,41 @@ def make_parser(prog: str) -> CommandParser:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="print what fits: weights, KV cache, longest prompt and expected speed of this model; "
-        "only its config is downloaded. The other flags are those of `serve`",
+        help="print this model's memory table: weights, KV cache, longest prompt and estimated "
+        "speed; only its config is downloaded. The other flags are the same as for `serve`",
     )
     parser.add_argument("--draft-model", metavar="NAME", help="draft model")
-    parser.add_argument("--kv-cache-bytes", type=byte_count, metavar="N", help="bytes of KV memory")
     parser.add_argument(
-        "--max-num-seqs", type=in_range(1), metavar="N", help="maximum running sequences (32)"
+        "--kv-cache-bytes", type=byte_count, metavar="N", help="bytes of memory for the KV cache"
     )
     parser.add_argument(
-        "--max-model-len", type=in_range(2), metavar="N", help="maximum tokens of a sequence"
+        "--max-num-seqs",
+        type=in_range(1),
+        metavar="N",
+        help="maximum number of running sequences (default: 32)",
     )
-    parser.add_argument("--block-size", type=in_range(1), metavar="N", help="tokens per page (32)")
-    parser.add_argument("--task", choices=["auto", *TASKS], help="auto by default")
     parser.add_argument(
-        "--tensor-parallel-size", "--tp", type=rank_count, metavar="N", help="number of ranks (1)"
+        "--max-model-len", type=in_range(2), metavar="N", help="maximum tokens per sequence"
     )
-    parser.add_argument("--device", choices=["cpu", "gpu"], help="gpu by default, if available")
+    parser.add_argument(
+        "--block-size", type=in_range(1), metavar="N", help="tokens per page (default: 32)"
+    )
+    parser.add_argument("--task", choices=["auto", *TASKS], help="the model's task (default: auto)")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "--tp",
+        type=rank_count,
+        metavar="N",
+        help="number of ranks (default: 1)",
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "gpu"], help="device to run on; by default, gpu if available"
+    )
     return parser
 
 
 def run_checks() -> Iterator[CheckResult]:
-    """Yields all checks, in the order of their dependencies."""
+    """Yields the results of all checks, in dependency order."""
     yield _python()
     yield _package("mlx")
     yield _package("mlx-lm")
@@ -94,10 +107,10 @@ def run_checks() -> Iterator[CheckResult]:
         try:
             check_checkpoint(folder)
             yield CheckResult(
-                f"model {name}", True, f"shipped, {weight_bytes(folder) / 1e6:.1f} MB"
+                f"model {name}", True, f"bundled, {weight_bytes(folder) / 1e6:.1f} MB"
             )
         except ModelError as error:
-            yield CheckResult(f"model {name}", False, str(error), "check the package out again")
+            yield CheckResult(f"model {name}", False, str(error), "reinstall tiny-llm")
     for name, hub_id in SHORT_NAMES.items():
         cached = find_in_cache(hub_id)
         if cached is None:
@@ -114,7 +127,7 @@ def _report(args: argparse.Namespace) -> int:
         return _report_model(args)
     given = [flag_name(name) for name, value in vars(args).items() if value is not None]
     if given:
-        raise UserError(f"{given[0]} has no effect without --model; give both.")
+        raise UserError(f"{given[0]} requires --model.")
     table = Table("component", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")
     is_complete = True
     for result in run_checks():
@@ -165,7 +178,7 @@ def _device() -> CheckResult:
     try:
         mx.eval(mx.ones(4) + 1)
     except RuntimeError as error:
-        return CheckResult("device", False, f"MLX fails: {error}", "`pdm install` again")
+        return CheckResult("device", False, f"MLX failed: {error}", "`pdm install` reinstalls MLX")
     kind = "cpu" if kernels.computes_on_cpu() else "gpu"
     name = mx.device_info().get("device_name", platform.processor() or platform.machine())
     if kind == "gpu" and mx.default_device() == mx.cpu:
@@ -194,20 +207,22 @@ def _metal_kernels() -> Iterator[CheckResult]:
     """Yields one row per Metal kernel file; compiles the files if the machine has a GPU."""
     has_gpu = not kernels.computes_on_cpu() and kernels.runs_on_default_device()
     if not has_gpu:
-        yield CheckResult("Metal kernels", None, f"not on {platform.system()}", "no action needed")
+        yield CheckResult(
+            "Metal kernels", None, f"not supported on {platform.system()}", "no action needed"
+        )
         return
     metal = kernels.extension().metal
     for library in metal.library_states():
         metal.compile_file(library.file)
     for library in metal.library_states():
         found = library.state + (f": {library.message}" if library.message else "")
-        fix = "the operation falls back to the CPU; please report the message"
+        fix = "the operation falls back to the CPU; please report this message"
         yield CheckResult(f"{library.file}.metal", library.state == "compiled", found, fix)
 
 
 def _torch() -> CheckResult:
     if importlib.util.find_spec("torch") is None:
-        fix = "`pdm run install-torch` (parity tests and training use it)"
+        fix = "`pdm run install-torch` (for parity tests and training)"
         return CheckResult("torch", None, "not installed", fix)
     return CheckResult("torch", True, version("torch"))
 

@@ -92,8 +92,8 @@ def _without_command(argv: Sequence[str], prog: str) -> int:
     if args.print_completion is not None:
         print(completion(args.print_completion))
         return 0
-    problem = "no command was given" if args.command is None else f"unknown command {args.command}"
-    raise UserError(f"{problem}; give one of {', '.join(COMMANDS)} (--help lists them).")
+    problem = "no command given" if args.command is None else f"unknown command {args.command}"
+    raise UserError(f"{problem}; choose one of {', '.join(COMMANDS)} (see --help).")
 
 
 def _root_parser(prog: str) -> CommandParser:
@@ -110,7 +110,7 @@ def _root_parser(prog: str) -> CommandParser:
         "--print-completion",
         choices=SHELLS,
         metavar="SHELL",
-        help="print the completion script for bash, zsh or tcsh",
+        help="print the shell completion script for bash, zsh or tcsh",
     )
     return parser
 

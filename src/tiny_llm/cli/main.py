@@ -22,7 +22,10 @@ def make_parser(prog: str) -> CommandParser:
     """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.main")
     parser.add_argument(
-        "--prompt", default=INTRODUCTION_PROMPT, metavar="TEXT", help="prompt; - reads stdin"
+        "--prompt",
+        default=INTRODUCTION_PROMPT,
+        metavar="TEXT",
+        help="prompt, or - to read it from stdin",
     )
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -44,7 +47,7 @@ def statistics_line(
 def _answer(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     if not prompt.strip():
-        raise UserError("the prompt is empty; give --prompt a text.")
+        raise UserError("the prompt is empty; pass text with --prompt.")
 
     backend = open_backend(args)
     for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):

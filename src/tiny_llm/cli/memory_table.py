@@ -1,7 +1,7 @@
 """Memory table: a model's weights, KV memory and speed on this machine.
 
-Computed from `config.json` and the headers of the weight files, without reading weights. A model
-that is not downloaded needs only its config.
+Computed from `config.json` and the headers of the weight files, without reading weights. If the
+model has not been downloaded, the config is enough.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Fit:
     Attributes:
         sizes: size of the target model, then of the draft model, if any.
         kv_cache_bytes: KV memory in bytes.
-        reason: why `kv_cache_bytes` was chosen; empty if the user gave it.
+        reason: how `kv_cache_bytes` was chosen; empty if set by the user.
         num_tokens: capacity of all pages in tokens.
         num_state_slots: number of recurrent-state slots.
         max_seq_len: maximum tokens of a prompt and its completion.
@@ -63,7 +63,7 @@ class Fit:
         max_model_len: int | None,
         available: int,
     ) -> "Fit":
-        """Splits the KV memory like `LLM`; see `LLM` for arguments and errors.
+        """Splits the KV memory as `LLM` does; see `LLM` for arguments and errors.
 
         `available` is the free memory in bytes before the weights are loaded.
         """
@@ -101,7 +101,7 @@ class Fit:
 
     @property
     def longest_prompt(self) -> int:
-        """Maximum prompt length that leaves room for one output token, which needs no KV slot."""
+        """Maximum prompt length that allows one output token, which needs no KV slot."""
         return min(self.max_seq_len - 1, self.num_tokens)
 
     def tokens_per_second(self, context: int, bandwidth: float) -> float:
@@ -122,7 +122,7 @@ def fits_of_flags(
     """Capacity for each KV cache dtype, from the flags of `check` or `serve`.
 
     Raises:
-        UserError: a folder has no model, or a flag is incompatible with the model.
+        UserError: a folder contains no model, or a flag is incompatible with the model.
     """
     load_format = getattr(args, "load_format", "auto")
     sizes = [model_size(folder, args.tensor_parallel_size, load_format)]
@@ -148,7 +148,7 @@ def print_fits(
     task: Task,
     bandwidth: float | None = None,
 ) -> None:
-    """Prints the table, followed by the machine's memory and the sources of the figures.
+    """Prints the table, followed by notes on the machine's memory and on the figures.
 
     Args:
         console: output console.
@@ -204,15 +204,15 @@ def _notes(fits: Mapping[KvCacheDtype, Fit], bandwidth: float | None) -> Iterato
     """Notes printed below the table."""
     first = next(iter(fits.values()))
     total, available = total_memory(), available_memory()
-    yield f"memory: {format_bytes(total)}, of which {format_bytes(available)} are available"
+    yield f"memory: {format_bytes(total)} total, {format_bytes(available)} available"
     if not first.is_loadable:
-        yield "the weights do not fit in the memory; choose a smaller model or fewer bits"
+        yield "the weights do not fit in memory; use a smaller model or lower-bit quantization"
         return
     if first.reason:
-        yield f"KV memory: {first.reason}; --kv-cache-bytes sets it"
+        yield f"KV memory: {first.reason}; set --kv-cache-bytes to change it"
     if bandwidth is not None:
         speed = f"{bandwidth / 1e9:.1f} GB/s"
-        yield f"tokens/s: one request, limited by the memory bandwidth, measured as {speed}"
+        yield f"tokens/s: upper bound for one request at the measured memory bandwidth of {speed}"
     needed = first.weight_bytes + first.kv_cache_bytes
     if needed > available:
         missing = format_bytes(needed - available)

@@ -64,87 +64,86 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         action="append",
         metavar="NAME[=OPTIONS]",
-        help="as for `main`: a name, hub id or folder; repeatable: models are then loaded on "
-        "first use, and requests without a model use the first. OPTIONS: a task (see --task), pin "
-        "(always loaded), or both, as in PATH=embed,pin",
+        help="name, Hub id or folder, as for `main`; may be repeated: models are then loaded on "
+        "first use, and requests that name no model use the first. OPTIONS: a task (see --task), "
+        "pin (keep the model loaded), or both, e.g. PATH=embed,pin",
     )
     parser.add_argument(
         "--solution",
         choices=["tiny_llm", "ref", "mine"],
         default="tiny_llm",
-        help="tiny_llm (or ref): this package; mine: the learner's tree, except for files with an "
+        help="tiny_llm (or ref): this package; mine: the learner's tree, except files with an "
         "unwritten task",
     )
     parser.add_argument(
         "--max-memory",
         type=byte_count,
         metavar="N",
-        help="upper bound on the weights and KV caches of all loaded models, in bytes; the least "
-        "recently used model is unloaded first; by default, the machine's memory",
+        help="maximum bytes of weights and KV caches of all loaded models; the least recently used "
+        "model is unloaded to stay within it; by default, the machine's memory",
     )
     parser.add_argument(
         "--idle-unload",
         type=in_range(1e-3, convert=float),
         metavar="S",
-        help="unload a model after S seconds without requests; never by default",
+        help="unload a model after S seconds without requests; by default, never",
     )
     add_engine_arguments(parser)
     parser.add_argument(
         "--kv-cache-bytes",
         type=byte_count,
         metavar="N",
-        help="bytes of memory for the KV cache and recurrent states of a model, allocated on "
-        "demand; it limits the context of all running requests together; by default, 3/4 of the "
-        "memory that is available beside the weights, or 512 MiB for each of several models",
+        help="bytes of memory for a model's KV cache and recurrent states, allocated on demand; "
+        "limits the total context of all running requests; by default, 3/4 of the memory left "
+        "after loading the weights, or 512 MiB per model if several are served",
     )
     parser.add_argument(
         "--max-num-seqs",
         type=int,
         default=DEFAULT_MAX_NUM_SEQS,
         metavar="N",
-        help="maximum running sequences",
+        help="maximum number of running sequences",
     )
     parser.add_argument(
         "--max-num-batched-tokens",
         type=int,
         default=256,
         metavar="N",
-        help="maximum tokens per step, of all requests together; prompts are split into chunks",
+        help="maximum tokens per step across all requests; longer prompts are prefilled in chunks",
     )
     parser.add_argument(
         "--max-model-len",
         type=in_range(2),
         metavar="N",
-        help="maximum tokens of a prompt and its completion; by default, the model's context",
+        help="maximum length of prompt plus completion; by default, the model's context length",
     )
     parser.add_argument(
         "--task",
         choices=["auto", *TASKS],
         default="auto",
-        help="auto (default): embed for an embedding model, otherwise generate; score for a "
-        "reranking model",
+        help="auto: embed for embedding models, otherwise generate; use score for reranking models",
     )
     parser.add_argument(
         "--scheduling-policy",
         choices=["fair", "fcfs"],
         default="fair",
-        help="fair (default): short prompts overtake long ones, within a bound; fcfs: prompts in "
-        "order of arrival",
+        help="fair: short prompts may overtake long ones, within a bound; fcfs: first come, first "
+        "served",
     )
     parser.add_argument(
         "--step-time-target",
         type=in_range(1e-3, convert=float),
         metavar="S",
-        help="intended seconds per step while requests decode, which limits the prompt tokens "
-        "beside them (fair; 0.1)",
+        help="target seconds per step while requests are decoding; limits the prompt tokens in the "
+        "same step (fair only; default: 0.1)",
     )
     parser.add_argument(
         "--served-model-name",
         action="extend",
         nargs="+",
         metavar="NAME",
-        help="model name in the API; several are aliases, and responses have the first; by "
-        "default, the last part of --model",
+        help="model name in the API; further names are aliases, and responses use the first; by "
+        "default, the last component of --model",
     )
     parser.add_argument(
         "--lora-modules",
@@ -152,8 +151,8 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=lora_module,
         metavar="NAME=DIR",
-        help="LoRA adapters, folders written by mlx_lm.lora; a request chooses one by its name as "
-        "the model",
+        help="LoRA adapters (folders written by mlx_lm.lora); a request selects one by passing its "
+        "name as the model",
     )
     parser.add_argument(
         "--chat-template",
@@ -165,7 +164,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--tool-call-parser",
         choices=[AUTO, *NAMES],
         default=AUTO,
-        help="format of tool calls; by default, the one in the model's chat template",
+        help="tool-call format; by default, detected from the model's chat template",
     )
     parser.add_argument(
         "--generation-config",
@@ -183,7 +182,7 @@ def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
         type=in_range(0, 65535),
         default=8000,
         metavar="N",
-        help="port to listen on; 0 picks a free one",
+        help="port to listen on; 0 selects a free port",
     )
     parser.add_argument(
         "--api-key",
@@ -193,22 +192,22 @@ def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-anonymous",
         action="store_true",
-        help="listen on a non-local host without an API key",
+        help="allow a non-local --host without an API key",
     )
     parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="accepted Host header of requests without an API key, such as tiny.example; "
-        "repeatable, '*' for any",
+        help="Host header to accept when no API key is set, e.g. tiny.example; may be repeated; "
+        "'*' accepts any",
     )
     parser.add_argument(
         "--cors-origin",
         action="append",
         default=[],
         metavar="URL",
-        help="allowed CORS origin; repeatable",
+        help="allowed CORS origin; may be repeated",
     )
 
 
@@ -219,13 +218,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="keep the last N responses in memory, for previous_response_id and item_reference; 0 "
-        "keeps none",
+        "disables the store",
     )
     parser.add_argument(
         "--log-requests",
         action="store_true",
-        help="log each request's method, path, status, id, tokens and times; by default, only "
-        "refused and failed ones",
+        help="log each request's method, path, status, id, token counts and timing; by default, "
+        "only rejected and failed requests",
     )
     parser.add_argument(
         "--log-contents",
@@ -233,7 +232,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="also log the bodies of requests and responses; implies --log-requests",
     )
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write engine events, for replay in the web UI"
+        "--record", type=Path, metavar="FILE", help="record engine events, for replay in the web UI"
     )
     parser.add_argument(
         "--prefix-warmup",
@@ -246,27 +245,27 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=in_range(0),
         default=256,
         metavar="N",
-        help="maximum queued requests beyond --max-num-seqs; more get status 429",
+        help="maximum queued requests beyond --max-num-seqs; further requests get status 429",
     )
     parser.add_argument(
         "--max-body-bytes",
         type=in_range(1),
         metavar="N",
-        help="maximum size of a request body; a larger one gets status 413; 32 bytes per token of "
-        "the context by default, within 4 and 16 MiB",
+        help="maximum size of a request body; larger bodies get status 413; by default, 32 bytes "
+        "per token of context, at least 4 and at most 16 MiB",
     )
     parser.add_argument(
         "--request-timeout",
         type=in_range(1e-3, convert=float),
         metavar="S",
-        help="seconds per request, queueing included; unlimited by default",
+        help="maximum seconds per request, including queueing; by default, unlimited",
     )
     parser.add_argument(
         "--drain-timeout",
         type=in_range(0, convert=float),
         default=30.0,
         metavar="S",
-        help="seconds for running requests to finish after SIGTERM",
+        help="maximum seconds to wait for running requests after SIGTERM",
     )
     parser.add_argument(
         "--watchdog",
@@ -284,7 +283,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise UserError(
             f"serve requires {', '.join(missing)}; run `pip install 'tiny-llm[serve]'`."
         )
-    kernels.extension()  # fails before loading if the extension is not built
+    kernels.extension()  # fail before loading if the extension is not built
     chat_template = None if args.chat_template is None else read_template_file(args.chat_template)
     models, reason = [parse_model_argument(text) for text in args.model or ()], None
     if not models:
@@ -302,7 +301,7 @@ def _serve(args: argparse.Namespace) -> int:
     max_memory = memory_budget(args.max_memory, needs)
     listening = _listen(args.host, args.port)
 
-    from ..server.process import ServerProcess  # imports this command's optional dependencies
+    from ..server.process import ServerProcess  # requires optional dependencies
     from ..server.settings import ModelSpec, Settings
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -409,8 +408,8 @@ def _adapter_names(args: argparse.Namespace, model_names: Sequence[str]) -> list
     for index, name in enumerate(names):
         if name in (*model_names, *names[:index]):
             raise UserError(
-                f"--lora-modules: '{name}' names the model or another adapter; give each another "
-                "name."
+                f"--lora-modules: '{name}' is already the name of the model or another adapter; "
+                "choose a unique name."
             )
     return names
 
@@ -419,7 +418,7 @@ def _step_time_target(args: argparse.Namespace) -> float | None:
     if args.step_time_target is None:
         return DEFAULT_STEP_TIME_TARGET if args.scheduling_policy == "fair" else None
     if args.scheduling_policy == "fcfs":
-        raise UserError("--step-time-target has no effect with --scheduling-policy fcfs.")
+        raise UserError("--step-time-target has no effect with --scheduling-policy fcfs; omit it.")
     target: float = args.step_time_target
     return target
 
@@ -433,13 +432,13 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise UserError(
-            f"cannot listen on {host}:{port} ({error.strerror}); give another --port."
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port."
         ) from error
     return listening
 
 
 def _check_host(args: argparse.Namespace) -> None:
-    """Rejects an unintentionally public server.
+    """Rejects a non-local host without authentication, unless explicitly allowed.
 
     Raises:
         UserError: the host is not local and neither --api-key nor --allow-anonymous is given.
@@ -447,7 +446,7 @@ def _check_host(args: argparse.Namespace) -> None:
     has_key = api_key(args.api_key) is not None
     if args.host not in LOCAL_HOSTS and not has_key and not args.allow_anonymous:
         raise UserError(
-            f"--host {args.host} is reachable from other machines without an API key; give "
+            f"--host {args.host} exposes the server to other machines without an API key; set "
             "--api-key, or --allow-anonymous for a public server."
         )
 

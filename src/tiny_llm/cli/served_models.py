@@ -47,7 +47,7 @@ class ModelArgument:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """A model's declared memory in bytes.
+    """A model's memory requirement in bytes.
 
     Attributes:
         name: the model's name in the API.
@@ -80,8 +80,8 @@ def parse_model_argument(text: str) -> ModelArgument:
     unknown = [option for option in options if option not in OPTIONS]
     if unknown or len(tasks) > 1 or not name:
         raise UserError(
-            f"--model {text}: '{given}' is not a list of at most one task ({', '.join(TASKS)}) "
-            f"and {PIN}; give PATH, PATH=embed, PATH=pin or PATH=embed,pin."
+            f"--model {text}: invalid options '{given}'; use at most one task ({', '.join(TASKS)}) "
+            f"and {PIN}, e.g. PATH=embed, PATH=pin or PATH=embed,pin."
         )
     return ModelArgument(name, tasks[0] if tasks else "auto", PIN in options)
 
@@ -95,20 +95,20 @@ def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> No
     if len(models) > 1:
         for name, default in SINGLE_MODEL_FLAGS.items():
             if getattr(args, name) != default:
-                fix = "give the task as --model PATH=TASK" if name == "task" else "leave it out"
+                fix = "pass the task as --model PATH=TASK" if name == "task" else "omit it"
                 raise UserError(
                     f"{flag_name(name)} supports a single --model, got {len(models)}; {fix}."
                 )
     elif models[0].task != "auto" and args.task not in ("auto", models[0].task):
         raise UserError(
-            f"--task {args.task} contradicts --model {models[0].name}={models[0].task}; leave one "
-            "of them out."
+            f"--task {args.task} conflicts with --model {models[0].name}={models[0].task}; omit "
+            "one of them."
         )
     if args.idle_unload is not None:
         for name in ("tensor_parallel_size", "record"):
             if getattr(args, name) != SINGLE_MODEL_FLAGS[name]:
                 raise UserError(
-                    f"{flag_name(name)} requires an always loaded model; leave out --idle-unload."
+                    f"{flag_name(name)} cannot be combined with --idle-unload; omit one of them."
                 )
 
 
@@ -140,7 +140,7 @@ def memory_needs(
     folders: Sequence[Path],
     draft: Path | None,
 ) -> list[MemoryNeed]:
-    """Declares each model's memory.
+    """Computes each model's memory requirement.
 
     Args:
         args: parsed flags.
@@ -154,7 +154,7 @@ def memory_needs(
     for name in first_names:
         if first_names.count(name) > 1:
             raise UserError(
-                f"two models have the name '{name}' in the API; give folders with different names."
+                f"two models have the API name '{name}'; use folders with different names."
             )
     draft_bytes = 0 if draft is None else model_size(draft, 1, args.load_format).weight_bytes
     return [
@@ -182,8 +182,8 @@ def memory_budget(max_memory: int | None, needs: Sequence[MemoryNeed]) -> int | 
         given, max_memory = "the machine's memory of", total
     elif max_memory > total:
         raise UserError(
-            f"--max-memory must not exceed the memory, got {max_memory:,}; this machine has "
-            f"{total:,} bytes."
+            f"--max-memory must be at most the machine's memory of {total:,} bytes, got "
+            f"{max_memory:,}."
         )
     else:
         given = "--max-memory"
@@ -191,10 +191,10 @@ def memory_budget(max_memory: int | None, needs: Sequence[MemoryNeed]) -> int | 
     for need in needs:
         others = pinned - need.total * need.is_pinned
         if others + need.total > max_memory:
-            beside = f", beside {others:,} of the other pinned models" if others else ""
+            pinned_note = f", in addition to {others:,} for other pinned models" if others else ""
             raise UserError(
-                f"{given} {max_memory:,} bytes is too small: the model '{need.name}' takes "
-                f"{need.total:,} bytes ({need.weights:,} of weights, {need.kv_cache:,} of KV cache)"
-                f"{beside}; raise --max-memory or lower --kv-cache-bytes."
+                f"{given} {max_memory:,} bytes is too small: the model '{need.name}' needs "
+                f"{need.total:,} bytes ({need.weights:,} for weights, {need.kv_cache:,} for the KV "
+                f"cache){pinned_note}; raise --max-memory or lower --kv-cache-bytes."
             )
     return max_memory

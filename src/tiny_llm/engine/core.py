@@ -44,7 +44,7 @@ from .tool_calls.registry import AUTO
 log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
-MIN_RELEASED_SHARE = 8  # compaction copies the used pages: at least 1/8 must be unused
+MIN_RELEASED_SHARE = 8  # compacts only if 1/8 of the pages is unused: the others are copied
 PRECOMPUTE_REQUEST_ID = "(ahead)"  # internal request, not sent by a client
 
 
@@ -66,7 +66,7 @@ class EngineCore:
         vocab_size: V of the target model.
         grammars: grammar compiler; thread-safe, so a server may compile ahead of `add`.
         step_seconds: time spent in steps; all but `runner.seconds` is overhead.
-        num_memory_evictions: cached pages evicted because the system was short of memory.
+        num_memory_evictions: cached pages evicted because the system was low on memory.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class EngineCore:
         """Queues a prompt's `n` requests, all or none.
 
         Args:
-            prompt, params, request_id, timeout, lora: see `LLM.add_request` (errors, too).
+            prompt, params, request_id, timeout, lora: see `LLM.add_request`, also for errors.
             chat: chat template options.
             sink: queue for the request's stream outputs.
         """
@@ -170,8 +170,8 @@ class EngineCore:
         """
         if not isinstance(lora, str | None) or lora not in self.adapters:
             names = [name for name in self.adapters if name is not None]
-            known = f"one of {summarize(names)}" if names else "None; the engine has no adapters"
-            raise UserError(f"lora must be {known}, got {short_repr(lora)}.")
+            allowed = f"one of {summarize(names)}" if names else "None: no adapters are loaded"
+            raise UserError(f"lora must be {allowed}, got {short_repr(lora)}.")
         return self.adapters[lora]
 
     def _make_request(
@@ -275,7 +275,7 @@ class EngineCore:
         except UserError:  # too long, as any continuation would be
             return False
         except Exception:  # best effort: no caller depends on it
-            log.exception("precomputing a page failed")
+            log.exception("failed to precompute a prefix cache page")
         scheduler.finish(request, "abort")
         if self.disk_cache is not None:
             self.disk_cache.store_new()
@@ -285,10 +285,10 @@ class EngineCore:
         return has_grown and end + size <= len(token_ids)
 
     def check_memory(self) -> bool:
-        """Releases cached prefixes if memory is short; checks at most once per second.
+        """Releases cached prefixes if memory is low; checks at most once per second.
 
         Returns:
-            Whether the statistics have changed: memory was short, or the disk cache wrote pages.
+            Whether the statistics have changed: memory was low, or the disk cache wrote pages.
         """
         now = time.monotonic()
         if now < self._next_memory_check:
@@ -297,7 +297,7 @@ class EngineCore:
         is_short = memory.is_memory_short()
         if is_short:
             self.release_cached_memory()
-        has_written = self.disk_cache is not None and self.disk_cache.store_rest()
+        has_written = self.disk_cache is not None and self.disk_cache.store_when_idle()
         return is_short or has_written
 
     def release_cached_memory(self) -> None:
@@ -316,7 +316,7 @@ class EngineCore:
         memory.release_free_memory()
         if num_evicted or self.runner.nbytes < before:
             log.warning(
-                "memory is short: %d cached pages were evicted, %.1f MB of KV memory released",
+                "low memory: evicted %d cached pages, released %.1f MB of KV memory",
                 num_evicted,
                 (before - self.runner.nbytes) / 1e6,
             )

@@ -93,13 +93,12 @@ def load_models(
     check_int("tensor_parallel_size", tensor_parallel_size, 1)
     if task != "generate" and (tensor_parallel_size > 1 or draft_model is not None or mtp):
         raise UserError(
-            f"task='{task}' supports neither draft_model nor speculative='mtp' nor "
-            "tensor_parallel_size above 1; leave them out."
+            f"task='{task}' does not support draft_model, speculative='mtp' or "
+            "tensor_parallel_size above 1; remove them."
         )
     if mtp and (tensor_parallel_size > 1 or _shards(model) is not None):
         raise UserError(
-            "speculative='mtp' does not support tensor_parallel_size above 1; leave one of them "
-            "out."
+            "speculative='mtp' does not support tensor_parallel_size above 1; remove one of them."
         )
     if tensor_parallel_size > 1:
         model = load_sharded(_checkpoint_name(model), tensor_parallel_size, load_format)
@@ -127,12 +126,12 @@ def adapter_folders(
         return {}
     if adapter_path is not None and lora_modules is not None:
         raise UserError(
-            "adapter_path and lora_modules cannot be combined; give all adapters in lora_modules."
+            "adapter_path and lora_modules cannot be combined; pass all adapters in lora_modules."
         )
     if tensor_parallel_size > 1:
         raise UserError(
-            "LoRA adapters are not supported with tensor_parallel_size above 1; leave one of the "
-            "two out, or fuse the adapter into the model with `mlx_lm.fuse`."
+            "LoRA adapters are not supported with tensor_parallel_size above 1; fuse the adapter "
+            "into the model with `mlx_lm.fuse`."
         )
     if lora_modules is None:
         lora_modules = {None: adapter_path}
@@ -141,9 +140,10 @@ def adapter_folders(
     for name, path in lora_modules.items():
         is_name = name is None if adapter_path is not None else isinstance(name, str) and name
         if not is_name or not isinstance(path, str | os.PathLike):
+            if adapter_path is not None:
+                raise UserError(f"adapter_path must be a path, got {short_repr(path)}.")
             raise UserError(
-                f"an adapter must have a name and a folder, got {short_repr(name)} and "
-                f"{short_repr(path)}."
+                f"lora_modules must map names to folders, got {short_repr({name: path})}."
             )
     folders: Mapping[str | None, Any] = lora_modules
     return folders
@@ -155,7 +155,7 @@ def attach_to_target(
     """Attaches adapters to the target model.
 
     Returns:
-        Adapter indices by name. The key None is for requests that name no adapter; −1 for none.
+        Adapter indices by name; −1 means no adapter. The key None is for requests that name none.
 
     Raises:
         UserError: an adapter cannot be used with the model.
@@ -217,7 +217,7 @@ def make_model_runner(
                 raise UserError(f"the model cannot score documents: {error}.") from error
             pool = partial(pool_scores, no_token=no_token, yes_token=yes_token)
         runner = PoolingRunner(target, pool=pool)
-        runner.async_scheduling.enabled = False  # there is no next step
+        runner.async_scheduling.enabled = False  # pooling has no next step
     if models.tp_checkpoint is not None:
         runner.async_scheduling.enabled = False  # the other ranks need the token ids
     if num_state_slots:
@@ -238,7 +238,7 @@ def make_proposers(
         if draft_model is None and speculative is None:
             raise UserError(
                 f"num_drafts={num_drafts} requires draft_model or speculative='ngram' or 'mtp'; "
-                "give one of them, or leave num_drafts out."
+                "set one of them, or remove num_drafts."
             )
     if speculative not in (None, "ngram", "mtp"):
         raise UserError(
@@ -246,8 +246,7 @@ def make_proposers(
         )
     if speculative is not None and draft_model is not None:
         raise UserError(
-            f"speculative='{speculative}' and draft_model cannot be combined; leave one of them "
-            "out."
+            f"speculative='{speculative}' and draft_model cannot be combined; remove one of them."
         )
     if speculative != "ngram":
         return [GrammarProposer()]
@@ -276,7 +275,9 @@ def make_scheduler(
             f"scheduling_policy must be 'fair' or 'fcfs', got {short_repr(scheduling_policy)}."
         )
     if step_time_target is not None:
-        raise UserError("step_time_target requires scheduling_policy='fair'; leave it out.")
+        raise UserError(
+            "step_time_target requires scheduling_policy='fair'; set both, or remove the target."
+        )
     return Scheduler(config, listener)
 
 
@@ -330,8 +331,8 @@ def _checkpoint_name(model: Model) -> str:
     """
     if not isinstance(model, str | os.PathLike):
         raise UserError(
-            "the model is already loaded, but each of tensor_parallel_size processes loads its own "
-            "shard; give a name or folder."
+            "the model is already loaded, but with tensor_parallel_size above 1, each process "
+            "loads its own shard; pass a name or folder."
         )
     return os.fspath(model)
 
@@ -353,8 +354,8 @@ def _load_model(
     is_pair = isinstance(model, Sequence) and len(model) == 2
     if not (is_pair and hasattr(model[0], "args") and model[1] is not None):
         raise UserError(
-            f"{short_repr(model)} is not a model; give a name, a folder, or the pair (model, "
-            "tokenizer) that `load` returns."
+            f"{short_repr(model)} is not a model; pass a name, a folder, or the pair (model, "
+            "tokenizer) returned by `load`."
         )
     mlx_model, tokenizer = model
     if isinstance(mlx_model, ShardedCheckpoint):

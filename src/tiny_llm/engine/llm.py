@@ -65,10 +65,10 @@ POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 class LLM:
-    """Serves many requests concurrently within a fixed KV memory.
+    """Serves many requests concurrently with a fixed KV memory budget.
 
-    A request's output depends only on its prompt, its parameters (`seed` is their default seed) and
-    the model. Other requests, batching, chunked prefill, cached prefixes, preemption and draft
+    A request's output depends only on the model, its prompt and its parameters, with `seed` as the
+    default seed. Other requests, batching, chunked prefill, cached prefixes, preemption and draft
     tokens do not affect it. Outputs are bit-identical for a given version, instruction set (which
     selects the kernels) and `tensor_parallel_size`. "paged" and "flash" attention are bit-identical
     to each other; "reference" rounds differently. Argument names and semantics follow vLLM where it
@@ -76,13 +76,13 @@ class LLM:
 
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
-        kv_cache_bytes: upper bound on KV memory, the draft model's and recurrent states included.
+        kv_cache_bytes: upper bound on KV memory, including the draft model's and recurrent states.
             None uses three quarters of the memory left by the weights, capped at what
             `max_num_seqs` requests of `max_model_len` tokens need, and logs the result. Allocated
-            in increments on demand and kept until memory is short; `reserve` allocates all of it.
-            Floats like 2e9 are accepted. For a model with recurrent state, up to half is for state
-            slots: one per running request, the others for checkpoints, from which later requests
-            with a common prefix continue.
+            in increments on demand and kept until the system runs low on memory; `reserve`
+            allocates all of it. Floats like 2e9 are accepted. For a model with recurrent state, up
+            to half is for state slots: one per running request, and checkpoints from which later
+            requests with a common prefix resume.
         block_size: tokens per page. Requests share full pages, so smaller pages share more, at the
             cost of longer block tables.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
@@ -102,7 +102,7 @@ class LLM:
             model, 7 with "ngram", 1 with "mtp".
         speculative: "ngram" drafts the continuation of an earlier occurrence of the last tokens in
             prompt or output. "mtp" drafts with the multi-token prediction layer in Qwen3.5 and
-            Qwen3-Next checkpoints. Excludes `draft_model`; does not change the output.
+            Qwen3-Next checkpoints. Incompatible with `draft_model`; does not change the output.
         attention_backend: "paged" reads pages in place. "flash" (the Week 2 kernel, bitwise
             identical) and "reference" (plain MLX) gather them first; both are slower and meant for
             comparison.
@@ -110,8 +110,8 @@ class LLM:
             8-bit integers with a scale per token and head: about twice as many tokens in the same
             memory, with a small error. The recurrent state of hybrid models is not affected.
         chat_template: Jinja source that replaces the model's chat template, or None.
-        load_format: "auto" loads weights of models given by name; "dummy" draws random weights of
-            the same shapes and formats, for benchmarks.
+        load_format: "auto" loads weights of models given by name; "dummy" generates random weights
+            with the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes on this machine, each with a shard of the weights
             and KV cache. The model must be given by name. Partial sums are rounded before they are
             added, so this number can affect the output. If a process dies, this one exits with a
@@ -120,7 +120,7 @@ class LLM:
             checkpoint with a sentence-transformers pooling layer, otherwise "generate".
         scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of
             `serve`, lets short prompts overtake long ones: a request is overtaken by at most about
-            as many prompt tokens as it has itself.
+            as many prompt tokens as its own prompt has.
         step_time_target: with "fair", the target duration of steps with decoding requests, in
             seconds, which limits their prompt tokens; None for no limit. If too few fit, occasional
             steps take ten times as long (`scheduling/fair_scheduler.py`).
@@ -273,7 +273,7 @@ class LLM:
             UserError: a prompt has an invalid type, or `sampling_params` or `lora` has the wrong
                 length.
         """
-        self._check_generates()
+        self._check_generation_task()
         outputs: list[RequestOutput] = []
         prompts_and_params = _with_params(prompts, sampling_params, lora)
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
@@ -297,7 +297,7 @@ class LLM:
         Outputs of different prompts interleave; `request_output` is the same object for all outputs
         of a prompt. Requests are queued when the iteration starts and aborted if it stops early.
         """
-        self._check_generates()
+        self._check_generation_task()
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
         return self._run(_with_params(prompts, sampling_params, lora), chat, [])
 
@@ -348,9 +348,12 @@ class LLM:
                 if not output.finished:
                     self.abort(output.request_id)
 
-    def _check_generates(self) -> None:
+    def _check_generation_task(self) -> None:
         if self.task != "generate":
-            raise UserError(f"the model is for task='{self.task}', not for text generation.")
+            raise UserError(
+                f"text generation requires task='generate'; this model was loaded with "
+                f"task='{self.task}'."
+            )
 
     # ---------------------------------------------------------------- pooling models
 
@@ -387,7 +390,7 @@ class LLM:
     def _pool(self, task: str, prompts: Prompts) -> list[list[float]]:
         if self.task != task:
             raise UserError(
-                f"{task} requires a model for task='{task}'; this one is for '{self.task}'."
+                f"{task} requires task='{task}'; this model was loaded with task='{self.task}'."
             )
         outputs: list[RequestOutput] = []
         for _ in self._run(_with_params(prompts, POOLING_PARAMS), ChatOptions(), outputs):
@@ -518,12 +521,12 @@ class LLM:
         self.core.close()
 
     def check_memory(self) -> bool:
-        """Releases cached prefixes if the system is short of memory, as every step does.
+        """Releases cached prefixes if the system is low on memory, as every step does.
 
         For idle periods; checks at most once per second.
 
         Returns:
-            Whether the statistics have changed: memory was short, or the disk cache wrote pages.
+            Whether the statistics have changed: memory was low, or the disk cache wrote pages.
         """
         return self.core.check_memory()
 
@@ -562,11 +565,16 @@ def _with_params(
     if params is None or not isinstance(params, Sequence):
         params = [params or SamplingParams()] * len(prompt_list)
     if len(params) != len(prompt_list):
-        raise UserError(f"{len(params)} sampling_params were given for {len(prompt_list)} prompts.")
+        raise UserError(
+            f"expected one SamplingParams per prompt, got {len(params)} for {len(prompt_list)} "
+            "prompts."
+        )
     if isinstance(lora, str) or not isinstance(lora, Sequence):
         lora = [lora] * len(prompt_list)
     if len(lora) != len(prompt_list):
-        raise UserError(f"{len(lora)} adapters were given in lora for {len(prompt_list)} prompts.")
+        raise UserError(
+            f"expected one lora entry per prompt, got {len(lora)} for {len(prompt_list)} prompts."
+        )
     return list(zip(prompt_list, map(_check_params, params), lora, strict=True))
 
 

@@ -21,8 +21,8 @@ from .spec_decode.draft_model import DraftModel
 from .spec_decode.mtp_drafter import HiddenStatesModel, MtpDrafter
 from .spec_decode.verification import accepted_tokens
 
-NAN_LOGITS = "the model computed NaN logits, from which no token can be sampled."
-NAN_RESULT = "the model computed NaN."
+NAN_LOGITS = "the model produced NaN logits, so no token can be sampled."
+NAN_RESULT = "the model's output contains NaN."
 
 
 @dataclass

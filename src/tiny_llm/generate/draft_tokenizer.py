@@ -29,8 +29,8 @@ def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
     token, token_id = min(drafts.items() ^ targets.items(), key=lambda item: item[1])
     raise UserError(
         "the draft model's tokenizer differs from the target's: they have "
-        f"{len(drafts)} and {len(targets)} tokens, which differ at token {token_id} ({token!r}); "
-        "draft and target must share one vocabulary."
+        f"{len(drafts)} and {len(targets)} tokens, and first differ at token {token_id} "
+        f"({token!r}); draft and target must share one vocabulary."
     )
 
 
@@ -52,7 +52,7 @@ def check_same_tokenizer(draft_tokenizer: Any, tokenizer: Any, prompt: object = 
     if draft_ends != ends:
         raise UserError(
             f"the draft model's end tokens are {draft_ends} and the target's {ends}; draft and "
-            "target must share them."
+            "target must have the same end tokens."
         )
     for text in (SAMPLE_TEXT, prompt):
         if isinstance(text, str):
@@ -60,6 +60,6 @@ def check_same_tokenizer(draft_tokenizer: Any, tokenizer: Any, prompt: object = 
             if draft_ids != ids:
                 raise UserError(
                     "the draft model's tokenizer differs from the target's: they encode "
-                    f"{short_repr(text)} as {len(draft_ids)} and {len(ids)} tokens, which differ; "
+                    f"{short_repr(text)} differently, as {len(draft_ids)} and {len(ids)} tokens; "
                     "draft and target must share one tokenizer."
                 )

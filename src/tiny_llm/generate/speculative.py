@@ -120,12 +120,12 @@ class SpeculativeDecoding:
     def _num_drafts_now(
         self, target: "_CachedModel", draft: "_CachedModel", num_tokens: int
     ) -> int:
-        """Returns `num_drafts`, capped by the room in both contexts.
+        """Returns `num_drafts`, capped by the remaining context of both models.
 
         The draft's last token is never written to the draft's cache.
         """
-        room = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
-        return int(max(0, min(self.num_drafts, room)))
+        num_left = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
+        return int(max(0, min(self.num_drafts, num_left)))
 
 
 def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> tuple[int, int]:

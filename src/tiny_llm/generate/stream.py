@@ -132,13 +132,14 @@ def resolve_max_tokens(
         check_int("max_tokens", max_tokens, 1)
     if max_seq_len is None:
         return max_tokens
-    room = max_seq_len - prompt_tokens
-    if room < 1:
+    num_left = max_seq_len - prompt_tokens
+    if num_left < 1:
         raise UserError(
-            f"the prompt has {prompt_tokens} tokens, and the model's context holds {max_seq_len} "
-            f"with the output; shorten the prompt to at most {max_seq_len - 1}."
+            f"the prompt has {prompt_tokens} tokens, but the model's context length is "
+            f"{max_seq_len} tokens, including the output; shorten the prompt to at most "
+            f"{max_seq_len - 1} tokens."
         )
-    return room if max_tokens is None else min(max_tokens, room)
+    return num_left if max_tokens is None else min(max_tokens, num_left)
 
 
 def stream_text(

@@ -68,7 +68,7 @@ def prepack_rows() -> int:
     """Number of weight rows that the CPU kernels read interleaved (see `prepack.py`).
 
     Returns:
-        The number; 0 where weights are read row-major: old CPUs, GPUs, no extension.
+        The number; 0 if weights are read row-major: on old CPUs and GPUs, or without the extension.
     """
     return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 

@@ -18,8 +18,8 @@ from ..errors import TaskNotImplemented, UserError
 # prompts have arbitrary lengths, whereas decode steps have only a few shapes.
 MAX_CAPTURE_TOKENS = 32
 
-# "off" disables capture. "on" makes an unwritten capture task in a learner's tree an error; if
-# unset, the function is called directly in that case.
+# "off" disables capture. Until the learner has implemented the capture tasks, "on" raises their
+# error; if unset, the function is called directly.
 CAPTURE_VARIABLE = "TINY_LLM_GRAPH_CAPTURE"
 
 
@@ -115,7 +115,7 @@ class CapturedFunction:
 
 
 def capture_required() -> bool:
-    """Whether an unwritten capture task is an error: see `CAPTURE_VARIABLE`."""
+    """Whether an unimplemented capture task is an error: see `CAPTURE_VARIABLE`."""
     return _capture_mode() == "on"
 
 

@@ -134,7 +134,7 @@ class WeightLocations:
             array: lazy array.
             file: file path.
             begin: byte offset in the file.
-            exclusive: whether this process does not read the bytes after the array.
+            exclusive: whether the bytes after the array are read by other processes only.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, exclusive)
 

@@ -201,8 +201,8 @@ def seconds_per_node(measured: Mapping[int, Timings]) -> float:
     # [task 4.7.1 node]
     mean_nodes = statistics.mean(measured)
     mean_seconds = statistics.mean(times.minimum for times in measured.values())
-    together = sum((n - mean_nodes) * (measured[n].minimum - mean_seconds) for n in measured)
-    return together / sum((n - mean_nodes) ** 2 for n in measured)
+    covariance = sum((n - mean_nodes) * (measured[n].minimum - mean_seconds) for n in measured)
+    return covariance / sum((n - mean_nodes) ** 2 for n in measured)
     # [/task 4.7.1 node]
 
 

@@ -230,10 +230,10 @@ class BatchingKvCache(TinyKvCache):
         """
         check_paged_mask(mask)
         self._check_new(key, value)
-        live = self._paged()
-        if not live or any(isinstance(slot, _DenseSlot) for slot in self._slots):
+        paged = self._paged()
+        if not paged or any(isinstance(slot, _DenseSlot) for slot in self._slots):
             raise ValueError("BatchingKvCache: no slot is paged; use update_and_fetch.")
-        pool = live[0].pool
+        pool = paged[0].pool
         pool.check_tokens(key, value)
         # [task 3.2.1 batch]
         B, _, L, _ = key.shape
@@ -285,7 +285,7 @@ class BatchingKvCache(TinyKvCache):
         for slot, length in enumerate(self.lengths):
             if length is not None and not 0 <= n <= length:
                 raise ValueError(
-                    f"BatchingKvCache: cannot rewind {n} of slot {slot}'s {length} tokens."
+                    f"BatchingKvCache: cannot rewind slot {slot} by {n} tokens; it has {length}."
                 )
         for request in self._slots:
             if isinstance(request, TinyKvPagedCache):
@@ -304,7 +304,7 @@ class BatchingKvCache(TinyKvCache):
     def paged_requests(self, L: int) -> list[TinyKvPagedCache | None]:
         """Returns each slot's paged cache, None for an idle slot.
 
-        Returns an empty list if a request is dense or has no room for L more tokens.
+        Returns an empty list if a request is dense or cannot hold L more tokens.
         """
         requests: list[TinyKvPagedCache | None] = []
         for slot in self._slots:

@@ -153,7 +153,7 @@ class TinyKvFullCache(TinyKvCache):
     def rewind(self, n: int) -> None:
         """See `TinyKvCache`. Keeps the buffer; new tokens overwrite the dropped ones."""
         if not 0 <= n <= self.offset:
-            raise ValueError(f"TinyKvFullCache: cannot rewind {n} of {self.offset} tokens.")
+            raise ValueError(f"TinyKvFullCache: cannot rewind by {n} tokens; it has {self.offset}.")
         # [task 2.1.1 rewind]
         self.offset -= n
         # [/task 2.1.1 rewind]
@@ -170,7 +170,7 @@ class TinyKvFullCache(TinyKvCache):
 def grow_buffer(
     buffer: mx.array | None, new: mx.array, tokens: int, max_capacity: int | None = None
 ) -> mx.array:
-    """Returns a buffer B×H×capacity×D with room for `tokens`: `buffer` itself or a larger copy.
+    """Returns a buffer B×H×capacity×D that holds `tokens`: `buffer` itself or a larger copy.
 
     Args:
         buffer: current buffer, or None.
@@ -198,6 +198,6 @@ def grow_buffer(
     growth = -(-growth // step) * step
     if max_capacity is not None:
         growth = min(growth, max_capacity - capacity)
-    room = mx.zeros((B, H, growth, D), dtype=new.dtype)
-    return room if buffer is None else mx.concatenate([buffer, room], axis=2)
+    zeros = mx.zeros((B, H, growth, D), dtype=new.dtype)
+    return zeros if buffer is None else mx.concatenate([buffer, zeros], axis=2)
     # [/task 2.1.1 room]

@@ -84,8 +84,8 @@ def read_int8_pages(pages: mx.array, block_table: mx.array) -> tuple[mx.array, m
 
     Args:
         pages: P×H×page_size×(D + 4) int8.
-        block_table: B×max_pages int32, each sequence's pages in order; −1 for a page not to be
-            read.
+        block_table: B×max_pages int32, each sequence's pages in order; −1 yields an arbitrary
+            page.
 
     Returns:
         (float pages B·max_pages×H×page_size×D, one per table entry; new block table, in which

@@ -74,8 +74,8 @@ class TinyKvPagedPool:
         if not self._free:
             if self.capacity is not None:
                 raise OutOfPagesError(
-                    f"all {self.capacity} pages of the pool are in use; free some, or give it a "
-                    "larger capacity."
+                    f"all {self.capacity} pages of the pool are in use; free some, or increase its "
+                    "capacity."
                 )
             self._free.append(len(self._is_used))
             self._is_used.append(False)
@@ -173,8 +173,8 @@ class TinyKvPagedPool:
         _, H, _, D = self.key_pages.shape
         if (key.shape[1], key.shape[3], key.dtype) != (H, D, self.key_pages.dtype):
             raise ValueError(
-                f"paged KV cache: new keys and values must have {H} heads of size {D} in "
-                f"{self.key_pages.dtype}, as the pages have, got {key.shape} {key.dtype}."
+                f"paged KV cache: new keys and values must match the pages ({H} heads of size {D}, "
+                f"{self.key_pages.dtype}), got {key.shape} {key.dtype}."
             )
 
     def ensure_capacity(self, key: mx.array | None = None) -> None:
@@ -190,10 +190,10 @@ class TinyKvPagedPool:
         like = pages if pages is not None else key
         assert like is not None
         _, H, _, D = like.shape
-        room = (growth, H, self.page_size, D)
-        self.key_pages = grow_pages(self.key_pages, room, like.dtype)
+        shape = (growth, H, self.page_size, D)
+        self.key_pages = grow_pages(self.key_pages, shape, like.dtype)
         mx.eval(self.key_pages)  # frees the old keys before the values are copied
-        self.value_pages = grow_pages(self.value_pages, room, like.dtype)
+        self.value_pages = grow_pages(self.value_pages, shape, like.dtype)
         mx.eval(self.value_pages)
         # [/task 3.1.1 room]
 
@@ -215,7 +215,7 @@ def keep_pages(pages: mx.array, numbers: Sequence[int]) -> mx.array:
     return mx.take(pages, mx.array(list(kept), mx.int32), axis=0)
 
 
-def grow_pages(pages: mx.array | None, room: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Appends zeroed pages, an array of shape `room`."""
-    zeros = mx.zeros(room, dtype=dtype)
+def grow_pages(pages: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Appends zeroed pages, an array of shape `shape`."""
+    zeros = mx.zeros(shape, dtype=dtype)
     return mx.concatenate([pages, zeros]) if pages is not None and pages.size else zeros

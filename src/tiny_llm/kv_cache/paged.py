@@ -136,7 +136,9 @@ class TinyKvPagedCache(TinyKvCache):
     def rewind(self, n: int) -> None:
         """See `TinyKvCache`: frees pages that become empty."""
         if not 0 <= n <= self.offset:
-            raise ValueError(f"TinyKvPagedCache: cannot rewind {n} of {self.offset} tokens.")
+            raise ValueError(
+                f"TinyKvPagedCache: cannot rewind by {n} tokens; it has {self.offset}."
+            )
         # [task 3.1.2 rewind]
         self.offset -= n
         while self.num_pages > self._pages_for(self.offset):
@@ -216,5 +218,6 @@ def check_paged_mask(mask: Any) -> None:
     """
     if not is_none_or_causal(mask):
         raise ValueError(
-            "paged KV cache: mask must be None or 'causal'; paged attention has no array masks."
+            "paged KV cache: mask must be None or 'causal'; paged attention does not support array "
+            "masks."
         )

@@ -205,8 +205,8 @@ class PagedStorage:
         capacity = min(existing + growth, self.num_pages)
         for pages in (self.key_pages, self.value_pages):
             for layer in range(len(pages)):
-                room = (capacity - len(pages[layer]), *shape)
-                pages[layer] = grow_pages(pages[layer], room, pages[layer].dtype)
+                num_new = capacity - len(pages[layer])
+                pages[layer] = grow_pages(pages[layer], (num_new, *shape), pages[layer].dtype)
                 mx.eval(pages[layer])  # frees the old array before the next one is copied
                 trim_heap()  # the old array leaves a hole too small for the next copy
 

@@ -1,6 +1,6 @@
 """Step plans for dense and paged per-request caches.
 
-A step can be planned if every layer's cache has room and all layers have the same lengths.
+A step can be planned if every layer's cache has capacity and all layers have the same lengths.
 Otherwise each layer updates its own cache, which grows buffers and reports errors.
 """
 
@@ -74,7 +74,7 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
 
 def _requests(cache: Any, L: int) -> LayerRequests:
-    """Returns each row's paged cache or None; empty if not paged or without room for L tokens."""
+    """Returns each row's paged cache or None; empty if not paged or too full for L tokens."""
     if isinstance(cache, BatchingKvCache):
         return cache.paged_requests(L)
     return [cache] if isinstance(cache, TinyKvPagedCache) else []

@@ -91,6 +91,6 @@ class StateStorage:
         capacity = min(existing + growth, self.num_slots)
         for arrays in (self.conv_states, self.states):
             for i, array in enumerate(arrays):
-                room = (capacity - existing, *array.shape[1:])
-                arrays[i] = grow_pages(array, room, array.dtype)
+                shape = (capacity - existing, *array.shape[1:])
+                arrays[i] = grow_pages(array, shape, array.dtype)
                 mx.eval(arrays[i])  # frees the old array before the next one is copied

@@ -111,7 +111,7 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def _not_found_message(request: Request) -> str:
-    """Names the intended path if the client's base URL has one /v1 too many or too few."""
+    """Suggests the intended path if the client's base URL has a missing or extra /v1."""
     path = request.url.path
     known = request.app.openapi()["paths"]
     for intended, advice in (
@@ -119,7 +119,7 @@ def _not_found_message(request: Request) -> str:
         ("/v1" + path, "end the client's base URL with /v1"),
     ):
         if intended != path and intended in known:
-            return f"Path not found; the path is {intended}: {advice}."
+            return f"Path not found; use {intended}: {advice}."
     return "Path not found; /docs lists the available paths."
 
 

@@ -64,7 +64,7 @@ class AppState:
 
     @property
     def use(self) -> str:
-        """Verb phrase for the model's function, used in error messages."""
+        """Verb phrase for what the model does, used in error messages."""
         uses = {"generate": "generates text", "embed": "computes embeddings"}
         return uses.get(self.engine.spec.task, "scores documents")
 
@@ -95,7 +95,7 @@ class AppState:
         return min(max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * context), MAX_BODY_BYTES)
 
     async def wait_until_loaded(self, request: Request, is_stream: bool = False) -> None:
-        """Loads the model if necessary, and keeps it loaded until the response has ended.
+        """Loads the model if necessary and keeps it loaded until the response has ended.
 
         Args:
             request: the request.
@@ -138,10 +138,10 @@ class AppState:
             return
         names = [call.name for call in output.calls]
         calls = list(zip(names, output.arguments, strict=True))
-        work = asyncio.get_running_loop().run_in_executor(
+        validation = asyncio.get_running_loop().run_in_executor(
             None, self.validator.find_violations, constraint, output.text, calls
         )
-        work.add_done_callback(_log_violations)
+        validation.add_done_callback(_log_violations)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -153,10 +153,10 @@ class AppState:
         return name if name in self.settings.adapter_names else None
 
 
-def _log_violations(work: asyncio.Future[list[str]]) -> None:
-    if not work.cancelled():
-        for sentence in work.result():
-            log.warning("%s", sentence)
+def _log_violations(validation: asyncio.Future[list[str]]) -> None:
+    if not validation.cancelled():
+        for violation in validation.result():
+            log.warning("%s", violation)
 
 
 def get_app_states(request: Request) -> Sequence[AppState]:
@@ -190,5 +190,5 @@ def get_app_state(request: Request, model: str | None = None, task: Task | None 
             )
         state = named[model]
     if task not in (None, state.engine.spec.task):
-        raise bad_request(f"The model '{state.settings.model_name}' {state.use} only.", "model")
+        raise bad_request(f"The model '{state.settings.model_name}' only {state.use}.", "model")
     return state

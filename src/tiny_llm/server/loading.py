@@ -1,4 +1,4 @@
-"""Requests waiting for a model to load, with keep-alive comments in streams."""
+"""Waiting for a model to load, with keep-alive comments in streams."""
 
 import asyncio
 import json
@@ -61,17 +61,17 @@ class ModelLease:
     async def _wait(self, receive: Receive, is_stream: bool, keep_alive: float) -> None:
         acquired = self._acquired
         assert acquired is not None
-        left = asyncio.ensure_future(wait_for_disconnect(receive))
+        disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             while not acquired.done():
-                waited_for = (acquired, left)
-                await asyncio.wait(waited_for, timeout=keep_alive, return_when="FIRST_COMPLETED")
-                if left.done():
+                awaited = (acquired, disconnected)
+                await asyncio.wait(awaited, timeout=keep_alive, return_when="FIRST_COMPLETED")
+                if disconnected.done():
                     raise ApiError(499, "The client has disconnected.")
                 if is_stream and not acquired.done():
                     await self._send_comment()
         finally:
-            left.cancel()
+            disconnected.cancel()
 
     async def _send_comment(self) -> None:
         if not self._is_started:

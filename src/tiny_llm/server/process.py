@@ -1,8 +1,8 @@
 """Server process: socket, event loop, engine threads, shutdown.
 
 On SIGTERM or Ctrl-C, new requests get 503, running requests finish, and the process exits with 0. A
-second signal exits at once. If an engine thread dies or a step hangs, requests end with an error,
-all stacks are logged, and the process exits with 1.
+second signal exits immediately. If an engine thread dies or a step hangs, requests end with an
+error, all stacks are logged, and the process exits with 1.
 """
 
 import asyncio
@@ -125,8 +125,8 @@ class ServerProcess:
             timeout_graceful_shutdown=1,
         )
         self._uvicorn = _UvicornServer(config)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self._on_signal)
         loop.add_signal_handler(signal.SIGTSTP, self._on_sigtstp)
         loop.set_exception_handler(on_loop_error)
         self.start()
@@ -206,16 +206,16 @@ class ServerProcess:
                 if started is None or time.monotonic() - max(started, self._resumed_at) <= limit:
                     continue
                 engine.client.on_engine_dead(
-                    f"The engine has not finished a step within {limit:g} s."
+                    f"The engine did not finish a step within {limit:g} s."
                 )
                 await self._fail_process()
                 return
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _fail_process(self) -> None:
-        """Exits with 1, after a grace period in which clients receive the error."""
+        """Exits with 1, after a grace period for delivering the error to clients."""
         lifecycles = [engine.client.lifecycle for engine in self._engines]
-        reason = next(one.reason for one in lifecycles if one.phase is Phase.FAILED)
+        reason = next(each.reason for each in lifecycles if each.phase is Phase.FAILED)
         for engine in self._engines:
             engine.client.on_engine_dead(reason)
             engine.settle_waiters(ApiError(503, reason))
@@ -236,10 +236,12 @@ class ServerProcess:
     def _on_signal(self) -> None:
         self._num_signals += 1
         if self._num_signals > 1:
-            log.warning("second signal: exiting at once")
+            log.warning("received a second signal: exiting immediately")
             os._exit(130)
         clients = [engine.client for engine in self._engines]
-        log.info("draining: %d requests in flight", sum(len(one.in_flight) for one in clients))
+        log.info(
+            "draining: %d requests in flight", sum(len(client.in_flight) for client in clients)
+        )
         for engine in self._engines:
             engine.client.lifecycle.transition(Phase.DRAINING)
             engine.settle_waiters(ApiError(503, PHASE_MESSAGES[Phase.DRAINING]))

@@ -24,8 +24,8 @@ class ModelSpec:
         folder: model folder, for the tokenizer and sampling defaults.
         load: creates the engine; called in the engine thread.
         task: the model's task.
-        memory_bytes: declared memory: weights and KV cache.
-        is_pinned: whether the model is loaded at start and never unloaded.
+        memory_bytes: memory requirement: weights plus KV cache.
+        is_pinned: whether the model is loaded at startup and never unloaded.
     """
 
     names: tuple[str, ...]
@@ -38,12 +38,12 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Settings:
-    """Server settings; the engine has its own arguments.
+    """Server settings; engine options are arguments of `LLM`.
 
     Attributes:
-        model_names: the model's names in the API; responses use the first. `ServerProcess` gives
-            each model its own copy of the settings.
-        max_memory: upper bound on the total declared memory of loaded models; None for no limit.
+        model_names: the model's names in the API; responses use the first. `ServerProcess` copies
+            the settings for each model.
+        max_memory: upper bound on the total memory requirement of loaded models; None for no limit.
         idle_unload: seconds without requests after which a model is unloaded; None for never.
         adapter_names: names of the model's LoRA adapters, selected by a request's `model`.
         api_key: required API key; None for no authentication.
@@ -51,13 +51,13 @@ class Settings:
             dot; "*" for any.
         cors_origins: allowed CORS origins.
         max_queue: maximum number of waiting completions; beyond it, requests get 429. The server
-            enforces this limit itself and leaves `LLM(max_queue=…)` unset.
+            enforces this limit and leaves `LLM(max_queue=…)` unset.
         max_body_bytes: maximum size of a request body; None for `BODY_BYTES_PER_TOKEN` times the
             model's context, at least `MIN_BODY_BYTES` and at most `MAX_BODY_BYTES`.
         body_timeout: seconds without data after which an incomplete body is rejected.
         request_timeout: maximum seconds from arrival to completion, enforced by the engine between
             steps; None for no limit.
-        drain_timeout: seconds for running requests to finish after SIGTERM.
+        drain_timeout: maximum seconds to wait for running requests after SIGTERM.
         watchdog: maximum seconds per step; beyond it, the process exits.
         generation_config: "auto" reads sampling defaults from the model's
             `generation_config.json`, "vllm" uses vLLM's.
@@ -70,7 +70,7 @@ class Settings:
         prefix_warmup: whether to precompute the known prefix of a conversation's next turn.
         keep_alive: seconds of silence after which a stream sends a keep-alive.
         max_queued_outputs: maximum number of queued outputs per completion.
-        slow_reader_timeout: seconds for which a client may leave its output queue full.
+        slow_reader_timeout: maximum seconds that a client may leave its output queue full.
     """
 
     model_names: tuple[str, ...] = ("demo",)

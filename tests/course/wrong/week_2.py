@@ -36,8 +36,8 @@ WRONG = [
     Wrong(
         "2.1.1 room",
         "new capacity is inserted before the old tokens",
-        "mx.concatenate([buffer, room], axis=2)",
-        "mx.concatenate([room, buffer], axis=2)",
+        "mx.concatenate([buffer, zeros], axis=2)",
+        "mx.concatenate([zeros, buffer], axis=2)",
     ),
     Wrong(
         "2.1.1 rewind",

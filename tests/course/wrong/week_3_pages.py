@@ -49,8 +49,8 @@ WRONG = [
     Wrong(
         "3.1.1 room",
         "growing the pool loses the old pages",
-        "grow_pages(self.key_pages, room, like.dtype)",
-        "grow_pages(None, (existing + growth, *room[1:]), like.dtype)",
+        "grow_pages(self.key_pages, shape, like.dtype)",
+        "grow_pages(None, (existing + growth, *shape[1:]), like.dtype)",
     ),
     Wrong(
         "3.1.2 reserve",

@@ -288,7 +288,7 @@ WRONG = [
     Wrong(
         "4.7.1 node",
         "divides the longest graph's time, with its overhead",
-        "return together / sum((n - mean_nodes) ** 2 for n in measured)",
+        "return covariance / sum((n - mean_nodes) ** 2 for n in measured)",
         "return measured[max(measured)].minimum / max(measured)",
     ),
     Wrong(

@@ -26,7 +26,10 @@ WRONG = [
     Wrong("7.1.1 arguments", "the error lists all violations", "[:MAX_ERRORS]", ""),
     Wrong("7.1.2 call", "an unknown tool ends the run", "if name not in tools", "if False"),
     Wrong(
-        "7.1.2 call", "the error does not list the tools", "; the tools are {', '.join(tools)}", ""
+        "7.1.2 call",
+        "the error does not list the tools",
+        "; the available tools are {', '.join(tools)}",
+        "",
     ),
     Wrong("7.1.2 call", "an OSError ends the run", "(ValueError, OSError)", "ToolError"),
     Wrong("7.1.2 call", "bugs in tools are hidden", "(ValueError, OSError)", "Exception"),

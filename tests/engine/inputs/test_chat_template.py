@@ -89,5 +89,5 @@ def test_errors_are_one_sentence(options, error):
 
 def test_empty_conversation_is_rejected():
     _, tokenizer = load_weights("demo")
-    with pytest.raises(UserError, match="^the conversation is empty; give at least one message"):
+    with pytest.raises(UserError, match="^messages must not be empty; pass at least one message"):
         render_chat(tokenizer, [])

@@ -22,7 +22,7 @@ def test_pages_are_distinct_and_reused():
 def test_exhaustion_raises_and_allocates_nothing():
     allocator = PageAllocator(3)
     allocator.allocate()
-    with pytest.raises(OutOfPagesError, match=r"3 pages were requested, 2 are free\."):
+    with pytest.raises(OutOfPagesError, match=r"requested 3 pages, but only 2 are free\."):
         allocator.allocate(3)
     assert allocator.num_free == 2
     allocator.check_integrity()

@@ -149,13 +149,14 @@ def test_abort_in_every_state():
         (
             20,
             1,
-            "the prompt has 20 tokens; the model's context holds 20, prompt and output together.",
+            "the prompt has 20 tokens, but the model's context length is 20 tokens, including the "
+            "output.",
         ),
         (
             10,
             11,
-            "the prompt has 10 tokens and max_tokens is 11, but the model's context holds 20; "
-            "max_tokens must be at most 10 here.",
+            "the prompt has 10 tokens and max_tokens is 11, but the model's context length is 20 "
+            "tokens; max_tokens must be at most 10 for this prompt.",
         ),
     ],
 )
@@ -169,9 +170,9 @@ def test_request_beyond_context_is_rejected(length, max_tokens, message):
 
 def test_request_beyond_kv_memory_is_rejected():
     it = scheduler(num_pages=2)
-    with pytest.raises(UserError, match="the configured KV memory holds 8; max_tokens must be"):
+    with pytest.raises(UserError, match="the KV memory holds 8 tokens; max_tokens must be"):
         add(it, "a", 5, 5)
-    with pytest.raises(UserError, match="the configured KV memory holds 8, prompt and output"):
+    with pytest.raises(UserError, match="the KV memory holds 8 tokens, including the output"):
         add(it, "b", 9, None)
     add(it, "c", 5, 4)  # the last output token needs no slot
     while it.has_requests:

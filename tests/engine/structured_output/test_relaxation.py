@@ -82,7 +82,7 @@ def test_unenforceable_keywords_are_removed(llm, grammars, caplog, schema, remov
         matcher = grammars.compile(constraint).matcher
     sentences = [record.getMessage() for record in caplog.records]
     pointers = ", ".join(repr(f"/properties/x{pointer}") for pointer in removed)
-    expected = f"the schema of the tool 'look' is not enforced in full: {pointers} cannot be"
+    expected = f"the schema of the tool 'look' is only partially enforced: {pointers} cannot be"
     assert [sentence.startswith(expected) for sentence in sentences] == [True] * bool(removed)
     call = '<tool_call>\n{"name": "look", "arguments": {"x": '
     assert matcher.consume_tokens(llm.tokenizer.encode(call))

@@ -489,11 +489,14 @@ def test_invalid_structured_outputs_are_rejected(given, error):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (([],), "tools must not be empty with tool calls."),
+        (([],), "tools must not be empty."),
         (([{"name": "f"}],), "got {'name': 'f'}."),
         (([ADD], "any"), "the tool choice must be 'auto' or 'required', got 'any'."),
-        (([ADD], "required", "f"), "the tool 'f' cannot be required; the tools are add_numbers."),
-        (([ADD], "auto", "add_numbers"), "the tool 'add_numbers' cannot be required;"),
+        (([ADD], "required", "f"), "the required tool must be one of add_numbers, got 'f'."),
+        (
+            ([ADD], "auto", "add_numbers"),
+            "naming a tool requires the tool choice 'required', got 'auto'.",
+        ),
     ],
 )
 def test_invalid_tool_calls_are_rejected(arguments, error):
@@ -602,7 +605,7 @@ def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
     assert generate_all(speculative="ngram") == actual
     for number, (reason, text, error) in enumerate(actual):
         body = text.rpartition("</think>")[2].strip()
-        assert error is None or "the output is incomplete, but only an end token fits" in error
+        assert error is None or "the output is incomplete, but only EOS is allowed" in error
         if reason == "stop" and number >= 2:
             Draft202012Validator(PERSON).validate(json.loads(body))
         elif reason == "stop":

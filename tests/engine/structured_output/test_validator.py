@@ -34,13 +34,20 @@ UNIQUE = {"type": "array", "uniqueItems": True}
 )
 def test_violated_keywords(validator, schema, value, keyword):
     constraint = StructuredOutputs(json=schema)
-    expected = [] if keyword is None else [f"the JSON schema is violated at '{keyword}'."]
+    expected = [] if keyword is None else [f"the output violates the JSON schema at '{keyword}'."]
     assert validator.find_violations(constraint, json.dumps(value), []) == expected
     constraint = ToolCalls([tool("other", UNIQUE), tool("look", schema)])
     calls = [("look", json.dumps({"x": value})), ("unknown", "{}"), ("other", '{"x": [1]}')]
     pointer = f"/properties/x{keyword}"
-    expected = [f"the schema of the tool 'look' is violated at '{pointer}'."]
+    expected = [f"the output violates the schema of the tool 'look' at '{pointer}'."]
     assert validator.find_violations(constraint, "", calls) == ([] if keyword is None else expected)
+
+
+def test_all_violated_keywords_are_reported(validator):
+    constraint = StructuredOutputs(json={"properties": {"a": UNIQUE, "b": UNIQUE}})
+    [sentence] = validator.find_violations(constraint, '{"a": [1, 1], "b": [2, 2]}', [])
+    pointers = "'/properties/a/uniqueItems', '/properties/b/uniqueItems'"
+    assert sentence == f"the output violates the JSON schema at {pointers}."
 
 
 @pytest.mark.parametrize(
@@ -54,7 +61,7 @@ def test_violated_keywords(validator, schema, value, keyword):
 )
 def test_hostile_schemas_do_not_end_the_validator(validator, schema, text, reason):
     [sentence] = validator.find_violations(StructuredOutputs(json=schema), text, [])
-    assert sentence.startswith("the JSON schema could not be checked: ")
+    assert sentence.startswith("the output could not be checked against the JSON schema: ")
     assert any(part in sentence for part in reason.split("|"))
     constraint = StructuredOutputs(json=UNIQUE)
     assert len(validator.find_violations(constraint, "[1, 1]", [])) == 1

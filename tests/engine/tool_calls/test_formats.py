@@ -45,7 +45,7 @@ def test_format_by_name():
     assert find_format("hermes", TEMPLATES["llama3"]).name == "hermes"
     assert find_format(AUTO, "<|start_header_id|> {{ messages }}").name == "hermes"
     assert find_format(AUTO, "{{ '<|python_tag|>' }}").name == "llama3_json"
-    with pytest.raises(UserError, match="the tool call parser 'json' is unknown; the parsers are"):
+    with pytest.raises(UserError, match="tool_call_parser must be one of auto, .* got 'json'"):
         find_format("json", None)
 
 

@@ -131,7 +131,7 @@ def test_calls_or_an_answer(family, vocabulary):
         assert accepts(family, vocabulary, constraint, text) == is_allowed, text
     for seed in range(6):
         text = sample(family, vocabulary, constraint, seed)
-        content, calls, _ = parse(find(family), text, [LOOKUP, STOP], has_form=True)
+        content, calls, _ = parse(find(family), text, [LOOKUP, STOP], has_structured_content=True)
         if calls:
             assert content == ""
         else:

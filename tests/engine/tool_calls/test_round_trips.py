@@ -113,5 +113,5 @@ def test_calls_in_a_structured_output_are_text(family):
     _, tools, _, _, text = random_case(family, 1)
     answer = json.dumps({"says": text})
     for is_stream in (False, True):
-        actual = parse(find(family), answer, tools, (3,), is_stream, has_form=True)
+        actual = parse(find(family), answer, tools, (3,), is_stream, has_structured_content=True)
         assert actual[:2] == (answer, [])

@@ -118,7 +118,7 @@ FAULTS = [
     fault(
         "unaligned heads count as aligned",
         "flash_attention",
-        "rows_in_fours(key) && rows_in_fours(value)",
+        "rows_are_aligned(key) && rows_are_aligned(value)",
         "true",
         BEYOND,
     ),
@@ -194,8 +194,8 @@ FAULTS = [
     fault(
         "strided inputs are read as contiguous",
         "quantized_embedding",
-        "plain.push_back(metal::row_contiguous(input, stream()));",
-        "plain.push_back(input);",
+        "contiguous_inputs.push_back(metal::row_contiguous(input, stream()));",
+        "contiguous_inputs.push_back(input);",
     ),
     fault(
         "heads use the tokens' stride",
@@ -253,7 +253,7 @@ FAULTS = [
         "few threads",
         "chosen.threads.count() > allowed",
         "false",
-        "this GPU allows it 64",
+        "expected at most 64 threads",
     ),
     # Dependencies between commands and memory ownership.
     fault(

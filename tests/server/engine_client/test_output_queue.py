@@ -69,7 +69,7 @@ def test_stalled_reader_is_dropped(impatient):
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
     )
-    impatient.wait_for("reads its stream too slowly")
+    impatient.wait_for("read its stream too slowly")
     assert eventually(lambda: impatient.is_empty)
     connection.close()
 

@@ -102,19 +102,19 @@ def test_hundreds_of_inputs_from_several_clients(embed_client):
         ("/v1/embeddings", {"input": ""}, "empty"),
         ("/v1/embeddings", {"input": [[5_000_000]]}, "5000000"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ("/v1/rerank", RERANK, "The model 'demo' computes embeddings only."),
-        ("/v1/completions", {"prompt": "a"}, "The model 'demo' computes embeddings only."),
+        ("/v1/rerank", RERANK, "The model 'demo' only computes embeddings."),
+        ("/v1/completions", {"prompt": "a"}, "The model 'demo' only computes embeddings."),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "a"}]},
-            "The model 'demo' computes embeddings only.",
+            "The model 'demo' only computes embeddings.",
         ),
         (
             "/v1/messages",
             {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},
-            "The model 'demo' computes embeddings only.",
+            "The model 'demo' only computes embeddings.",
         ),
-        ("/v1/responses", {"input": "a"}, "The model 'demo' computes embeddings only."),
+        ("/v1/responses", {"input": "a"}, "The model 'demo' only computes embeddings."),
     ],
 )
 def test_invalid_requests_are_rejected(embedder, path, body, message):
@@ -127,7 +127,7 @@ def test_chat_model_computes_no_embeddings(server):
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/rerank", RERANK)):
         response = server.post(path, body)
         assert response.status_code == 400
-        assert "The model 'demo' generates text only." in response.json()["error"]["message"]
+        assert "The model 'demo' only generates text." in response.json()["error"]["message"]
 
 
 def test_rerank_orders_documents_by_relevance(reranker_folder):

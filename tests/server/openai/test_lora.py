@@ -111,8 +111,8 @@ def test_adapter_path_serves_one_under_the_models_name(folders):
     ("flags", "message"),
     [
         (["--lora-modules", "sql"], "argument --lora-modules: must be NAME=DIR, got sql"),
-        (["--lora-modules", "a=x", "a=y"], "--lora-modules: 'a' names the model or another"),
-        (["--lora-modules", "demo=x"], "--lora-modules: 'demo' names the model or another"),
+        (["--lora-modules", "a=x", "a=y"], "--lora-modules: 'a' is already the name of the model"),
+        (["--lora-modules", "demo=x"], "--lora-modules: 'demo' is already the name of the model"),
         (
             ["--lora-modules", "a=x", "--adapter-path", "y"],
             "adapter_path and lora_modules cannot be combined",

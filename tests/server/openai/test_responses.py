@@ -162,7 +162,7 @@ def test_logprobs(client, effort):
         ),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "references a stored item"),
         ({"include": ["everything"]}, "include[0] must be "),
-        ({"text": {"verbosity": "high"}}, "the model has no such setting"),
+        ({"text": {"verbosity": "high"}}, "the model has no verbosity setting"),
         ({"reasoning": {"summary": "detailed"}}, "the full reasoning is returned"),
         ({"stream_options": {}}, "stream_options requires stream"),
         ({"background": True}, "background is not supported"),

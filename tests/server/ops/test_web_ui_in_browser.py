@@ -202,7 +202,7 @@ def test_recording_is_replayed_without_a_server(tmp_path, open_page):
     page.wait_for_selector("text=No requests.")
     (tmp_path / "other.json").write_text("{}")
     page.set_input_files("input[type=file]", tmp_path / "other.json")
-    page.wait_for_selector("text=This is not a recording of tiny-llm")
+    page.wait_for_selector("text=This is not a tiny-llm recording")
     page.get_by_role("button", name="Back to live").click()
     assert page.locator(".playback").count() == 0
 

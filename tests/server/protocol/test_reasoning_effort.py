@@ -84,7 +84,7 @@ TOOL = {"name": "weather", "input_schema": {"type": "object"}}
         ),
         (
             {"tools": [TOOL, {**TOOL, "allowed_callers": ["direct", "code_execution_20250825"]}]},
-            "tools[1].allowed_callers[1] .* runs no tools",
+            "tools[1].allowed_callers[1] .* does not run tools",
         ),
         (
             {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
@@ -92,7 +92,7 @@ TOOL = {"name": "weather", "input_schema": {"type": "object"}}
         ),
         (
             {"billing_policy": {"type": "billing_policy", "bill_to": "user_profile"}},
-            "billing_policy.bill_to .* does no billing",
+            "billing_policy.bill_to .* does not bill requests",
         ),
         ({"output_config": {"effort": "much"}}, "output_config.effort .* 'low'"),
     ],

@@ -10,28 +10,30 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Implementation in MLX operations: multiplies by all adapters' ranks and masks those of adapters
-// other than the row's.
+// Fallback for a GPU, composed of MLX operations: multiplies by the ranks of all adapters and masks
+// those that are not the row's.
 mx::array add_lora_masked(const mx::array& y, const mx::array& x, const mx::array& lora_a,
                           const mx::array& lora_b, const mx::array& rank_offsets,
                           const mx::array& adapter_ids, mx::Stream s) {
-    const auto wide = [s](const mx::array& array) { return mx::astype(array, mx::float32, s); };
+    const auto as_float32 = [s](const mx::array& array) {
+        return mx::astype(array, mx::float32, s);
+    };
     const int R = lora_a.shape(0), num_adapters = rank_offsets.shape(0) - 1;
     mx::Shape ids_shape = y.shape();
     ids_shape.back() = 1;
     const mx::array ids = mx::reshape(adapter_ids, ids_shape, s);
-    const mx::array known = mx::logical_and(mx::greater_equal(ids, mx::array(0), s),
-                                            mx::less(ids, mx::array(num_adapters), s), s);
-    const mx::array safe = mx::where(known, ids, mx::array(0), s);
+    const mx::array is_valid = mx::logical_and(mx::greater_equal(ids, mx::array(0), s),
+                                               mx::less(ids, mx::array(num_adapters), s), s);
+    const mx::array valid_ids = mx::where(is_valid, ids, mx::array(0), s);
     const mx::array ranks = mx::arange(0, R, mx::int32, s);
-    const mx::array from = mx::take(rank_offsets, safe, s);
-    const mx::array to = mx::take(rank_offsets, mx::add(safe, mx::array(1), s), s);
-    const mx::array own =
+    const mx::array from = mx::take(rank_offsets, valid_ids, s);
+    const mx::array to = mx::take(rank_offsets, mx::add(valid_ids, mx::array(1), s), s);
+    const mx::array is_own =
         mx::logical_and(mx::greater_equal(ranks, from, s), mx::less(ranks, to, s), s);
-    const mx::array h = mx::matmul(wide(x), mx::transpose(wide(lora_a), s), s);
-    const mx::array masked = mx::where(mx::logical_and(own, known, s), h, mx::array(0.0f), s);
-    const mx::array update = mx::matmul(masked, wide(lora_b), s);
-    return mx::astype(mx::add(wide(y), update, s), y.dtype(), s);
+    const mx::array h = mx::matmul(as_float32(x), mx::transpose(as_float32(lora_a), s), s);
+    const mx::array masked = mx::where(mx::logical_and(is_own, is_valid, s), h, mx::array(0.0f), s);
+    const mx::array update = mx::matmul(masked, as_float32(lora_b), s);
+    return mx::astype(mx::add(as_float32(y), update, s), y.dtype(), s);
 }
 
 }  // namespace
@@ -79,7 +81,7 @@ mx::array add_lora(const mx::array& y, const mx::array& x, const mx::array& lora
 }
 
 void AddLora::eval_gpu(const std::vector<mx::array>&, mx::array&) {
-    throw std::logic_error("[add_lora] a GPU's graph has no such node");
+    throw std::logic_error("[add_lora] this node has no GPU kernel");
 }
 
 }  // namespace tiny_llm_ext

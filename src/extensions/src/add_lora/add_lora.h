@@ -1,4 +1,4 @@
-// add_lora: low-rank updates of a linear layer, with one adapter per row.
+// add_lora: Low-rank updates of a linear layer, with one adapter per row.
 //
 //     out[m] = y[m] + (x[m] · Aᵀ) · B,  where A and B belong to row m's adapter
 //

@@ -22,7 +22,7 @@ mx::array argmax(const mx::array& x, mx::StreamOrDevice s) {
 }
 
 void Argmax::eval_gpu(const std::vector<mx::array>&, mx::array&) {
-    throw std::logic_error("[argmax] a GPU's graph has no such node");
+    throw std::logic_error("[argmax] this node has no GPU kernel");
 }
 
 std::vector<mx::Shape> Argmax::output_shapes(const std::vector<mx::array>& inputs) {

@@ -2,9 +2,9 @@
 //
 //     out[n] = the smallest i with x[n, i] = max x[n, :]
 //
-// Greedy sampling over a vocabulary of 151,936 tokens: MLX's CPU argmax is scalar and runs on one
-// thread, a visible share of an optimized decode step. NaN is never the largest; a row of
-// only NaN and −∞ gives 0.
+// For greedy sampling over a vocabulary of 151,936 tokens: MLX's CPU argmax is scalar and runs on
+// one thread, which takes a noticeable share of an optimized decode step. NaN is never the largest;
+// a row of only NaN and −∞ gives 0.
 #pragma once
 
 #include <vector>

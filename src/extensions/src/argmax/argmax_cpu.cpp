@@ -1,4 +1,4 @@
-// argmax on the CPU: kernel selection, and splitting of rows into parts.
+// argmax on the CPU: kernel selection and splitting of rows into parts.
 #include <algorithm>
 #include <vector>
 

@@ -8,8 +8,9 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// NumPy broadcasting: aligned at the last dimension, two sizes are equal, or one is 1 or missing.
-bool broadcast(const mx::Shape& x, const mx::Shape& y) {
+// Whether shapes broadcast as in NumPy: aligned at the last dimension, sizes are equal, or one of
+// them is 1 or missing.
+bool can_broadcast(const mx::Shape& x, const mx::Shape& y) {
     for (size_t i = 1; i <= x.size() && i <= y.size(); i++) {
         const int a = x[x.size() - i], b = y[y.size() - i];
         if (a != b && a != 1 && b != 1) {
@@ -24,9 +25,9 @@ bool broadcast(const mx::Shape& x, const mx::Shape& y) {
 mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s) {
     auto dtype = mx::promote_types(x.dtype(), y.dtype());
-    check(dtype != mx::complex64, "axpby", "expected real numbers, got complex64");
-    check(broadcast(x.shape(), y.shape()), "axpby", "expected shapes that broadcast, got ",
-          x.shape(), " and ", y.shape());
+    check(dtype != mx::complex64, "axpby", "expected real dtypes, got complex64");
+    check(can_broadcast(x.shape(), y.shape()), "axpby",
+          "expected shapes that can be broadcast, got ", x.shape(), " and ", y.shape());
     if (!mx::issubdtype(dtype, mx::floating) || dtype == mx::float64) {
         dtype = mx::float32;
     }
@@ -41,15 +42,16 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                      inputs);
 }
 
-// z is linear in x and in y: the derivative in a direction is axpby of that direction.
+// z is linear in x and in y, so the derivative in a direction is axpby of that direction.
 std::vector<mx::array> Axpby::jvp(const std::vector<mx::array>& primals,
                                   const std::vector<mx::array>& tangents,
                                   const std::vector<int>& argnums) {
-    auto slope = [&](int argnum) { return argnum == 0 ? alpha_ : beta_; };
+    auto coefficient = [&](int argnum) { return argnum == 0 ? alpha_ : beta_; };
     if (argnums.size() == 2) {
-        return {axpby(tangents[0], tangents[1], slope(argnums[0]), slope(argnums[1]), stream())};
+        return {axpby(tangents[0], tangents[1], coefficient(argnums[0]), coefficient(argnums[1]),
+                      stream())};
     }
-    auto factor = mx::array(slope(argnums[0]), tangents[0].dtype());
+    auto factor = mx::array(coefficient(argnums[0]), tangents[0].dtype());
     return {mx::multiply(factor, tangents[0], stream())};
 }
 

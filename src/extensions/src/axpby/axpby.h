@@ -15,9 +15,9 @@ namespace mx = mlx::core;
 
 /// alpha · x + beta · y, elementwise, with NumPy broadcasting.
 ///
-/// x, y: broadcastable shapes, any dtypes but complex64. Integers are computed and returned as
-/// float32; otherwise the result has the promoted dtype. float16 and bfloat16 are rounded once,
-/// from float32. Throws std::invalid_argument for anything else.
+/// x, y: broadcastable shapes, any dtypes except complex64. Integers are converted to float32;
+/// otherwise the result has the promoted dtype. float16 and bfloat16 are rounded once, from
+/// float32. Throws std::invalid_argument for anything else.
 /// On a GPU the result has at most 2³¹ − 1,025 elements.
 mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s = {});

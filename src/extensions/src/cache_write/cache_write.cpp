@@ -17,7 +17,7 @@ void check_buffer(const mx::array& buffer, const mx::array& tokens, int64_t offs
     mx::Shape expected = buffer.shape();
     expected[2] = tokens.ndim() == 4 ? tokens.shape(2) : 1;
     check(tokens.shape() == expected, CACHE_WRITE, "expected tokens of shape ", expected,
-          ", like the buffer's but for the third dimension, got ", tokens.shape());
+          " (the buffer's shape except for the third dimension), got ", tokens.shape());
     check(offsets == buffer.shape(0), CACHE_WRITE, "expected ", buffer.shape(0),
           " offsets, one for each sequence, got ", offsets);
 }
@@ -42,8 +42,8 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
     const int last = buffer.shape(2) - tokens.shape(2);
     for (int offset : offsets) {
         check(offset == -1 || (offset >= 0 && offset <= last), CACHE_WRITE,
-              "expected offsets from 0 to ", last, " (", buffer.shape(2), " places, ",
-              tokens.shape(2), " new tokens), or -1 to leave a sequence as it is, got ", offset);
+              "expected offsets from 0 to ", last, " (", buffer.shape(2), " positions, ",
+              tokens.shape(2), " new tokens), or -1 to skip a sequence, got ", offset);
     }
     return cache_write(buffer, tokens,
                        mx::array(offsets.begin(), {static_cast<int>(offsets.size())}, mx::int32),

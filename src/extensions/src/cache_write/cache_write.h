@@ -3,8 +3,8 @@
 //     buffer[b, h, offsets[b] + l, d] = new[b, h, l, d]      for every b with offsets[b] ≥ 0
 //
 // MLX arrays are immutable: a write returns a new array. If nothing else references the old array,
-// the new one reuses its memory (MLX calls this donation), so that appending a token costs one
-// token and not a copy of the history.
+// the new one reuses its memory (MLX calls this donation), so appending a token writes one token
+// instead of copying the history.
 #pragma once
 
 #include <vector>
@@ -21,11 +21,11 @@ namespace mx = mlx::core;
 ///
 /// buffer: B×H×C×D, any dtype. tokens: B×H×L×D of the same dtype, any strides.
 /// offsets: position of each sequence's first token, B integers from 0 to C − L; −1 skips the
-///   sequence. In an int32 array, any other value skips its sequence too: the values are known
-///   only at evaluation, too late to raise.
+///   sequence. In an int32 array, any other value skips its sequence too: the values are known only
+///   at evaluation, too late for an exception.
 /// overwrite: whether the buffer may be overwritten while GPU commands that read it are in flight.
-///   They run before the write, but MLX counts them as references and would copy the buffer. The
-///   caller must hold no other array that shares its memory.
+///   These commands run before the write, but MLX counts them as references and would copy the
+///   buffer. The caller must hold no other array that shares its memory.
 /// Returns B×H×C×D: the updated buffer. Throws std::invalid_argument for anything else.
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
                       bool overwrite = false, mx::StreamOrDevice s = {});

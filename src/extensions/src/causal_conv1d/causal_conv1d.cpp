@@ -20,7 +20,7 @@ std::pair<mx::array, mx::array> causal_conv1d(const mx::array& x, const mx::arra
     check(weight.ndim() == 2 && weight.shape(0) == C, NAME, "expected weight ", C,
           "×K, one row per channel of x, got shape ", weight.shape());
     const int K = weight.shape(1);
-    check(K >= 2 && K <= 8, NAME, "expected a convolution width K of 2 to 8, got ", K);
+    check(K >= 2 && K <= 8, NAME, "expected a convolution width K from 2 to 8, got ", K);
     check(weight.dtype() == mx::float32 || weight.dtype() == x.dtype(), NAME,
           "expected weight in float32 or the dtype of x, ", x.dtype(), ", got ", weight.dtype());
     check(conv_states.ndim() == 3 && conv_states.shape(1) == K - 1 && conv_states.shape(2) == C,

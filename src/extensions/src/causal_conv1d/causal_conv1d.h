@@ -1,4 +1,4 @@
-// causal_conv1d: Causal depthwise convolution with state, and SiLU
+// causal_conv1d: Causal depthwise convolution with state, followed by SiLU.
 //
 // A sequence's input i is its token i of the step or, before the first token, an input kept in
 // `conv_states`:
@@ -12,9 +12,10 @@
 // oldest first. A step reads a sequence's slot once, before its first token, and stores the state
 // after any of its tokens in the slot that the token names. Reading one slot and writing another
 // is copy-on-write without a copy: a slot that no sequence writes is a checkpoint. Slots are known
-// only at evaluation, too late to raise, but invalid values never access memory out of bounds:
-//   - a slot outside 0 … S − 1 is none: zeros are read, and nothing is stored;
-//   - cu_seqlens are clamped to 0 … T. Outputs of a token of no sequence are undefined.
+// only at evaluation, too late for an exception, but invalid values never cause an out-of-bounds
+// access:
+//   - a slot outside 0 … S − 1 reads as zeros and stores nothing;
+//   - cu_seqlens are clamped to 0 … T. Outputs of a token in no sequence are undefined.
 // A slot that a sequence writes may be the one that it reads, but no other sequence may read or
 // write it in the same step.
 #pragma once

@@ -24,7 +24,8 @@ template <typename T, typename W>
     }
     const StatefulSequence sequence =
         sequence_of(int(position.y), params.T, params.S, cu_seqlens, read_slots);
-    // Right-aligned: the newest input and its tap are last, and what precedes the K taps is zero.
+    // Right-aligned: the newest input and its tap are last, and positions before the K taps are
+    // zero.
     const int unused = WIDTH - params.K;
     float taps[WIDTH];
     T inputs[WIDTH];

@@ -12,8 +12,9 @@ namespace tiny_llm_ext {
 TINY_LLM_DECLARE_SIMD(void causal_conv1d(const CausalConv1dJob& job, int64_t sequence,
                                          int64_t first, int64_t last);)
 
-void CausalConv1d::eval_cpu(const std::vector<mx::array>& given, std::vector<mx::array>& outputs) {
-    const auto& inputs = update_first(given, outputs, stream());
+void CausalConv1d::eval_cpu(const std::vector<mx::array>& node_inputs,
+                            std::vector<mx::array>& outputs) {
+    const auto& inputs = update_first(node_inputs, outputs, stream());
     const auto& states = outputs[0];
     const auto& weight = inputs[2];
     const Rows x = rows_of(inputs[1], stream());

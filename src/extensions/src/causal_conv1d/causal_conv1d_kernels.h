@@ -10,7 +10,7 @@ namespace tiny_llm_ext {
 
 constexpr int64_t MAX_CONV_WIDTH = 8;
 
-/// Channels per call of a kernel, at most: their taps and inputs stay in the L1 cache.
+/// Maximum channels per kernel call: their taps and inputs stay in the L1 cache.
 constexpr int64_t CONV_CHANNELS = 256;
 
 struct CausalConv1dJob {

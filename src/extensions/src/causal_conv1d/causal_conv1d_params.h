@@ -3,7 +3,7 @@
 
 namespace tiny_llm_ext {
 
-enum { CAUSAL_CONV1D_WIDTH = 8 };  // K, at most
+enum { CAUSAL_CONV1D_WIDTH = 8 };  // maximum K
 
 struct CausalConv1dParams {
     int T, B, S;  // tokens, sequences, slots

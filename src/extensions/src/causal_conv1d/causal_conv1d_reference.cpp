@@ -8,7 +8,7 @@ namespace {
 
 void convolve_channel(const CausalConv1dJob& job, int64_t sequence, int64_t c) {
     const int64_t kept = job.K - 1;
-    float inputs[MAX_CONV_WIDTH] = {};  // the token's K inputs, oldest first; now those before it
+    float inputs[MAX_CONV_WIDTH] = {};  // inputs of the current token, oldest first
     if (const int64_t slot = read_slot(job.slots, sequence); slot >= 0) {
         for (int64_t j = 0; j < kept; j++) {
             inputs[j] = load_element(job.states, (slot * kept + j) * job.C + c, job.format);

@@ -1,6 +1,6 @@
 // Reference attention of one query row, in plain C++.
 //
-// Independent of the location of keys and values: shared with paged attention.
+// Independent of the storage of keys and values, and so shared with paged attention.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ void attend_row(int64_t visible, int64_t D, Format format, const Score& score, c
     // [/task 2.4.2 row]
 }
 
-/// The sum of D products, in index order.
+/// Dot product of D elements, summed in index order.
 [[maybe_unused]] inline float dot(const void* x, int64_t i, const void* y, int64_t j, int64_t D,
                                   Format format) {
     // [task 2.4.2 dot]

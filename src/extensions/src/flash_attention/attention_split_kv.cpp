@@ -17,7 +17,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Number of keys visible to any row of a block: the last row sees most.
+// Number of keys visible to any row of a block: the last row sees the most.
 int64_t keys_of(const AttentionRows& block) { return block.visible[block.rows - 1]; }
 
 // Row `row` of the result: o / l, or zero without visible keys.
@@ -28,8 +28,8 @@ void finish(const AttentionRows& block, int row, const SoftmaxState& state) {
     }
 }
 
-// Merges the states of a row's splits. Split p's state is states[p · QUERY_ROWS]. `all` must be
-// empty.
+// Merges the states of a row's splits into `all`, which need not be initialized. Split p's state is
+// states[p · QUERY_ROWS].
 void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& all) {
     // [task 4.6.3 merge]
     all.largest = -std::numeric_limits<float>::infinity();
@@ -58,7 +58,7 @@ void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel par
         int64_t first_key;
     };
     std::vector<Piece> pieces;         // the splits of all blocks, in order
-    std::vector<size_t> first_pieces;  // of each block, and the number of all
+    std::vector<size_t> first_pieces;  // index of each block's first piece, then the total
     std::unique_ptr<SoftmaxState[]> states;
     // [task 4.6.3 split]
     const int64_t size = KEYS_PER_SPLIT;
@@ -85,7 +85,7 @@ void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel par
     });
 }
 
-// Rows of a block in sequence: Week 2's softmax with the scores of a tile at a time.
+// Computes a block row by row: Week 2's softmax, with the scores of one tile at a time.
 void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
     for (int row = 0; row < block.rows; row++) {
         float query[MAX_HEAD_SIZE] = {};

@@ -40,14 +40,13 @@ Week4Attention week4_attention() {
         return {.chosen = name == "loops"};
     }
     if (name != "scores" && name != "online" && name != "split") {
-        throw std::invalid_argument("TINY_LLM_ATTENTION is \"" + name +
-                                    "\"; it may be loops, scores, online or split.");
+        throw std::invalid_argument(
+            "TINY_LLM_ATTENTION must be loops, scores, online or split, got \"" + name + "\".");
     }
     const InstructionSet set = instruction_set();
     if (set == InstructionSet::portable) {
-        throw std::invalid_argument("TINY_LLM_ATTENTION is \"" + name +
-                                    "\", and the instruction set is portable, which has no "
-                                    "vectors; take loops.");
+        throw std::invalid_argument("TINY_LLM_ATTENTION=" + name +
+                                    " requires a vector instruction set, got portable; use loops.");
     }
     if (name == "scores") {
         return {.chosen = true, .scores = scores(set)};

@@ -3,7 +3,7 @@
 //
 // The environment variable TINY_LLM_ATTENTION selects one, for the model and for benchmarks:
 //
-//     loops    the reference, Week 2's: scalar loops over rows, tiles, keys and elements
+//     loops    Week 2's reference: scalar loops over rows, tiles, keys and elements
 //     scores   vectorized scores of a tile; scalar softmax and weighted sum
 //     online   vectorized scores, softmax and weighted sum
 //     split    online with one sequence's keys split over threads
@@ -18,7 +18,7 @@ namespace tiny_llm_ext {
 /// Maximum query rows per kernel call.
 constexpr int QUERY_ROWS = 8;
 
-/// Keys per split. Determines the result's bits, as the tile size does.
+/// Keys per split. Like the tile size, it affects the bits of the result.
 constexpr int64_t KEYS_PER_SPLIT = 8 * ATTENTION_TILE;
 
 /// Up to ATTENTION_TILE consecutive keys and their values, as element offsets of rows of D in the

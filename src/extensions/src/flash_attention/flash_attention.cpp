@@ -52,8 +52,8 @@ mx::array broadcast_mask(const mx::array& mask, const mx::Shape& scores, mx::Str
     for (int i = 1; fits && i <= static_cast<int>(mask.ndim()); i++) {
         fits = mask.shape(-i) == 1 || mask.shape(-i) == scores.end()[-i];
     }
-    check(fits, FLASH_ATTENTION, "expected a mask that can be broadcast to ", scores,
-          ", got shape ", mask.shape());
+    check(fits, FLASH_ATTENTION, "expected a mask broadcastable to ", scores, ", got shape ",
+          mask.shape());
     return flatten_batch(mx::broadcast_to(mask, scores, s), s);
 }
 
@@ -67,14 +67,14 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
     std::vector<mx::array> inputs = {flatten_batch(query, s), flatten_batch(key, s),
                                      flatten_batch(value, s)};
     if (mask) {
-        check(!causal, FLASH_ATTENTION, "expected a causal mask or an array as mask, got both");
+        check(!causal, FLASH_ATTENTION, "expected either causal or a mask array, got both");
         auto scores = query.shape();  // N..×H_q×L×S
         scores.back() = key.shape(-2);
         inputs.push_back(broadcast_mask(*mask, scores, s));
     }
     if (context_lens) {
         check(query.ndim() == 4, FLASH_ATTENTION,
-              "expected query with 4 dimensions when there are context_lens, got shape ",
+              "expected query with 4 dimensions if context_lens is given, got shape ",
               query.shape());
         check(context_lens->dtype() == mx::int32, FLASH_ATTENTION,
               "expected context_lens in int32, got ", context_lens->dtype());

@@ -48,7 +48,7 @@ namespace mx = mlx::core;
 ///   keys, and causal means j ≤ i + context_lens[b] − L. Values are clamped to 0 … S.
 ///
 /// Returns N..×H_q×L×D in the dtype of query, in the layout N..×L×H_q×D that the output projection
-/// reads: transposing and flattening the heads copies nothing. A row without visible keys is zero.
+/// reads: transposing and flattening the heads needs no copy. A row without visible keys is zero.
 /// Throws std::invalid_argument for anything else.
 mx::array flash_attention(const mx::array& query, const mx::array& key, const mx::array& value,
                           std::optional<float> scale, bool causal,

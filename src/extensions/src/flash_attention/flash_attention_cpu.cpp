@@ -38,7 +38,7 @@ struct HeadAtStrides {
     }
 };
 
-// Rows from first_row on of a head, as arguments of Week 4's kernels.
+// Up to QUERY_ROWS rows of a head, from first_row on, as arguments of Week 4's kernels.
 AttentionRows rows_of(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,
                       const HeadAtStrides* head) {
     const int64_t group = job.H_q / job.H, rows = job.L * group;
@@ -85,8 +85,8 @@ void run_week4(const FlashAttentionJob& job) {
 }
 
 void run(const FlashAttentionJob& job, InstructionSet set) {
-    const bool by_loops = job.step.loops() || job.mask_kind != MaskKind::none;
-    if (job.step.chosen && !by_loops) {
+    const bool uses_reference = job.step.loops() || job.mask_kind != MaskKind::none;
+    if (job.step.chosen && !uses_reference) {
         run_week4(job);
         return;
     }
@@ -104,8 +104,8 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
     const int64_t blocks = (rows + step - 1) / step;
     const int64_t heads = job.B * job.H;
     parallel_for(blocks * heads, [&](int64_t chunk) {
-        // Last rows first: with a causal mask they see most keys, and long chunks must not start
-        // last.
+        // Last rows first: with a causal mask they see the most keys, and long chunks must not
+        // start last.
         const int64_t first = (blocks - 1 - chunk / heads) * step;
         const int count = static_cast<int>(std::min(step, rows - first));
         const int64_t head = chunk % heads;
@@ -116,7 +116,7 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
 
 Strides strides_of(const mx::array& x) { return {x.strides(0), x.strides(1), x.strides(2)}; }
 
-// x if its rows are contiguous, with any other strides; otherwise a copy.
+// x if its rows are contiguous, whatever its other strides; otherwise a copy.
 mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : row_contiguous(x, stream);
 }

@@ -36,8 +36,8 @@ using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTil
 using SplitKernel = void (*)(const AttentionRows& block, int64_t first, int64_t end,
                              SoftmaxState* states);
 
-/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). Without functions, the
-/// reference.
+/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h); without function pointers,
+/// the reference.
 struct Week4Attention {
     bool chosen = false;
     ScoresKernel scores = nullptr;

@@ -13,7 +13,7 @@ int64_t key_heads(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.B) * params.H;
 }
 
-// Kernels exist for two head sizes, the first of which all Qwen3 models use; smaller heads are
+// Kernels exist for two head sizes, of which all Qwen3 models use the first; smaller heads are
 // padded with zeros in registers.
 std::string head_size(int D) { return D <= 128 ? "_d128" : "_d256"; }
 

@@ -5,9 +5,9 @@
 //   decode    few rows: keys are split over threadgroups, so that one sequence occupies the GPU;
 //             flash_attention_merge reduces the splits
 //
-// Their buffers: query, key, value, mask, context_lens, out, at the strides of the params; out is
-// B×L×H_q×D. An absent mask or context_lens may be any buffer. With more than one split, the decode
-// kernel writes partial results and statistics instead of out.
+// Buffers: query, key, value, mask, context_lens, out. The params have the strides of the inputs;
+// out is contiguous, B×L×H_q×D. An absent mask or context_lens may be any buffer. With more than
+// one split, the decode kernel writes partial results and statistics instead of out.
 #pragma once
 
 #include "common/metal_launch.h"

@@ -9,8 +9,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// x if its rows are contiguous, with any other strides; otherwise a copy.
-mx::array with_rows(const mx::array& x, mx::Stream stream) {
+// x if its rows are contiguous, whatever its other strides; otherwise a copy.
+mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : metal::row_contiguous(x, stream);
 }
 
@@ -20,8 +20,8 @@ void set_strides(long* strides, const mx::array& x, int count) {
     }
 }
 
-// Whether every row of x begins at, and has, a multiple of four elements.
-bool rows_in_fours(const mx::array& x) {
+// Whether all row offsets and the row size of x are multiples of four elements.
+bool rows_are_aligned(const mx::array& x) {
     const auto begin = static_cast<int64_t>(x.offset() / x.itemsize());
     return (begin | x.strides(0) | x.strides(1) | x.strides(2) | x.shape(3)) % 4 == 0;
 }
@@ -33,7 +33,7 @@ int mask_kind_of(mx::Dtype dtype) {
                                   : ATTENTION_MASK_BFLOAT16;
 }
 
-// Dispatches kernels; inputs as in flash_attention_launch.h.
+// Functions that dispatch the kernels; inputs as in flash_attention_launch.h.
 void encode_flash_readable(const mx::Stream& stream, const FlashAttentionParams& params,
                            Format format, const std::vector<mx::array>& inputs,
                            const mx::array& out) {
@@ -69,9 +69,9 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     if (out.size() == 0) {
         return;
     }
-    const auto query = with_rows(inputs[0], stream());
-    const auto key = with_rows(inputs[1], stream());
-    const auto value = with_rows(inputs[2], stream());
+    const auto query = with_contiguous_rows(inputs[0], stream());
+    const auto key = with_contiguous_rows(inputs[1], stream());
+    const auto value = with_contiguous_rows(inputs[2], stream());
     // Placeholders for absent optional inputs, which kernels do not read.
     const auto& mask = has_mask_ ? inputs[3] : query;
     const auto context_lens =
@@ -89,7 +89,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .mask_kind = has_mask_ ? mask_kind_of(mask.dtype()) : ATTENTION_MASK_NONE,
         .has_context_lens = has_context_lens_,
         .splits = attention_splits(key.shape(2)),
-        .aligned = rows_in_fours(key) && rows_in_fours(value),
+        .aligned = rows_are_aligned(key) && rows_are_aligned(value),
         .query_strides = {},
         .key_strides = {},
         .value_strides = {},

@@ -1,4 +1,4 @@
-// Readable flash_attention on the GPU: the online softmax of flash_attention.h, 32 × 32.
+// Readable flash_attention on the GPU: the online softmax of flash_attention.h on 32×32 tiles.
 //
 // A threadgroup has 32 query rows of one head, one simdgroup per row, and iterates over tiles of 32
 // keys. The threadgroup copies each tile to threadgroup memory, where all 32 rows read it: one

@@ -4,7 +4,7 @@
 // With few rows, reading keys and values dominates, so keys are split among threadgroups, 256 each,
 // and each key is read once for all rows of its head group. Within a threadgroup, each of 8
 // simdgroups takes every eighth run of 16 keys with a separate online softmax; the 8 states are
-// reduced in threadgroup memory by halves, and the splits by a second kernel. Splits begin at
+// reduced by halving in threadgroup memory, and the splits by a second kernel. Splits begin at
 // multiples of 256 keys for any S, so a row's result depends only on its sequence, not on the batch
 // or the cache size.
 #pragma once
@@ -17,8 +17,8 @@ namespace tiny_llm_ext {
 
 using namespace metal;
 
-/// A threadgroup's split, the number of splits, and the outputs if there are several: partial,
-/// rows×splits×D, and statistics, rows×splits×2: maximum score and sum.
+/// A threadgroup's split, and the outputs if there are several splits: partial, rows×splits×D, and
+/// statistics, rows×splits×2 (maximum score and sum).
 struct Split {
     int index, count;
     device float* partial;
@@ -30,7 +30,7 @@ struct Split {
     }
 };
 
-/// Rows merged at a time: half of the simdgroups store 16 KB in threadgroup memory.
+/// Rows merged at a time, such that the results of half of the simdgroups fit in 16 KB.
 template <int ROWS, int DIM>
 constexpr int rows_merged() {
     return ROWS * DIM <= 1024 ? ROWS : 1024 / DIM;
@@ -70,7 +70,7 @@ void load_elements(device const T* from, int left, thread float* x) {
     }
 }
 
-/// Stores them.
+/// Stores this lane's PER elements, which begin at element `start` of the row.
 template <bool WHOLE, int PER, typename T>
 void store_elements(device T* row, int start, int D, thread const float* x) {
     for (int i = 0; i < PER; i += 4) {
@@ -91,63 +91,63 @@ void store_elements(device T* row, int start, int D, thread const float* x) {
 
 /// Loads the queries. WHOLE: D is a multiple of four.
 template <bool WHOLE, int ROWS, int PER, typename Source>
-void load_rows(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
+void load_rows(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                thread const Source& source, int first_row, int row_count, int start) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         for (int i = 0; i < PER; i++) {
-            of.q[r][i] = 0;
-            of.o[r][i] = 0;
+            state.q[r][i] = 0;
+            state.o[r][i] = 0;
         }
-        of.largest[r] = -INFINITY;
-        of.sum[r] = 0;
-        of.visible[r] = 0;
+        state.largest[r] = -INFINITY;
+        state.sum[r] = 0;
+        state.visible[r] = 0;
         if (r < row_count) {  // uniform over lanes
             const int head = group.head(first_row + r), l = group.token(first_row + r);
             const auto query = source.query(head, l) + start;
             for (int i = 0; i < PER; i++) {
                 const int d = start + (WHOLE ? i / 4 * 4 : i);
-                of.q[r][i] = d < group.D ? float(query[i]) : 0.0f;
+                state.q[r][i] = d < group.D ? float(query[i]) : 0.0f;
             }
-            of.visible[r] = group.visible(first_row + r);
+            state.visible[r] = group.visible(first_row + r);
         }
     }
 }
 
-/// Accumulates key s and its value: k and v. CHECKS: the key may be hidden from a row, or there is
-/// a mask. Fused operations are explicit, so both variants give the same bits.
+/// Accumulates key s and its value: k and v. CHECKS: a row may not see the key, or there is a mask.
+/// Fused operations are explicit, so both variants give the same bits.
 template <bool CHECKS, int ROWS, int PER, typename Source>
-void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
+void attend_to_key(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                    thread const Source& source, int first_row, int s, thread const float* k,
                    thread const float* v) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        if (CHECKS && (s >= of.visible[r] || s < of.visible[r] - group.window)) {
+        if (CHECKS && (s >= state.visible[r] || s < state.visible[r] - group.window)) {
             continue;  // uniform over lanes
         }
         float score = 0;
         for (int i = 0; i < PER; i++) {
-            score = fma(of.q[r][i], k[i], score);
+            score = fma(state.q[r][i], k[i], score);
         }
         score = simd_sum(score) * group.scale;
         if (CHECKS && source.masks()) {
             const int row = first_row + r;
             score = source.masked(group.head(row), group.token(row), s, score);
         }
-        const float larger = max(of.largest[r], score);
-        const float factor = rescale(of.largest[r], larger), weight = weight_of(score, larger);
-        of.largest[r] = larger;
-        of.sum[r] = fma(of.sum[r], factor, weight);
+        const float larger = max(state.largest[r], score);
+        const float factor = rescale(state.largest[r], larger), weight = weight_of(score, larger);
+        state.largest[r] = larger;
+        state.sum[r] = fma(state.sum[r], factor, weight);
         for (int i = 0; i < PER; i++) {
-            of.o[r][i] = fma(of.o[r][i], factor, weight * v[i]);
+            state.o[r][i] = fma(state.o[r][i], factor, weight * v[i]);
         }
     }
 }
 
-/// The next COUNT keys starting at s, loaded before use. left: elements of a head from this lane's
-/// first on.
+/// Accumulates the next COUNT keys starting at s, all loaded first. left: elements of a head from
+/// this lane's first on.
 template <bool WHOLE, bool CHECKS, int COUNT, int ROWS, int PER, typename Source>
-void attend_to_next(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
+void attend_to_next(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int left, int s) {
     float k[COUNT][PER], v[COUNT][PER];
     for (int i = 0; i < COUNT; i++) {
@@ -163,14 +163,14 @@ void attend_to_next(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
         source.step();
     }
     for (int i = 0; i < COUNT; i++) {
-        attend_to_key<CHECKS>(of, group, source, first_row, s + i, k[i], v[i]);
+        attend_to_key<CHECKS>(state, group, source, first_row, s + i, k[i], v[i]);
     }
 }
 
 /// Accumulates the runs of keys starting at first, first + 8·16, …, below `end`, for all rows.
 /// start: this lane's first element of a head.
 template <bool WHOLE, int ROWS, int PER, typename Source>
-void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
+void attend_to_keys(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int start, int first, int end) {
     constexpr int RUN = ATTENTION_SPLIT_RUN;
     const int left = group.D - start;
@@ -181,22 +181,24 @@ void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
     const int hidden_from_all = group.hidden(first_row);
     const int hidden_from_some = group.hidden(min(first_row + ROWS, group.rows()) - 1);
     for (int run = first; run < end; run += ATTENTION_SPLIT_SIMDGROUPS * RUN) {
-        const int run_end = min(run + RUN, end), fours_end = min(run + RUN, seen_by_all) - 3;
+        const int run_end = min(run + RUN, end);
         int s = max(run, hidden_from_all);
         if (s >= run_end) {
             continue;  // before all windows: may have no page
         }
+        // A run that begins outside some row's window is read key by key.
+        const int fours_end = s < hidden_from_some ? s : min(run + RUN, seen_by_all) - 3;
         source.seek(s);
         while (s < run_end) {
-            if (s >= hidden_from_some && s < fours_end) {
-                attend_to_next<WHOLE, false, 4>(of, group, source, first_row, left, s);
+            if (s < fours_end) {
+                attend_to_next<WHOLE, false, 4>(state, group, source, first_row, left, s);
                 s += 4;
                 continue;
             }
             if (!has_runs) {
                 source.seek(s);
             }
-            attend_to_next<WHOLE, true, 1>(of, group, source, first_row, left, s);
+            attend_to_next<WHOLE, true, 1>(state, group, source, first_row, left, s);
             s++;
         }
     }
@@ -205,24 +207,24 @@ void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
 /// Reduces row r's maximum and sum over all simdgroups, and rescales this simdgroup's o to that
 /// maximum. statistics: one entry per simdgroup, ROWS apart.
 template <int ROWS, int PER>
-float2 scale_to_all(thread FewRows<ROWS, PER>& of, int r, threadgroup const float2* statistics,
+float2 scale_to_all(thread FewRows<ROWS, PER>& state, int r, threadgroup const float2* statistics,
                     uint lane) {
     float2 mine = float2(-INFINITY, 0.0f);  // one lane per simdgroup
     if (int(lane) < ATTENTION_SPLIT_SIMDGROUPS) {
         mine = statistics[int(lane) * ROWS + r];
     }
     const float largest = simd_max(mine.x);
-    const float factor = rescale(of.largest[r], largest);
+    const float factor = rescale(state.largest[r], largest);
     for (int i = 0; i < PER; i++) {
-        of.o[r][i] *= factor;
+        state.o[r][i] *= factor;
     }
     return float2(largest, simd_sum(mine.y * rescale(mine.x, largest)));
 }
 
-/// Reduces rows first … first + COUNT − 1 over simdgroups, by halves: the upper half stores its
+/// Reduces rows first … first + COUNT − 1 over simdgroups, by halving: the upper half stores its
 /// sums, the lower half adds them to its registers. The first simdgroup has the result.
 template <int COUNT, int ROWS, int PER>
-void add_simdgroups(thread FewRows<ROWS, PER>& of, int first, threadgroup float4* memory,
+void add_simdgroups(thread FewRows<ROWS, PER>& state, int first, threadgroup float4* memory,
                     int simdgroup, uint lane) {
     constexpr int FOURS = PER / 4;
 #pragma unroll
@@ -230,12 +232,12 @@ void add_simdgroups(thread FewRows<ROWS, PER>& of, int first, threadgroup float4
         threadgroup float4* place = memory + simdgroup % half * (COUNT * FOURS * 32) + int(lane);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int i = 0; i < COUNT * FOURS && simdgroup >= half && simdgroup < 2 * half; i++) {
-            thread const float* o = of.o[first + i / FOURS] + i % FOURS * 4;
+            thread const float* o = state.o[first + i / FOURS] + i % FOURS * 4;
             place[i * 32] = float4(o[0], o[1], o[2], o[3]);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int i = 0; i < COUNT * FOURS && simdgroup < half; i++) {
-            thread float* o = of.o[first + i / FOURS] + i % FOURS * 4;
+            thread float* o = state.o[first + i / FOURS] + i % FOURS * 4;
             const float4 other = place[i * 32];
             for (int j = 0; j < 4; j++) {
                 o[j] += other[j];
@@ -274,9 +276,9 @@ void attend_and_merge(thread const AttentionGroup& group, thread Source& source,
                       threadgroup float4* memory, int simdgroup, uint lane) {
     constexpr int PER = DIM / 32, MERGED = rows_merged<ROWS, DIM>();
     const int start = int(lane) * PER;
-    FewRows<ROWS, PER> of;
-    load_rows<WHOLE>(of, group, source, first_row, row_count, start);
-    attend_to_keys<WHOLE>(of, group, source, first_row, start,
+    FewRows<ROWS, PER> state;
+    load_rows<WHOLE>(state, group, source, first_row, row_count, start);
+    attend_to_keys<WHOLE>(state, group, source, first_row, start,
                           first + simdgroup * ATTENTION_SPLIT_RUN, end);
 
     threadgroup float2* statistics =
@@ -284,23 +286,23 @@ void attend_and_merge(thread const AttentionGroup& group, thread Source& source,
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (lane == 0) {
-            statistics[simdgroup * ROWS + r] = float2(of.largest[r], of.sum[r]);
+            statistics[simdgroup * ROWS + r] = float2(state.largest[r], state.sum[r]);
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (int r = 0; r < ROWS; r += MERGED) {
-        float2 of_all[MERGED];
+        float2 totals[MERGED];
 #pragma unroll
         for (int i = 0; i < MERGED; i++) {
-            of_all[i] = scale_to_all(of, r + i, statistics, lane);
+            totals[i] = scale_to_all(state, r + i, statistics, lane);
         }
-        add_simdgroups<MERGED>(of, r, memory, simdgroup, lane);
+        add_simdgroups<MERGED>(state, r, memory, simdgroup, lane);
 #pragma unroll
         for (int i = 0; i < MERGED; i++) {
             if (simdgroup == 0 && r + i < row_count) {
-                store_row<WHOLE, PER>(group, source, split, first_row + r + i, of.o[r + i],
-                                      of_all[i], start, lane);
+                store_row<WHOLE, PER>(group, source, split, first_row + r + i, state.o[r + i],
+                                      totals[i], start, lane);
             }
         }
     }
@@ -336,10 +338,10 @@ template <typename T>
 void merge_splits(device const float* partial, device const float* statistics, int splits, int D,
                   device T* out, uint lane) {
     constexpr int SLICES = 8;  // of 32 elements: D up to 256
-    device const float2* of_split = (device const float2*)statistics;
+    device const float2* split_statistics = (device const float2*)statistics;
     float largest = -INFINITY;
     for (int split = int(lane); split < splits; split += 32) {
-        largest = max(largest, of_split[split].x);
+        largest = max(largest, split_statistics[split].x);
     }
     largest = simd_max(largest);
 
@@ -349,7 +351,7 @@ void merge_splits(device const float* partial, device const float* statistics, i
     out += lane;
     for (int first = 0; first < splits; first += 32) {
         const int split = first + int(lane);
-        const float2 mine = split < splits ? of_split[split] : float2(-INFINITY, 0.0f);
+        const float2 mine = split < splits ? split_statistics[split] : float2(-INFINITY, 0.0f);
         const float factor = mine.y == 0 ? 0.0f : rescale(mine.x, largest);
         for (int j = 0; j < min(32, splits - first); j++) {
             const float f = simd_broadcast(factor, ushort(j));

@@ -19,7 +19,7 @@ inline int visible_keys(bool causal, int S, int L, int l) {
     return causal ? metal::clamp(l + 1 + S - L, 0, S) : S;
 }
 
-/// Same, out of `keys` keys.
+/// Same, with `keys` keys.
 inline int visible_keys(constant const Params& params, int keys, int l) {
     return visible_keys(params.causal, keys, params.L, l);
 }
@@ -56,10 +56,10 @@ inline long out_offset(constant const Params& params, int b, int head, int l) {
     return ((long(b) * params.L + l) * params.H_q + head) * params.D;
 }
 
-/// exp(from − to), 1 if they are equal (two infinities have no difference).
+/// exp(from − to); 1 if they are equal, since ∞ − ∞ is NaN.
 inline float rescale(float from, float to) { return from == to ? 1.0f : metal::exp(from - to); }
 
-/// exp(score − largest); 0 for a hidden key, even if all are.
+/// exp(score − largest); 0 for a hidden key, even if all keys are hidden.
 inline float weight_of(float score, float largest) {
     return score == -INFINITY ? 0.0f : metal::exp(score - largest);
 }

@@ -14,7 +14,8 @@
 //     move(by)                        advances `key` and `value` by that many elements
 //     SCALED                          whether elements are integers with a scale per row
 //     key_scale(), value_scale()      scales of the rows of `key` and `value`; 1 unless SCALED
-//     aligned()                       rows of key and value begin at, and have, multiples of four
+//     aligned()                       whether offsets and sizes of key and value rows are multiples
+//                                     of four
 //     masks(), masked(head, l, s, x)  whether there is a mask; the score x with its mask term
 //     out(head, l)                    output row
 //     partial_row(head, l)            index of the row in decode's partial results
@@ -44,8 +45,10 @@ struct AttentionGroup {
     /// Number of leading keys visible to a row before any mask.
     int visible(int row) const { return visible_keys(causal, S, L, token(row)); }
 
-    /// How many of these are before the row's window.
-    int hidden(int row) const { return metal::max(visible(row) - window, 0); }
+    /// Number of these keys that are before the row's window.
+    int hidden(int row) const {
+        return window == INT_MAX ? 0 : metal::max(visible(row) - window, 0);
+    }
 };
 
 /// Rows in strided arrays.

@@ -9,8 +9,8 @@
 //     out (8×D) = out · factor + weights (8×TILE) · values (TILE×D)
 //
 // Sums are float32, in an order that depends only on the key's index. A hidden key has weight 0.
-// Keys visible to no row of the threadgroup are not read but zeros in the tile, since their memory
-// may hold NaN. A key visible to only some rows must be finite, because 0 · ∞ is NaN.
+// Keys visible to no row of the threadgroup are not read, since their memory may hold NaN: the tile
+// has zeros instead. A key visible to only some rows must be finite, because 0 · ∞ is NaN.
 #pragma once
 
 #include <metal_simdgroup_matrix>
@@ -43,8 +43,8 @@ struct TileSizes {
     };
 };
 
-/// Four adjacent elements of a row of D, starting at d; zeros beyond its end. Stored: T, or 8-bit
-/// integers, which any T holds exactly.
+/// Copies four adjacent elements of a row of D, starting at d; zeros beyond its end. Stored: T, or
+/// 8-bit integers, which any T holds exactly.
 template <typename T, typename Stored>
 void copy_four(threadgroup T* to, device const Stored* row, int d, int D, bool aligned) {
     if (aligned && d < D) {
@@ -202,9 +202,9 @@ struct EightRows {
     }
 };
 
-/// A threadgroup's rows, starting at `block`, attend to all visible keys. Call from all threads;
-/// keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each; scales: for 2 · KEYS, if
-/// the source is SCALED. Rows beyond the group's last one repeat it without storing.
+/// Lets a threadgroup's rows, starting at `block`, attend to all visible keys. Call from all
+/// threads; keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each; scales: for 2 ·
+/// KEYS, if the source is SCALED. Rows beyond the group's last one repeat it and are not stored.
 template <typename T, int DIM, typename Source>
 void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, int block,
                      threadgroup T* keys, threadgroup T* values, threadgroup float* scales,

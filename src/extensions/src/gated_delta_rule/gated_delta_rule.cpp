@@ -25,7 +25,7 @@ std::pair<mx::array, mx::array> gated_delta_rule(const mx::array& qkv, const mx:
     constexpr const char* NAME = "gated_delta_rule";
     check(states.ndim() == 4, NAME, "expected states S×H_v×D_k×D_v, got shape ", states.shape());
     const int H_v = states.shape(1), D_k = states.shape(2), D_v = states.shape(3);
-    check(D_k <= 256, NAME, "expected key heads of size 256 at most, got states of shape ",
+    check(D_k <= 256, NAME, "expected key heads of size at most 256, got states of shape ",
           states.shape());
     check(num_k_heads >= 1 && H_v % num_k_heads == 0, NAME,
           "expected num_k_heads to divide the value heads of the states, ", H_v, ", got ",
@@ -40,7 +40,7 @@ std::pair<mx::array, mx::array> gated_delta_rule(const mx::array& qkv, const mx:
           " for the heads of the states, got shape ", qkv.shape());
     const int T = qkv.shape(0);
     check(is_float(a.dtype()) && b.dtype() == a.dtype(), NAME,
-          "expected a and b in one dtype, float32, float16 or bfloat16, got ", a.dtype(), " and ",
+          "expected a and b both in float32, float16 or bfloat16, got ", a.dtype(), " and ",
           b.dtype());
     const mx::Shape gates = {T, H_v}, heads = {H_v};
     check(a.shape() == gates && b.shape() == gates, NAME, "expected a and b of shape ", gates,

@@ -6,10 +6,10 @@
 //     β = σ(b),   γ = exp(−exp(A_log) · softplus(a + dt_bias))
 //     S ← γ S,   δ = β (v − Sᵀk),   S ← S + k δᵀ,   o = Sᵀq           S: D_k×D_v
 //
-// All in float32, token by token: on one instruction set or GPU, the bits depend neither on how a
-// sequence is split into steps, nor on the other sequences, nor on the number of threads. Between
-// two of them, results differ by a few roundings of float32, because kernels sum in other orders
-// and apply the factors of q and k to sums instead of elements.
+// Computed in float32, token by token: on one instruction set or GPU, the bits depend neither on
+// how a sequence is split into steps, nor on the other sequences, nor on the number of threads.
+// Across instruction sets and GPUs, results differ by a few float32 rounding errors, because
+// kernels sum in different orders and apply the factors of q and k to sums instead of elements.
 //
 // State slots: as in causal_conv1d.h.
 #pragma once
@@ -28,7 +28,7 @@ namespace mx = mlx::core;
 /// Outputs of a Gated DeltaNet's recurrence, and the updated states.
 ///
 /// qkv: T×(2·H_k·D_k + H_v·D_v) float32: query heads, key heads and value heads of each token.
-/// a, b: T×H_v, float32, float16 or bfloat16, both of one dtype.
+/// a, b: T×H_v, both float32, float16 or bfloat16.
 /// A_log, dt_bias: H_v float32.
 /// states: S×H_v×D_k×D_v float32, D_k up to 256. Updated in place as in causal_conv1d.
 /// cu_seqlens, read_slots, write_slots, overwrite: as in causal_conv1d.

@@ -18,8 +18,8 @@ inline float norm_factor(device const float* x, int D, int lane) {
     return 1.0f / sqrt(simd_sum(squares) + 1e-6f);
 }
 
-// One simdgroup per token and key head. A value head's factors: of the unnormalized query and key,
-// β, and γ.
+// One simdgroup per token and key head. Computes the factors of its value heads: those of the
+// unnormalized query and key, β and γ.
 template <typename T>
 [[kernel]] void gated_delta_rule_factors(
     device const float* qkv [[buffer(0)]], device const T* a [[buffer(1)]],
@@ -53,7 +53,7 @@ inline float sum_of_rows(float x) {
 }
 
 // One simdgroup per 8 columns of a head's state. A lane keeps every fourth row of one column in
-// registers: at most ROWS.
+// registers, at most ROWS rows.
 template <int ROWS>
 [[kernel]] void gated_delta_rule_recurrence(
     device const float* qkv [[buffer(0)]], device const float4* factors [[buffer(1)]],

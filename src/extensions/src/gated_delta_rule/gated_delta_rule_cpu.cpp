@@ -30,9 +30,9 @@ void run(const GatedDeltaRuleJob& job, const GatedDeltaRuleKernel& kernel) {
 
 }  // namespace
 
-void GatedDeltaRule::eval_cpu(const std::vector<mx::array>& given,
+void GatedDeltaRule::eval_cpu(const std::vector<mx::array>& node_inputs,
                               std::vector<mx::array>& outputs) {
-    const auto& inputs = update_first(given, outputs, stream());
+    const auto& inputs = update_first(node_inputs, outputs, stream());
     const auto& states = outputs[0];
     const Rows qkv = rows_of(inputs[1], stream());
     const Rows a = rows_of(inputs[2], stream());

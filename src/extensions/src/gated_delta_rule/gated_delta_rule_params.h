@@ -4,7 +4,7 @@
 namespace tiny_llm_ext {
 
 enum {
-    DELTA_MAX_ROWS = 256,      // D_k, at most
+    DELTA_MAX_ROWS = 256,      // maximum D_k
     DELTA_SIMD_COLUMNS = 8,    // columns of a state per simdgroup
     DELTA_ROW_GROUPS = 32 / 8  // lanes that share a column
 };

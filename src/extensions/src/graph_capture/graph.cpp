@@ -25,9 +25,8 @@ constexpr const char* GRAPH_CAPTURE = "graph_capture";
 mx::Stream stream_of(const std::vector<mx::array>& outputs) {
     const auto computed = std::find_if(outputs.begin(), outputs.end(),
                                        [](const mx::array& x) { return x.has_primitive(); });
-    check(computed != outputs.end(), GRAPH_CAPTURE,
-          "expected a function that computes something, got ", outputs.size(),
-          " arrays that are nothing new");
+    check(computed != outputs.end(), GRAPH_CAPTURE, "expected outputs computed by operations, got ",
+          outputs.size(), " inputs");
     return computed->primitive().stream();
 }
 
@@ -86,10 +85,11 @@ class CapturedGraph::Tracer {
         return place;
     }
 
-    // A primitive computes all of its outputs together.
+    // Appends a step with all outputs of the primitive, which computes them together.
     Place add_step(const mx::array& x) {
         check(x.primitive().stream() == graph_.stream_, GRAPH_CAPTURE,
-              "expected all operations on one stream, got ", x.primitive().name(), " on another");
+              "expected all operations on one stream, got ", x.primitive().name(),
+              " on another stream");
         check(as_capturable(x.primitive()) != nullptr || is_view(x.primitive()), GRAPH_CAPTURE,
               "expected operations of the extension and views, got ", x.primitive().name());
         Step step = {x.primitive_ptr(), {}, {}, {}, 0, {}};
@@ -97,9 +97,9 @@ class CapturedGraph::Tracer {
             step.inputs.push_back(place_of(input));
         }
         step.first_output = computed_;
-        const bool is_of_computed = is_view(x.primitive()) && !step.inputs[0].is_constant;
+        const bool views_computed = is_view(x.primitive()) && !step.inputs[0].is_constant;
         graph_.view_of_.resize(computed_ + x.outputs().size(), -1);
-        graph_.view_of_[computed_] = is_of_computed ? step.inputs[0].index : -1;
+        graph_.view_of_[computed_] = views_computed ? step.inputs[0].index : -1;
         for (const auto& output : x.outputs()) {
             step.shapes.push_back(output.shape());
             step.dtypes.push_back(output.dtype());
@@ -137,8 +137,7 @@ bool CapturedGraph::Tracer::depends_on_placeholders(const mx::array& x) {
 CapturedGraph::CapturedGraph(const std::vector<mx::array>& placeholders,
                              const std::vector<mx::array>& outputs)
     : stream_(stream_of(outputs)) {
-    check(!is_gpu(stream_), GRAPH_CAPTURE,
-          "expected operations on the CPU: graphs do not run on a GPU");
+    check(!is_gpu(stream_), GRAPH_CAPTURE, "expected operations on the CPU, got a GPU stream");
     for (const auto& input : placeholders) {
         input_shapes_.push_back(input.shape());
         input_dtypes_.push_back(input.dtype());
@@ -205,9 +204,8 @@ void CapturedGraph::find_overwritten() {
             step.inputs.begin() + 1, step.inputs.end(),
             [&](const Place& other) { return contains(aliases_of(other), buffer.index); });
         check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself,
-              GRAPH_CAPTURE,
-              "expected writes into inputs alone, which nothing reads afterwards, got ",
-              step.primitive->name(), " on something else");
+              GRAPH_CAPTURE, "expected writes only to inputs that are not read afterwards, got ",
+              step.primitive->name(), " on another array");
         overwrites_[input->second] = true;
         overwritten.insert({step.first_output, input->second});
     }
@@ -238,12 +236,12 @@ std::vector<CapturedGraph::NodeInfo> CapturedGraph::node_infos() const {
         for (const Place& place : step.inputs) {
             from.push_back(place.is_constant ? std::nullopt : std::optional(place.index));
         }
-        std::vector<int> to, forgotten = step.last_use;
+        std::vector<int> to, last_uses = step.last_use;
         for (size_t i = 0; i < step.shapes.size(); i++) {
             to.push_back(step.first_output + static_cast<int>(i));
         }
-        std::sort(forgotten.begin(), forgotten.end());
-        steps.emplace_back(step.primitive->name(), from, to, forgotten);
+        std::sort(last_uses.begin(), last_uses.end());
+        steps.emplace_back(step.primitive->name(), from, to, last_uses);
     }
     return steps;
 }

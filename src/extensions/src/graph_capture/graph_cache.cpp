@@ -11,9 +11,9 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Per function. Each thread has a separate stream and therefore separate graphs, and threads end. A
-// graph takes 0.2 MB for a model of eight layers; in a run of sixteen requests with random lengths,
-// only the sixteen most recent graphs were reused.
+// Per function. Each thread has a separate stream and therefore separate graphs, so graphs of
+// finished threads must be evicted. A graph takes 0.2 MB for a model of eight layers; in a run of
+// sixteen requests with random lengths, only the sixteen most recent graphs were reused.
 constexpr size_t MAX_GRAPHS = 32;
 
 // Per graph: one for each layout of its inputs and each address of its overwritten inputs.
@@ -79,8 +79,7 @@ std::vector<CapturedGraph::NodeInfo> GraphCache::steps() const {
     return static_cast<const GraphReplay&>(*replays_.back()).graph().node_infos();
 }
 
-// Prepares inputs for an executable: without gaps; overwritten inputs must be exclusive to this
-// node.
+// Prepares inputs for an executable: dense, and overwritten inputs exclusive to this node.
 std::vector<mx::array> GraphReplay::prepared(const std::vector<mx::array>& inputs) {
     std::vector<mx::array> ready;
     for (size_t i = 0; i < inputs.size(); i++) {
@@ -116,7 +115,7 @@ void GraphReplay::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>
 }
 
 void GraphReplay::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-    throw std::logic_error("[graph_capture] a GPU's graph has no such node");
+    throw std::logic_error("[graph_capture] this node has no GPU kernel");
 }
 
 std::vector<mx::Shape> GraphReplay::output_shapes(const std::vector<mx::array>&) {

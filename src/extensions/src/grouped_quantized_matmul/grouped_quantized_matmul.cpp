@@ -63,7 +63,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
                                    int group_size, int bits, const mx::array& a, const mx::array& b,
                                    const mx::array& experts, mx::StreamOrDevice s) {
     const mx::array matrix = first_of("b", b);
-    check(b.shape(0) > 0, NAME, "expected b of one expert or more, got shape ", b.shape());
+    check(b.shape(0) > 0, NAME, "expected b for at least one expert, got shape ", b.shape());
     std::optional<mx::array> first_biases;
     if (biases) {
         first_biases = first_of("biases", *biases);
@@ -72,8 +72,8 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
                            matrix);
     for (const auto& [name, stack] :
          {std::pair{"scales", scales}, std::pair{"biases", biases.value_or(scales)}}) {
-        check(stack.shape(0) == b.shape(0), NAME, "expected ", name,
-              " of as many experts as b has, ", b.shape(0), ", got shape ", stack.shape());
+        check(stack.shape(0) == b.shape(0), NAME, "expected ", name, " for ", b.shape(0),
+              " experts, like b, got shape ", stack.shape());
     }
     check(experts.dtype() == mx::int32 || experts.dtype() == mx::uint32, NAME,
           "expected experts in int32 or uint32, got ", experts.dtype());
@@ -86,7 +86,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
     const mx::Stream stream = mx::to_stream(s);
     if (is_gpu(stream)) {
         check(!is_prepacked(matrix), NAME, "expected b with 3 dimensions, got shape ", b.shape(),
-              ": a GPU reads no prepacked weights");
+              "; GPU kernels read row-major weights");
         check_biases_on(stream, NAME, biases.has_value());
         const mx::Shape shape = output_shape(experts, matrix);
         const bool is_empty = a.size() == 0 || b.size() == 0 || experts.size() == 0;
@@ -100,7 +100,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
 }
 
 void GroupedQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
-    throw std::logic_error("[grouped_quantized_matmul] a GPU's graph has no such node");
+    throw std::logic_error("[grouped_quantized_matmul] this node has no GPU kernel");
 }
 
 bool GroupedQuantizedMatmul::is_equivalent(const mx::Primitive& other) const {

@@ -9,8 +9,8 @@
 // Weight format and summation order are those of quantized_matmul, so a row has the same bits as
 // there, whatever experts the other rows use.
 //
-// Expert indices are known only at evaluation, too late to raise: a negative index counts from the
-// end, as everywhere in MLX, and an index past the last expert gives a row of NaN.
+// Expert indices are known only at evaluation, too late for an exception: a negative index counts
+// from the end, as everywhere in MLX, and an index past the last expert gives a row of NaN.
 #pragma once
 
 #include <optional>

@@ -20,7 +20,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// All rows, and the matrices of all experts.
+// Arguments of the operation: all rows, and the matrices of all experts.
 struct Products {
     QuantizedMatmulJob all;  // M rows of out; b, scales and biases of the first expert
     int64_t num_experts;
@@ -41,8 +41,9 @@ struct Products {
     const uint16_t* input_of(int64_t row) const { return all.a + row / rows_per_input * all.I; }
     uint16_t* output_of(int64_t row) const { return all.out + row * all.O; }
 
-    // The job of some rows with an expert's matrix.
-    QuantizedMatmulJob of(int64_t expert, int64_t rows, const uint16_t* a, uint16_t* out) const {
+    // The job that multiplies some rows by an expert's matrix.
+    QuantizedMatmulJob job_of(int64_t expert, int64_t rows, const uint16_t* a,
+                              uint16_t* out) const {
         QuantizedMatmulJob job = all;
         job.M = rows;
         job.a = a;
@@ -59,7 +60,7 @@ struct Products {
 // Stable sort of all rows by expert; −1 comes first.
 struct SortedRows {
     std::vector<int64_t> rows;
-    std::vector<int64_t> begins;  // first row of each expert, and the end
+    std::vector<int64_t> begins;  // index of each expert's first row, then the end
 
     explicit SortedRows(const Products& products)
         : rows(products.all.M), begins(products.num_experts + 1) {
@@ -90,41 +91,42 @@ void run(const Products& products, InstructionSet set) {
 
     // An expert's single row is read and written in place; this covers all rows of one token.
     // Several rows are gathered in the order of `sorted`.
-    std::vector<int64_t> together;  // indices into `sorted`
+    std::vector<int64_t> gathered_indices;  // indices into `sorted`
     for (int64_t expert = 0; expert < products.num_experts; expert++) {
         if (sorted.begins[expert + 1] - sorted.begins[expert] > 1) {
             for (int64_t n = sorted.begins[expert]; n < sorted.begins[expert + 1]; n++) {
-                together.push_back(n);
+                gathered_indices.push_back(n);
             }
         }
     }
-    const auto count = static_cast<int64_t>(together.size());
+    const auto count = static_cast<int64_t>(gathered_indices.size());
     const auto a = std::make_unique_for_overwrite<uint16_t[]>(count * I);
     const auto out = std::make_unique_for_overwrite<uint16_t[]>(count * O);
     for_rows(count, I, [&](int64_t first, int64_t last) {
         for (int64_t n = first; n < last; n++) {
-            std::copy_n(products.input_of(sorted.rows[together[n]]), I, a.get() + n * I);
+            std::copy_n(products.input_of(sorted.rows[gathered_indices[n]]), I, a.get() + n * I);
         }
     });
 
     QuantizedMatmulJobs jobs;
-    int64_t brought = 0;
+    int64_t num_gathered = 0;
     for (int64_t expert = 0; expert < products.num_experts; expert++) {
         const int64_t first = sorted.begins[expert], rows = sorted.begins[expert + 1] - first;
         if (rows == 1) {
             const int64_t row = sorted.rows[first];
-            jobs.push_back(products.of(expert, 1, products.input_of(row), products.output_of(row)));
-        } else if (rows > 1) {
             jobs.push_back(
-                products.of(expert, rows, a.get() + brought * I, out.get() + brought * O));
-            brought += rows;
+                products.job_of(expert, 1, products.input_of(row), products.output_of(row)));
+        } else if (rows > 1) {
+            jobs.push_back(products.job_of(expert, rows, a.get() + num_gathered * I,
+                                           out.get() + num_gathered * O));
+            num_gathered += rows;
         }
     }
     run(jobs, set);
 
     for_rows(count, O, [&](int64_t first, int64_t last) {
         for (int64_t n = first; n < last; n++) {
-            std::copy_n(out.get() + n * O, O, products.output_of(sorted.rows[together[n]]));
+            std::copy_n(out.get() + n * O, O, products.output_of(sorted.rows[gathered_indices[n]]));
         }
     });
 }

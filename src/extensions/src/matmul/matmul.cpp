@@ -13,8 +13,8 @@ mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
           b.dtype());
     check(a.ndim() >= 1, NAME, "expected a with at least one dimension, got a scalar");
     check(b.ndim() == 2, NAME, "expected b with 2 dimensions, got shape ", b.shape());
-    check(b.shape(1) == a.shape(-1), NAME, "expected rows of b as long as those of a, ",
-          a.shape(-1), ", got shape ", b.shape());
+    check(b.shape(1) == a.shape(-1), NAME, "expected b with the row length of a, ", a.shape(-1),
+          ", got shape ", b.shape());
     auto shape = a.shape();
     shape.back() = b.shape(0);
     return mx::array(shape, a.dtype(),

@@ -8,9 +8,9 @@ namespace {
 
 // Rows of whole, aligned 16-byte units use vector loads; others are loaded element by element.
 bool is_ragged(const MatmulShape& shape) {
-    const int numbers = shape.format == Format::float32 ? 4 : 8;  // elements per 16 bytes
-    return !shape.aligned || shape.I % numbers != 0 || shape.a_stride % numbers != 0 ||
-           shape.b_stride % numbers != 0;
+    const int unit = shape.format == Format::float32 ? 4 : 8;  // elements per 16 bytes
+    return !shape.aligned || shape.I % unit != 0 || shape.a_stride % unit != 0 ||
+           shape.b_stride % unit != 0;
 }
 
 }  // namespace
@@ -18,11 +18,10 @@ bool is_ragged(const MatmulShape& shape) {
 MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int max_threads) {
     MatmulGrid grid = matmul_grid(variant, shape.M, shape.O, shape.I, max_threads);
     if (variant == MatmulVariant::tile64) {
-        grid.threads.x =
-            128;  // a simdgroup multiplies 32×32 outputs: no per-group products in registers
+        grid.threads.x = 128;  // 32×32 outputs per simdgroup: registers hold no per-group products
     }
     if (shape.format == Format::float32 && grid.parts > 1) {
-        grid.variant = "tile32";  // stores float32 sums already
+        grid.variant = "tile32";  // already stores float32 sums
     }
     if (is_ragged(shape) && variant != MatmulVariant::readable) {
         grid.variant += "_ragged";

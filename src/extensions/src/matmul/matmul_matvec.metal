@@ -1,4 +1,4 @@
-// matmul for a few rows of a, as in decoding: bound by the bandwidth of reading b.
+// matmul for a few rows of a, as in decoding: bound by the memory bandwidth of b.
 //
 // A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read adjacent elements of a
 // row of b, 16 bytes each; a lane's elements of a stay in registers for all outputs.

@@ -9,11 +9,12 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Fewer threadgroups underuse the GPU: Apple's have 8 to 80 cores, each of which needs several.
+// Fewer threadgroups underutilize the GPU: Apple GPUs have 8 to 80 cores, each of which needs
+// several.
 constexpr int64_t MIN_THREADGROUPS = 128;
 
 constexpr int MATVEC_OUTPUTS = 4;     // per simdgroup: OUTPUTS in the kernels
-constexpr int MATVEC_SIMDGROUPS = 2;  // per threadgroup; independent
+constexpr int MATVEC_SIMDGROUPS = 2;  // per threadgroup; they share nothing
 
 int64_t tiles(int64_t M, int64_t O, int size) { return ceil_div(M, size) * ceil_div(O, size); }
 
@@ -21,7 +22,7 @@ MatmulGrid tile_grid(int64_t M, int64_t O, int64_t I, int size, bool in_parts) {
     const int64_t parts = in_parts ? std::max<int64_t>(1, ceil_div(I, TILE_PART)) : 1;
     return {.variant = "tile" + std::to_string(size) + (parts > 1 ? "_parts" : ""),
             .groups = {.x = ceil_div(M, size), .y = ceil_div(O, size), .z = parts},
-            .threads = {.x = size == 64 ? 256 : 64},  // a simdgroup multiplies 32×16 of it
+            .threads = {.x = size == 64 ? 256 : 64},  // a simdgroup computes 32×16 outputs
             .parts = parts};
 }
 

@@ -16,8 +16,8 @@ MatmulVariant matmul_variant_named(const std::string& name);
 
 /// Fastest variant for M rows, O outputs and inner dimension I.
 ///
-/// All tile variants give a row the same bits. matvec and readable have other summation orders: a
-/// row's bits are the same for any M up to MATVEC_ROWS, and for any larger M.
+/// All tile variants give a row the same bits. matvec and readable have other summation orders, so
+/// a row has the same bits for all M up to MATVEC_ROWS, and for all larger M.
 MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I);
 
 constexpr int MATVEC_ROWS = 8;
@@ -26,7 +26,7 @@ constexpr int MATVEC_ROWS = 8;
 struct MatmulGrid {
     std::string variant;  // in the kernel's name; for matvec, with its rows per pass
     Extent groups, threads;
-    int64_t parts;  // groups.z: of float32 partial sums if above 1
+    int64_t parts;  // groups.z; if above 1, each part is a float32 partial sum
 };
 MatmulGrid matmul_grid(MatmulVariant variant, int64_t M, int64_t O, int64_t I, int max_threads);
 

@@ -32,9 +32,8 @@ inline Tokens tokens_of(constant const PagedAttentionParams& params, device cons
     return {first, end - first};
 }
 
-/// A sequence's rows in pages, all of which must be valid from its first visible key on (see
-/// misses_pages). Stored: T, or char
-/// for 8-bit rows (common/int8_rows.h).
+/// A sequence's rows in pages, which must all be valid from the first visible key on (see
+/// misses_pages). Stored: T, or char for 8-bit rows (common/int8_rows.h).
 template <typename T, typename Stored>
 struct PageSource {
     enum { SCALED = sizeof(Stored) == 1 };
@@ -45,6 +44,7 @@ struct PageSource {
     device const T* queries;           // of all sequences
     device const Stored* key_pages;    // P×H×page_size rows, starting at `key_head`
     device const Stored* value_pages;  // P×H×page_size rows, likewise
+    long row_size;                     // elements, including an 8-bit row's scale
     long page_stride;                  // of H·page_size rows
     device const int* pages;           // of this sequence
     device T* results;                 // T×H_q×D
@@ -52,9 +52,6 @@ struct PageSource {
     long page_start;                   // offset of that key's row
     device const Stored *key, *value;
     int moved;  // elements before `key` and `value` in their rows
-
-    /// Elements of a row: its scale takes as many bytes as four integers.
-    int width() const { return params->D + (SCALED ? 4 : 0); }
 
     device const T* query(int head, int l) const {
         return queries + head * params->query_strides[1] +
@@ -70,7 +67,7 @@ struct PageSource {
             page_begin = number * params->page_size;
             page_start = page * page_stride;
         }
-        const long at = page_start + (s - page_begin) * width();
+        const long at = page_start + (s - page_begin) * row_size;
         key = key_pages + at;
         value = value_pages + at;
     }
@@ -78,8 +75,8 @@ struct PageSource {
     bool has_runs() const { return params->page_size % ATTENTION_SPLIT_RUN == 0; }
 
     void step() {
-        key += width();
-        value += width();
+        key += row_size;
+        value += row_size;
     }
 
     float key_scale() const { return scale_of(key); }
@@ -132,11 +129,12 @@ PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, i
                                   device const int* block_table, device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
     const int nowhere = -params.page_size;  // every key is past the page that begins here
-    const long head = long(params.page_size) * (params.D + (sizeof(Stored) == 1 ? 4 : 0));
+    const long row_size = params.D + (sizeof(Stored) == 1 ? 4 : 0);  // the scale has four bytes
+    const long head = params.page_size * row_size;
     key_pages += key_head * head;
     value_pages += key_head * head;
-    return {&params,         b,     key_head, tokens,  lane, query,     key_pages,   value_pages,
-            params.H * head, pages, out,      nowhere, 0,    key_pages, value_pages, 0};
+    return {&params, b, key_head, tokens, lane, query, key_pages, value_pages, row_size,
+            params.H * head, pages, out, nowhere, 0, key_pages, value_pages, 0};
 }
 
 /// Whether a sequence's context exceeds its row of the block table, or any page of keys

@@ -36,19 +36,19 @@ void check_query_and_pages(const char* name, const mx::array& query, const mx::a
           ", got ", D);
     check(key_pages.shape(3) == D + (is_int8 ? INT8_SCALE_BYTES : 0), name,
           "expected pages of head size ", D, is_int8 ? " and a scale of 4 bytes" : "",
-          ", as query has, got shape ", key_pages.shape());
+          ", like query, got shape ", key_pages.shape());
     check(H > 0 && H_q % H == 0, name,
           "expected the key/value heads to divide the query heads, got ", H, " and ", H_q);
     check(key_pages.shape(2) > 0, name, "expected a page_size of at least 1, got shape ",
           key_pages.shape());
 }
 
-void check_lengths(const char* name, const char* what, const mx::array& lengths, int count) {
-    check(lengths.dtype() == mx::int32, name, "expected ", what, " in int32, got ",
+void check_lengths(const char* name, const char* argument, const mx::array& lengths, int count) {
+    check(lengths.dtype() == mx::int32, name, "expected ", argument, " in int32, got ",
           lengths.dtype());
     const mx::Shape expected = {count};
-    check(lengths.shape() == expected, name, "expected ", what, " of shape ", expected, ", got ",
-          lengths.shape());
+    check(lengths.shape() == expected, name, "expected ", argument, " of shape ", expected,
+          ", got ", lengths.shape());
 }
 
 void check_block_table(const char* name, const mx::array& block_table) {

@@ -6,23 +6,23 @@
 //     key_pages[block_table[b, j / page_size], h, j % page_size]
 //
 // and sequence b has context_lens[b] keys. The computation is that of flash_attention.h, in tiles
-// of 64 keys. Tiles are aligned to positions and independent of pages: a tile may span several
-// pages or part of one. The result therefore has the bits of flash_attention on contiguous keys,
-// for any page size and page placement.
+// of 64 keys. Tiles are aligned to positions, independently of pages: a tile may span several pages
+// or part of one. The result therefore has the bits of flash_attention on contiguous keys, for any
+// page size and page placement.
 //
 // A sliding window of W hides all but the newest W of a query's keys: of the keys up to position i,
 // those from i − W + 1 on are visible. Keys before the window of a sequence's first query are not
-// read, and their entries of the block table may be anything: their pages may have been freed.
-// Tiles stay aligned to positions, so a row's bits do not depend on the other queries of its call.
+// read, and their block table entries are ignored, because their pages may have been freed. Tiles
+// stay aligned to positions, so a row's bits do not depend on the other queries in the call.
 //
 // The values of block_table, context_lens and cu_seqlens_q are known only at evaluation, too late
-// to raise. Invalid values never cause an out-of-bounds read:
+// for an exception. Invalid values never cause an out-of-bounds read:
 //   - a sequence with a context_len above max_pages · page_size, or with a token in an invalid page
-//     (a table entry below 0 or ≥ P), gives NaN in all its rows. Entries after its last page are
-//     ignored: −1 pads them. So are those before the window of its first query. A context_len below
-//     0 counts as 0.
+//     (a table entry below 0 or ≥ P), gives NaN in all its rows. Entries after its last page
+//     (padding, −1) and before the window of its first query are ignored. A context_len below 0
+//     counts as 0.
 //   - sequence s of the varlen form has the tokens from max(cu_seqlens_q[0 … s]) up to
-//     cu_seqlens_q[s + 1], clamped to 0 … T. A token of no sequence gives zero.
+//     cu_seqlens_q[s + 1], clamped to 0 … T. A token in no sequence gives zero.
 #pragma once
 
 #include <optional>
@@ -45,8 +45,8 @@ namespace mx = mlx::core;
 /// block_table: B×max_pages int32. context_lens: B int32, including the new tokens.
 /// scale: factor of the scores; 1/√D by default.
 /// causal: restricts query i of sequence b to keys j ≤ i + context_lens[b] − L.
-/// window: restricts it further to keys j > i + context_lens[b] − L − window; at least 1, or 0 for
-///   no window. Requires `causal`.
+/// window: further restricts query i to keys j > i + context_lens[b] − L − window; at least 1, or 0
+///   for no window. Requires `causal`.
 ///
 /// Returns B×H_q×L×D in the dtype of query, in the layout B×L×H_q×D that the output projection
 /// reads. A row without visible keys is zero; all rows of a sequence with keys beyond the block
@@ -63,7 +63,7 @@ mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
 ///   cu_seqlens_q[s + 1] − 1, the last of its context_lens[s] tokens: its query i sees keys
 ///   j ≤ i + context_lens[s] − (cu_seqlens_q[s + 1] − cu_seqlens_q[s]), the last `window` of them
 ///   if there is a window.
-/// The other arguments: as in paged_attention.
+/// Other arguments: as in paged_attention.
 ///
 /// Returns T×H_q×D in the dtype of query, row-contiguous.
 /// Throws std::invalid_argument for anything else.
@@ -72,9 +72,9 @@ mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pa
                                  const mx::array& context_lens, const mx::array& block_table,
                                  std::optional<float> scale, int window, mx::StreamOrDevice s = {});
 
-/// The graph node of both. Validated inputs, any strides: query B×H_q×L×D or T×H_q×D; key_pages
-/// and value_pages P×H×page_size×D, block_table B×max_pages, context_lens B; and, for varlen,
-/// cu_seqlens_q B+1. Inputs other than the query are copied unless row-contiguous.
+/// The graph node of both operations. Validated inputs, any strides: query B×H_q×L×D or T×H_q×D;
+/// key_pages and value_pages P×H×page_size×D, block_table B×max_pages, context_lens B; and, for
+/// varlen, cu_seqlens_q B+1. Inputs other than the query are copied unless row-contiguous.
 class PagedAttention : public mx::UnaryPrimitive, public Capturable {
    public:
     PagedAttention(mx::Stream stream, float scale, bool causal, int window, bool ragged)

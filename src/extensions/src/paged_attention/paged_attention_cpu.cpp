@@ -26,7 +26,8 @@ namespace {
 
 int64_t no_paged_attention_scratch(const PagedAttentionJob&, int) { return 0; }
 
-// Pointers only in eval_cpu: earlier tasks of the stream may still compute the arrays' values.
+// Arrays of a call. eval_cpu must not read their values: earlier tasks of the stream may still be
+// computing them.
 struct Batch {
     int64_t B, max_pages, P;
     const int32_t* block_table;   // B×max_pages
@@ -36,7 +37,7 @@ struct Batch {
     int64_t query_batch_stride;
 };
 
-// Query rows of one thread: some rows of one sequence, for each key/value head in turn.
+// A unit of work: query rows of one sequence, which a chunk computes for one key/value head.
 struct Block {
     const PagedSequence* sequence;
     int64_t first_row;
@@ -60,9 +61,9 @@ std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batc
             sequence.token = first;
             sequence.L = end - first;
         }
-        const int64_t room = batch.max_pages * job.page_size;
-        sequence.S = std::clamp<int64_t>(batch.context_lens[b], 0, room);
-        const bool fits = batch.context_lens[b] <= room;
+        const int64_t capacity = batch.max_pages * job.page_size;
+        sequence.S = std::clamp<int64_t>(batch.context_lens[b], 0, capacity);
+        const bool fits = batch.context_lens[b] <= capacity;
         sequence.pages = fits ? batch.block_table + b * batch.max_pages : nullptr;
         sequences.push_back(sequence);
     }
@@ -87,17 +88,18 @@ void fill(const PagedAttentionJob& job, int64_t first_token, int64_t end_token, 
     }
 }
 
-// Pieces of work in descending order of cost, so that long ones do not start last.
+// Blocks in descending order of cost, so that long ones do not start last. Also writes the rows of
+// `out` that no block computes.
 std::vector<Block> blocks_of(const PagedAttentionJob& job,
                              const std::vector<PagedSequence>& sequences, const Batch& batch) {
     const int64_t group = job.H_q / job.H;
     std::vector<Block> blocks;
-    int64_t told = 0;  // tokens whose rows of out are assigned
+    int64_t assigned_until = 0;  // tokens whose rows of out are assigned
     for (const PagedSequence& sequence : sequences) {
-        fill(job, told, sequence.token, 0);  // tokens of no sequence
-        told = sequence.token + sequence.L;
+        fill(job, assigned_until, sequence.token, 0);  // tokens in no sequence
+        assigned_until = sequence.token + sequence.L;
         if (!has_all_pages(job, sequence, batch.P)) {
-            fill(job, sequence.token, told, std::numeric_limits<float>::quiet_NaN());
+            fill(job, sequence.token, assigned_until, std::numeric_limits<float>::quiet_NaN());
             continue;
         }
         const int64_t rows = sequence.L * group;
@@ -110,7 +112,7 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
                 {&sequence, first, static_cast<int>(end - first), (end - first) * (keys + 1)});
         }
     }
-    fill(job, told, batch.T, 0);
+    fill(job, assigned_until, batch.T, 0);
     std::stable_sort(blocks.begin(), blocks.end(),
                      [](const Block& a, const Block& b) { return a.cost > b.cost; });
     return blocks;
@@ -134,7 +136,7 @@ struct HeadInPages {
     }
 };
 
-// Up to QUERY_ROWS of `rows` rows of a head, from first_row on, as arguments of Week 4's kernels.
+// Up to QUERY_ROWS of a head's `rows` rows from first_row on, as arguments of Week 4's kernels.
 AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int64_t first_row,
                       int64_t rows) {
     const int64_t group = job.H_q / job.H;

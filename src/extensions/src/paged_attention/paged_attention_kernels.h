@@ -15,7 +15,7 @@ struct PagedAttentionJob {
     Format format;            // of query and out
     Format kv_format;         // of the pages: format or int8
     const void* query;        // rows of D contiguous elements
-    const void* key_pages;    // P×H×page_size rows of D elements; int8: of common/int8_rows.h
+    const void* key_pages;    // P×H×page_size rows of D elements; int8: see common/int8_rows.h
     const void* value_pages;  // as key_pages
     void* out;                // T×H_q×D
 
@@ -37,8 +37,8 @@ struct PagedSequence {
 // numbered as in flash_attention_kernels.h.
 
 /// The reference: computes rows first_row … first_row + rows − 1 of a sequence's key/value head h.
-/// Uses neither scratch memory nor `next`, a prefetch hint: the sequence whose keys of head h + 1,
-/// or of head 0 again, are likely needed next (or null).
+/// Uses neither scratch memory nor `next`, a prefetch hint (or null): the sequence whose keys are
+/// likely needed next, of head h + 1, or of head 0 after the last.
 void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence& sequence,
                                int64_t h, int64_t first_row, int rows, const PagedSequence* next,
                                float* scratch);

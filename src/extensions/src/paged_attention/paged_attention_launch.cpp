@@ -21,7 +21,7 @@ int64_t max_queries(const PagedAttentionParams& params) {
     return is_ragged(params) ? std::min<int64_t>(params.T, ATTENTION_FEW_QUERIES) : params.L;
 }
 
-// Rows per pass of decode. With T ≤ B, each sequence likely has one token.
+// Rows per decode threadgroup. With T ≤ B, each sequence likely has one token.
 int decode_rows(const PagedAttentionParams& params) {
     const bool one_each = is_ragged(params) && params.T <= params.B;
     const int64_t rows = group_of(params) * (one_each ? 1 : max_queries(params));
@@ -45,7 +45,8 @@ MetalLaunch paged_attention_readable_launch(const PagedAttentionParams& params, 
 MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Format format) {
     const int together = decode_rows(params);
     const int64_t rows = group_of(params) * max_queries(params);
-    const int64_t sequences = params.B + (is_ragged(params) ? 1 : 0);  // the last: of no sequence
+    const int64_t sequences =
+        params.B + (is_ragged(params) ? 1 : 0);  // the last: tokens in no sequence
     const std::string variant =
         "paged_attention_decode_rows" + std::to_string(together) + head_size(params);
     return {
@@ -63,7 +64,7 @@ MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, For
 }
 
 MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Format format) {
-    // Blocks per sequence, or of all sequences together: see paged_attention_tile.metal.
+    // Blocks per sequence or, in the varlen form, of all sequences: see paged_attention_tile.metal.
     const int64_t rows = group_of(params) * (is_ragged(params) ? params.T : params.L);
     const int64_t simdgroups =
         std::min<int64_t>(ceil_div(rows, ATTENTION_MATRIX_ROWS), ATTENTION_MATRIX_SIMDGROUPS);
@@ -90,8 +91,8 @@ int64_t paged_attention_partial_rows(const PagedAttentionParams& params) {
 }
 
 int paged_attention_splits(int max_pages, int page_size) {
-    const int64_t room = static_cast<int64_t>(max_pages) * page_size;
-    return static_cast<int>(std::max<int64_t>(1, ceil_div(room, ATTENTION_SPLIT)));
+    const int64_t capacity = static_cast<int64_t>(max_pages) * page_size;
+    return static_cast<int>(std::max<int64_t>(1, ceil_div(capacity, ATTENTION_SPLIT)));
 }
 
 }  // namespace tiny_llm_ext

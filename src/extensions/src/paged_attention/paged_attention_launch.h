@@ -1,18 +1,18 @@
-// Launches of paged_attention*.metal. The variants and the bits of a sequence's rows are those of
-// flash_attention_launch.h:
+// Launches of paged_attention*.metal: the variants of flash_attention_launch.h, with the same bits
+// for a sequence's rows.
 //
 //   readable  the course's: one simdgroup per query row; without int8 pages and windows
 //   decode    sequences with few queries: keys are split over threadgroups, and
 //             paged_attention_merge reduces the results if there is more than one split
 //   tile      sequences with more queries: simdgroup matrices
 //
-// In the varlen form (params.L = 0) lengths are known only on the device, and a call may mix both
-// kinds of sequences: decode and tile both run, and each skips the other's sequences. Decode also
-// zeroes the rows of tokens of no sequence.
+// In the varlen form (params.L = 0), lengths are known only on the device and a call may mix both
+// kinds of sequences, so decode and tile both run, and each skips the other's sequences. Decode
+// also zeroes the rows of tokens in no sequence.
 //
-// Buffers of all but the merge: query at its strides, key_pages, value_pages, block_table,
-// context_lens, cu_seqlens_q (any memory if params.L is not 0), out T×H_q×D; and for decode
-// partial and statistics, which are any memory if there is one split.
+// Buffers of all but the merge: query (strides in the params), key_pages, value_pages, block_table,
+// context_lens, cu_seqlens_q (any buffer if params.L is not 0), out T×H_q×D; for decode, also
+// partial and statistics (any buffers if there is one split).
 #pragma once
 
 #include "common/metal_launch.h"
@@ -24,12 +24,12 @@ MetalLaunch paged_attention_readable_launch(const PagedAttentionParams& params, 
 MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Format format);
 MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Format format);
 
-/// Buffers: partial rows×splits×D and statistics rows×splits×2, float32, for
-/// paged_attention_partial_rows; cu_seqlens_q; out.
+/// Buffers: partial rows×splits×D and statistics rows×splits×2, float32, with
+/// paged_attention_partial_rows rows; cu_seqlens_q; out.
 MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, Format format);
 
-/// Whether the call may have sequences for decode, and for tile. A sequence's kernel depends on its
-/// number of queries alone.
+/// Whether the call may have sequences for the decode or tile kernel. A sequence's kernel depends
+/// only on its number of queries.
 bool paged_attention_has_decode(const PagedAttentionParams& params);
 bool paged_attention_has_tile(const PagedAttentionParams& params);
 

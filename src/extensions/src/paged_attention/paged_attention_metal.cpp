@@ -11,7 +11,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Dispatches kernels; inputs as in paged_attention_launch.h.
+// Functions that dispatch the kernels; inputs as in paged_attention_launch.h.
 void encode_paged_readable(const mx::Stream& stream, const PagedAttentionParams& params,
                            Format format, const std::vector<mx::array>& inputs,
                            const mx::array& out) {
@@ -48,8 +48,8 @@ void encode_paged_fast(const mx::Stream& stream, const PagedAttentionParams& par
 }
 // [/solution only]
 
-// Whether row-contiguous x and its rows of D begin at multiples of four elements.
-bool pages_in_fours(const mx::array& x) {
+// Whether all row offsets and the row size of x, which is row-contiguous, are multiples of four.
+bool pages_are_aligned(const mx::array& x) {
     return (x.offset() / x.itemsize()) % 4 == 0 && x.shape(-1) % 4 == 0;
 }
 
@@ -85,7 +85,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .causal = causal_,
         .window = window_,
         .splits = paged_attention_splits(in[3].shape(1), key_pages.shape(2)),
-        .aligned = pages_in_fours(key_pages) && pages_in_fours(in[2]),
+        .aligned = pages_are_aligned(key_pages) && pages_are_aligned(in[2]),
         .int8 = key_pages.dtype() == mx::int8,
         .query_strides = {static_cast<long>(query.strides(0)), static_cast<long>(query.strides(1)),
                           static_cast<long>(query.strides(token_axis))},
@@ -96,7 +96,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     // [/solution only]
     if (encode == nullptr) {
         throw std::runtime_error(
-            "[paged_attention] int8 pages and windows need the fast kernels on the GPU.");
+            "[paged_attention] int8 pages and windows require the fast kernels on the GPU.");
     }
     encode(stream(), params, format_of(query.dtype()), in, out);
 }

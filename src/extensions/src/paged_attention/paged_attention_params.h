@@ -12,7 +12,7 @@ struct PagedAttentionParams {
     int causal;
     int window;             // newest keys visible to a query; 0 for all
     int splits;             // of the keys, for the decode kernel; 1 if there is no merge
-    int aligned;            // rows of the pages begin at, and have, multiples of four elements
+    int aligned;            // offsets and sizes of page rows are multiples of four elements
     int int8;               // whether pages have 8-bit rows (common/int8_rows.h)
     long query_strides[3];  // strides of sequence, head and token, in elements
 };

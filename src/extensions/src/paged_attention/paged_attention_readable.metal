@@ -1,9 +1,8 @@
 // Readable paged_attention on the GPU, both forms: one simdgroup per query row, one key at a time.
 // Contract: paged_attention.h.
 //
-// Lane i holds elements i, i + 32, … of the query row and of its output. Rows share nothing, so
-// every key is read once per row: correct for every shape, but slow if many rows have the same
-// keys.
+// Lane i holds elements i, i + 32, … of the query row and of its output. Rows share no loads, so
+// every key is read once per row: correct for every shape, but slow if many rows share keys.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_scores.h"
@@ -16,7 +15,7 @@ constant constexpr int SLICES = 8;  // of 32 elements: D up to 256
 
 // A token's sequence, and its query index within it.
 struct Query {
-    int sequence;  // −1: token of no sequence
+    int sequence;  // −1: token in no sequence
     int l, L;
 };
 
@@ -54,9 +53,9 @@ template <typename T>
     float largest = -INFINITY, sum = 0;
     bool pages_missing = false;
     if (place.sequence >= 0) {
-        const int room = params.max_pages * params.page_size;
-        const int keys = clamp(context_lens[place.sequence], 0, room);
-        pages_missing = context_lens[place.sequence] > room;
+        const int capacity = params.max_pages * params.page_size;
+        const int keys = clamp(context_lens[place.sequence], 0, capacity);
+        pages_missing = context_lens[place.sequence] > capacity;
         device const int* pages = block_table + long(place.sequence) * params.max_pages;
         for (int i = int(lane); i * params.page_size < keys; i += 32) {
             pages_missing = pages_missing || pages[i] < 0 || pages[i] >= params.P;

@@ -1,4 +1,5 @@
-// paged_attention: readable reference; flash_attention's with keys located through the block table.
+// paged_attention: readable reference; that of flash_attention with keys located through the block
+// table.
 #include <vector>
 
 #include "common/int8_rows.h"

@@ -63,7 +63,7 @@ template <typename T, typename Stored, int DIM>
     threadgroup float scales[sizeof(Stored) == 1 ? 2 * TileSizes<T, DIM>::KEYS : 1];
     const int key_head = int(at.y), G = params.H_q / params.H;
     const int rows_per_block = int(simdgroups) * ATTENTION_MATRIX_ROWS;
-    int place = int(groups.x - 1 - at.x);  // last rows first: with a causal mask they see most keys
+    int place = int(groups.x - 1 - at.x);  // last rows first: they see the most keys if causal
     int b = int(at.z);
     if (params.L == 0) {
         b = sequence_at(params, cu_seqlens_q, place, G, rows_per_block, lane);

@@ -25,7 +25,7 @@ template <typename T>
     pages[(head * params.page_size + slot % params.page_size) * params.D + d] = tokens[from];
 }
 
-// Quantizes a row as common/int8_rows.h does. D is any.
+// Quantizes a row as defined in common/int8_rows.h, for any D.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void paged_cache_write_int8(
     device const T* tokens [[buffer(0)]], device const int* slots [[buffer(1)]],

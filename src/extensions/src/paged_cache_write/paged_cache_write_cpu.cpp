@@ -25,7 +25,7 @@ struct Write {
     int64_t places;        // P · page_size
     int64_t page_size;
     int64_t item;   // bytes per element of tokens
-    bool is_int8;   // the pages
+    bool is_int8;   // whether the pages are
     Format format;  // of tokens, if the pages are int8
     decltype(&quantize_row_reference) quantize;
 };

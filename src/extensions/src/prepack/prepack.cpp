@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t LARGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
-// Smaller matrices are copied by one thread: waking another would take as long.
+// Smaller matrices are copied by one thread, because waking another would take as long.
 constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
 
 // Bytes read from a file before they are prepacked, while still in the core's cache.
@@ -38,8 +38,8 @@ mx::array finished(mx::Shape shape, mx::Dtype dtype) {
     return out;
 }
 
-// Requests huge pages for all that lie entirely within a memory range.
-void ask_for_large_pages(char* memory, int64_t bytes) {
+// Requests huge pages for the part of a memory range that consists of whole huge pages.
+void request_large_pages(char* memory, int64_t bytes) {
 #if defined(__linux__)
     const auto address = reinterpret_cast<intptr_t>(memory);
     const intptr_t first = (address + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
@@ -99,7 +99,7 @@ class File {
 
     // Starts disk readahead of this range only, in pieces, because Linux limits a single readahead
     // to the file's readahead size.
-    void ask_for([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t bytes) const {
+    void request_readahead([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t bytes) const {
 #if defined(__linux__)
         posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
         for (int64_t done = 0; done < bytes; done += READ_BYTES) {
@@ -113,14 +113,14 @@ class File {
     int read(void* memory, int64_t bytes, int64_t place) const {
         auto* to = static_cast<char*>(memory);
         while (bytes > 0) {
-            const ssize_t got = pread(descriptor_, to, bytes, place);
-            if (got <= 0) {
-                if (got < 0 && errno == EINTR) {
+            const ssize_t bytes_read = pread(descriptor_, to, bytes, place);
+            if (bytes_read <= 0) {
+                if (bytes_read < 0 && errno == EINTR) {
                     continue;
                 }
-                return got == 0 ? -1 : errno;
+                return bytes_read == 0 ? -1 : errno;
             }
-            to += got, place += got, bytes -= got;
+            to += bytes_read, place += bytes_read, bytes -= bytes_read;
         }
         return 0;
     }
@@ -128,7 +128,7 @@ class File {
     [[noreturn]] void fail(int error) const {
         throw std::runtime_error(
             "prepack_weight_from_file: " + path_ +
-            (error < 0 ? " ends too early" : std::string(" cannot be read: ") + strerror(error)));
+            (error < 0 ? " is truncated" : std::string(" cannot be read: ") + strerror(error)));
     }
 
    private:
@@ -140,10 +140,10 @@ template <typename T>
 void prepack_blocks(const File& file, int64_t begin, T* out, int64_t O, int64_t W, int64_t rows) {
     const int64_t block_bytes = rows * W * static_cast<int64_t>(sizeof(T));
     const int64_t blocks = O / rows;
-    const int64_t together = std::max<int64_t>(1, READ_BYTES / std::max<int64_t>(1, block_bytes));
+    const int64_t batch = std::max<int64_t>(1, READ_BYTES / std::max<int64_t>(1, block_bytes));
     std::atomic<int> error = 0;
-    for_blocks((blocks + together - 1) / together, blocks * block_bytes, [&](int64_t part) {
-        const int64_t first = part * together, last = std::min(blocks, first + together);
+    for_blocks((blocks + batch - 1) / batch, blocks * block_bytes, [&](int64_t chunk) {
+        const int64_t first = chunk * batch, last = std::min(blocks, first + batch);
         std::vector<T> read((last - first) * rows * W);
         const int failed =
             file.read(read.data(), (last - first) * block_bytes, begin + first * block_bytes);
@@ -177,25 +177,25 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
     check(rows >= 1, PREPACK, "expected a positive number of rows, got ", rows);
     check(matrix.ndim() == 2 && matrix.shape(0) % rows == 0 &&
               (matrix.itemsize() == 2 || matrix.itemsize() == 4),
-          PREPACK, "expected a matrix O×W of 2 or 4 bytes a number, O a multiple of ", rows,
+          PREPACK, "expected a matrix O×W of elements of 2 or 4 bytes, O a multiple of ", rows,
           ", got ", matrix.shape(), " in ", matrix.dtype());
     check(memory.status() == mx::array::Status::available && memory.flags().row_contiguous, PREPACK,
-          "expected memory of large_pages(), got an array that is not computed yet, or a view");
-    const auto room = static_cast<int64_t>(memory.nbytes()) - offset;
-    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= room,
-          PREPACK, "expected memory with room for the matrix from a multiple of ", LINE,
-          " bytes on, got ", matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
+          "expected memory from large_pages(), got an unevaluated array or a view");
+    const auto space = static_cast<int64_t>(memory.nbytes()) - offset;
+    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= space,
+          PREPACK, "expected memory with space for the matrix at a multiple of ", LINE,
+          " bytes, got ", matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
 }
 
 }  // namespace
 
 mx::array large_pages(int64_t bytes) {
-    check(bytes >= 0, "large_pages", "expected bytes of 0 or more, got ", bytes);
+    check(bytes >= 0, "large_pages", "expected bytes to be at least 0, got ", bytes);
     // Two dimensions: a single one is limited to 2³¹.
     constexpr int64_t PAGE = 4096;
     mx::array memory =
         finished({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);
-    ask_for_large_pages(static_cast<char*>(allocate(memory)),
+    request_large_pages(static_cast<char*>(allocate(memory)),
                         static_cast<int64_t>(memory.nbytes()));
     return memory;
 }
@@ -222,11 +222,11 @@ mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& mem
 mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& path, int64_t begin,
                                    int rows, const mx::array& memory, int64_t offset, bool alone) {
     check_arguments(matrix, rows, memory, offset);
-    check(begin >= 0, "prepack_weight_from_file", "expected a place of 0 or more, got ", begin);
+    check(begin >= 0, "prepack_weight_from_file", "expected begin to be at least 0, got ", begin);
     const int O = matrix.shape(0), W = matrix.shape(1);
     const File file(path);
     if (alone) {
-        file.ask_for(begin, static_cast<int64_t>(matrix.nbytes()));
+        file.request_readahead(begin, static_cast<int64_t>(matrix.nbytes()));
     }
     mx::array out = part_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
     if (out.itemsize() == 4) {

@@ -1,9 +1,9 @@
 // prepack: Weight prepacking (common/prepacked.h) into huge pages.
 //
-// A decode step streams every weight once, uncached, so each page costs a TLB miss. With 4 KB pages
-// that is one per 64 cache lines, and on a virtual machine each miss walks two page tables. Pages
-// of 2 MB must be requested before the first write, and an array of a megabyte is smaller than one.
-// All weights of a model therefore share one allocation: `large_pages` creates it and
+// A decode step streams every weight once, uncached, so each page costs a TLB miss. With 4 KB
+// pages, that is one miss per 64 cache lines, and on a virtual machine each miss walks two page
+// tables. Pages of 2 MB must be requested before the first write, and many arrays are smaller than
+// one page. All weights of a model therefore share one allocation: `large_pages` creates it and
 // `prepack_weight` fills it from the front.
 //
 // `prepack_weight_from_file` reads a matrix from a file a few rows at a time: loading it into
@@ -22,7 +22,7 @@ namespace tiny_llm_ext {
 namespace mx = mlx::core;
 
 /// Allocates at least `bytes` bytes for prepacked weights, in 2 MB pages where the system grants
-/// them on request (Linux with transparent huge pages).
+/// these on request (Linux with transparent huge pages).
 ///
 /// Returns P×512 uint64, uninitialized. Throws std::invalid_argument for a negative number.
 mx::array large_pages(int64_t bytes);
@@ -32,7 +32,7 @@ mx::array large_pages(int64_t bytes);
 ///
 /// matrix: elements of 2 or 4 bytes; evaluated first if necessary.
 /// rows: R, positive; O is a multiple of it.
-/// memory: from large_pages, with room for the matrix at `offset`, a multiple of 64.
+/// memory: from large_pages, with space for the matrix at `offset`, a multiple of 64.
 /// Throws std::invalid_argument for anything else.
 mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& memory,
                          int64_t offset);
@@ -43,7 +43,7 @@ mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& mem
 /// file: path.
 /// begin: byte offset of the matrix in the file.
 /// rows, memory, offset: as for prepack_weight.
-/// alone: disables readahead past the matrix, where another process reads.
+/// alone: disables readahead past the matrix, into parts that other processes read.
 /// Throws std::invalid_argument as prepack_weight does, and std::runtime_error if the file cannot
 /// be read or is truncated.
 mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& file, int64_t begin,

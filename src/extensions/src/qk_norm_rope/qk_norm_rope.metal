@@ -20,8 +20,9 @@ float2 read_pair(device const T* row, int2 at) {
 
 // Rotates pair i, after the optional norm, by angle i.
 template <typename T>
-void turn(float2 x, float factor, int i, device const T* weight, device const float* cosines,
-          device const float* sines, device T* out, constant const QkNormRopeParams& params) {
+void rotate_pair(float2 x, float factor, int i, device const T* weight, device const float* cosines,
+                 device const float* sines, device T* out,
+                 constant const QkNormRopeParams& params) {
     const int2 at = elements_of(i, params);
     float2 n = x;
     if (params.normalizes) {
@@ -43,7 +44,7 @@ template <typename T>
     device T* out [[buffer(4)]], constant const QkNormRopeParams& params [[buffer(5)]],
     uint group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
-    // A token's heads are adjacent, so neighbouring simdgroups read the same angles.
+    // A token's heads are adjacent, so neighboring simdgroups read the same angles.
     const long head = long(group) * simdgroups + simdgroup;
     const long token = head / params.H;
     const long b = token / params.L;
@@ -72,12 +73,13 @@ template <typename T>
     for (int k = 0; k < KEPT; k++) {
         const int i = int(lane) + k * 32;
         if (i < half_size) {
-            turn<T>(kept[k], factor, i, weight, cosines + angles, sines + angles, out_row, params);
+            rotate_pair<T>(kept[k], factor, i, weight, cosines + angles, sines + angles, out_row,
+                           params);
         }
     }
     for (int i = int(lane) + KEPT * 32; i < half_size; i += 32) {
         const float2 pair = read_pair(row, elements_of(i, params));
-        turn<T>(pair, factor, i, weight, cosines + angles, sines + angles, out_row, params);
+        rotate_pair<T>(pair, factor, i, weight, cosines + angles, sines + angles, out_row, params);
     }
 }
 

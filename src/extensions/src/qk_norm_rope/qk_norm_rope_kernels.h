@@ -14,7 +14,7 @@ struct QkNormRopeJob {
     Format format;       // of x, weight and out
     const void* x;       // B × L × H × D, at the strides below; D is contiguous
     const void* weight;  // D; null to skip the norm
-    const float* cos;    // B × L × W, or the same L × W for every b: angle_stride is 0
+    const float* cos;    // B × L × W, or L × W for all b if angle_stride is 0
     const float* sin;    // as cos
     void* out;           // B × H × L × D
     int64_t x_strides[3];

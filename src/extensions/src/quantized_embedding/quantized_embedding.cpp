@@ -22,14 +22,14 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
           "expected weight with 2 dimensions, or 3 if it is prepacked, got shape ", weight.shape());
     check(!is_prepacked(weight) || !is_gpu(mx::to_stream(s)), NAME,
           "expected weight with 2 dimensions, got shape ", weight.shape(),
-          ": a GPU reads no prepacked weights");
+          "; GPU kernels read row-major weights");
     const int E = weight.shape(1) * (32 / bits);
     check(E > 0 && E % group_size == 0, NAME, "expected rows of weight, of ", E,
-          " numbers, to be a positive multiple of group_size, ", group_size);
+          " elements, to be a positive multiple of group_size, ", group_size);
     check(is_float(scales.dtype()), NAME, "expected scales in float32, float16 or bfloat16, got ",
           scales.dtype());
     check(biases || bits == 4, NAME, "expected biases for ", bits,
-          " bits, got None: numbers without them have 4");
+          " bits, got None; weights without biases have 4 bits");
     check(!biases || biases->dtype() == scales.dtype(), NAME,
           "expected biases in the dtype of scales, ", scales.dtype(), ", got ",
           biases.value_or(scales).dtype());

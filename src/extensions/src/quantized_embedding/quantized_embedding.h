@@ -6,8 +6,8 @@
 // The format is that of quantized_matmul. Rounded twice, to the dtype of the scales, as in
 // mx.dequantize: the values are equal bit for bit.
 //
-// Ids are known only at evaluation, too late to raise: a negative id counts from the end, as
-// everywhere in MLX, and an id past the table gives a row of NaN, which propagates through all
+// Ids are known only at evaluation, too late for an exception: a negative id counts from the end,
+// as everywhere in MLX, and an id past the table gives a row of NaN, which propagates through all
 // later layers. Nothing outside the table is read.
 #pragma once
 

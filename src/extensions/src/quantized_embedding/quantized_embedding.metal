@@ -24,25 +24,25 @@ template <typename T>
     device const T* biases [[buffer(2)]], device const uint* weight [[buffer(3)]],
     device T* out [[buffer(4)]], constant const QuantizedEmbeddingParams& params [[buffer(5)]],
     uint2 position [[thread_position_in_grid]]) {
-    const int w = int(position.x), numbers = 32 / params.bits;
+    const int w = int(position.x), count = 32 / params.bits;
     const long n = position.y;
     if (w >= params.words) {
         return;
     }
-    device T* numbers_out = out + (n * params.words + w) * numbers;
+    device T* word_out = out + (n * params.words + w) * count;
     const long row = row_of(ids[n], params);
     if (row < 0) {
-        for (int i = 0; i < numbers; i++) {
-            numbers_out[i] = T(NAN);
+        for (int i = 0; i < count; i++) {
+            word_out[i] = T(NAN);
         }
         return;
     }
     const long group = row * (params.words / params.words_per_group) + w / params.words_per_group;
     const float scale = float(scales[group]), bias = float(biases[group]);
     const uint word = weight[row * params.words + w], mask = (1u << params.bits) - 1;
-    for (int i = 0; i < numbers; i++) {
+    for (int i = 0; i < count; i++) {
         const float q = float(word >> (i * params.bits) & mask);
-        numbers_out[i] = T(float(T(q * scale)) + bias);
+        word_out[i] = T(float(T(q * scale)) + bias);
     }
 }
 

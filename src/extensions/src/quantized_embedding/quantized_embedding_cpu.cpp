@@ -16,7 +16,7 @@ namespace {
 struct Job {
     int64_t N, V, E;
     int group_size, bits;
-    int64_t pack_rows;       // of the table
+    int64_t pack_rows;       // rows per pack of the table
     Format format;           // of scales, biases and out
     bool is_signed;          // dtype of the ids
     const uint32_t* ids;     // N
@@ -36,7 +36,7 @@ int64_t row_of(const Job& job, int64_t n) {
     return id >= 0 && id < job.V ? id : -1;
 }
 
-// Offset of an element of a row of `columns`.
+// Offset of an element in a table with `columns` elements per row.
 int64_t place_of(const Job& job, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = row / job.pack_rows * job.pack_rows;
     return first * columns + column * job.pack_rows + row % job.pack_rows;

@@ -12,16 +12,16 @@ void QuantizedEmbedding::eval_gpu(const std::vector<mx::array>& inputs, mx::arra
     if (out.size() == 0) {
         return;
     }
-    std::vector<mx::array> plain;
+    std::vector<mx::array> contiguous_inputs;
     for (const auto& input : inputs) {
-        plain.push_back(metal::row_contiguous(input, stream()));
+        contiguous_inputs.push_back(metal::row_contiguous(input, stream()));
     }
     const auto launch = [&](int max_threads) {
         return quantized_embedding_launch(
             static_cast<int64_t>(inputs[0].size()), inputs[3].shape(0), out.shape(-1), group_size_,
             bits_, inputs[0].dtype() == mx::int32, format_of(out.dtype()), max_threads);
     };
-    metal::encode(stream(), launch, plain, {out});
+    metal::encode(stream(), launch, contiguous_inputs, {out});
 }
 
 }  // namespace tiny_llm_ext

@@ -22,7 +22,8 @@ std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scal
           " and ", biases.size());
     const bool has_biases = biases[0].has_value();
     for (const auto& others : biases) {
-        check(others.has_value() == has_biases, NAME, "expected biases of all matrices or of none");
+        check(others.has_value() == has_biases, NAME,
+              "expected biases for either all matrices or none");
     }
     const mx::Stream stream = mx::to_stream(s);
     if (is_gpu(stream) || b.size() == 1) {
@@ -46,7 +47,7 @@ std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scal
 }
 
 void MultiQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-    throw std::logic_error("[multi_quantized_matmul] a GPU's graph has no such node");
+    throw std::logic_error("[multi_quantized_matmul] this node has no GPU kernel");
 }
 
 bool MultiQuantizedMatmul::is_equivalent(const mx::Primitive& other) const {

@@ -4,8 +4,8 @@
 //
 // For a layer's query, key and value projections, or its gate and up projections. On the CPU this
 // is one graph node: the input is prepared once, and threads share the outputs of all matrices,
-// with one barrier in total instead of one per matrix. A GPU queues kernels without waiting: there
-// it is one quantized_matmul per matrix.
+// with one barrier in total instead of one per matrix. A GPU queues kernels without waiting, so
+// there it is one quantized_matmul node per matrix.
 #pragma once
 
 #include <optional>

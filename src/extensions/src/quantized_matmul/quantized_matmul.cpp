@@ -20,7 +20,7 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     check(is_half(scales.dtype()), operation, "expected scales in float16 or bfloat16, got ",
           scales.dtype());
     check(biases || bits == 4, operation, "expected biases for ", bits,
-          " bits, got None: numbers without them have 4");
+          " bits, got None; weights without biases have 4 bits");
     check(!biases || biases->dtype() == scales.dtype(), operation,
           "expected biases in the dtype of scales, ", scales.dtype(), ", got ",
           biases.value_or(scales).dtype());
@@ -31,15 +31,14 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
         const int rows = prepack_rows();
         check(rows > 0 || week4_matmul() == nullptr, operation,
               "expected b with 2 dimensions, got shape ", b.shape(),
-              ": the kernel that TINY_LLM_MATMUL names reads weights by row");
+              "; the kernel selected by TINY_LLM_MATMUL reads row-major weights");
         check(biases || week4_matmul() == nullptr, operation,
-              "expected biases, got None: the kernel that TINY_LLM_MATMUL names reads no "
-              "floating-point weights that are prepacked; take vectors");
-        check(rows > 0, operation, "expected b with 2 dimensions, got shape ", b.shape(),
-              ": the CPU's kernels, those of ", name_of(instruction_set()),
-              ", read weights by row");
-        check(pack_rows(b) == rows, operation, "expected ", rows,
-              " prepacked rows, got b of shape ", b.shape());
+              "expected biases, got None; with prepacked weights, the kernel selected by "
+              "TINY_LLM_MATMUL requires them (use vectors)");
+        check(rows > 0, operation, "expected b with 2 dimensions, got shape ", b.shape(), "; the ",
+              name_of(instruction_set()), " kernels read row-major weights");
+        check(pack_rows(b) == rows, operation, "expected packs of ", rows, " rows, got b of shape ",
+              b.shape());
     }
 
     const int I = a.shape(-1);
@@ -61,7 +60,7 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
 
 void check_biases_on(mx::Stream stream, const char* operation, bool has_biases) {
     check(has_biases || !is_gpu(stream), operation,
-          "expected biases, got None: a GPU reads no floating-point weights");
+          "expected biases, got None; GPU kernels do not support floating-point weights");
 }
 
 mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,

@@ -47,12 +47,13 @@ mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::arra
 /// only.
 int prepack_rows();
 
-/// Output shape, N..×O. Throws, with `operation` as the prefix, for arguments not as above.
+/// Output shape, N..×O. Throws, with `operation` as the prefix, for invalid arguments.
 mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
                                  const std::optional<mx::array>& biases, int group_size, int bits,
                                  const mx::array& a, const mx::array& b);
 
-/// Throws, with `operation` as the prefix, if biases are missing on a GPU, whose kernels need them.
+/// Throws, with `operation` as the prefix, if biases are missing on a GPU, whose kernels require
+/// them.
 void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
 
 /// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b.

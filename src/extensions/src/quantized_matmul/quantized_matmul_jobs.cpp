@@ -15,10 +15,8 @@ namespace {
 
 using Jobs = QuantizedMatmulJobs;
 
-// Work divided into a number of pieces per job.
-//
-// Runs body(job, piece) for every piece of every job on all threads, in a single parallel_for,
-// because each one ends with a barrier.
+// Runs body(job, piece) for every piece of every job, on all threads. pieces_of(job): number of
+// pieces. Uses a single parallel_for, because each call ends with a barrier.
 template <typename Pieces, typename Body>
 void for_pieces(const Jobs& jobs, const Pieces& pieces_of, const Body& body) {
     std::vector<int64_t> ends;  // cumulative number of pieces
@@ -48,7 +46,8 @@ void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
 class PreparedActivations {
    public:
     PreparedActivations(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
-        // Preparation does not depend on weights: the first of the sharing jobs represents all.
+        // Preparation does not depend on weights, so the first of the jobs that share activations
+        // represents them all.
         Jobs inputs;
         std::vector<int64_t> places;
         int64_t bytes = 0;

@@ -113,7 +113,7 @@ extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
-extern const QuantizedMatmulKernel quantized_matmul_tiles;     // many rows; few use the next
+extern const QuantizedMatmulKernel quantized_matmul_tiles;     // delegates few rows to the next one
 extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // one or two rows of integers
 /// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,

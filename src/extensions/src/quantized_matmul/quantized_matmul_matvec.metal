@@ -1,4 +1,4 @@
-// quantized_matmul for a few rows of a, as in decoding: bound by the bandwidth of reading weights.
+// quantized_matmul for a few rows of a, as in decoding: bound by the weights' memory bandwidth.
 //
 // A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read adjacent words of a row
 // of weights, 8 or 16 bytes each. A lane's elements of a stay in registers for all outputs, and its
@@ -41,7 +41,8 @@ float load_activations(device const T* a, thread float* x) {
 }
 
 // This lane's next weights, as integers. 4-bit weights are masked within their 16 bits but not
-// shifted right: each is too large by a power of two, by which its element of a is too small.
+// shifted right: each is too large by the power of two by which load_activations divides its
+// element of a.
 template <int BITS>
 void load_weights(device const uchar* b, thread float* q) {
     // [task 4.2.3 weights]
@@ -87,7 +88,7 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     scales += long(first_output) * row_groups + first / GROUP_SIZE;
     biases += long(first_output) * row_groups + first / GROUP_SIZE;
     a += long(first_row) * I + first;
-    // Past the last output or row, the last one is recomputed and not stored: the loop has no
+    // Past the last output or row, the last one is recomputed and not stored, so the loop has no
     // branches and no out-of-bounds reads.
     int output[OUTPUTS] = {0}, row[ROWS] = {0};
     for (int o = 1; o < OUTPUTS; o++) {

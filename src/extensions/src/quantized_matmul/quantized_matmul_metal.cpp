@@ -13,9 +13,9 @@ void QuantizedMatmul::eval_gpu(const std::vector<mx::array>& inputs, mx::array& 
     if (out.size() == 0) {
         return;
     }
-    std::vector<mx::array> plain;
+    std::vector<mx::array> aligned_inputs;
     for (const auto& input : inputs) {
-        plain.push_back(metal::aligned(metal::row_contiguous(input, stream()), stream()));
+        aligned_inputs.push_back(metal::aligned(metal::row_contiguous(input, stream()), stream()));
     }
     const int64_t O = inputs[3].shape(0);
     const QuantizedMatmulShape shape = {.M = static_cast<int64_t>(out.size()) / O,
@@ -32,7 +32,7 @@ void QuantizedMatmul::eval_gpu(const std::vector<mx::array>& inputs, mx::array& 
     const auto launch = [&](int max_threads) {
         return quantized_matmul_launch(shape, variant, max_threads);
     };
-    metal::encode_in_parts(stream(), launch, plain, out);
+    metal::encode_in_parts(stream(), launch, aligned_inputs, out);
 }
 
 }  // namespace tiny_llm_ext

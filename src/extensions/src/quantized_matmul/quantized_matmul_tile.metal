@@ -20,8 +20,8 @@ using namespace tiny_llm_ext;
 
 constant constexpr int UNPACKED = 8;  // values per thread and step: 4 or 8 bytes
 
-// Unpacks BN rows of TILE_K weights at a time to integers. A thread always has the same rows, so
-// its pointers only advance.
+// Unpacks BN rows, TILE_K weights each at a time, to integers. A thread always has the same rows,
+// so its pointers only advance.
 template <typename T, int BITS, int BN, int THREADS>
 struct WeightStager {
     typedef vec<ushort, UNPACKED * BITS / 16> Packed;
@@ -30,13 +30,13 @@ struct WeightStager {
         AT_ONCE = THREADS * UNPACKED / TILE_K,  // rows per round
         ROUNDS = BN / AT_ONCE,
     };
-    static_assert(ROUNDS * AT_ONCE == BN, "threads unpack whole rows, several times");
+    static_assert(ROUNDS * AT_ONCE == BN, "the tile is a whole number of rounds");
 
     device const uchar* from[ROUNDS];  // this thread's next weights of each round's row
     threadgroup T* to;                 // destination of the first round
 
-    // b: the tile's first row, of row_bytes, at the first weights to stage. Past the last row, the
-    // last one is staged again, as in RowStager.
+    // b: the tile's first row, at the first weights to stage; rows are row_bytes apart. Past the
+    // last row, the last one is staged again, as in RowStager.
     WeightStager(threadgroup T* tile, device const uchar* b, int row_bytes, int outputs_left,
                  uint thread_index) thread {
         const int first = int(thread_index) / (TILE_K / UNPACKED);
@@ -48,7 +48,7 @@ struct WeightStager {
         to = tile + first * tile_stride<T>() + column;
     }
 
-    // Stages the next TILE_K weights of each row, divided instead of shifted right.
+    // Stages the next TILE_K weights of each row, dividing instead of shifting right.
     void stage() thread {
         for (int round = 0; round < ROUNDS; round++) {
             const Packed packed = *(device const Packed*)from[round];
@@ -67,10 +67,10 @@ struct WeightStager {
     }
 };
 
-// Group sums of the activations for each row of a tile: a thread has summed the elements it copied
-// (see RowStager); the four threads of a row add theirs, and the result goes to `sums`, BM.
+// Stores the group sums of the activations of each row of a tile in `sums`, BM: each thread has
+// summed the elements it copied (see RowStager), and the four threads of a row add theirs.
 template <int ROUNDS, int AT_ONCE>
-void tell_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint thread_index) {
+void store_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint thread_index) {
     for (int round = 0; round < ROUNDS; round++) {
         float sum = added[round] + simd_shuffle_xor(added[round], ushort(1));
         sum += simd_shuffle_xor(sum, ushort(2));
@@ -81,8 +81,8 @@ void tell_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint 
     }
 }
 
-// Products q·a of a simdgroup's rows and outputs for a group of weights, added to its sums at the
-// end of the group.
+// Products q·a of a simdgroup's rows and outputs over a group of weights, which are scaled and
+// added to its sums at the group's end.
 template <typename T, int GROUP_SIZE, int ROWS, int COLUMNS>
 struct GroupProducts {
     simdgroup_float8x8 products[ROWS][COLUMNS];
@@ -181,7 +181,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
                 weight_stager.stage();
                 row_stager.stage(0, added);
                 if (done + TILE_K == GROUP_SIZE) {
-                    tell_row_sums<Rows::ROUNDS, Rows::AT_ONCE>(added, row_sums, thread_index);
+                    store_row_sums<Rows::ROUNDS, Rows::AT_ONCE>(added, row_sums, thread_index);
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 sums.multiply_to(group_products.products, activations, weights);

@@ -62,7 +62,7 @@ std::string variable(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-// Vector kernels, and the rows per pack they require.
+// A vector kernel, and the rows per pack that it requires; 0: row-major.
 struct Step {
     const char* name;
     Week4Matmul (*kernel)(InstructionSet set);
@@ -76,16 +76,17 @@ constexpr Step STEPS[] = {
     {"pairs", pairs, PACK_ROWS},
 };
 
-// The kernel named by TINY_LLM_MATMUL, which is not among the others.
+// The vector kernel named `name`. Throws std::invalid_argument for an unknown name.
 const Step& named_step(const std::string& name) {
     for (const Step& step : STEPS) {
         if (step.name == name) {
             return step;
         }
     }
-    throw std::invalid_argument("TINY_LLM_MATMUL is \"" + name +
-                                "\"; it may be loops, factored, vectors, prepacked, prefetched, "
-                                "panels or pairs.");
+    throw std::invalid_argument(
+        "TINY_LLM_MATMUL must be loops, factored, vectors, prepacked, prefetched, "
+        "panels or pairs, got \"" +
+        name + "\".");
 }
 
 }  // namespace
@@ -104,8 +105,8 @@ Week4Matmul week4_matmul() {
     const Step& step = named_step(name);
     if (instruction_set() == InstructionSet::portable) {
         throw std::invalid_argument(
-            "TINY_LLM_MATMUL is \"" + name +
-            "\", and the instruction set is portable, which has none; take factored.");
+            "TINY_LLM_MATMUL=" + name +
+            " requires a vector instruction set, got portable; use factored.");
     }
     return step.kernel(instruction_set());
 }
@@ -126,8 +127,8 @@ int64_t fetch_ahead() {
     int64_t bytes = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
     if (error != std::errc() || end != text.data() + text.size() || bytes < 0 || bytes > MOST) {
-        throw std::invalid_argument("TINY_LLM_PREFETCH is \"" + text +
-                                    "\"; it may be a number of bytes from 0 to 1000000.");
+        throw std::invalid_argument("TINY_LLM_PREFETCH must be from 0 to 1000000 bytes, got \"" +
+                                    text + "\".");
     }
     return bytes;
 }

@@ -2,7 +2,7 @@
 //
 // The environment variable TINY_LLM_MATMUL selects one, for the model and for benchmarks:
 //
-//     loops       the reference, Week 2's three loops
+//     loops       Week 2's reference: three loops
 //     factored    terms independent of the output are computed once for many outputs
 //     vectors     one weight per vector lane
 //     prepacked   weights in read order, PACK_ROWS rows per pack

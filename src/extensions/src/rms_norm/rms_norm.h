@@ -5,8 +5,8 @@
 // The mean is computed in float32; round is to the dtype of x, as in tiny_llm.layer_norm. A row's
 // result is independent of the other rows.
 //
-// add_rms_norm adds two arrays first: in a transformer a norm follows each residual connection, and
-// both the sum and its norm are used.
+// add_rms_norm adds two arrays first: in a transformer, a norm follows each residual connection,
+// and both the sum and its norm are needed.
 #pragma once
 
 #include <utility>
@@ -37,7 +37,7 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
                                              const mx::array& weight, float eps,
                                              mx::StreamOrDevice s = {});
 
-/// The graph node of both. Inputs: x, weight; or x, y, weight with outputs sum and norm.
+/// The graph node of both operations. Inputs: x, weight; or x, y, weight with outputs sum and norm.
 class RmsNorm : public mx::Primitive, public Capturable {
    public:
     RmsNorm(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}

@@ -19,27 +19,27 @@ T normalize(float x, float factor, T weight) {
     return T(float(T(x * factor)) * float(weight));
 }
 
-// The element to normalize: x[i], or x[i] + y[i] rounded, which is stored in sum.
+// Sources of a row to normalize: x, or the rounded sum of x and y, which is also stored.
 template <typename T>
-struct Plain {
+struct InputRow {
     device const T* x;
 
-    float first(int i) const { return float(x[i]); }
-    float again(int i) const { return float(x[i]); }
+    float load(int i) const { return float(x[i]); }
+    float reload(int i) const { return float(x[i]); }
 };
 
 template <typename T>
-struct Added {
+struct SumRow {
     device const T* x;
     device const T* y;
     device T* sum;
 
-    float first(int i) const {
+    float load(int i) const {
         const T added = T(float(x[i]) + float(y[i]));
         sum[i] = added;
         return float(added);
     }
-    float again(int i) const { return float(sum[i]); }  // written by this thread
+    float reload(int i) const { return float(sum[i]); }  // written by this thread
 };
 
 template <typename T, typename Row>
@@ -52,14 +52,14 @@ void norm_row(Row row, device const T* weight, device T* out, int D, float eps,
     for (int k = 0; k < KEPT; k++) {
         for (int j = 0; j < READS; j++) {
             const int i = start + k * step + j;
-            const float x = i < D ? row.first(i) : 0.0f;
+            const float x = i < D ? row.load(i) : 0.0f;
             kept[k * READS + j] = x;
             squares += x * x;
         }
     }
     for (int first = start + KEPT * step; first < D; first += step) {
         for (int i = first; i < min(first + READS, D); i++) {
-            const float x = row.first(i);
+            const float x = row.load(i);
             squares += x * x;
         }
     }
@@ -75,7 +75,7 @@ void norm_row(Row row, device const T* weight, device T* out, int D, float eps,
     }
     for (int first = start + KEPT * step; first < D; first += step) {
         for (int i = first; i < min(first + READS, D); i++) {
-            out[i] = normalize(row.again(i), factor, weight[i]);
+            out[i] = normalize(row.reload(i), factor, weight[i]);
         }
     }
 }
@@ -88,7 +88,7 @@ template <typename T>
     uint threads [[threads_per_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
     threadgroup float partial[32];
-    const Plain<T> row = {x + long(m) * params.x_stride};
+    const InputRow<T> row = {x + long(m) * params.x_stride};
     norm_row<T>(row, weight, out + long(m) * params.D, params.D, params.eps, partial, thread_index,
                 threads, simdgroup, lane, simdgroups);
 }
@@ -102,8 +102,8 @@ template <typename T>
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]]) {
     threadgroup float partial[32];
-    const Added<T> row = {x + long(m) * params.x_stride, y + long(m) * params.y_stride,
-                          sum + long(m) * params.D};
+    const SumRow<T> row = {x + long(m) * params.x_stride, y + long(m) * params.y_stride,
+                           sum + long(m) * params.D};
     norm_row<T>(row, weight, out + long(m) * params.D, params.D, params.eps, partial, thread_index,
                 threads, simdgroup, lane, simdgroups);
 }

@@ -39,7 +39,7 @@ std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, boo
     check(is_float(logits.dtype()), NAME, "expected logits in float32, float16 or bfloat16, got ",
           logits.dtype());
     check(logits.ndim() >= 1, NAME, "expected logits N..×X, got a scalar");
-    check(k >= 1 && k <= logits.shape(-1), NAME, "expected k of 1 to ", logits.shape(-1),
+    check(k >= 1 && k <= logits.shape(-1), NAME, "expected k from 1 to ", logits.shape(-1),
           ", the number of experts, got ", k);
     const mx::Stream stream = mx::to_stream(s);
     if (is_gpu(stream)) {
@@ -53,7 +53,7 @@ std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, boo
 }
 
 void TopkSoftmax::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-    throw std::logic_error("[topk_softmax] a GPU's graph has no such node");
+    throw std::logic_error("[topk_softmax] this node has no GPU kernel");
 }
 
 bool TopkSoftmax::is_equivalent(const mx::Primitive& other) const {

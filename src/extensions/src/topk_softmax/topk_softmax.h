@@ -3,7 +3,7 @@
 //     p = softmax(logits)   over all X experts
 //     experts = top K of p, weights = their p, divided by their sum if `normalize`
 //
-// Computed in float32 for any dtype of the logits, without rounding to it.
+// Computed in float32 for any dtype of the logits, and not rounded to that dtype.
 #pragma once
 
 #include <vector>

@@ -54,7 +54,7 @@ mx::array weighted_sum(const mx::array& x, const mx::array& weights,
 }
 
 void WeightedSum::eval_gpu(const std::vector<mx::array>&, mx::array&) {
-    throw std::logic_error("[weighted_sum] a GPU's graph has no such node");
+    throw std::logic_error("[weighted_sum] this node has no GPU kernel");
 }
 
 std::vector<mx::Shape> WeightedSum::output_shapes(const std::vector<mx::array>& inputs) {

@@ -20,7 +20,7 @@ namespace mx = mlx::core;
 /// base + Σ_k weights[.., k] · x[.., k, :], summed in float32.
 ///
 /// x: N..×K×E, float32, float16 or bfloat16. weights: N..×K, float32.
-/// base: N..×E, dtype of x: the output of a shared expert; none for zeros.
+/// base: N..×E, dtype of x: the output of a shared expert; zeros if None.
 /// Returns N..×E in the dtype of x. Throws std::invalid_argument for anything else.
 mx::array weighted_sum(const mx::array& x, const mx::array& weights,
                        const std::optional<mx::array>& base = std::nullopt,

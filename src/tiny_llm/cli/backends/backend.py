@@ -59,10 +59,10 @@ def open_backend(args: argparse.Namespace) -> Backend:
     Raises:
         UserError: see `check_model_arguments`, `sampler_from_args` and `models.load`.
     """
-    was_free = args.loader is None
+    is_default_loader = args.loader is None
     check_model_arguments(args)
     sampler = sampler_from_args(args)
-    if was_free and args.solution == "tiny_llm" and args.loader == "week1":
+    if is_default_loader and args.solution == "tiny_llm" and args.loader == "week1":
         console.print(
             "loader: week1 (the C++ extension is not built; `pdm run build-ext` builds it)",
             soft_wrap=True,
@@ -101,7 +101,7 @@ class EngineBackend:
         self._llm = self._open()
 
     def _open(self) -> LLM:
-        """Opens an engine with room for a full context; pages are allocated on demand."""
+        """Opens an engine with KV capacity for a full context; pages are allocated on demand."""
         return open_llm(
             self._args,
             self._checkpoint,

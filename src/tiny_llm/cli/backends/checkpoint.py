@@ -62,7 +62,7 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
         mlx_model, tokenizer = load_sharded(name, size, args.load_format, console)
     else:
         mlx_model, tokenizer = load_for_solution(args, name, args.speculative == "mtp")
-    enable_thinking = getattr(args, "enable_thinking", False)  # `bench` has no such flag
+    enable_thinking = getattr(args, "enable_thinking", False)  # not a flag of `bench`
     if enable_thinking and not tokenizer.has_thinking:
         raise UserError(f"--enable-thinking: '{name}' has no thinking mode; omit the flag.")
     return Checkpoint(name, mlx_model, tokenizer, enable_thinking)

@@ -1,4 +1,4 @@
-"""Chat with any server that has OpenAI's chat completions API."""
+"""Chat client for servers with OpenAI's chat completions API."""
 
 import argparse
 import json
@@ -40,8 +40,8 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         metavar="URL",
-        help="base URL of an OpenAI-compatible server, such as http://127.0.0.1:8000; --model is "
-        "then one of its models, by default the first",
+        help="base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000; --model then "
+        "selects one of its models, by default the first",
     )
     parser.add_argument(
         "--api-key", metavar="KEY", help=f"API key for --url; or set {API_KEY_VARIABLE}"
@@ -49,7 +49,7 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reasoning-effort",
         metavar="LEVEL",
-        help="reasoning effort for --url, such as none, low or high; by default, the server's",
+        help="reasoning effort for --url, e.g. none, low or high; by default, the server's",
     )
 
 
@@ -57,7 +57,7 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
     """Rejects flags that have no effect with --url, or without it.
 
     Raises:
-        UserError: names the first of these flags.
+        UserError: names the first offending flag.
     """
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
@@ -66,11 +66,9 @@ def check_remote_arguments(args: argparse.Namespace) -> None:
         return
     for name in LOCAL_FLAGS:
         if getattr(args, name) is not None:
-            raise UserError(
-                f"{flag_name(name)} has no effect with --url; leave one of the two out."
-            )
+            raise UserError(f"{flag_name(name)} has no effect with --url; omit one of them.")
     if args.solution != "tiny_llm":
-        raise UserError("--solution has no effect with --url; leave one of the two out.")
+        raise UserError("--solution has no effect with --url; omit one of them.")
     if args.enable_thinking:
         raise UserError(
             "--enable-thinking has no effect with --url; use --reasoning-effort high instead."
@@ -102,7 +100,7 @@ class RemoteBackend:
         self._client = client or httpx2.Client(timeout=timeout)
         if key:
             self._client.headers["Authorization"] = f"Bearer {key}"
-        self._failures = httpx2.HTTPError
+        self._http_error = httpx2.HTTPError
         self.name: str = args.model or self._first_model()
         self._options = {
             "model": self.name,
@@ -148,14 +146,14 @@ class RemoteBackend:
                         return
                     if data:
                         yield from _delta(data)
-        except self._failures as error:
+        except self._http_error as error:
             raise UserError(f"the request to {self._url} failed: {_reason(error)}.") from error
         raise UserError(f"{self._url} closed the stream before the end of the response.")
 
     def _first_model(self) -> str:
         try:
             response = self._client.get(f"{self._url}/models")
-        except self._failures as error:
+        except self._http_error as error:
             raise UserError(
                 f"cannot connect to {self._url} ({_reason(error)}); `tiny-llm serve` starts a "
                 "server."
@@ -165,7 +163,7 @@ class RemoteBackend:
         try:
             name = response.json()["data"][0]["id"]
         except (ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{self._url}/models lists no models; give --model.") from error
+            raise UserError(f"{self._url}/models lists no models; set --model.") from error
         return str(name)
 
 
@@ -177,7 +175,9 @@ def _base_url(url: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UserError(f"--url must begin with http:// or https:// and a host, got '{url}'.")
+        raise UserError(
+            f"--url must start with http:// or https://, followed by a host, got '{url}'."
+        )
     return url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
 
 

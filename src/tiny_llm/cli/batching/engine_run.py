@@ -1,4 +1,4 @@
-"""Batch run of the engine."""
+"""Batch run on the engine."""
 
 import argparse
 from collections.abc import Iterator, Sequence

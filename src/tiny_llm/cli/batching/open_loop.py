@@ -112,9 +112,8 @@ def run_open_loop(
         else:
             sleep(max(0.0, started + pending[0][2] - clock()))
     # [/task 5.3.3 loop]
-    served = [one.num_tokens for one in requests.values()]
-    drawn = workload.output_lens
-    assert served == drawn, f"expected outputs of {drawn} tokens, got {served}"
+    actual, expected = [request.num_tokens for request in requests.values()], workload.output_lens
+    assert actual == expected, f"expected outputs of {expected} tokens, got {actual}"
     return list(requests.values())
 
 

@@ -1,4 +1,4 @@
-"""Batch runs: the engine, Week 2 or 3's continuous batching, or mlx_lm.
+"""Batch runs on the engine, Week 2 or 3's continuous batching, or mlx_lm.
 
 One interface for all: call `step` until `is_done`, and read the progress between steps. `batch`
 displays a run, `bench` measures it.
@@ -68,7 +68,7 @@ def open_batch_run(
         checkpoint: the model and the tokenizer that detokenizes its output.
         prompts: token ids.
         max_tokens: maximum output length of each prompt.
-        sampler: called once per step with all rows; the engine builds its own from `args`.
+        sampler: called once per step with all rows; the engine builds one from `args`.
         ignore_eos: whether to continue after EOS tokens.
     """
     if args.solution == "mlx":

@@ -34,7 +34,7 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
     idle: Sequence[None] = [None] if run.state() is None else []
     upcoming: Sequence[RequestProgress | None] = run.prefilling or idle
     for progress in upcoming:
-        table.add_row("next", *_cells(progress, "waits for a slot"), style="cyan")
+        table.add_row("next", *_cells(progress, "waiting for slot"), style="cyan")
     state = run.state()
     engine: list[RenderableType] = (
         [] if state is None else [_pages(state), Text(f" {state}", style="dim")]
@@ -71,7 +71,7 @@ def _pages(state: EngineState) -> Text:
     total = pages.used + pages.cached + pages.free
     kinds = (
         ("shared", pages.shared, "█", "magenta"),
-        ("own", pages.used - pages.shared, "█", "green"),
+        ("exclusive", pages.used - pages.shared, "█", "green"),
         ("cached", pages.cached, "▒", "blue"),
         ("free", pages.free, "░", "dim"),
     )
@@ -96,10 +96,10 @@ def _speed(run: BatchRun, seconds: float) -> Text:
     return Text(f" {speed_line(list(run.all_progress()), seconds)}", style="dim")
 
 
-def speed_line(begun: Sequence[RequestProgress], seconds: float) -> str:
+def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
     """Formats tokens and tokens/s over the whole run, as prefill and decode share steps."""
-    prompt = sum(progress.prefilled for progress in begun)
-    generated = sum(progress.new_tokens for progress in begun)
+    prompt = sum(progress.prefilled for progress in started)
+    generated = sum(progress.new_tokens for progress in started)
     seconds = max(seconds, 1e-9)
     return (
         f"prompt: {prompt} tokens, {prompt / seconds:.1f} tokens/s | "
@@ -108,7 +108,7 @@ def speed_line(begun: Sequence[RequestProgress], seconds: float) -> str:
 
 
 class PlainLines:
-    """Prints a line when a request starts, and its output when it ends.
+    """Prints a line when a request starts, and its output when it finishes.
 
     Args:
         console: destination.
@@ -119,7 +119,7 @@ class PlainLines:
         self._console = console
         self._questions = questions
         self._started: set[int] = set()
-        self._ended: set[int] = set()
+        self._finished_indices: set[int] = set()
 
     def update(self, run: BatchRun) -> None:
         """Prints the events of the last step."""
@@ -127,11 +127,11 @@ class PlainLines:
         for index, question in enumerate(self._questions):
             if index not in waiting | self._started:
                 self._started.add(index)
-                self._print(f"[{index}] starts: {question}")
+                self._print(f"[{index}] started: {question}")
         for index, output in run.outputs.items():
-            if index not in self._ended:
-                self._ended.add(index)
-                self._print(f"[{index}] ends: {' '.join(output.split())}")
+            if index not in self._finished_indices:
+                self._finished_indices.add(index)
+                self._print(f"[{index}] finished: {' '.join(output.split())}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)

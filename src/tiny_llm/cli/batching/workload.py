@@ -29,7 +29,7 @@ class LengthRange:
     def __post_init__(self) -> None:
         if self.high < self.low:
             raise UserError(
-                f"--max-{self.kind}-len must be at least --min-{self.kind}-len, {self.low}, got "
+                f"--max-{self.kind}-len must be at least --min-{self.kind}-len ({self.low}), got "
                 f"{self.high}."
             )
 
@@ -83,7 +83,7 @@ class TimestampTokenizer:
 
     @property
     def detokenizer(self) -> "_TimestampDetokenizer":
-        """A new detokenizer per access, like in mlx_lm's tokenizers."""
+        """A new detokenizer per access, as in mlx_lm's tokenizers."""
         self.sequences.append([])
         return _TimestampDetokenizer(self.sequences[-1])
 

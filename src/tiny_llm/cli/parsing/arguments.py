@@ -21,9 +21,9 @@ ENGINE = "engine"  # the default loader
 
 # Flags that only the engine supports, by attribute name in the namespace.
 ENGINE_FLAGS = {
-    "speculative": "only the engine drafts tokens from the text, or with an MTP layer",
+    "speculative": "only the engine supports n-gram and MTP speculation",
     "num_drafts": "only the engine has a configurable number of draft tokens",
-    "attention_backend": "only the engine has several attention backends",
+    "attention_backend": "only the engine has selectable attention backends",
     "kv_cache_dtype": "only the engine has an 8-bit KV cache",
     "block_size": "only the engine has a configurable page size",
     "tensor_parallel_size": "only the engine shards a model across processes",
@@ -31,7 +31,7 @@ ENGINE_FLAGS = {
     "prefix_cache_dir": "only the engine has a prefix cache",
     "prefix_cache_disk_bytes": "only the engine has a prefix cache",
     "record": "only the engine records events",
-    "adapter_path": "only the engine has LoRA adapters",
+    "adapter_path": "only the engine supports LoRA adapters",
 }
 
 DEFAULT_BLOCK_SIZE = 32  # tokens; `LLM`'s default
@@ -85,7 +85,7 @@ def rank_count(text: str) -> int:
     launched = num_launched_ranks()
     if launched not in (1, size):
         raise argparse.ArgumentTypeError(
-            f"must be {launched}, the number of launched ranks, got {size}; leave it out"
+            f"must be {launched}, the number of launched ranks, got {size}; omit it"
         )
     return size
 
@@ -95,26 +95,27 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help=f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}, a hub id (owner/name) or a folder",
+        help=f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}, a Hub id (owner/name) or a folder",
     )
     _add_choice(
         parser,
         "--solution",
         SOLUTIONS,
-        "tiny_llm (or ref): this package; mine: the learner's tree, the default where it exists; "
+        "tiny_llm (or ref): this package; mine: the learner's tree, the default if it exists; "
         "mlx: mlx_lm, as a baseline",
     )
     _add_choice(
         parser,
         "--loader",
         [*LOADERS, ENGINE],
-        "a week's model and decoding loop, which filter before the temperature; or the engine, "
-        "which filters after it, the default except with --solution mine",
+        "a week's model and decoding loop, which apply top-p and top-k before the temperature; or "
+        "the engine, which applies them after it (default, except with --solution mine)",
     )
     parser.add_argument(
         "--enable-flash-attn",
         action=argparse.BooleanOptionalAction,
-        help="attention without an L×S matrix (week2); default on the CPU, where it is faster",
+        help="attention that never materializes the L×S scores (week2 only); default on the CPU, "
+        "where it is faster",
     )
     add_engine_arguments(parser)
 
@@ -130,49 +131,52 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--speculative",
         ["ngram", "mtp"],
         "speculative decoding without a draft model: n-gram lookup in the prompt and output, or "
-        "the layer for multi-token prediction of Qwen3.5 and Qwen3-Next (mtp)",
+        "the multi-token prediction layer of Qwen3.5 and Qwen3-Next (mtp)",
     )
     parser.add_argument(
         "--num-drafts",
         type=in_range(1),
         metavar="N",
-        help="maximum draft tokens per request and step (engine; 4 with --draft-model, 7 with "
-        "ngram, 1 with mtp)",
+        help="maximum draft tokens per request and step (engine only; default: 4 with "
+        "--draft-model, 7 with ngram, 1 with mtp)",
     )
     parser.add_argument(
-        "--block-size", type=in_range(1), metavar="N", help="tokens per KV cache page (engine; 32)"
+        "--block-size",
+        type=in_range(1),
+        metavar="N",
+        help="tokens per KV cache page (engine only; default: 32)",
     )
     _add_choice(
         parser,
         "--attention-backend",
         ATTENTION_BACKENDS,
-        "attention of the engine: paged (default) reads pages in place; flash and reference gather "
-        "them first, and are slower, for comparison",
+        "the engine's attention backend: paged (default) reads pages in place; flash and reference "
+        "gather them first and are slower, for comparison",
     )
     _add_choice(
         parser,
         "--kv-cache-dtype",
         KV_CACHE_DTYPES,
-        "KV cache of the engine: auto (default) in the dtype of activations; int8 in half the "
+        "dtype of the engine's KV cache: auto (default) matches the activations; int8 halves the "
         "memory",
     )
     parser.add_argument(
         "--adapter-path",
         metavar="DIR",
-        help="LoRA adapter of the model, a folder written by mlx_lm.lora (engine)",
+        help="LoRA adapter: a folder written by mlx_lm.lora (engine only)",
     )
     parser.add_argument(
         "--prefix-cache-dir",
         metavar="DIR",
-        help="keep the prefix cache's pages in a directory, for later runs and other processes "
-        "(engine)",
+        help="persist prefix cache pages in a directory, for later runs and other processes "
+        "(engine only)",
     )
     parser.add_argument(
         "--prefix-cache-disk-bytes",
         type=byte_count,
         metavar="N",
-        help="maximum bytes in --prefix-cache-dir; the least recently used are evicted (engine; "
-        "1e10)",
+        help="maximum bytes in --prefix-cache-dir; the least recently used pages are evicted "
+        "(engine only; default: 1e10)",
     )
     parser.add_argument(
         "--tensor-parallel-size",
@@ -180,17 +184,19 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=rank_count,
         default=num_launched_ranks(),
         metavar="N",
-        help="shard the model across N processes of this machine, or the N that mlx.launch or "
-        "mpirun started (engine)",
+        help="shard the model across N processes on this machine, or across the N ranks started "
+        "by mlx.launch or mpirun (engine only)",
     )
     _add_choice(
         parser,
         "--load-format",
         LOAD_FORMATS,
-        "auto reads the weights; dummy draws random ones in the shapes of config.json",
+        "auto reads the weights; dummy generates random weights in the shapes given by config.json",
         default="auto",
     )
-    _add_choice(parser, "--device", ["cpu", "gpu"], "device to run on; gpu if available")
+    _add_choice(
+        parser, "--device", ["cpu", "gpu"], "device to run on; by default, gpu if available"
+    )
 
 
 def _add_choice(
@@ -228,13 +234,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=in_range(0, 2**64 - 1),
         metavar="N",
-        help="makes sampling reproducible; random by default",
+        help="random seed, for reproducible sampling; by default, random",
     )
     parser.add_argument(
         "--max-tokens",
         type=in_range(1),
         metavar="N",
-        help="maximum number of new tokens; by default, the end of the context",
+        help="maximum number of new tokens; by default, up to the end of the context",
     )
     parser.add_argument(
         "--enable-thinking", action="store_true", help="let the model reason before it answers"
@@ -244,7 +250,11 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for batch and prefill chunk size."""
     parser.add_argument(
-        "--batch-size", type=in_range(1), default=5, metavar="N", help="maximum running requests"
+        "--batch-size",
+        type=in_range(1),
+        default=5,
+        metavar="N",
+        help="maximum number of running requests",
     )
     parser.add_argument(
         "--prefill-step",
@@ -259,7 +269,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     """Rejects unsupported combinations of flags and resolves defaults.
 
     Resolves aliases in `args.solution` and the default of `args.loader`: the engine, unless a
-    flag requires a week's loop (mlx_lm has no loader).
+    flag requires a week's decoding loop (mlx_lm has no loader).
 
     Args:
         args: flags from `add_model_arguments`.
@@ -275,19 +285,19 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     beyond_week1 = needs_cache or args.draft_model is not None
     if args.loader == ENGINE and args.enable_flash_attn is not None:
         raise UserError(
-            "--enable-flash-attn has no effect on the engine, which has --attention-backend; "
-            "leave it out, or use --loader week2."
+            "--enable-flash-attn has no effect on the engine, which uses --attention-backend; "
+            "omit it, or use --loader week2."
         )
-    is_free = args.loader is None and args.enable_flash_attn is None
-    is_ours = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())
-    if args.loader == ENGINE or (is_free and is_ours):
-        kernels.extension()  # fails before loading if the extension is not built
+    is_unspecified = args.loader is None and args.enable_flash_attn is None
+    prefers_engine = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())
+    if args.loader == ENGINE or (is_unspecified and prefers_engine):
+        kernels.extension()  # fail before loading if the extension is not built
         args.loader, args.enable_flash_attn = ENGINE, False
         return
     for name, reason in ENGINE_FLAGS.items():
         if _is_set(args, name):
             raise UserError(
-                f"{flag_name(name)}: {reason}; leave it out, or --loader, --solution and "
+                f"{flag_name(name)}: {reason}; omit it, or omit --loader, --solution and "
                 "--enable-flash-attn."
             )
     if args.loader is None:
@@ -300,21 +310,21 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         )
     if args.enable_flash_attn and args.loader != "week2":
         raise UserError(
-            f"--enable-flash-attn: {args.loader} does not have this kernel; leave it out, or use "
+            f"--enable-flash-attn: {args.loader} does not have this kernel; omit it, or use "
             "--loader week2."
         )
     if args.draft_model is not None and args.loader == "week1":
         raise UserError(
-            "--draft-model: week1 has no KV cache to rewind after a rejected draft token; leave it "
-            "out, or use --loader week2 or week3."
+            "--draft-model: week1 has no KV cache to rewind after a rejected draft token; omit it, "
+            "or use --loader week2 or week3."
         )
     if args.enable_flash_attn is False and args.loader == "week3":
         raise UserError(
-            "--no-enable-flash-attn: week3 has only paged attention; leave it out, or use "
+            "--no-enable-flash-attn: week3 has only paged attention; omit it, or use "
             "--loader week2."
         )
     if args.loader != "week1":
-        kernels.extension()  # fails before loading if the extension is not built
+        kernels.extension()  # fail before loading if the extension is not built
     if args.enable_flash_attn is None:
         args.enable_flash_attn = args.loader == "week2" and kernels.runs_on_default_device()
 
@@ -323,12 +333,11 @@ def _check_mlx_arguments(args: argparse.Namespace) -> None:
     """Rejects flags without an mlx_lm equivalent."""
     if args.load_format == "dummy":
         raise UserError(
-            "--load-format dummy is for tiny-llm's models, not --solution mlx; leave one of the "
-            "two out."
+            "--load-format dummy is not supported with --solution mlx; omit one of them."
         )
     for name in ("loader", "enable_flash_attn", *ENGINE_FLAGS):
         if _is_set(args, name):
-            raise UserError(f"{flag_name(name)} has no effect on --solution mlx; leave it out.")
+            raise UserError(f"{flag_name(name)} has no effect with --solution mlx; omit it.")
 
 
 def _is_set(args: argparse.Namespace, name: str) -> bool:
@@ -351,7 +360,7 @@ def check_batch_arguments(args: argparse.Namespace) -> None:
     check_model_arguments(args, needs_cache=True)
     if args.draft_model is not None and args.loader != ENGINE:
         raise UserError(
-            "--draft-model: only the engine verifies draft tokens in a batch; leave it out, or "
+            "--draft-model: only the engine verifies draft tokens in a batch; omit it, or omit "
             "--loader, --solution and --enable-flash-attn."
         )
 

@@ -35,7 +35,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """`ArgumentParser` that reports errors as one sentence, without the usage.
+    """`ArgumentParser` that reports errors in one sentence, without usage.
 
     Args:
         prog: program name in the help.
@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
         if has_rank_environment():
             if parsed.solution == "mine":
                 raise UserError(
-                    "--solution mine supports one process; start it without a launcher."
+                    "--solution mine runs in a single process; start it without a launcher."
                 )
             parsed.solution = parsed.solution or "tiny_llm"
         if parsed.solution is None:
@@ -84,7 +84,7 @@ class CommandParser(argparse.ArgumentParser):
             parsed.solution = "tiny_llm" if tree is None else "mine"
             if tree is not None and not is_running_mine(tree):
                 console.print(
-                    f"solution: mine (your tree in {tree}; --solution ref runs ours)",
+                    f"solution: mine (your tree in {tree}; --solution ref runs the reference)",
                     soft_wrap=True,
                     markup=False,
                 )
@@ -100,7 +100,7 @@ class CommandParser(argparse.ArgumentParser):
         skipped = unwritten_files(tree)
         if skipped:
             console.print(
-                f"solution: mine, but ours of {', '.join(skipped)} (unwritten tasks)",
+                f"solution: mine, with reference files for unwritten tasks: {', '.join(skipped)}",
                 soft_wrap=True,
                 markup=False,
             )
@@ -108,7 +108,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises a `UserError`, which `run_command` reports."""
-        raise UserError(f"{message} (--help lists the flags).")
+        raise UserError(f"{message} (see --help).")
 
 
 def has_rank_environment() -> bool:
@@ -162,7 +162,7 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
         print(f"{prog}: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     except TaskNotImplemented as error:
-        print(f"{prog}: {error} (--solution ref runs ours)", file=sys.stderr)
+        print(f"{prog}: {error} (--solution ref runs the reference)", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -16,14 +16,14 @@ def read_prompt(argument: str) -> str:
     if argument != "-":
         return validate_utf8("the prompt", argument)
     stream = sys.stdin
-    # Read raw bytes, since the locale's encoding may not be UTF-8.
+    # Read raw bytes, because the locale's encoding may not be UTF-8.
     data = stream.buffer.read() if hasattr(stream, "buffer") else stream.read().encode()
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
             f"the prompt is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; convert "
-            "it, with iconv for example."
+            "it, e.g. with iconv."
         ) from error
 
 
@@ -37,7 +37,7 @@ def validate_utf8(what: str, text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{what} is not UTF-8 at character {error.start}; convert it, with iconv for example."
+            f"{what} is not UTF-8 at character {error.start}; convert it, e.g. with iconv."
         ) from error
     return text
 

@@ -48,8 +48,8 @@ def exec_in_learner_tree(
     tree = find_learner_tree()
     if tree is None:
         raise UserError(
-            f"--solution mine requires a learner's tree, but {_tree_path()} has none; "
-            "`pdm run start-course` creates it."
+            f"--solution mine requires a learner's tree, but {_tree_path()} does not contain one; "
+            "create it with `pdm run start-course`."
         )
     if is_running_mine(tree):
         return

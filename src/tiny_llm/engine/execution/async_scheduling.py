@@ -79,7 +79,7 @@ class AsyncScheduling:
             self._logits = self._model.logits_async(tokens[mx.array(indices)], spans, rows)
 
     def take_logits(self, chunks: Sequence[Chunk]) -> mx.array | None:
-        """Returns the logits, one row per chunk, of a step that was predicted; otherwise None."""
+        """Returns the step's logits, one row per chunk; None if the step was not predicted."""
         logits, self._logits = self._logits, None
         if logits is None:
             return None

@@ -59,7 +59,7 @@ def choose_kv_cache_bytes(
     """Chooses the KV memory: three quarters of the available memory.
 
     The rest is for activations and other programs. The result is at most what `max_num_seqs`
-    requests of `max_seq_len` tokens use, and at least the minimum that `split_kv_memory`
+    requests of `max_seq_len` tokens need, and at least the minimum that `split_kv_memory`
     accepts.
 
     Args:
@@ -79,8 +79,8 @@ def choose_kv_cache_bytes(
     usable = states + max(pages, states)  # `split_kv_memory` gives states up to half
     minimum = page_bytes + MIN_STATE_SLOTS * state_bytes
     if available * 3 // 4 >= usable:
-        return usable, f"as {max_num_seqs} requests of {max_seq_len:,} tokens use"
-    reason = f"3/4 of the {available / 1e9:.2f} GB that are available beside the weights"
+        return usable, f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"
+    reason = f"3/4 of the {available / 1e9:.2f} GB left by the weights"
     # If not even one page fits, `split_kv_memory` raises.
     return max(available * 3 // 4, min(minimum, total_memory())), reason
 
@@ -105,8 +105,8 @@ def check_kv_cache_bytes(kv_cache_bytes: float) -> int:
     number, total_bytes = int(kv_cache_bytes), total_memory()
     if number > total_bytes:
         raise UserError(
-            f"kv_cache_bytes must not exceed the memory, got {short_repr(number)}; this machine "
-            f"has {total_bytes} bytes."
+            f"kv_cache_bytes must be at most {total_bytes}, this machine's memory, got "
+            f"{short_repr(number)}."
         )
     return number
 
@@ -127,7 +127,7 @@ def split_kv_memory(
     if kv_cache_bytes < min_bytes:
         states = f" and {MIN_STATE_SLOTS} state slots of {state_bytes} bytes" if state_bytes else ""
         raise UserError(
-            f"kv_cache_bytes must be at least {min_bytes}, a page of {page_size} tokens{states}, "
+            f"kv_cache_bytes must be at least {min_bytes} (a page of {page_size} tokens{states}), "
             f"got {kv_cache_bytes}."
         )
     num_slots = 0

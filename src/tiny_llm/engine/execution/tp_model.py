@@ -65,7 +65,7 @@ def load_sharded(
     """Loads a model's shards on all ranks; spawns local ranks unless already launched.
 
     Args:
-        name, load_format, console: see `load_weights` (errors, too).
+        name, load_format, console: see `load_weights`, also for errors.
         size: number of ranks.
 
     Returns:
@@ -82,7 +82,7 @@ def load_sharded(
         raise
     except ValueError as error:
         raise UserError(
-            f"'{name}' cannot be sharded across {size} ranks: {error}; give another "
+            f"'{name}' cannot be sharded across {size} ranks: {error}; use a different "
             "tensor_parallel_size."
         ) from error
     group = get_default_group(size, WORKER)
@@ -137,7 +137,7 @@ class TensorParallelModel(PagedModel):
 
     def __del__(self) -> None:
         """Frees the pages on the other ranks."""
-        with suppress(UserError, AttributeError):  # no group, or an ended one
+        with suppress(UserError, AttributeError):  # the group was not created, or has ended
             self.group.broadcast({"do": "drop", "key": self._key})
 
     def reserve(self) -> None:

@@ -14,7 +14,7 @@ from .json_limits import JsonLimits
 
 
 def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Normalizes messages for chat templates, without modifying the caller's.
+    """Normalizes messages for chat templates, without modifying the originals.
 
     Raises:
         UserError: a message has no role, its content is neither a string nor text parts, or tool

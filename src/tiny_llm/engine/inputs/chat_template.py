@@ -59,7 +59,7 @@ def render_chat(
     if not getattr(tokenizer, "has_chat_template", False):
         raise UserError("the model has no chat template; use a text or token-id prompt instead.")
     if not messages:
-        raise UserError("the conversation is empty; give at least one message with content.")
+        raise UserError("messages must not be empty; pass at least one message with content.")
     template = str(tokenizer.chat_template)
     tool_call_format = find_format(AUTO, template)
     normalized = [

@@ -15,7 +15,7 @@ MARGIN = 2
 
 
 def check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:
-    """Rejects text with far more tokens than the model's context holds.
+    """Rejects text with far more tokens than the model's context length.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -35,6 +35,6 @@ def check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:
         if num_tokens > MARGIN * max_tokens:
             raise UserError(
                 f"{what} is too long: the first {start + len(piece):,} of its {len(text):,} "
-                f"characters are about {num_tokens:,} tokens; the model's context holds "
-                f"{max_tokens:,}, output included."
+                f"characters are about {num_tokens:,} tokens, but the model's context length is "
+                f"{max_tokens:,} tokens, including the output."
             )

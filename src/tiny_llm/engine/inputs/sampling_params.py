@@ -148,7 +148,7 @@ class SamplingParams:
             if getattr(self, name):
                 raise UserError(
                     f"{name}={getattr(self, name)!r} cannot be combined with structured_outputs, "
-                    f"which determine the end of the output; leave {name} out."
+                    f"which determine where the output ends; remove {name}."
                 )
 
     @property

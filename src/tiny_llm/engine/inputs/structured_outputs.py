@@ -88,7 +88,7 @@ class ToolCalls:
             before, between and after calls.
 
     Raises:
-        UserError: there are no tools, `name` is unknown, or a value has the wrong type.
+        UserError: there are no tools, `name` is unknown, or a value is invalid.
     """
 
     tools: Sequence[Mapping[str, Any]] = field(hash=False)
@@ -100,14 +100,16 @@ class ToolCalls:
     def __post_init__(self) -> None:
         tools = normalize_tools(self.tools)
         if not tools:
-            raise UserError("tools must not be empty with tool calls.")
+            raise UserError("tools must not be empty.")
         if self.choice not in ("auto", "required"):
             raise UserError(f"the tool choice must be 'auto' or 'required', got {self.choice!r}.")
         known = [tool["function"]["name"] for tool in tools]
-        if self.name is not None and (self.choice != "required" or self.name not in known):
+        if self.name is not None and self.name not in known:
             raise UserError(
-                f"the tool '{self.name}' cannot be required; the tools are {', '.join(known)}."
+                f"the required tool must be one of {', '.join(known)}, got '{self.name}'."
             )
+        if self.name is not None and self.choice != "required":
+            raise UserError("naming a tool requires the tool choice 'required', got 'auto'.")
         if self.response_constraint is not None and self.choice != "auto":
             raise UserError("response_constraint requires the tool choice 'auto', got 'required'.")
         object.__setattr__(self, "tools", tuple(tools))

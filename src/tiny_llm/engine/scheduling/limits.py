@@ -23,18 +23,16 @@ def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
     in_pages = config.max_tokens_in_pages + 1 - prompt
     in_context = config.max_seq_len - prompt
     # [/task 3.3.3 fits]
-    for room, holder, size in (
-        (in_context, "the model's context holds", config.max_seq_len),
-        (in_pages, "the configured KV memory holds", config.max_tokens_in_pages),
+    for largest, limit in (
+        (in_context, f"the model's context length is {config.max_seq_len} tokens"),
+        (in_pages, f"the KV memory holds {config.max_tokens_in_pages} tokens"),
     ):
-        if room < 1:
-            raise UserError(
-                f"the prompt has {prompt} tokens; {holder} {size}, prompt and output together."
-            )
-        if request.max_tokens is not None and request.max_tokens > room:
+        if largest < 1:
+            raise UserError(f"the prompt has {prompt} tokens, but {limit}, including the output.")
+        if request.max_tokens is not None and request.max_tokens > largest:
             raise UserError(
                 f"the prompt has {prompt} tokens and max_tokens is "
-                f"{short_repr(request.max_tokens)}, but {holder} {size}; max_tokens must be at "
-                f"most {room} here."
+                f"{short_repr(request.max_tokens)}, but {limit}; max_tokens must be at most "
+                f"{largest} for this prompt."
             )
     return request.max_tokens or min(in_pages, in_context)

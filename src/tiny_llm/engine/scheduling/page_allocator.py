@@ -43,7 +43,7 @@ class PageAllocator:
         """
         # [task 3.3.2 allocate]
         if count > len(self._free):
-            raise OutOfPagesError(f"{count} pages were requested, {len(self._free)} are free.")
+            raise OutOfPagesError(f"requested {count} pages, but only {len(self._free)} are free.")
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self._ref_counts[page] = 1

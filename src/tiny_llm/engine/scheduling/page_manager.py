@@ -134,8 +134,10 @@ class PageManager:
         held = path[num_pages_before_window:]
         self.cache.acquire(held)
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
-        most = min(self.pages_for(request.num_tokens), num_pages_before_window + self._max_pages)
-        needed = most - len(path)
+        num_pages = min(
+            self.pages_for(request.num_tokens), num_pages_before_window + self._max_pages
+        )
+        needed = num_pages - len(path)
         if needed + reserve > self.num_available:
             self.cache.release(request.last_node, len(held))
             return False
@@ -147,7 +149,7 @@ class PageManager:
         return True
 
     def grow(self, request: EngineRequest, num_tokens: int) -> None:
-        """Allocates pages until the request has room for `num_tokens` tokens.
+        """Allocates pages until the request has capacity for `num_tokens` tokens.
 
         Raises:
             OutOfPagesError: too few pages are available; ownership is unchanged.
@@ -158,15 +160,15 @@ class PageManager:
 
     def grow_if_possible(self, request: EngineRequest, num_tokens: int) -> int:
         """Like `grow`, bounded by the available pages; returns the capacity in tokens."""
-        room = (len(request.page_ids) + self.num_available) * self.page_size
-        self.grow(request, min(num_tokens, room))
+        max_tokens = (len(request.page_ids) + self.num_available) * self.page_size
+        self.grow(request, min(num_tokens, max_tokens))
         return len(request.page_ids) * self.page_size
 
     def _allocate(self, count: int) -> list[int]:
         """Allocates pages; evicts from the prefix cache if too few are free."""
         if count > self.num_available:  # checked first, to avoid a pointless eviction
             raise OutOfPagesError(
-                f"{count} pages were requested, {self.num_available} are free or evictable."
+                f"requested {count} pages, but only {self.num_available} are free or evictable."
             )
         self.cache.evict(count - self.allocator.num_free)
         return self.allocator.allocate(count)

@@ -164,7 +164,7 @@ class PrefixCache:
         for _ in range(count):
             self.on_evict(next(iter(self._unused)))
             # [task 3.4.2 evict]
-            node, _nothing = self._unused.popitem(last=False)
+            node, _ = self._unused.popitem(last=False)
             assert not node.children, "evicted a page before its children"
             assert node.parent is not None
             del node.parent.children[node.tokens]
@@ -252,7 +252,7 @@ class SlidingWindowPrefixCache(PrefixCache):
         """See `PrefixCache`."""
         count = max(0, min(count, len(self._unused)))
         for _ in range(count):
-            node, _nothing = self._unused.popitem(last=False)
+            node, _ = self._unused.popitem(last=False)
             self.on_evict(node)
             self._allocator.free(node.page)
             node.page = -1

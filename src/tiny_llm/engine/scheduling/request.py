@@ -156,7 +156,7 @@ class EngineRequest:
 
     def end(self, reason: FinishReason) -> None:
         """Sets the finish reason and final state. A request ends only once."""
-        assert self.finish_reason is None, f"{self.request_id} ended twice"
+        assert self.finish_reason is None, f"{self.request_id} has already ended"
         self.finish_reason = reason
         self.state = FINAL_STATES[reason]
 

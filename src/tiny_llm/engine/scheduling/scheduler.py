@@ -104,13 +104,13 @@ class Scheduler:
         max_tokens, params = request.max_tokens, request.params
         if params.clamp_max_tokens:
             request.max_tokens = None
-        room = fitting_max_tokens(self.config, request)
-        if room < params.min_tokens:
+        largest = fitting_max_tokens(self.config, request)
+        if largest < params.min_tokens:
             raise UserError(
-                f"min_tokens must be at most {room} after a prompt of "
+                f"min_tokens must be at most {largest} for a prompt of "
                 f"{request.num_prompt_tokens} tokens, got {params.min_tokens}."
             )
-        request.max_tokens = min(max_tokens or room, room)
+        request.max_tokens = min(max_tokens or largest, largest)
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
@@ -123,14 +123,14 @@ class Scheduler:
         Raises:
             QueueFullError: see `SchedulerConfig.max_queue`.
         """
-        config, num_present = self.config, len(self._requests)
+        config, num_unfinished = self.config, len(self._requests)
         if config.max_queue is None:
             return
         limit = config.max_num_seqs + config.max_queue
-        if num_present + num_requests > limit:
+        if num_unfinished + num_requests > limit:
             raise QueueFullError(
-                f"the queue is full: {num_present} unfinished requests, at most {limit} allowed "
-                f"(max_num_seqs + max_queue), {num_requests} more given; try again later."
+                f"the queue is full: {num_unfinished} unfinished requests plus {num_requests} new "
+                f"exceed the limit of {limit} (max_num_seqs + max_queue); try again later."
             )
 
     def finish(
@@ -195,18 +195,18 @@ class Scheduler:
     def _schedule_decoding(self) -> list[Chunk]:
         """Returns one chunk per decoding request: its last token and useful draft tokens."""
         self.pages.states.begin_step(self.running, self.waiting)
-        with_room = [
+        with_pages = [
             request
             for request in list(self.running)
-            # An earlier `_make_room` may have preempted this request.
-            if request.state is RequestState.RUNNING and self._make_room(request)
+            # An earlier `_allocate_or_preempt` may have preempted this request.
+            if request.state is RequestState.RUNNING and self._allocate_or_preempt(request)
         ]
-        decoding = [request for request in with_room if request.num_uncomputed == 1]
+        decoding = [request for request in with_pages if request.num_uncomputed == 1]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
         spare //= 2  # the other half is for prompts
         for request in decoding:  # pages for the mandatory tokens are allocated by now
-            num_drafts = self._room_for_drafts(request, spare)
+            num_drafts = self._num_fitting_drafts(request, spare)
             spare -= max(0, num_drafts - self.config.num_drafts)
             start, end = request.num_computed, request.num_tokens
             chunks.append(Chunk(request, start, end, num_drafts, samples=True))
@@ -315,7 +315,7 @@ class Scheduler:
 
     # ---------------------------------------------------------------- out of pages
 
-    def _make_room(self, request: EngineRequest) -> bool:
+    def _allocate_or_preempt(self, request: EngineRequest) -> bool:
         """Allocates pages for a request's next step; preempts the youngest if necessary.
 
         Without a sliding window, a prompt has had pages for all its tokens since admission.
@@ -323,10 +323,10 @@ class Scheduler:
         Returns:
             False if the request was itself the youngest and got preempted.
         """
-        most = request.num_computed + self.config.max_num_batched_tokens
+        max_end = request.num_computed + self.config.max_num_batched_tokens
         while True:
             try:
-                self.pages.grow(request, min(request.num_tokens, most))
+                self.pages.grow(request, min(request.num_tokens, max_end))
                 return True
             except OutOfPagesError:
                 # [task 3.4.3 room]
@@ -336,7 +336,7 @@ class Scheduler:
                     return False
                 # [/task 3.4.3 room]
 
-    def _room_for_drafts(self, request: EngineRequest, spare: int) -> int:
+    def _num_fitting_drafts(self, request: EngineRequest, spare: int) -> int:
         """Returns the number of useful draft tokens that fit without preemption.
 
         Args:
@@ -349,8 +349,9 @@ class Scheduler:
         useful = min(draft_tokens, request.max_tokens - request.num_output_tokens - 1)
         if useful <= 0:
             return 0
-        room = self.pages.grow_if_possible(request, request.num_tokens + useful)
-        return self.pages.states.reserve_drafts(request, min(useful, room - request.num_tokens))
+        capacity = self.pages.grow_if_possible(request, request.num_tokens + useful)
+        num_fitting = min(useful, capacity - request.num_tokens)
+        return self.pages.states.reserve_drafts(request, num_fitting)
 
     def _preempt(self, request: EngineRequest) -> None:
         """Releases a running request's pages and requeues it for recomputation."""

@@ -74,7 +74,7 @@ class StructuredOutputGrammar:
             if token in self.text_eos_token_ids:
                 if self.matcher.is_accepting():
                     continue
-                return f"{GRAMMAR_FAILED}the output is incomplete, but only an end token fits."
+                return f"{GRAMMAR_FAILED}the output is incomplete, but only EOS is allowed."
             # After exceeding a limit, a matcher allows an EOS token in incomplete output.
             has_failed = self.matcher.is_error()
             if not has_failed and self.matcher.is_stopped() and token in self._eos_token_ids:
@@ -151,11 +151,11 @@ class GrammarCompiler:
         try:
             return _compile(*self._library, grammar, self._process)
         except UserError:
-            relaxed, sentences = relax(constraint, self._schema_error)
+            relaxed, warnings = relax(constraint, self._schema_error)
             if relaxed == constraint:
                 raise
-        for sentence in sentences:
-            log.warning("%s", sentence)
+        for warning in warnings:
+            log.warning("%s", warning)
         return _compile(*self._library, self._build(relaxed, thinking), self._process)
 
     def _build(self, constraint: StructuredOutputs | ToolCalls, thinking: ThinkingState) -> str:
@@ -185,13 +185,15 @@ class GrammarCompiler:
                 import llguidance
             except ImportError as error:
                 raise UserError(
-                    "structured outputs need the package llguidance, which is not installed; "
-                    "install tiny-llm[structured]."
+                    "structured outputs require llguidance, which is not installed; install "
+                    "tiny-llm[structured]."
                 ) from error
             backend = getattr(self._tokenizer, "backend_tokenizer", None)
             if backend is None or not self._tokenizer.eos_token_ids:
-                missing = "a tokenizer.json" if backend is None else "an end token"
-                raise UserError(f"structured outputs need {missing}, which the model lacks.")
+                missing = "a tokenizer.json" if backend is None else "an EOS token"
+                raise UserError(
+                    f"structured outputs require {missing}, which the model does not have."
+                )
             self._special_tokens = special_token_expressions(backend)
             self._text_eos_token_ids = _text_eos_token_ids(self._tokenizer)
             text, eos_token_ids = backend.to_str(), sorted(self._tokenizer.eos_token_ids)
@@ -222,7 +224,7 @@ class GrammarCompiler:
 
 
 def _text_eos_token_ids(tokenizer: Any) -> list[int]:
-    """Returns the end tokens that a grammar can read as text or by name."""
+    """Returns the EOS tokens that a grammar can match as text or by name."""
     backend = tokenizer.backend_tokenizer
     added = backend.get_added_tokens_decoder()
     return [

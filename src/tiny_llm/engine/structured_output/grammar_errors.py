@@ -16,27 +16,27 @@ MAX_SEARCHED_CHARS = 1_000
 
 # (pattern in the library's message, clause that replaces the message).
 CLAUSES = (
-    (r"NoExtension", "no text matches it"),
+    (r"NoExtension", "it matches no text"),
     (r"^recursion limit exceeded", NESTED_TOO_DEEPLY),
     (
         r"oneOf constraints are not supported",
         "the alternatives of oneOf may match the same value, which is not supported; use anyOf",
     ),
     (r"Unimplemented keys: \[(.+?)\]", r"unsupported keywords in the JSON schema: \1"),
-    (r"Unknown format: (.+)", r"the JSON schema has the format '\1', which is not supported"),
-    (r"Invalid type: (.+)", r"the JSON schema has the type '\1', which JSON lacks"),
-    (r"Pointer '(.*?)' does not exist", r"the JSON schema has no '#\1', which a $ref names"),
-    (r"Resource '(.*?)' is not present", r"the $ref '\1' is outside the JSON schema"),
+    (r"Unknown format: (.+)", r"the format '\1' is not supported"),
+    (r"Invalid type: (.+)", r"'\1' is not a JSON Schema type"),
+    (r"Pointer '(.*?)' does not exist", r"the $ref '#\1' does not exist in the JSON schema"),
+    (r"Resource '(.*?)' is not present", r"the $ref '\1' points outside the JSON schema"),
     (r"Expected f64 for '(.+?)', got (.+)", r"\1 in the JSON schema must be a number, got \2"),
     (r"(\w+ must be an? .+)", r"in the JSON schema, \1"),
     (r"Unsatisfiable schema: (.+)", r"no value matches the JSON schema: \1"),
-    (r"regex parse error:(?s:.)+error: (.+)", r"a regular expression is not valid: \1"),
-    (r"lookarounds not supported", "look-around in a regular expression is not supported"),
+    (r"regex parse error:(?s:.)+error: (.+)", r"invalid regular expression: \1"),
+    (r"lookarounds not supported", "look-around in regular expressions is not supported"),
     (r"duplicate rule: (\".+?\")", r"the rule \1 is defined twice"),
     (r"unknown name: (\".+?\")", r"the rule \1 is not defined"),
-    (r"no start rule found", "the rule start is not defined"),
+    (r"no start rule found", 'the rule "start" is not defined'),
     (r"unknown special token: (\".+?\")", r"\1 is not a special token of the model"),
-    (r"Unknown common regex: ([\w.]+)", r"\1 is not a terminal of the library"),
+    (r"Unknown common regex: ([\w.]+)", r"unknown common regex \1"),
     (r"(\d+)\(\d+\): Expected token (.+?), found (.+?) \(at", r"line \1: expected \2, got \3"),
 )
 

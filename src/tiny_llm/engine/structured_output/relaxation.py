@@ -20,7 +20,7 @@ FindError = Callable[[Any], str]
 Visit = Callable[[str, Any], Any]
 
 MAX_SECONDS = 5.0  # for all checks of one constraint
-MAX_LISTED = 5  # removed keywords listed in a sentence
+MAX_LISTED = 5  # removed keywords listed in a message
 
 # Keywords that llguidance does not implement.
 UNIMPLEMENTED = frozenset(
@@ -52,7 +52,7 @@ def relax(
         find_error: llguidance's check of one schema.
 
     Returns:
-        (the relaxed constraint, a sentence about each schema that is not fully enforced).
+        (the relaxed constraint, a warning for each schema that is not fully enforced).
 
     Raises:
         UserError: a strict schema has unenforceable keywords, or a schema is invalid; the message
@@ -62,25 +62,25 @@ def relax(
     if isinstance(constraint, StructuredOutputs):
         if constraint.json is None or not find_error(given := json.loads(str(constraint.json))):
             return constraint, []
-        schema, sentence = _relax_schema("the JSON schema", given, constraint.strict, find_error)
-        return replace(constraint, json=schema), list(filter(None, [sentence]))
-    tools, sentences = [], []
+        schema, warning = _relax_schema("the JSON schema", given, constraint.strict, find_error)
+        return replace(constraint, json=schema), list(filter(None, [warning]))
+    tools, warnings = [], []
     for tool, is_strict in zip(constraint.tools, strict_schemas(constraint), strict=False):
         function = tool["function"]
         schema, is_called = function.get("parameters"), constraint.name in (None, function["name"])
         if is_called and schema and find_error(schema):
             what = f"the schema of the tool {short_repr(function['name'])}"
-            schema, sentence = _relax_schema(what, schema, is_strict, find_error)
-            sentences.append(sentence)
+            schema, warning = _relax_schema(what, schema, is_strict, find_error)
+            warnings.append(warning)
             tool = {**tool, "function": {**function, "parameters": schema}}
         tools.append(tool)
     answer = constraint.response_constraint
     if answer is not None:
-        relaxed, answer_sentences = relax(answer, find_error)
+        relaxed, answer_warnings = relax(answer, find_error)
         assert isinstance(relaxed, StructuredOutputs)
-        answer, sentences = relaxed, sentences + answer_sentences
+        answer, warnings = relaxed, warnings + answer_warnings
     return replace(constraint, tools=tools, response_constraint=answer), list(
-        filter(None, sentences)
+        filter(None, warnings)
     )
 
 
@@ -102,7 +102,7 @@ def _with_deadline(find_error: FindError) -> FindError:
     def find_error_in_time(schema: Any) -> str:
         if time.monotonic() > deadline:
             raise UserError(
-                f"the schema is rejected: checking it takes more than {MAX_SECONDS:g} s."
+                f"the schema is too complex: checking it takes more than {MAX_SECONDS:g} s."
             )
         return find_error(schema)
 
@@ -112,10 +112,10 @@ def _with_deadline(find_error: FindError) -> FindError:
 def _relax_schema(
     what: str, schema: Any, is_strict: bool, find_error: FindError
 ) -> tuple[Any, str]:
-    """Returns the relaxed schema, and a sentence about the removed keywords.
+    """Returns the relaxed schema, and a warning that lists the removed keywords.
 
     Args:
-        what: subject of the sentence and of error messages.
+        what: subject of the warning and of error messages.
         schema, is_strict, find_error: see `relax`.
     """
     relaxer = _Relaxer(find_error)
@@ -137,7 +137,7 @@ def _relax_schema(
         )
     if not removed:  # only keywords without effect
         return relaxed, ""
-    return relaxed, f"{what} is not enforced in full: {removed} cannot be enforced."
+    return relaxed, f"{what} is only partially enforced: {removed} cannot be enforced."
 
 
 class _Relaxer:

@@ -35,7 +35,7 @@ class OutputValidator:
     def find_violations(
         self, constraint: StructuredOutputs | ToolCalls, text: str, calls: Sequence[tuple[str, str]]
     ) -> list[str]:
-        """Returns a sentence for each part of an output that violates its schema.
+        """Returns a message for each part of an output that violates its schema.
 
         Args:
             constraint: the output's constraint.
@@ -50,19 +50,21 @@ class OutputValidator:
             )
         functions = [tool["function"] for tool in constraint.tools]
         schemas = {function["name"]: function.get("parameters") for function in functions}
-        sentences = []
+        violations = []
         for name, arguments in calls:
             if schemas.get(name):
                 what = f"the schema of the tool {short_repr(name)}"
-                sentences += self._check(what, schema_to_json(schemas[name]), arguments)
-        return sentences
+                violations += self._check(what, schema_to_json(schemas[name]), arguments)
+        return violations
 
     def _check(self, what: str, schema: str, text: str) -> list[str]:
         if not RELAXABLE.search(schema):
             return []
         try:
             payload = {"schema": json.loads(schema), "instance": json.loads(text)}
-            keyword = self._process.request(payload)["violated"]
+            keywords = self._process.request(payload)["violated"]
         except (ValueError, BrokenPipeError, RecursionError) as error:
-            return [f"{what} could not be checked: {short_repr(str(error))}."]
-        return [] if keyword is None else [f"{what} is violated at {short_repr(keyword)}."]
+            return [f"the output could not be checked against {what}: {short_repr(str(error))}."]
+        if not keywords:
+            return []
+        return [f"the output violates {what} at {', '.join(map(short_repr, keywords))}."]

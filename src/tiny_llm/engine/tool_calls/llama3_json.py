@@ -43,7 +43,7 @@ class Llama3JsonFormat(ToolCallFormat):
     def grammar(self, rules: CallRules) -> CallGrammar:
         """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
-        if rules.choice == "answer":  # may be JSON, too: schemas, as literals would hide it
+        if rules.choice == "answer":  # schemas: a literal would take precedence over a JSON answer
             calls = _call_schemas(rules.functions)
             names = " | ".join(f"@{name}" for name in [*calls, "answer"])
             return CallGrammar(f"start: {names}\n", calls)

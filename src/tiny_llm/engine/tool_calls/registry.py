@@ -44,9 +44,7 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
             return Qwen3CoderFormat()
         case "hermes":
             return HermesFormat()
-    raise UserError(
-        f"the tool call parser '{name}' is unknown; the parsers are {AUTO}, {', '.join(NAMES)}."
-    )
+    raise UserError(f"tool_call_parser must be one of {AUTO}, {', '.join(NAMES)}, got '{name}'.")
 
 
 def detect(template: str) -> str:

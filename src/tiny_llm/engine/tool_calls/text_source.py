@@ -106,7 +106,7 @@ class TextSource:
         """Reads the text before one of several tags.
 
         Args:
-            tags: the tags; the one that occurs first counts.
+            tags: the tags; the first to occur ends the text.
             invalid: characters that the text must not contain.
 
         Raises:

@@ -64,10 +64,10 @@ def read_page_file(path: Path, key: bytes, num_bytes: int) -> bytearray:
     with open(path, "rb", buffering=0, opener=_open_without_blocking) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptPageError(f"{path} is not a file")
+            raise CorruptPageError(f"{path} is not a regular file")
         # [task 6.6.3 verify]
         if status.st_size != HEADER_BYTES + num_bytes:
-            raise CorruptPageError(f"{path} does not have the size of a page")
+            raise CorruptPageError(f"{path} has the wrong size")
         header, payload = _read_exactly(file, HEADER_BYTES), _read_exactly(file, num_bytes)
         if header != page_header(key, payload):
             raise CorruptPageError(f"{path} is damaged or belongs to another page")

@@ -10,7 +10,7 @@ from .page_file import CorruptPageError
 from .store import PageStore
 from .writer import PageWriter
 
-MAX_PENDING_BYTES = 2**25  # read but not yet taken, across all loads
+MAX_PENDING_BYTES = 2**25  # read but not yet collected, across all loads
 TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the file may be intact
 STALL_SECONDS = 10.0  # longer reads are abandoned: the disk or network is not responding
 
@@ -85,7 +85,7 @@ class PageReader(threading.Thread):
         self.collect(load)
 
     def wait(self, timeout: float) -> None:
-        """Waits up to `timeout` seconds until a page of any load is ready to be taken."""
+        """Waits up to `timeout` seconds until a page of any load can be collected."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending_bytes > 0, timeout)
 
@@ -104,7 +104,7 @@ class PageReader(threading.Thread):
                     return
                 load = self._loads.popleft()
             for index, (_, num_bytes) in enumerate(load.pages):
-                if not self._wait_for_room(load, num_bytes):
+                if not self._wait_for_capacity(load, num_bytes):
                     break
                 payload = self._read(load.pages[index:])
                 if payload is None:
@@ -119,8 +119,8 @@ class PageReader(threading.Thread):
                 load._is_done = True
                 self._changed.notify_all()
 
-    def _wait_for_room(self, load: PageLoad, num_bytes: int) -> bool:
-        """Waits for room for another page; returns False after cancellation or closing."""
+    def _wait_for_capacity(self, load: PageLoad, num_bytes: int) -> bool:
+        """Waits until another page may be read; returns False after cancellation or closing."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -144,7 +144,7 @@ class PageReader(threading.Thread):
         except FileNotFoundError:  # evicted by another process
             pass
         except (CorruptPageError, OSError, MemoryError) as error:
-            problem = f"a page cannot be read ({error}); it is computed again"
+            problem = f"cannot read a page ({error}); recomputing it"
             if isinstance(error, MemoryError) or getattr(error, "errno", None) in TRANSIENT_ERRORS:
                 self._writer.warn(problem)
                 return None

@@ -75,7 +75,7 @@ class PageWriter(threading.Thread):
         self.num_errors += 1
         level = logging.DEBUG if self._has_warned else logging.WARNING
         self._has_warned = True
-        log.log(level, "prefix cache on disk: %s. Requests are not affected.", problem)
+        log.log(level, "disk prefix cache: %s. Requests are not affected.", problem)
 
     def flush(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds for the queue to drain; returns whether it did."""
@@ -95,7 +95,7 @@ class PageWriter(threading.Thread):
         try:
             self._store.sweep()
         except STORE_ERRORS as error:
-            self.warn(f"the directory cannot be cleaned ({error})")
+            self.warn(f"cannot clean up the directory ({error})")
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -119,14 +119,14 @@ class PageWriter(threading.Thread):
                 self._store.discard(unreadable)
             self._store.refresh()
         except STORE_ERRORS as error:
-            self.warn(f"the index cannot be updated ({error})")
+            self.warn(f"cannot update the index ({error})")
 
     def _write(self, batch: Sequence[StoredPage]) -> None:
         try:
             self.written_bytes += self._store.write(batch)
         except STORE_ERRORS as error:
             self._paused_until = time.monotonic() + RETRY_SECONDS
-            self.warn(f"pages cannot be written ({error})")
+            self.warn(f"cannot write pages ({error})")
         with self._changed:
             self._queued_bytes -= sum(len(page.payload) for page in batch)
             self._changed.notify_all()

@@ -171,7 +171,10 @@ class MessageSerializer:
         return error_event(PATH, error)
 
     def _finish(self) -> bytes:
-        """Adds a block if there is none, as many clients read the first one; returns its events."""
+        """Adds an empty block if the message has none; returns its events.
+
+        Many clients read the first block without checking whether it exists.
+        """
         self._prefix_warmup.schedule(self._prompts, self._prompt, self._output, self._handle.lora)
         self._server.schedule_validation(self._handle, self._output)
         if self._blocks:
@@ -200,7 +203,7 @@ class MessageSerializer:
             case ToolCallDelta(is_new=False):
                 return False
             case ToolCallDelta(name, arguments, call_id):
-                # Any other prefix is one that the chat template requires.
+                # The chat template requires any other prefix.
                 tool_use_id = re.sub("^call_", "toolu_", call_id)
                 head = {"type": "tool_use", "id": tool_use_id, "name": name}
                 self._blocks.append({**head, "input": _parse_arguments(arguments)})

@@ -177,14 +177,14 @@ class ContextManagement(StrictModel):
 
 
 class BillingPolicy(StrictModel):
-    """Billing; only `self` is accepted."""
+    """Billing policy; only `self` is accepted."""
 
     type: Literal["billing_policy"]
     bill_to: Literal["self"] | None = None
 
 
 class Diagnostics(StrictModel):
-    """Asks why the prefix cache missed, relative to an earlier message."""
+    """Requests the reason for a prefix cache miss, relative to an earlier message."""
 
     previous_message_id: str | None = None
 
@@ -219,7 +219,7 @@ class CountTokensRequest(CacheableModel):
             raise bad_request(str(message), "mcp_servers", "unsupported_parameter")
         if self.output_format is not None and self.output_config_format is not None:
             raise bad_request(
-                "output_format and output_config.format are the same option; give one of them.",
+                "output_format and output_config.format are the same option; set only one of them.",
                 "output_format",
             )
         if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":
@@ -233,16 +233,16 @@ class CountTokensRequest(CacheableModel):
         """
         choice = self.tool_choice
         output_format = self.output_format or self.output_config_format
-        answer = None
+        response_constraint = None
         if output_format is not None:
             schema = output_format.schema_
-            answer = make_constraint(
+            response_constraint = make_constraint(
                 StructuredOutputs, "output_config.format", json=schema, strict=False
             )
         if choice is None or choice.type not in ("any", "tool"):
             parallel = choice is None or not choice.disable_parallel_tool_use
             tools = self.openai_tools() if self.uses_tools else []
-            return auto_tool_calls(tools, parallel, answer)
+            return auto_tool_calls(tools, parallel, response_constraint)
         if choice.type == "tool" and choice.name is None:
             raise bad_request("tool_choice.name is required for type 'tool'.")
         return make_constraint(

@@ -432,7 +432,7 @@ class EngineClient:
         assert self.engine_info is not None
         max_seq_len = self.engine_info.max_seq_len
         if num_tokens == 0:
-            raise bad_request("The prompt is empty; give at least one token.")
+            raise bad_request("The prompt is empty; it must contain at least one token.")
         if num_tokens >= max_seq_len:
             raise ApiError(
                 400,

@@ -2,9 +2,9 @@
 
 Waking the event loop and writing to a socket for every token is expensive: a small model's step
 takes a few milliseconds, while a display refreshes every 16 ms. Therefore only urgent messages wake
-the loop at once: a completion's first token, its end, an error, and any message after a pause. All
-others are delivered together at the next flush. The delay grows by 2 ms per stream, which bounds
-writes at 500 per second, up to `MAX_DELAY`, beyond which streams stop looking smooth.
+the loop immediately: a completion's first token, its end, an error, and any message after a pause.
+All others are delivered together at the next flush. The delay grows by 2 ms per stream, which
+bounds writes at 500 per second, up to `MAX_DELAY`, beyond which streams stop looking smooth.
 """
 
 import asyncio

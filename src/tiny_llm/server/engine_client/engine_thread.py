@@ -5,8 +5,7 @@ between steps: an aborted request is removed before the next step is scheduled. 
 compiled in worker threads, so that slow compilation does not delay steps.
 
 While idle, the thread precomputes prefixes of likely next turns, one page per step, and polls for
-commands after each page. Before blocking, the thread releases memory that finished requests left
-unused.
+commands after each page. Before blocking, it releases memory that finished requests no longer use.
 """
 
 import gc

@@ -14,7 +14,7 @@ class Phase(StrEnum):
 
 
 PHASE_MESSAGES = {
-    Phase.UNLOADED: "The model is not loaded; its first request loads it.",
+    Phase.UNLOADED: "The model is not loaded; the first request loads it.",
     Phase.LOADING: "The model is loading; retry in a moment.",
     Phase.READY: "The server is ready.",
     Phase.DRAINING: "The server is shutting down and accepts no new requests.",
@@ -34,7 +34,7 @@ class Lifecycle:
         return self.phase is Phase.READY
 
     def transition(self, phase: Phase, reason: str | None = None) -> None:
-        """Changes the phase. Failed is final, and draining can only become failed."""
+        """Changes the phase. FAILED is final, and DRAINING can only change to FAILED."""
         is_final = self.phase is Phase.DRAINING and phase is not Phase.FAILED
         if self.phase is Phase.FAILED or is_final:
             return

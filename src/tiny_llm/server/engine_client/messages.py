@@ -2,8 +2,8 @@
 
 Plain data, treated as immutable. The event loop sends `EngineCommand`s. The engine thread sends
 `EngineReady` or `LoadFailed` after `LoadModel`, a `StepReport` after each step, `ModelUnloaded`
-after `UnloadModel`, and `EngineDead` on failure. Outputs are the engine's own `StreamOutput`; the
-event loop must not read their `request_output`, which the engine thread updates.
+after `UnloadModel`, and `EngineDead` on failure. Outputs are the engine's `StreamOutput`
+objects; the event loop must not read their `request_output`, which the engine thread updates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class AddRequest:
         params: sampling parameters.
         thinking_enabled: whether a structured output may begin with reasoning.
         deadline: `time.monotonic()` at which the request times out; None for no timeout.
-        lora: name of the LoRA adapter; None for none.
+        lora: name of the LoRA adapter, or None.
     """
 
     request_id: str

@@ -105,22 +105,22 @@ class Metrics:
 
         Args:
             stats: engine stats by model.
-            memory_bytes: declared memory of loaded models, by model.
+            memory_bytes: memory requirements of loaded models, by model.
         """
         self._stats, self._memory_bytes = stats, memory_bytes
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
         """Yields the engine stats as metrics; called by the registry."""
-        for name, text, field in (
+        for name, description, field in (
             ("num_requests_running", "Requests running.", "running"),
             ("num_requests_waiting", "Requests waiting in the queue.", "waiting"),
             ("kv_cache_pages", "KV cache pages.", "pages"),
             ("state_slots", "Recurrent state slots.", "state_slots"),
-            ("state_slots_used", "State slots used by requests.", "used_state_slots"),
-            ("state_checkpoints", "Prefix cache checkpoints of states.", "checkpoints"),
+            ("state_slots_used", "Recurrent state slots used by requests.", "used_state_slots"),
+            ("state_checkpoints", "Prefix cache checkpoints of recurrent states.", "checkpoints"),
         ):
-            yield self._family(GaugeMetricFamily, name, text, self._values(field))
+            yield self._family(GaugeMetricFamily, name, description, self._values(field))
         used = {
             model: 1 - stats.free_pages / stats.pages if stats.pages else 0.0
             for model, stats in self._stats.items()
@@ -131,31 +131,31 @@ class Metrics:
         yield self._family(
             GaugeMetricFamily,
             "model_memory_bytes",
-            "Declared memory of a model: weights and KV cache; 0 while it is not loaded.",
+            "Memory required by a model (weights and KV cache); 0 while it is not loaded.",
             {model: self._memory_bytes.get(model, 0) for model in self._models},
         )
-        for name, text, field in (
+        for name, description, field in (
             ("prompt_tokens", "Prompt tokens.", "prompt_tokens"),
             ("prefix_cache_queries", "Prefix cache queries, in tokens.", "prompt_tokens"),
             ("prefix_cache_hits", "Prefix cache hits, in tokens.", "cached_tokens"),
             ("num_preemptions", "Preemptions.", "preemptions"),
             (
                 "memory_evictions",
-                "Cached pages evicted because the system was short of memory.",
+                "Cached pages evicted because system memory was low.",
                 "memory_evictions",
             ),
             ("spec_decode_num_draft_tokens", "Draft tokens proposed.", "draft_tokens"),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", "accepted_draft_tokens"),
             ("engine_steps", "Engine steps.", "steps"),
         ):
-            yield self._family(CounterMetricFamily, name, text, self._values(field))
+            yield self._family(CounterMetricFamily, name, description, self._values(field))
         generated = {model: self._num_generated[model] for model in self._models}
         yield self._family(CounterMetricFamily, "generation_tokens", "Generated tokens.", generated)
 
         yield from self._disk_cache_families()
 
     def _disk_cache_families(self) -> Iterable[Metric]:
-        """Yields on-disk prefix cache metrics, if there are any."""
+        """Yields metrics of the on-disk prefix cache, if it is enabled."""
         for kind, name, text, key in (
             (GaugeMetricFamily, "bytes", "Size of the prefix cache on disk.", "num_bytes"),
             (CounterMetricFamily, "hits", "Prefix cache hits on disk, in tokens.", "hit_tokens"),
@@ -190,7 +190,7 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
         )
         for model in self._models:
-            histogram.labels(model)  # creates the series, so that it is reported from startup on
+            histogram.labels(model)  # creates the series, so that it is reported from startup
         return histogram
 
 

@@ -39,7 +39,7 @@ class ModelEngine:
 
     Attributes:
         spec: as given.
-        client, thread: the engine thread's client, and the thread itself.
+        client, thread: the engine thread and its client.
         renderer: the prompt renderer; None while the model is not loaded.
         num_users: number of requests using the model, which is unloaded only at 0.
         last_used: `time.monotonic()` at the last load or change of `num_users`.
@@ -102,7 +102,7 @@ class ModelEngine:
     # ---------------------------------------------------------------- users
 
     def acquire(self, request_load: Callable[["ModelEngine"], None]) -> asyncio.Future[None]:
-        """Adds a user once the model is loaded; the returned future must be passed to `leave`.
+        """Adds a user once the model is loaded; the returned future must be passed to `release`.
 
         Args:
             request_load: called if the model must be loaded.
@@ -121,7 +121,7 @@ class ModelEngine:
         if len(self._waiters) > self.client.settings.max_queue:
             raise ApiError(
                 429,
-                f"{len(self._waiters)} requests wait for the model '{self.name}'; retry later.",
+                f"{len(self._waiters)} requests are waiting for model '{self.name}'; retry later.",
                 code="rate_limit_exceeded",
                 headers={"Retry-After": "1"},
             )
@@ -130,7 +130,7 @@ class ModelEngine:
         return acquired
 
     def release(self, acquired: asyncio.Future[None]) -> None:
-        """Removes the user that `enter` added, or cancels the wait."""
+        """Removes the user that `acquire` added, or cancels the wait."""
         if not acquired.done():
             acquired.cancel()
         elif acquired.exception() is None:
@@ -197,7 +197,7 @@ class ModelRegistry:
 
     Args:
         engines: the models.
-        max_memory: upper bound on the total declared memory of loaded models; None for no limit.
+        max_memory: upper bound on the total memory requirement of loaded models; None for no limit.
         idle_unload: idle seconds after which a model is unloaded; None disables idle unloading.
         on_load_failed: called with the model and the reason when a pinned model fails to load.
     """
@@ -218,7 +218,7 @@ class ModelRegistry:
 
     @property
     def is_on_demand(self) -> bool:
-        """Whether requests wait for their model to load; if False, they get 503 meanwhile."""
+        """Whether requests wait for their model to load; if False, they get 503 until then."""
         return len(self._engines) > 1 or self._idle_unload is not None
 
     def request_load(self, engine: ModelEngine) -> None:
@@ -243,7 +243,7 @@ class ModelRegistry:
                 continue
             if engine.is_wanted:
                 await self._make_room(engine)
-            if engine.is_wanted:  # clients may have disconnected meanwhile
+            if engine.is_wanted:  # clients may have disconnected in the meantime
                 await self._load(engine)
             self._queued.remove(engine)
 

@@ -1,7 +1,7 @@
 """Bounded per-client queue of generated output awaiting delivery.
 
-Urgent outputs (a completion's first token, its end, an error) wake the reader at once; the others
-are coalesced (`coalescer.py`).
+Urgent outputs (a completion's first token, its end, an error) wake the reader immediately; the
+others are coalesced (`coalescer.py`).
 
 The engine never blocks on a reader. When the queue is full, new output is merged into the last
 queued output of the same completion: nothing is lost and the length stays bounded. A reader that
@@ -26,7 +26,7 @@ class OutputQueue:
 
     Args:
         limit: maximum number of queued outputs; beyond it, outputs are merged.
-        stall_timeout: maximum seconds for which the queue may stay full.
+        stall_timeout: maximum seconds that the queue may stay full.
         schedule_wake: `Coalescer.schedule_wake`, for outputs that are not urgent.
         clock: returns the time in seconds.
     """
@@ -96,7 +96,7 @@ class OutputQueue:
         # [/task 5.2.2 stalled]
 
     def _wake_for(self, item: QueueItem) -> None:
-        """Wakes the reader: at once for an urgent item, else at the next flush."""
+        """Wakes the reader: immediately for an urgent item, else at the next flush."""
         if not isinstance(item, StreamOutput) or item.is_urgent:
             self._wake()
         elif not self._wake_scheduled:

@@ -14,7 +14,7 @@ from ...errors import UserError
 from ..settings import MIN_BODY_BYTES
 from .errors import ApiError, bad_request
 
-# Probes and the web page's shell, available without a key.
+# Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
     "/",
     "/health",
@@ -26,9 +26,9 @@ PUBLIC_PATHS = {
     "/openapi.json",
     "/docs",
 }
-RAISE_LIMIT = "send less, or raise --max-body-bytes of the server"
+RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
 SHUTTING_DOWN = "The server is shutting down; the body did not arrive in time."
-STATIC_PREFIX = "/page/"  # files of the web page, which prompts for the key
+STATIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
 
 
 class HostMiddleware:
@@ -96,7 +96,7 @@ class ApiKeyMiddleware:
         if scope["type"] == "http" and not self._is_authorized(scope):
             error = ApiError(
                 401,
-                "The API key is missing or wrong; send `Authorization: Bearer KEY` or "
+                "The API key is missing or invalid; send `Authorization: Bearer KEY` or "
                 "`x-api-key: KEY`.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
@@ -123,7 +123,8 @@ class BodyMiddleware:
     """Reads the body before the application runs; rejects bodies that exceed a limit.
 
     Size, number of JSON values and nesting depth are checked as the body arrives. After a JSON
-    error, the rest is read and dropped: many clients send all of it before reading the response.
+    error, the rest is read and discarded, because many clients send the whole body before reading
+    the response.
 
     Args:
         app: the wrapped application.
@@ -187,7 +188,7 @@ class BodyMiddleware:
             async with asyncio.timeout(self._timeout):
                 return await receive()
         except TimeoutError:
-            reason = f"The body is incomplete: no data for {self._timeout:g} s; send it again."
+            reason = f"The body is incomplete: no data for {self._timeout:g} s; resend the request."
             raise ApiError(408, reason, headers={"Connection": "close"}) from None
         except asyncio.CancelledError:  # uvicorn cancels requests at the end of a shutdown
             raise ApiError(503, SHUTTING_DOWN, headers={"Connection": "close"}) from None

@@ -32,7 +32,7 @@ _ANTHROPIC_ERROR = {
 }
 _DESCRIPTIONS = {
     400: "The request is invalid.",
-    401: "The API key is missing or wrong.",
+    401: "The API key is missing or invalid.",
     403: "The Host header is not allowed.",
     404: "The model does not exist.",
     408: "The body is incomplete.",
@@ -40,7 +40,7 @@ _DESCRIPTIONS = {
     415: "The content type is not JSON.",
     429: "The queue is full.",
     500: "The engine failed.",
-    503: "The server is loading, shutting down or failed.",
+    503: "The server is loading, shutting down or has failed.",
     504: "The request timed out.",
 }
 

@@ -14,21 +14,21 @@ STATELESS = "this server is stateless; send the whole conversation"
 OLD_NAME = "it is deprecated; use structured_outputs"
 NO_BEAMS = "beam search is not implemented; completions are sampled"
 CONTEXT_NOT_EDITED = "context_management is ignored: conversations are not edited"
-NO_SERVER_TOOLS = "this server runs no tools; the client runs those in `tools`"
+NO_SERVER_TOOLS = "this server does not run tools; the client runs those in `tools`"
 
 FIELD_REASONS = {
     # Chat completions
     "audio": TEXT_ONLY,
     "function_call": "it is deprecated; use tool_choice",
     "functions": "it is deprecated; use tools",
-    "moderation": "this server does no moderation",
+    "moderation": "this server does not moderate content",
     "prediction": "start the server with --speculative ngram to draft tokens from the prompt",
     "web_search_options": NO_SERVER_TOOLS,
     # vLLM, llama.cpp and SGLang
     "allowed_token_ids": "use structured_outputs or logit_bias",
     "bad_words": "use logit_bias",
-    "chat_template": "the model's own template is used",
-    "documents": "put them into a message",
+    "chat_template": "requests cannot override the server's chat template",
+    "documents": "include them in a message",
     "ebnf": "use structured_outputs",
     "grammar": "use structured_outputs",
     "guided_choice": OLD_NAME,
@@ -38,32 +38,32 @@ FIELD_REASONS = {
     "json_schema": "use response_format or structured_outputs",
     "length_penalty": NO_BEAMS,
     "n_predict": "use max_tokens",
-    "priority": "--scheduling-policy decides the order of requests",
+    "priority": "the order of requests depends on the server's --scheduling-policy",
     "regex": "use structured_outputs",
     "truncate_prompt_tokens": "prompts are not truncated",
     "use_beam_search": NO_BEAMS,
     # Responses
     "access_programs": "this server has no access programs",
-    "background_options": "this server stores no responses",
+    "background_options": "background responses are not supported",
     "conversation": STATELESS,
     "image": TEXT_ONLY,
-    "prompt": "this server stores no prompts; send the text itself",
+    "prompt": "this server does not store prompts; send the text itself",
     # Messages
     "compaction": "the conversation is not edited",
     "container": NO_SERVER_TOOLS,
-    "fallbacks": "this server has one model",
+    "fallbacks": "this server does not fall back to other models",
     "inference_geo": "inference runs on the server's machine",
     "mcp_servers": NO_SERVER_TOOLS,
 }
 
 # Fields for which only the default value is supported.
 VALUE_REASONS = {
-    "billing_policy.bill_to": "this server does no billing",
+    "billing_policy.bill_to": "this server does not bill requests",
     "context_management.edits[].type": "the conversation is not edited",
     "tools[].allowed_callers[]": NO_SERVER_TOOLS,
     "tools[].defer_loading": "tool search is not supported; all tools are in the prompt",
-    "verbosity": "the model has no such setting; request the length in a message",
-    "reasoning.summary": "there are no summaries; the full reasoning is returned",
+    "verbosity": "the model has no verbosity setting; request the desired length in a message",
+    "reasoning.summary": "summaries are not supported; the full reasoning is returned",
     "service_tier": "this server has a single service tier",
 }
 VALUE_REASONS["text.verbosity"] = VALUE_REASONS["verbosity"]
@@ -76,12 +76,12 @@ IMAGE_PLACEHOLDER = "[image omitted: this model reads text only]"
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Logs a warning only once, because agents send the same fields with each request."""
+    """Logs a warning only once, because agents send the same fields in every request."""
     log.warning("%s", sentence)
 
 
 def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
-    """Logs a single warning for all items that are dropped because their type is unknown.
+    """Logs one warning for all items dropped because of an unknown type.
 
     Args:
         field: name of the list.
@@ -89,7 +89,9 @@ def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
     """
     if items:
         types = list(islice(dict.fromkeys(repr(item.get("type"))[:40] for item in items), 5))
-        log.warning("ignoring %d of %s, of the types %s", len(items), field, ", ".join(types))
+        log.warning(
+            "ignoring unsupported items in %s: %d of types %s", field, len(items), ", ".join(types)
+        )
 
 
 def unsupported_value_message(field: str, given: object, allowed: object) -> str | None:
@@ -98,7 +100,7 @@ def unsupported_value_message(field: str, given: object, allowed: object) -> str
     Args:
         field: path in the body.
         given: the given value.
-        allowed: the allowed values, in words.
+        allowed: description of the allowed values.
     """
     reason = VALUE_REASONS.get(re.sub(r"\[\d+\]", "[]", field))
     if reason is None:
@@ -126,7 +128,7 @@ def replace_images(content: Any) -> Any:
         {"type": "text", "text": IMAGE_PLACEHOLDER} if _is_image(part) else part for part in content
     ]
     if parts != content:
-        warn_once("images in tool results are replaced by a text: the model reads text only")
+        warn_once("images in tool results are replaced with text: the model reads text only")
     return parts
 
 

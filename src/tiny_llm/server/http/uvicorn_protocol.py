@@ -15,7 +15,7 @@ log = logging.getLogger("tiny_llm.server")
 
 MAX_HEADER_BYTES = 65536  # request line and headers
 HEADER_TIMEOUT = 30.0  # seconds from the connection, or the first byte, to the end of the headers
-RESERVED_FILES = 48  # file descriptors for everything but connections; about 12 are in use
+RESERVED_FILES = 48  # file descriptors reserved for other purposes; about 12 are in use
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -36,7 +36,9 @@ class HttpProtocol(HttpToolsProtocol):
         max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         max_connections = max(1, max_files - RESERVED_FILES)
         if max_files != resource.RLIM_INFINITY and len(self.connections) > max_connections:
-            self._refuse(f"The server has {max_connections} connections, its maximum; retry later.")
+            self._refuse(
+                f"The server has reached its limit of {max_connections} connections; retry later."
+            )
 
     def _refuse(self, reason: str) -> None:
         """Responds with 503 without waiting for the request, and closes the connection."""
@@ -120,4 +122,4 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 @lru_cache(maxsize=1)
 def _warn_out_of_files(minute: int) -> None:
-    log.warning("no file descriptor is free for a new connection; raise the limit (ulimit -n)")
+    log.warning("out of file descriptors for new connections; raise the limit (ulimit -n)")

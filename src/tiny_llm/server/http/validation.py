@@ -12,7 +12,7 @@ from .unsupported import unsupported_field_message, unsupported_value_message
 MESSAGES = {
     "too_long": "{field} must have at most {max_length} elements, got {actual_length}.",
     "extra_forbidden": "{field} is not a supported field; remove it.",
-    "missing": "{field} is missing; it is required.",
+    "missing": "{field} is required.",
     "json_invalid": "The body is not valid JSON.",
 }
 
@@ -53,7 +53,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """
     if any(error["type"] == "json_invalid" for error in errors):
         return bad_request(MESSAGES["json_invalid"])
-    error = max(errors, key=lambda one: (len(one["loc"]), one["loc"][-1] == "type"))
+    error = max(errors, key=lambda error: (len(error["loc"]), error["loc"][-1] == "type"))
     field = _path(error["loc"], error["type"] == "extra_forbidden")
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
         return _non_text_error(error, field.removesuffix(".type"))

@@ -148,7 +148,7 @@ class StreamOptions(StrictModel):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether each chunk contains usage; requires `include_usage`, like in vLLM."""
+        """Whether each chunk contains usage; requires `include_usage`, as in vLLM."""
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
@@ -310,7 +310,7 @@ class ChatCompletionRequest(SamplingFields):
         return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:
-        """Chat template variables; the client's own take precedence."""
+        """Chat template variables; `chat_template_kwargs` take precedence."""
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None and variables.get(THINKING_VARIABLE) is None:
             variables[THINKING_VARIABLE] = self.reasoning_effort != "none"

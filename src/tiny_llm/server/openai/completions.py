@@ -32,7 +32,7 @@ from ..protocol.usage import SYSTEM_FINGERPRINT, openai_usage
 from .chat_schema import StreamOptions
 
 PATH = "/v1/completions"
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 router = APIRouter()
 
@@ -64,7 +64,7 @@ class CompletionRequest(SamplingFields):
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.suffix is not None:
             raise bad_request(
-                "suffix is not supported: the model cannot fill in the middle.", "suffix"
+                "suffix is not supported: fill-in-the-middle is not implemented.", "suffix"
             )
         if self.best_of not in (None, 1, self.n):
             raise bad_request("best_of must equal n or be omitted.", "best_of")
@@ -228,7 +228,7 @@ class CompletionSerializer:
     # ---------------------------------------------------------------- streaming
 
     def start_events(self) -> bytes:
-        """See `OutputSerializer`: echoed prompts, unless they wait for prompt logprobs."""
+        """See `OutputSerializer`: echoed prompts, unless they need prompt logprobs."""
         if self._wants_prompt_logprobs:
             return b""
         echoed = [(index, text) for index, text in enumerate(self._echoed) if text]
@@ -258,7 +258,7 @@ class CompletionSerializer:
         """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
-        if logprobs:  # the echoed prompt's
+        if logprobs:  # of the echoed prompt
             chunks = self._chunk([self._choice(index, self._echoed[index], None)])
             logprobs.clear()
         parsed.add(output)
@@ -308,7 +308,7 @@ class CompletionSerializer:
             self._prompt_logprobs[number] = output.prompt_logprobs
             if self._body.echo and self._body.logprobs is not None:
                 for logprobs in self._logprobs[first : first + self._n]:
-                    logprobs.take_prompt(self._prompt_ids[number], output.prompt_logprobs)
+                    logprobs.add_prompt(self._prompt_ids[number], output.prompt_logprobs)
             return [(first + held.index, held) for held in self._pending.pop(number)]
         return [(first + output.index, output)]
 

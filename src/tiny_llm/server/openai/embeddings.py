@@ -19,7 +19,7 @@ from ..protocol.bounded_types import StrictModel, TokenIds
 from ..protocol.disconnect import CancelOnDisconnect
 from ..protocol.sampling import PositiveInt
 
-MAX_INPUTS = 2048  # OpenAI's
+MAX_INPUTS = 2048  # OpenAI's limit
 GROUP_SIZE = 64  # prompts in the engine's queue at a time, per request
 
 router = APIRouter()
@@ -70,7 +70,9 @@ class RerankRequest(StrictModel):
 
     def texts(self) -> list[str]:
         """The documents' texts."""
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+        return [
+            document if isinstance(document, str) else document.text for document in self.documents
+        ]
 
 
 @router.post("/v1/embeddings", tags=["OpenAI"], responses=ERROR_RESPONSES)

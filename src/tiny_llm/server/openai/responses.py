@@ -140,7 +140,7 @@ class ResponseSerializer:
         return last + self._lifecycle_event(f"response.{self._status}", self._status)
 
     def _take(self, output: StreamOutput) -> list[Event]:
-        """Appends an output to the items; its logprobs go to the next text delta."""
+        """Appends an output to the items; its logprobs are sent with the next text delta."""
         parts = self._output.add(output)
         if self._output.in_content:
             self._logprobs += self._texts.logprobs(output, self._body.logprobs or 0)

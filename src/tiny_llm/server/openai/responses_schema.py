@@ -20,7 +20,7 @@ from ..protocol.sampling import (
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-# Values of `include`. All except the two above are for server-side tools and images: no-ops here.
+# Values of `include`. All except the two above concern server-side tools and images: no-ops here.
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",

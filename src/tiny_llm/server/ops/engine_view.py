@@ -63,7 +63,7 @@ def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
 
 
 class EventSubscriber:
-    """Subscriber to engine events, which are reported only while someone is subscribed."""
+    """Subscriber to engine events, which are reported only while there are subscribers."""
 
     def __init__(self, engine_client: EngineClient):
         self._engine_client = engine_client

@@ -1,6 +1,6 @@
-"""Event log for `--record FILE`: `engine/scheduling/events.py` as JSON.
+"""Event log for `--record FILE`: the events of `engine/scheduling/events.py` as JSON.
 
-The web page replays event logs. Events are streamed to `FILE.part`, which is renamed at the end, so
+The web UI replays event logs. Events are streamed to `FILE.part`, which is renamed at the end, so
 that FILE is always complete.
 """
 
@@ -34,7 +34,7 @@ class EventLogWriter:
         self._stream: TextIO | None = None
         try:
             if file.exists() and not file.is_file():  # renaming would replace a device file
-                raise UserError(f"--record: '{file}' is not a regular file; give another name.")
+                raise UserError(f"--record: '{file}' is not a regular file; choose another file.")
             self._stream = self._temp_file.open("w", encoding="utf-8")
         except OSError as error:  # `exists` also raises it if the name is too long
             raise UserError(f"--record: '{file}' cannot be written ({error.strerror}).") from error

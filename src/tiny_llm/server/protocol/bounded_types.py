@@ -1,6 +1,6 @@
 """Base class of request schemas, and lists and objects of bounded size.
 
-The bounds are far above real requests, and keep validation, which holds the GIL, down to a few
+The bounds are far above real requests and limit validation, which holds the GIL, to a few
 milliseconds. The total number of values in a body is also bounded (`http/middleware.py`).
 """
 

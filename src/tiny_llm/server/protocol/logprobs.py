@@ -103,7 +103,7 @@ class CompletionLogprobs:
     def clear(self) -> None:
         """Removes the accumulated tokens after they have been sent."""
         self._tokens: list[str] = []
-        self._own: list[float | None] = []
+        self._token_logprobs: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
@@ -111,7 +111,7 @@ class CompletionLogprobs:
         """Whether there are unsent tokens."""
         return bool(self._tokens)
 
-    def take_prompt(
+    def add_prompt(
         self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, float] | None]
     ) -> None:
         """Adds the prompt's tokens; the first has no log-probability."""
@@ -130,7 +130,9 @@ class CompletionLogprobs:
                 top[self._name(other, token, top)] = clamp_logprob(logprob)
         text = self._texts.decode(token)
         self._tokens.append(text)
-        self._own.append(None if logprobs_by_id is None else clamp_logprob(logprobs_by_id[token]))
+        self._token_logprobs.append(
+            None if logprobs_by_id is None else clamp_logprob(logprobs_by_id[token])
+        )
         self._top.append(None if logprobs_by_id is None else top)
         self._offsets.append(self._offset)
         self._offset += len(text)
@@ -153,7 +155,7 @@ class CompletionLogprobs:
         """The choice's `logprobs`; `top_logprobs` include the sampled token, as in vLLM."""
         return {
             "tokens": self._tokens,
-            "token_logprobs": self._own,
+            "token_logprobs": self._token_logprobs,
             "top_logprobs": self._top,
             "text_offset": self._offsets,
         }
@@ -179,13 +181,13 @@ def prompt_logprobs_field(
     if scored is None or top is None:
         return None
     return [
-        None if logprobs_by_id is None else _ranked(prompts, own, logprobs_by_id, top)
-        for own, logprobs_by_id in zip(token_ids, scored, strict=True)
+        None if logprobs_by_id is None else _ranked(prompts, token, logprobs_by_id, top)
+        for token, logprobs_by_id in zip(token_ids, scored, strict=True)
     ]
 
 
 def _ranked(
-    prompts: PromptRenderer, own: int, logprobs_by_id: Mapping[int, float], top: int
+    prompts: PromptRenderer, actual: int, logprobs_by_id: Mapping[int, float], top: int
 ) -> dict[str, Any]:
     ranked = list(enumerate(sort_by_logprob(logprobs_by_id), start=1))
     return {
@@ -195,5 +197,5 @@ def _ranked(
             "decoded_token": prompts.token_text(token),
         }
         for rank, (token, logprob) in ranked
-        if rank <= top or token == own
+        if rank <= top or token == actual
     }

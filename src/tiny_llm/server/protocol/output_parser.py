@@ -3,7 +3,7 @@
 A thinking model writes `<think>…</think>` before the content; the chat template may have opened or
 closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`).
 
-Text that may be the start of a tag is held back until it is unambiguous.
+Text that may be the start of a tag is held back until the ambiguity is resolved.
 
 In a full response, a tool call is held back until it is complete: a truncated or malformed call is
 returned as text. In a stream, a call is sent incrementally: its name when its arguments start, then
@@ -46,7 +46,7 @@ class _State(StrEnum):
 
 
 def tag_prefix_length(text: str, tags: Sequence[str]) -> int:
-    """Returns the length of the text's longest suffix that may be the start of a tag.
+    """Returns the length of the longest suffix that may be the start of a tag.
 
     Args:
         text: text without a complete tag.
@@ -67,10 +67,10 @@ class OutputParser:
     Args:
         thinking_enabled: whether the model has a thinking mode.
         reasoning_open: whether the prompt ends inside `<think>`.
-        tool_calls: how to parse tool calls; None if there cannot be any.
+        tool_calls: how to parse tool calls; None if calls are impossible.
 
     Attributes:
-        has_incomplete_call: whether a tool call was cut off or turned out malformed.
+        has_incomplete_call: whether a tool call was truncated or malformed.
     """
 
     def __init__(
@@ -203,13 +203,13 @@ class OutputParser:
 
     def _check_first(self) -> None:
         """Drops the tags valid only at the start, once the content has started with other text."""
-        has_form = self._options is not None and self._options.has_form
+        has_structured_content = self._options is not None and self._options.has_structured_content
         text = self._buffer.lstrip()
-        if not text or not (self._first_tags or has_form):
+        if not text or not (self._first_tags or has_structured_content):
             return
         if not any(tag.startswith(text[: len(tag)]) for tag in (*self._tags, *self._first_tags)):
             self._first_tags = ()
-            self._tags = () if has_form else self._tags
+            self._tags = () if has_structured_content else self._tags
 
     def _skip_space(self) -> None:
         """Drops whitespace at the start of a section."""
@@ -249,8 +249,8 @@ class OutputParser:
             assert self._options is not None
             self.has_incomplete_call |= reader.is_open
             self._state = _State.CONTENT
-            is_cut = source.has_ended and reader.is_open and self._options.is_stream
-            if not is_cut:  # text since the last delta is content
+            is_truncated_call = source.has_ended and reader.is_open and self._options.is_stream
+            if not is_truncated_call:  # text since the last delta is content
                 if source.taken:
                     deltas.append(TextDelta(source.taken))
                 self._buffer = source.buffer

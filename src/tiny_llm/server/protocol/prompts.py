@@ -12,7 +12,7 @@ from ...engine.inputs.chat_template import render_chat
 from ...engine.inputs.length_check import check_length
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
-from ...errors import UserError
+from ...errors import UserError, short_repr
 from ...models.tokenizer.tokenizer import TRANSFORMERS_ONLY_ARGUMENTS
 from ..http.errors import bad_request
 from .output_parser import THINK_TAG, OutputParser
@@ -125,9 +125,13 @@ class PromptRenderer:
             path = f"chat_template_kwargs.{name[:60]}"
             if name == THINKING_VARIABLE:
                 if not isinstance(value, bool | None):
-                    raise bad_request(f"{path} must be true or false.", path)
+                    raise bad_request(
+                        f"{path} must be true or false, got {short_repr(value)}.", path
+                    )
             elif name in TRANSFORMERS_ONLY_ARGUMENTS or not _is_read(name, template):
-                raise bad_request(f"{path} is not read by the model's chat template.", path)
+                raise bad_request(
+                    f"{path} is not used by the model's chat template; remove it.", path
+                )
 
     def render_chat(
         self,
@@ -179,10 +183,10 @@ class PromptRenderer:
             constraint: the completion's constraint.
             is_stream: whether to emit tool calls incrementally.
         """
-        has_form = isinstance(constraint, StructuredOutputs) or (
+        has_structured_content = isinstance(constraint, StructuredOutputs) or (
             constraint is not None and constraint.response_constraint is not None
         )
-        options = ToolCallOptions(self._tool_call_format, tools, is_stream, has_form)
+        options = ToolCallOptions(self._tool_call_format, tools, is_stream, has_structured_content)
         return OutputParser(
             prompt.thinking_enabled, prompt.reasoning_open, options if tools else None
         )
@@ -235,7 +239,7 @@ def _truncate_after(text: str, message: Message) -> str:
         if content.strip() and start >= 0:
             return text[: start + len(content)]
     raise bad_request(
-        "the final message cannot be continued; it must be an assistant message with text.",
+        "the final message can be continued only if it is an assistant message with text.",
         "messages",
     )
 
@@ -249,5 +253,5 @@ def check_token_ids(engine_info: Any, tokens: list[int]) -> None:
     for token in tokens:
         if token >= engine_info.vocab_size:
             raise bad_request(
-                f"token {token} is out of range; ids are 0 to {engine_info.vocab_size - 1}."
+                f"token ids must be between 0 and {engine_info.vocab_size - 1}, got {token}."
             )

@@ -84,7 +84,7 @@ class ResponseFormat(StrictModel):
             schema = (self.json_schema or {}).get("schema")
             if schema is None:
                 raise bad_request(
-                    "response_format.json_schema.schema is missing.", "response_format"
+                    "response_format.json_schema.schema is required.", "response_format"
                 )
         if schema is None:
             return make_constraint(StructuredOutputs, "response_format", json_object=True)
@@ -170,7 +170,7 @@ class SamplingFields(CommonFields):
         if self.structured_outputs is not None:
             if constraint is not None:
                 raise bad_request(
-                    "structured_outputs and another output constraint conflict; give one.",
+                    "structured_outputs conflicts with another output constraint; set only one.",
                     "structured_outputs",
                 )
             constraint = self.structured_outputs.constraint()
@@ -244,20 +244,27 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
 
 
 def auto_tool_calls(
-    tools: list[dict[str, Any]], parallel: bool | None, answer: StructuredOutputs | None = None
+    tools: list[dict[str, Any]],
+    parallel: bool | None,
+    response_constraint: StructuredOutputs | None = None,
 ) -> OutputConstraint | None:
     """Constraint for `tool_choice` "auto": tool calls are optional but must match their schemas.
 
     Args:
         tools: available tools.
-        parallel: whether several calls are allowed; None means they are.
-        answer: constraint on an output without calls, or None.
+        parallel: whether several calls are allowed; None allows them.
+        response_constraint: constraint on output without calls, or None.
     """
     if not tools:
-        return answer
-    fields: dict[str, Any] = {"choice": "auto", "parallel": parallel is not False}
-    fields["answer"] = answer
-    return make_constraint(ToolCalls, "tools", tools, **fields)
+        return response_constraint
+    return make_constraint(
+        ToolCalls,
+        "tools",
+        tools,
+        choice="auto",
+        parallel=parallel is not False,
+        response_constraint=response_constraint,
+    )
 
 
 def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class EventSourceResponse(Response):
         finally:
             self._cancel_keep_alive()
         if connection.is_slow:
-            log.warning("dropped a client that reads its stream too slowly")
+            log.warning("disconnected a client that read its stream too slowly")
 
     async def _send_all(self, send: Send) -> None:
         """Sends the whole stream; a failure becomes its last event."""
@@ -167,13 +167,13 @@ class EventSourceResponse(Response):
         # [/task 5.1.2 outputs]
 
     def _error_events(self, error: ApiError) -> bytes:
-        """Events that end the stream with an error, which also goes to the access log."""
+        """Events that end the stream with an error; also records it in the access log."""
         current_record().error = error.message
         self._make_start_events()
         return self._serializer.error_events(error)
 
     def _make_start_events(self) -> None:
-        """Creates the start events as late as possible, as they may report prefix cache hits."""
+        """Creates the start events as late as possible, because they may report cache hits."""
         if self._start_data is None:
             self._start_data = self._serializer.start_events()
 

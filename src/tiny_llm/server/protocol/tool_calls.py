@@ -33,14 +33,14 @@ class ToolCallOptions:
         format: the model's tool-call format.
         tools: available tools, in OpenAI's format.
         is_stream: whether to emit calls incrementally.
-        has_form: whether output that does not start with a call is structured output, which
-            contains no calls.
+        has_structured_content: whether output that does not start with a call is structured output,
+            which contains no calls.
     """
 
     format: ToolCallFormat
     tools: Sequence[Mapping[str, Any]] = ()
     is_stream: bool = False
-    has_form: bool = False
+    has_structured_content: bool = False
 
 
 class ToolCallReader:

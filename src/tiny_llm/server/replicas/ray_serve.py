@@ -36,19 +36,19 @@ class RayServeArgs(BaseModel):
     """Arguments of `serve run` (name=value), and `args` in a configuration file.
 
     Attributes:
-        model: name, hub id or folder, as for `tiny-llm serve`; must be available on every machine.
+        model: name, Hub id or folder, as for `tiny-llm serve`; must be available on every machine.
         served_model_name: the model's name in the API.
         replicas: number of replicas; with max_replicas, the minimum.
         max_replicas: maximum for autoscaling; None for a fixed number.
         target_ongoing_requests: autoscaling target: running and waiting requests per replica.
-        max_ongoing_requests: maximum requests per replica; more wait in the gateway.
+        max_ongoing_requests: maximum requests per replica; others wait in the gateway.
         imbalanced_threshold: queue length difference beyond which load outweighs prefix affinity.
         cpus: CPUs that Ray reserves per replica.
         threads: compute threads per replica.
         kv_cache_bytes, max_num_seqs, max_num_batched_tokens, load_format: as for `tiny-llm serve`.
         api_key: required API key; default TINY_LLM_API_KEY.
         max_body_bytes: maximum size of a request body.
-        drain_timeout: seconds for running requests to finish when a replica is replaced.
+        drain_timeout: maximum seconds to wait for running requests when a replica is replaced.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -1,7 +1,7 @@
 """Routers, which choose a replica for each request.
 
 `PrefixAwareRouter` sends a request to the replica that has cached most of its prompt, unless that
-replica is much busier than the others. Ray Serve has its own implementation of this policy.
+replica is much busier than the others. Ray Serve implements the same policy.
 """
 
 from collections import defaultdict

@@ -12,13 +12,13 @@ ArgmaxResult argmax_part(const ArgmaxJob& job, int64_t row, int64_t first, int64
     const int64_t x = row * job.stride;
     Floats best = splat(-__builtin_inff());
     Ints at = lane_numbers() + static_cast<int32_t>(first);  // index of `best`
-    Ints now = at;
+    Ints current = at;
     int64_t i = first;
-    for (; i + LANES <= last; i += LANES, now += LANES) {
+    for (; i + LANES <= last; i += LANES, current += LANES) {
         const Floats value = load(job.x, x + i, F);
         const Ints larger = value > best;
         best = larger ? value : best;
-        at = larger ? now : at;
+        at = larger ? current : at;
     }
     ArgmaxResult largest = {best[0], at[0]};
     for (int lane = 1; lane < LANES; lane++) {

@@ -66,11 +66,11 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     return block;
 }
 
-/// Rows ≥ `first` attend to a tile: attention_block_simd.cpp.
+/// Lets rows ≥ `first` attend to a tile. Defined in attention_block_simd.cpp.
 ///
-/// visible: per row of the block, number of leading keys of the tile that are not after the row's
-///   query; non-decreasing. hidden: null, or number of those before its window, likewise. mask:
-///   null, or rows × KEYS values added to the scores.
+/// visible: per row of the block, number of leading keys of the tile at or before the row's query;
+///   non-decreasing. hidden: null, or per row, number of these before its window; non-decreasing.
+///   mask: null, or rows × KEYS values added to the scores.
 void attend(const AttentionBlock& block, int first, const int* visible, const int* hidden,
             const float* mask, const Tile& tile, Prefetcher& ahead);
 
@@ -94,12 +94,12 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
     }
 }
 
-/// The block attends to keys 0 … end − 1, except those before all rows' windows.
+/// Lets the block attend to keys 0 … end − 1, except those before all rows' windows.
 ///
 /// visible_keys(row): number of leading visible keys of a row; non-decreasing, at most `end`.
 /// hidden_keys(row): how many of these are before its window; non-decreasing.
-/// tile_at(first, tile): writes the addresses of keys and values from `first` on. For first ≥ end:
-///   those likely to be needed next, as a prefetch hint, or none.
+/// tile_at(first, tile): writes the addresses of keys and values from `first` on. For first ≥ end,
+///   a prefetch hint: the keys likely to be needed next, or none.
 /// mask: null, or rows × KEYS values filled by load_mask(first, count), which returns whether any
 ///   of these keys is visible to any row.
 template <typename VisibleKeys, typename HiddenKeys, typename TileAt, typename LoadMask>

@@ -105,8 +105,8 @@ inline void softmax_rows(const AttentionBlock& block, int first, const int* visi
 
 // --- a tile -------------------------------------------------------------------------------------
 
-// With few rows, memory would idle during the products, so they are cut into slices of this many
-// steps with some prefetching after each. With many rows, one prefetch pass suffices.
+// With few rows, memory would idle during the products, so these are cut into slices of this many
+// steps, each followed by some prefetches. With many rows, one prefetch pass suffices.
 constexpr int SLICE = 16;
 
 inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : inner; }
@@ -173,7 +173,8 @@ __attribute__((noinline)) void add_values_in_window(const AttentionBlock& block,
     }
 }
 
-/// The last ROWS rows of the block, from `first` on, attend to a tile, without intermediate stores.
+/// Lets the last ROWS rows of the block, from `first` on, attend to a tile, without intermediate
+/// stores.
 template <int ROWS, Format FORMAT>
 void attend_few(const AttentionBlock& block, int first, const int* visible, const int* hidden,
                 const float* mask, const Tile& tile, Prefetcher& ahead) {

@@ -1,7 +1,7 @@
 // A few query rows attend to a tile: decoding, which is memory-bound.
 //
 // For many rows, storing keys and values in L1 as float32 pays off. For a few rows, each store and
-// load would serve only one to four multiplications: here keys are multiplied right after their
+// load would serve only one to four multiplications, so keys are multiplied right after their
 // transposition, and values right after loading. One row of a later tile is prefetched after every
 // few multiplications; larger batches of prefetches would serialize memory and arithmetic.
 //

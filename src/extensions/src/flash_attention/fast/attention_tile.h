@@ -48,15 +48,16 @@ __attribute__((noinline)) void find_tile(const Source& source, int64_t first, in
 /// dozen outstanding lines; beyond that it stalls or drops prefetches.
 class Prefetcher {
    public:
-    /// Prefetches rows of `next` and then of `after`, as many as `tile` has: an even memory load,
-    /// including at partial tiles and head boundaries.
+    /// Prefetches rows of `next` and then of `after`, as many as `tile` has, which keeps the memory
+    /// load even at partial tiles and head boundaries.
     Prefetcher(const Tile& tile, const Tile& next, const Tile& after, int64_t row_bytes)
         : tile_(tile), next_(next), after_(after), row_bytes_(row_bytes) {
         const int later = next.count + after.count;
         rows_ = 2 * (later < tile.count ? later : tile.count);
     }
 
-    /// Issues outstanding prefetches up to a fraction of the rows: 0 to 1; larger values for all.
+    /// Issues outstanding prefetches until the fraction `part` of the rows is reached; 1 or more
+    /// for all.
     void fetch(float part) {
         const int end = static_cast<int>(part * static_cast<float>(rows_));
         while (done_ < end && done_ < rows_) {
@@ -65,7 +66,7 @@ class Prefetcher {
     }
 
     /// Prefetches the next row, and repeats the prefetch of a row needed soon, since some early
-    /// ones are dropped. Frequent calls let memory and arithmetic overlap.
+    /// prefetches are dropped. Frequent calls let memory and arithmetic overlap.
     void fetch_and_remind() {
         if (done_ < rows_) {
             fetch_row();
@@ -74,7 +75,7 @@ class Prefetcher {
     }
 
    private:
-    static constexpr int SOON = 24;  // rows: a few KB, which fit in L1 together
+    static constexpr int LOOKAHEAD = 24;  // rows: a few KB, which fit in L1 together
 
     // Alternates keys and values: memory serves two streams faster.
     void fetch_row() {
@@ -87,7 +88,7 @@ class Prefetcher {
 
     // Rows in order of use: a tile's keys, its values, the next tile's keys.
     void prefetch_again() {
-        const int count = tile_.count, i = reminded_++;
+        const int count = tile_.count, i = repeated_++;
         if (i < count) {
             request<3>(tile_.keys[i]);
         } else if (i < 2 * count) {
@@ -109,7 +110,7 @@ class Prefetcher {
     const int64_t row_bytes_;
     int rows_;
     int done_ = 0;
-    int reminded_ = SOON;
+    int repeated_ = LOOKAHEAD;
 };
 
 namespace {

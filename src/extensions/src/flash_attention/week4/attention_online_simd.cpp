@@ -111,7 +111,7 @@ void widen_query(const AttentionRows& block, int row, float* query) {
     }
 }
 
-// A row attends to the first `count` keys of a tile.
+// Lets a row attend to the first `count` keys of a tile.
 void attend_to_tile(const AttentionRows& block, const float* query, const KeyTile& tile, int count,
                     SoftmaxState& state) {
     float scores[ATTENTION_TILE];

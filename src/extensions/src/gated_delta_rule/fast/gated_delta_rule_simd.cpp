@@ -1,5 +1,5 @@
 // Vectorized gated_delta_rule: a tile of a state's columns stays in the L1 cache while the tokens
-// of its sequence pass.
+// of its sequence are processed.
 //
 // With unnormalized q and k and their factors f_q and f_k,
 //
@@ -62,7 +62,8 @@ void factors(const GatedDeltaRuleJob& job, int64_t first, int64_t last) {
     }
 }
 
-// Copies a tile from a slot, `stride` floats from row to row, or zeros from nullptr. Returns Sᵀk.
+// Copies a tile from `slot`, whose rows are `stride` floats apart, or zeros it if `slot` is null.
+// Returns Sᵀk.
 inline Columns read_tile(float* tile, const float* slot, int64_t stride, const float* k,
                          int64_t D_k, int64_t count) {
     Columns predicted;
@@ -76,8 +77,8 @@ inline Columns read_tile(float* tile, const float* slot, int64_t stride, const f
     return predicted;
 }
 
-// Updates a tile by a token and copies it to `slot` unless that is nullptr. Sets `predicted` to
-// Sᵀ of the next key, and returns Sᵀq.
+// Updates a tile with one token and copies it to `slot` unless that is null. Sets `predicted` to
+// Sᵀk for the next token's k. Returns Sᵀq.
 inline Columns update_tile(float* tile, float* slot, int64_t stride, const float* q, const float* k,
                            const float* next_k, const Columns& delta, float decay, int64_t D_k,
                            int64_t count, Columns& predicted) {

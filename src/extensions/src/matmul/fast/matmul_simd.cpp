@@ -21,7 +21,7 @@ constexpr int ROWS = 4;
 constexpr int COLUMN_BLOCK = 4;
 constexpr int64_t AHEAD = 8192;  // prefetch distance in bytes
 
-// Elements per step of a dot product, their loads, and the step.
+// One step of a dot product: number of elements, loads and multiplication.
 template <Format F>
 struct Dot {
     using Vector = Floats;
@@ -56,7 +56,7 @@ inline void prefetch(const void* array, int64_t i, Format format) {
     __builtin_prefetch(static_cast<const char*>(array) + i * bytes + AHEAD);
 }
 
-// R × C outputs, starting at row m and output o.
+// Computes R × C outputs, starting at row m and output o.
 template <Format F, int R, int C>
 void multiply_block(const MatmulJob& job, int64_t m, int64_t o) {
     using D = Dot<F>;
@@ -94,7 +94,7 @@ void multiply_block(const MatmulJob& job, int64_t m, int64_t o) {
     }
 }
 
-// All rows of the tile times C rows of b, which stay in the L1 cache.
+// Multiplies all rows of the tile by C rows of b, which stay in the L1 cache.
 template <Format F, int C>
 void multiply_columns(const MatmulJob& job, const MatmulTile& tile, int64_t o) {
     int64_t m = tile.first_row;

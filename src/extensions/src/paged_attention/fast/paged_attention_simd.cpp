@@ -8,7 +8,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 // Keys and values of a sequence's head h, in pages, from key `begin` on. Earlier keys, which are
-// hidden and may have no page, have the address of that key.
+// hidden and may have no page, get the address of key `begin`.
 struct HeadInPages {
     const PagedAttentionJob& job;
     const PagedSequence& sequence;
@@ -64,7 +64,7 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
     const auto hidden = [&](int row) {
         return hidden_keys(job, sequence, (first_row + row) / group);
     };
-    const int64_t begin = hidden(0), end = visible(rows - 1);  // the last row sees most
+    const int64_t begin = hidden(0), end = visible(rows - 1);  // the last row sees the most
     const auto tile_at = [&](int64_t first, Tile& tile) {
         if (first < end) {
             find_tile(HeadInPages{job, sequence, h, begin}, first, end, tile);

@@ -14,7 +14,7 @@ inline Floats load_some(const void* x, int64_t d, int64_t D, Format format) {
 template <Format FORMAT>
 void quantize(const void* x, int64_t D, void* row) {
     constexpr int32_t INFINITE = 0x7f800000, SMALLEST_NORMAL = 0x00800000;
-    Ints magnitudes = {};  // as bits, which are ordered as the values are, NaN last
+    Ints magnitudes = {};  // as bits: the same order as the values, NaN last
     for (int64_t d = 0; d < D; d += LANES) {
         const Ints magnitude = as_ints(load_some(x, d, D, FORMAT)) & 0x7fffffff;
         magnitudes = magnitude > magnitudes ? magnitude : magnitudes;

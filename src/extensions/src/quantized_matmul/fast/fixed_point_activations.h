@@ -10,10 +10,10 @@ namespace {
 
 typedef int32_t PairOfShorts __attribute__((may_alias));
 
-// R = M · rows_of_integers rows, by group of weights.
+// Activations of R = M · rows_of_integers rows, by group.
 struct Activations {
     int64_t R, group_size;
-    int16_t* integers;  // groups × R × group_size, each word's in pairs
+    int16_t* integers;  // groups × R × group_size, in the order of place_of
     Factors* factors;   // groups × R
 
     Activations(const QuantizedMatmulJob& job, void* scratch)
@@ -28,8 +28,8 @@ struct Activations {
     }
 };
 
-// Position of element i. A word of b is unpacked in pairs of weights, one of its lower and one of
-// its upper half: elements p and n/2 + p of n.
+// Position of a group's element i. A word of n weights is unpacked in pairs of one weight from each
+// half, elements p and n/2 + p, so activations are paired in the same way.
 inline int place_of(int i, int bits) {
     const int per_word = 32 / bits, half = per_word / 2;
     const int word = i / per_word, k = i % per_word;

@@ -13,7 +13,7 @@ namespace {
 
 /// Looks up each 16-bit lane, a value of 0 … 15, in a table of 16 bytes.
 inline Shorts look_up(const uint8_t (&table)[16], UnsignedShorts x) {
-    x |= 0x8000;  // the upper byte finds nothing: 0
+    x |= 0x8000;  // makes the upper byte's result 0
 #if defined(__AVX2__)
     const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
     return (Shorts)_mm256_shuffle_epi8(bytes, (__m256i)x);
@@ -23,7 +23,7 @@ inline Shorts look_up(const uint8_t (&table)[16], UnsignedShorts x) {
 }
 
 /// Sums of pairs of products in LANES 32-bit lanes. NEON multiplies to 32-bit lanes without adding
-/// neighbours, so it needs two registers, one per half of the 16-bit lanes.
+/// neighbors, so it needs two registers, one per half of the 16-bit lanes.
 struct PairSums {
 #if defined(__AVX2__)
     Ints all;
@@ -32,7 +32,7 @@ struct PairSums {
 #endif
 };
 
-/// Adds weights[2l] · a[2l] + weights[2l + 1] · a[2l + 1] to lane l, of 16-bit lanes.
+/// Adds weights[2l] · a[2l] + weights[2l + 1] · a[2l + 1], of 16-bit lanes, to 32-bit lane l.
 inline void multiply_add(PairSums& sums, Ints a, Shorts weights) {
 #if defined(__AVXVNNI__)
     sums.all = (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums.all, (__m256i)a, (__m256i)weights);
@@ -55,7 +55,7 @@ inline Ints total_of(const PairSums& sums) {
 #endif
 }
 
-/// Interleaves: a₀ b₀ a₁ b₁ …; first LANES elements, then the rest.
+/// Interleaves to a₀ b₀ a₁ b₁ …: `first` receives LANES elements, `second` the rest.
 inline void zip_lanes(Halves a, Halves b, Halves& first, Halves& second) {
 #if defined(__AVX2__)
     first = (Halves)_mm_unpacklo_epi16((__m128i)a, (__m128i)b);

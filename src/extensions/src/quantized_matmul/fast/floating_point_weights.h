@@ -15,7 +15,7 @@ namespace {
 
 constexpr int8_t OFFSET = 12;
 
-// 2 · number + 12 by the bits of a number: TWICE_E2M1 + OFFSET.
+// 2 · number + 12, indexed by a number's bits: TWICE_E2M1 + OFFSET.
 [[maybe_unused]] constexpr uint8_t E2M1_INTEGERS[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                         12, 11, 10, 9,  8,  6,  4,  0};
 

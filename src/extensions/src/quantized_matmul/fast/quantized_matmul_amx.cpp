@@ -3,8 +3,8 @@
 //
 // The arithmetic is that of quantized_matmul_avx2_neon.cpp: activations rounded to 16-bit integers,
 // exact sums over a group, and the same float32 operations after them. A row therefore has the same
-// bits in either kernel. One or two rows, which would underfill the tiles, are left to another
-// kernel. AMX multiplies bytes, so byte_planes.h splits each integer into two:
+// bits in either kernel. One or two rows, which would underfill the tiles, are delegated to
+// quantized_matmul_few_rows. AMX multiplies bytes, so byte_planes.h splits each integer into two:
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
@@ -39,14 +39,14 @@ void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     const Format format = panel.job->scale_format;
     for (int tile = 0; tile < PANEL_TILES; tile++) {
         const int o = tile * SIDE;
-        const uint16_t* of_tile = in + (panel.first + o) * groups;
+        const uint16_t* tile_rows = in + (panel.first + o) * groups;
         if (!panel.job->prepacked) {
-            widen_columns(of_tile, groups, panel.outputs - o, groups, format, (float*)(out + tile),
-                          PANEL);
+            widen_columns(tile_rows, groups, panel.outputs - o, groups, format,
+                          (float*)(out + tile), PANEL);
             continue;
         }
         for (int64_t g = 0; g < groups && o < panel.outputs; g++) {
-            out[g * PANEL_TILES + tile] = (Floats)load_halves(of_tile + g * SIDE, format);
+            out[g * PANEL_TILES + tile] = (Floats)load_halves(tile_rows + g * SIDE, format);
         }
     }
 }
@@ -129,9 +129,9 @@ void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
         for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r += together) {
             const int64_t out = (first + r) / together * job.O + panel.first;
             for (int tile = 0; tile < PANEL_TILES && tile * SIDE < panel.outputs; tile++) {
-                const Floats* of_row =
+                const Floats* row_totals =
                     panel.totals + (block * PANEL_TILES + tile) * layout.block_rows + r;
-                const Floats total = together == 2 ? of_row[0] + of_row[1] : of_row[0];
+                const Floats total = together == 2 ? row_totals[0] + row_totals[1] : row_totals[0];
                 if (panel.outputs - tile * SIDE >= SIDE) {
                     store(job.out, out + tile * SIDE, job.format, total);
                 } else {
@@ -166,7 +166,7 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
         for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
             const int64_t group = unit * units.groups + i;
             const int64_t byte = group * layout.group_bytes;
-            const char* of_group = (const char*)weights.words + byte % VECTOR / 4 * VECTOR;
+            const char* group_weights = (const char*)weights.words + byte % VECTOR / 4 * VECTOR;
             for (int64_t block = 0; block < blocks; block++) {
                 const char* activations = panel.scratch +
                                           layout.tile(byte / VECTOR, first_block + block, 0, 0) +
@@ -180,7 +180,8 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
                     now.biases = panel.biases + group * PANEL_TILES + tile;
                     now.totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
                     multiply<STEPS, ROWS>(activations, step,
-                                          of_group + tile * MAX_STEPS * TILE_BYTES, before, now);
+                                          group_weights + tile * MAX_STEPS * TILE_BYTES, before,
+                                          now);
                     before = &now;
                 }
             }
@@ -264,4 +265,4 @@ const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, ru
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
-#endif  // not compiled for other instruction sets
+#endif  // empty for other instruction sets

@@ -87,8 +87,8 @@ inline int words_in(const PlanesLayout& layout, int64_t vector) {
 
 // Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more streams than the
 // hardware prefetcher tracks, so an equal number of bytes of the next panel is prefetched
-// meanwhile, along a few sequential streams. The hardware recognizes those and runs ahead; a single
-// one would not suffice.
+// meanwhile, along a few sequential streams. The hardware prefetcher recognizes these and runs
+// ahead; a single stream would not suffice.
 template <typename Numbers>
 inline void unpack_rows(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                         int64_t unit, int outputs, Weights& weights) {
@@ -119,9 +119,9 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
     finish_stores();
 }
 
-// Same, for prepacked rows: each tile is a separate sequential stream. Words past the row and
-// outputs past the panel keep their old contents: the former are never multiplied, the latter never
-// stored.
+// Same, for prepacked rows: each tile is a separate sequential stream. Words past the row, which
+// are never multiplied, and outputs past the panel, which are never stored, keep their old
+// contents.
 template <typename Numbers>
 inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                              int64_t unit, int outputs, Weights& weights) {

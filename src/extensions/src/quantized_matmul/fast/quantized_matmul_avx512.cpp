@@ -1,10 +1,11 @@
 // quantized_matmul with AVX-512: exact products of integers and bfloat16 values, 64 outputs at
 // once.
 //
-// vdpbf16ps multiplies 32 pairs of bfloat16 values and adds neighbours to 16 float32 sums, one per
-// lane, in the order of the pairs, for any number of rows. Up to six rows share weights that are
-// unpacked in registers as they are multiplied; unpacking overlaps with multiplication. More rows
-// unpack the same weights again. Register layouts: quantized_matmul_avx512_panel.h.
+// vdpbf16ps multiplies 32 pairs of bfloat16 values and adds neighboring products to 16 float32
+// sums, one per lane, in the order of the pairs, for any number of rows. Up to six rows share
+// weights that are unpacked in registers as they are multiplied; unpacking overlaps with
+// multiplication. More rows unpack the same weights again. Register layouts:
+// quantized_matmul_avx512_panel.h.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512BF16__)
@@ -104,8 +105,8 @@ inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, con
     }
 }
 
-// Prepacked weights are read in place, all of them per portion of rows: totals stay in the L1
-// cache, and outputs are written a few rows at a time.
+// Prepacked weights are read in place, once per tile of rows: totals stay in the L1 cache, and
+// outputs are written a few rows at a time.
 template <int BITS, int PLANES>
 void run_in_place(const Avx512Panel& panel) {
     const InPlace weights(panel);
@@ -193,4 +194,4 @@ const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, r
 
 }  // namespace tiny_llm_ext
 
-#endif  // not compiled for other instruction sets
+#endif  // empty for other instruction sets

@@ -205,7 +205,7 @@ class InPlace {
 // of a block.
 class Transposed {
    public:
-    // `memory` has space for `vectors` vectors.
+    // memory: space for `vectors` vectors.
     explicit Transposed(void* memory) : factors_(static_cast<__m512*>(memory)) {}
     static int64_t vectors(const Avx512Layout& layout) { return 2 * layout.groups * PANELS; }
 
@@ -277,8 +277,8 @@ class Transposed {
         }
         for (int c = 0; c < PANELS; c++) {
             const int outputs = panel.outputs_of(c);
-            const uint16_t* of_lanes = in + (panel.first + c * LANES) * groups;
-            widen_columns(of_lanes, groups, outputs, groups, format, (float*)(out + c),
+            const uint16_t* lane_rows = in + (panel.first + c * LANES) * groups;
+            widen_columns(lane_rows, groups, outputs, groups, format, (float*)(out + c),
                           PANELS * LANES);
         }
     }

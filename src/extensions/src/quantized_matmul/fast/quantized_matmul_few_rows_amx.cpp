@@ -9,12 +9,12 @@
 //    per 32-bit lane; the lanes of four outputs are folded into one vector, their *quads*: lane 4q
 //    + o is output o's sum over the q-th 16 bytes.
 // 2. add: the quads of 16 outputs are transposed and summed over each group: Σ q·A, one output per
-//    lane. The remainder is float32, group by group.
+//    lane. The rest is float32 arithmetic, group by group.
 //
-// The access pattern is what matters. Rows 0–3 are read along with rows 8–11, then 4–7 with 12–15:
-// two sequential streams suit the hardware prefetcher best, and four rows of each keep their sums
-// in registers. Each line used prefetches the line one panel ahead into the L2 cache. Measured
-// bandwidth and rejected alternatives: benchmark/LOG.md.
+// The access pattern determines the speed. Rows 0–3 are read along with rows 8–11, then 4–7 with
+// 12–15: two sequential streams suit the hardware prefetcher best, and the sums of four rows of
+// each fit in registers. Each line used prefetches the line one panel ahead into the L2 cache.
+// Measured bandwidth and rejected alternatives: benchmark/LOG.md.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512VNNI__)
@@ -177,7 +177,7 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
     Floats* scales = memory;
     Floats* biases = scales + groups;
     Ints* quads = (Ints*)(biases + groups);
-    void* rows_that_exist = memory + vectors;
+    void* last_rows = memory + vectors;
     const auto multiply = [&](const char* b) {
         with_numbers(job, [&]<typename Numbers>() {
             const auto run =
@@ -191,7 +191,7 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
         int outputs = OUTPUTS;
         if (last_output - o < OUTPUTS) {  // no rows past the last output may be read
             outputs = static_cast<int>(last_output - o);
-            b = (const char*)memcpy(rows_that_exist, b, outputs * layout.row_bytes);
+            b = (const char*)memcpy(last_rows, b, outputs * layout.row_bytes);
         }
         multiply(b);
         widen_columns(job.scales + o * groups, groups, outputs, groups, job.scale_format,
@@ -221,4 +221,4 @@ const QuantizedMatmulKernel quantized_matmul_few_rows = {few_rows_scratch_bytes,
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
-#endif  // not compiled for other instruction sets
+#endif  // empty for other instruction sets

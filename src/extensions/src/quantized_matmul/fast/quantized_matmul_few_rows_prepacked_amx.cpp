@@ -72,8 +72,8 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     const int segment = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
     auto step = (const float*)(columns.activations + layout.factors);
     auto sum = (const float*)(columns.activations + layout.sums);
-    for (auto& of_row : totals) {
-        for (Floats& total : of_row) {
+    for (auto& row_totals : totals) {
+        for (Floats& total : row_totals) {
             total = Floats{};
         }
     }
@@ -85,8 +85,8 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
                             byte / VECTOR * (Numbers::PARTS * PLANES * ROWS * VECTOR) +
                             byte % VECTOR;
             const char* b = columns.b() + byte * LANES;
-            // Past the end of a column follows the next one, which is being read; then the next
-            // columns.
+            // The column after this one is already being read: past a column's end, prefetches the
+            // next group of columns.
             const char* ahead = b + AHEAD;
             if (byte * LANES + AHEAD >= column_bytes) {
                 ahead += (COLUMNS - 1) * column_bytes;
@@ -159,4 +159,4 @@ void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const vo
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 
-#endif  // elsewhere nothing is left of this file
+#endif  // empty for other instruction sets

@@ -75,7 +75,7 @@ void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const f
     // [/task 4.3.2 block]
 }
 
-// All rows of a job; weights that are not prepacked are left to the vector kernel.
+// Computes all rows of a job. Row-major weights are delegated to the vector kernel.
 template <bool fetches>
 void multiply(const QuantizedMatmulJob& job, int64_t first_output, int64_t last_output) {
     if (!job.prepacked) {  // the number of outputs is not a multiple of PACK_ROWS

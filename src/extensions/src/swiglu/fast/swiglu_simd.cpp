@@ -6,8 +6,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// round_to for values in 1 … 2, which share one spacing. float32 has that spacing near `shift`, so
-// adding `shift` discards all finer bits.
+// round_to for values in 1 … 2, which the format represents with one spacing. float32 has the same
+// spacing near `shift`, so adding `shift` discards all finer bits.
 template <Format F>
 inline Floats round_1_to_2(Floats x) {
     if (F == Format::float32) {

@@ -176,8 +176,8 @@ class DiskCache:
         if node is not None and node in checkpoints.by_node:
             self._on_checkpoint(node)
 
-    def store_rest(self) -> bool:
-        """Like `store_new`, while idle; returns whether the statistics have changed since."""
+    def store_when_idle(self) -> bool:
+        """Like `store_new`, for idle periods; returns whether the statistics have changed."""
         self.store_new()
         before, self._reported = self._reported, self.stats
         return before != self._reported

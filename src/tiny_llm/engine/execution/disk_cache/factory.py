@@ -33,8 +33,8 @@ def check_disk_cache_options(
     if directory is None:
         if max_bytes is not None:
             raise UserError(
-                f"prefix_cache_disk_bytes={short_repr(max_bytes)} requires prefix_cache_dir; give "
-                "both, or neither."
+                f"prefix_cache_disk_bytes={short_repr(max_bytes)} requires prefix_cache_dir; set "
+                "both or neither."
             )
         return
     if not isinstance(directory, str | os.PathLike):
@@ -43,12 +43,13 @@ def check_disk_cache_options(
         raise UserError(f"prefix_cache_dir must be a directory; {directory} is a file.")
     if not enable_prefix_caching:
         raise UserError(
-            "prefix_cache_dir requires enable_prefix_caching=True; leave one of them out."
+            "prefix_cache_dir requires enable_prefix_caching=True; enable it, or remove the "
+            "directory."
         )
     if tensor_parallel_size != 1:
         raise UserError(
             "prefix_cache_dir does not support tensor_parallel_size above 1, got "
-            f"{short_repr(tensor_parallel_size)}; leave one of them out."
+            f"{short_repr(tensor_parallel_size)}; remove one of them."
         )
     if max_bytes is not None:
         if isinstance(max_bytes, float) and max_bytes.is_integer():
@@ -69,14 +70,14 @@ def make_disk_cache(
     """
     if scheduler.config.window:
         raise UserError(
-            "prefix_cache_dir does not support a model whose layers all have a sliding window; "
-            "leave it out."
+            "prefix_cache_dir does not support models in which every layer has a sliding window; "
+            "remove it."
         )
     num_bytes = stored_bytes(sum(max(map(row_bytes, _rows(model))) for model in models))
     if max_bytes < num_bytes:
         raise UserError(
-            f"prefix_cache_disk_bytes must be at least {num_bytes}, a page of "
-            f"{scheduler.config.page_size} tokens or a recurrent state, got {max_bytes}."
+            f"prefix_cache_disk_bytes must be at least {num_bytes} (a page of "
+            f"{scheduler.config.page_size} tokens or a recurrent state), got {max_bytes}."
         )
     root = fingerprint(model.model for model in models)
     try:
@@ -84,7 +85,7 @@ def make_disk_cache(
         return DiskCache(store, scheduler, models, root, _page_seconds(models, scheduler.config))
     except STORE_ERRORS as error:
         log.warning(
-            "prefix cache on disk: %s cannot be used (%s); going on without", directory, error
+            "disk prefix cache: cannot use %s (%s); continuing without it", directory, error
         )
         return None
 

@@ -38,7 +38,7 @@ def fingerprint(models: Iterable[ServingModel]) -> bytes:
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     extension = Path(kernels.extension().__path__[0])
     program = [*sorted(PACKAGE.rglob("*.py")), *sorted(extension.glob("_ext.*"))]
-    for fact in (
+    for setting in (
         VERSION,
         importlib.metadata.version("mlx"),
         *(zlib.crc32(file.read_bytes()) for file in program),
@@ -46,11 +46,11 @@ def fingerprint(models: Iterable[ServingModel]) -> bytes:
         kernels.extension().instruction_set(),
         platform.machine(),
     ):
-        digest.update(f"{fact}\n".encode())
+        digest.update(f"{setting}\n".encode())
     arrays: list[mx.array] = []
     seen: dict[int, Any] = {}
     for model in models:
-        for text in _facts(model, arrays, seen):
+        for text in _describe(model, arrays, seen):
             digest.update(f"{text}\n".encode())
     mx.eval(arrays)
     with ThreadPoolExecutor() as pool:
@@ -64,8 +64,8 @@ def _checksum(values: mx.array) -> int:
     return zlib.crc32(memory)
 
 
-def _facts(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Iterator[str]:
-    """Yields descriptions of an object and, recursively, its members; collects their arrays."""
+def _describe(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Iterator[str]:
+    """Yields lines that describe an object and, recursively, its members; collects arrays."""
     if isinstance(value, SCALARS):
         yield repr(value)
         return
@@ -93,4 +93,4 @@ def _facts(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Iterator
     elif hasattr(value, "__dict__"):
         members = vars(value).items()
     for member in members:
-        yield from _facts(member, arrays, seen)
+        yield from _describe(member, arrays, seen)

@@ -2,8 +2,8 @@
 
 Checkpoints are placed where later requests are likely to diverge:
 
-    prompt end      the last page boundary; also the one before it if the last few tokens, which the
-                    chat template may render differently in the next turn, straddle the last
+    prompt end      the last page boundary; also the preceding one if the last tokens, which the
+                    chat template may render differently in the next turn, cross the last boundary
     branches        where the prompt leaves the pages of an earlier request, or the request at the
                     head of the queue leaves the prompt
     intervals       every `CHECKPOINT_INTERVAL` tokens, while slots are free
@@ -24,8 +24,8 @@ GENERATION_PROMPT_TOKENS = 16  # upper bound on trailing tokens that the next tu
 def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
     """Returns the positions of the checkpoints at the end of a prompt.
 
-    The last page boundary before the prompt's last token, which is always computed for its logits;
-    also the boundary before it, if fewer than `GENERATION_PROMPT_TOKENS` tokens follow.
+    The last page boundary before the prompt's last token, which is always computed for its logits.
+    If fewer than `GENERATION_PROMPT_TOKENS` tokens follow it, also the preceding boundary.
     """
     # [task 6.5.3 prompt-end]
     last = (num_tokens - 1) // page_size * page_size

@@ -95,17 +95,17 @@ class StateSlots:
     def begin_step(
         self, running: Iterable[EngineRequest], waiting: Collection[EngineRequest]
     ) -> None:
-        """Gives every running request a slot to write; called before admissions."""
+        """Ensures that each running request has a slot it may write; called before admissions."""
         self._num_reserved = MIN_STATE_SLOTS if waiting else 0
         self._num_drafts = 0
         for request in running if self.num_slots else ():
             slots: RequestSlots = request.state_slots
             # [task 6.5.2 elsewhere]
             if slots.next < 0 and self._allocator.ref_count(slots.current) > 1:
-                slots.next = self._slot_beside(request)
+                slots.next = self._allocate_next(request)
             # [/task 6.5.2 elsewhere]
 
-    def _slot_beside(self, request: EngineRequest) -> int:
+    def _allocate_next(self, request: EngineRequest) -> int:
         """Returns a slot other than the current one, which is a checkpoint.
 
         Returns −1 if that would evict a more valuable checkpoint: the current one is then discarded

@@ -6,7 +6,7 @@ export function setKey(value) {
   key = value.trim();
 }
 
-/** A response other than 2xx, with its status and the server's error message. */
+/** Error for a non-2xx response: its status and the server's message. */
 export class HttpError extends Error {
   constructor(status, message) {
     super(message);

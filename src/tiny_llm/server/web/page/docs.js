@@ -66,7 +66,7 @@ function prose(text) {
   return text?.split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part));
 }
 
-/** A disclosure whose content is rendered when it is opened. */
+/** Disclosure widget that renders its content only while open. */
 function Folded({ title, text, children, kind = "" }) {
   const [isOpen, setOpen] = useState(false);
   return html`<details class=${kind} onToggle=${(event) => { if (event.target === event.currentTarget) setOpen(event.currentTarget.open); }}>

@@ -147,7 +147,7 @@ const HANDLERS = {
     const shared = [...run.owners.values()].filter((ids) => ids.length > 1).length;
     const cached = event.tree.pages.filter((page) => !run.owners.has(page)).length;
     run.pages = { free: event.num_pages - held - cached, cached, used: held, shared };
-    // Requests that ended before this viewer connected.
+    // Remove requests that ended before this viewer connected.
     const known = new Set(event.requests.map((given) => given.request_id));
     for (const one of run.requests.values()) {
       if (!known.has(one.id) && one.endedAt === null) run.requests.delete(one.id);

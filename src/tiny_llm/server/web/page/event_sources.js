@@ -76,7 +76,7 @@ export function parseRecording(text) {
     }
   }
   if (recording?.schema !== "tiny-llm-run" || !Array.isArray(recording.events)) {
-    throw new Error("This is not a recording of tiny-llm; create one with `serve --record FILE`.");
+    throw new Error("This is not a tiny-llm recording; create one with `serve --record FILE`.");
   }
   if (recording.version !== 1) {
     throw new Error(`Unsupported recording version ${recording.version}; expected 1.`);

@@ -40,7 +40,7 @@ export function summary(run, gauges) {
   const sentences = [`${count(running, "request")} running, ${waiting} waiting.`];
   const first = median(run.ttftSamples.map((one) => one.seconds));
   const gap = median(run.itlSamples.map((one) => one.seconds));
-  if (first !== null) sentences.push(`Median time to first token over two minutes: ${time(first)}.`);
+  if (first !== null) sentences.push(`Median time to first token over the last two minutes: ${time(first)}.`);
   if (gap !== null) sentences.push(`Median inter-token latency: ${time(gap)}.`);
   const prompt = gauges ? gauges.prompt_tokens : totals.prompt;
   const cached = gauges ? gauges.cached_tokens : totals.cached;

@@ -2,7 +2,7 @@
 // (common/metal_device.cpp, src/<op>/<op>_metal.cpp) compile against it unchanged, and their
 // dispatches are recorded for an emulator of Metal kernels.
 //
-// Names, arguments and behaviour are those of MLX 0.32's mlx/backend/metal/device.h. Additions are
+// Names, arguments and behavior are those of MLX 0.32's mlx/backend/metal/device.h. Additions are
 // at the end of each class.
 #pragma once
 
@@ -93,14 +93,14 @@ class CommandEncoder {
         command_.bytes.push_back({index, {first, first + n * sizeof(T)}});
     }
 
-    // Additions to MLX's interface. Evaluation of an operation, from its first command to its last;
-    // the commands run at its end, or with `is_deferred` on a call to `run`. Throws
-    // std::runtime_error for errors on a real GPU: memory freed before the commands have run, or
+    // Additions to MLX's interface. begin and end enclose the evaluation of an operation. Its
+    // commands run in `end` or, with `is_deferred`, in `run`. They throw std::runtime_error for
+    // errors that would occur on a real GPU: memory freed before the commands have run, or
     // overwritten while other commands still read it.
     void begin(const std::string& operation, const std::vector<array>& inputs);
     void end(const std::vector<array>& inputs, const std::vector<array>& outputs);
     void run();
-    void forget();  // discards the recording, after an error
+    void forget();  // discards all recorded commands, after an error
 
     bool is_deferred = false;
     size_t delay = 0;  // number of later operations for which an operation stays in flight
@@ -108,7 +108,7 @@ class CommandEncoder {
    private:
     using Data = std::shared_ptr<array::Data>;
 
-    // Memory read by commands in flight, and the operations they belong to.
+    // Memory that commands in flight read, and the number of their operations.
     struct Kept {
         Data data;
         int operations = 0;
