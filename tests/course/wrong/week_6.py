@@ -13,7 +13,9 @@ WRONG = [
     Wrong(
         "6.1.1 choose",
         "softmax over the chosen experts only",
-        "mx.take_along_axis(mx.softmax(scores, axis=-1, precise=True), experts, axis=-1)",
+        "mx.take_along_axis(\n"
+        "        mx.softmax(scores, axis=-1, precise=True), experts, axis=-1\n"
+        "    )",
         "mx.softmax(mx.take_along_axis(scores, experts, axis=-1), axis=-1, precise=True)",
     ),
     Wrong(
@@ -116,14 +118,14 @@ WRONG = [
     Wrong(
         "6.2.3 two-sums",
         "the attention output is not all-reduced",
-        "feed_forward(x, all_reduce(part, self._group))",
-        "feed_forward(x, part)",
+        "feed_forward(x, all_reduce(partial_sum, self._group))",
+        "feed_forward(x, partial_sum)",
     ),
     Wrong(
         "6.2.3 two-sums",
         "the MLP output is not all-reduced",
-        "return x, all_reduce(part, self._group)",
-        "return x, part",
+        "return x, all_reduce(partial_sum, self._group)",
+        "return x, partial_sum",
     ),
     Wrong("6.2.4 table", "rows of other ranks' tokens are not zeroed", "is_own[..., None]", "True"),
     Wrong("6.2.4 table", "ids are not shifted to the rank's range", "- self._tokens.start", ""),

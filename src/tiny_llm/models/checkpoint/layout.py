@@ -79,7 +79,7 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         names = sorted(file.name for file in folder.glob("model*.safetensors"))
     if not names:
-        raise ModelError(f"{folder} has no model*.safetensors file; it is not a model folder")
+        raise ModelError(f"{folder} has no model*.safetensors file; it is not a model folder.")
     return [resolve_file(folder, name) for name in names]
 
 

@@ -135,7 +135,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         ModelError: the file is missing or is not a JSON object; see also `read_limited`.
     """
     if not (folder / name).exists():
-        raise ModelError(f"{folder} has no {name}; it is not a model folder")
+        raise ModelError(f"{folder} has no {name}; it is not a model folder.")
     try:
         content = parse_json(read_limited(folder, name, MAX_JSON_BYTES))
     except ValueError as error:
