@@ -28,7 +28,7 @@ def test_tasks_and_marked_code_correspond():
     assert set(TASKS) - NOT_YET == HAVE_CODE, "markers in src/ and the table in tasks.py differ"
 
 
-def tests_defined_in(file: str) -> list[str]:
+def defined_tests(file: str) -> list[str]:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [name for name in functions if name.startswith("test_")]
@@ -39,7 +39,7 @@ DAYS_WITH_TESTS = [day for day in DAYS if (ROOT / day.test_file).exists()]
 
 @pytest.mark.parametrize("day", DAYS_WITH_TESTS, ids=lambda day: day.id)
 def test_tasks_and_tests_correspond(day):
-    tested = {task_of_test(f"{day.test_file}::{name}") for name in tests_defined_in(day.test_file)}
+    tested = {task_of_test(f"{day.test_file}::{name}") for name in defined_tests(day.test_file)}
     tasks = {task.id for task in day.tasks}
     assert tasks - NOT_YET <= tested <= tasks, f"{day.test_file} and the table in tasks.py differ"
 
