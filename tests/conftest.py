@@ -11,9 +11,9 @@ import pytest
 
 from tests import hermetic, quick
 
-if sys.flags.optimize:  # otherwise helpers' asserts would be ignored
+if sys.flags.optimize:  # -O would strip asserts in helper modules
     pytest.register_assert_rewrite("tests.support", "tests.engine", "tests.models", "tests.server")
-hermetic.reset_process()  # before imports that read the environment
+hermetic.reset_process()  # before importing modules that read the environment
 
 import mlx.core as mx
 
@@ -22,62 +22,64 @@ from tiny_llm import kernels
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --exhaustive, for runs of many minutes."""
+    """Adds `--exhaustive` and `--shares`."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
-        help="all wrong solutions; random tests try everything: 20,000 requests, 1,000 schemas",
+        help="run every wrong solution and full-size random tests: 20,000 requests, 1,000 schemas",
     )
     parser.addoption(
         "--shares",
         type=int,
         default=1,
         metavar="N",
-        help="one of N shares of the cases marked thorough or other_isa, the next at each commit",
+        help="run 1 of N shares of the thorough and other_isa cases, rotating each commit",
     )
 
 
 def pytest_sessionstart() -> None:
-    """Clears the terminal's variables; pytest has already read them for its own output."""
+    """Clears terminal environment variables, which pytest itself has already read."""
     hermetic.reset_display()
 
 
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
-    """Whether --exhaustive is set: random tests run in full instead of a sample."""
+    """Whether `--exhaustive` is set: random tests run at full size."""
     return request.config.getoption("--exhaustive")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+@pytest.hookimpl(tryfirst=True)  # before `-m` selection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects exhaustive tests and other shares; marks thorough ones; long files first."""
+    """Deselects exhaustive tests and other shares, marks thorough cases, sorts files."""
     if not config.getoption("--exhaustive"):
-        kept, left_out = [], []
+        kept, deselected = [], []
         for item in items:
-            (left_out if item.get_closest_marker("exhaustive") else kept).append(item)
-        config.hook.pytest_deselected(items=left_out)
+            (deselected if item.get_closest_marker("exhaustive") else kept).append(item)
+        config.hook.pytest_deselected(items=deselected)
         items[:] = kept
     quick.mark_thorough(items)
     if (shares := config.getoption("--shares")) > 1:
         commit = quick.commit_number()
-        kept, left_out = [], []
+        kept, deselected = [], []
         for item in items:
             marks = {mark.name for mark in item.iter_markers()}
-            (kept if quick.in_share(item.nodeid, marks, shares, commit) else left_out).append(item)
-        config.hook.pytest_deselected(items=left_out)
+            (kept if quick.in_share(item.nodeid, marks, shares, commit) else deselected).append(
+                item
+            )
+        config.hook.pytest_deselected(items=deselected)
         items[:] = kept
     quick.longest_first(items)
 
 
-# Tests in these folders run on the CPU, on a Mac too: they assert bitwise batch invariance, which
-# the GPU does not guarantee (see src/extensions/README.md). `either_device` runs a test on both.
-ABOUT_THE_CPU = ("agent", "benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
+# Tests in these folders run on the CPU, even on a Mac: they assert bitwise batch invariance, which
+# the GPU does not guarantee (see src/extensions/README.md). `either_device` overrides this.
+CPU_FOLDERS = ("agent", "benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _device_of_folder(request: pytest.FixtureRequest) -> Iterator[None]:
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    with use_device("cpu") if folder in ABOUT_THE_CPU else nullcontext():
+    with use_device("cpu") if folder in CPU_FOLDERS else nullcontext():
         yield
 
 
@@ -109,7 +111,7 @@ def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def on_cpu() -> Iterator[None]:
-    """Runs the test on the CPU: for CPU kernels, or for bitwise guarantees."""
+    """Runs the test on the CPU: for CPU kernels and bitwise guarantees."""
     with use_device("cpu"):
         yield
 
@@ -120,10 +122,10 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     return request.param
 
 
-# In a learner's tree the operations run the learner's plain C++ kernels: see tools/course.
+# In a learner's tree, operations run the learner's portable C++ kernels: see tools/course.
 IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
 
-# Commands use a learner's tree if it exists; tests of the solution must not.
+# Commands prefer an existing learner's tree; tests of the solution must not use it.
 if not IS_LEARNERS_TREE:
     os.environ["TINY_LLM_MINE"] = "/there-is-no-learners-tree"
 
@@ -132,8 +134,8 @@ if not IS_LEARNERS_TREE:
 def pytest_runtest_call() -> Generator[None, None, None]:
     """Fails a test that reaches an unimplemented part of a learner's kernel.
 
-    The kernel throws on the stream's thread, and only the next operation would raise the error.
-    This test may not have one.
+    The kernel throws on the stream's thread, so only the next operation would raise the error, and
+    the test may not run another.
     """
     try:
         return (yield)
@@ -149,7 +151,7 @@ INSTRUCTION_SETS = (
 )
 
 
-# A quick run takes plain C++ and this machine's best instruction set.
+# A quick run uses portable C++ and this machine's best instruction set.
 @pytest.fixture(
     params=[
         name
@@ -171,14 +173,14 @@ def instruction_set(
 
 @pytest.fixture(autouse=True)
 def _fail_on_gpu_faults() -> Iterator[None]:
-    """Fails tests with faults of the emulated GPU, even caught ones (TINY_LLM_EMULATED_METAL=1)."""
+    """Fails tests with emulated GPU faults, even caught ones (TINY_LLM_EMULATED_METAL=1)."""
     yield
     assert not kernels.report_emulator_faults(), "the emulated GPU reported faults; see stderr"
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Seeds every test, so random numbers do not depend on other tests."""
+    """Reseeds before every test, so results do not depend on test order."""
     mx.random.seed(20_251_121)
 
 

@@ -1,11 +1,11 @@
-"""Selects the cases of a quick run (`pdm run test` without --all).
+"""Case selection of quick runs (`pdm run test` without `--all`).
 
 Many tests are parametrized over a product of shapes, dtypes, masks and instruction sets. A quick
 run covers each value of each parameter at least once, but not every combination. The other cases
 are marked `thorough` and run with `pdm run test --all` or when their file is named.
 
-Instruction sets between plain C++ and this machine's best have a separate mark, `other_isa`: the
-sanitizers run few cases, but on all instruction sets.
+Instruction sets between portable C++ and this machine's best have a separate mark, `other_isa`:
+sanitizer runs use few cases, but all instruction sets.
 """
 
 import subprocess
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-# Parameters whose every value runs a full covering subset of the others.
+# Every value of these parameters runs its own covering subset of the other parameters.
 REPEATED = ("instruction_set",)
 
-# Started first: a long file at the end would leave the other workers idle.
+# Longest first: a long file started last would leave the other workers idle.
 LONGEST_FIRST = (
     "tests/course/test_days.py",
     "tests/course/test_wrong_solutions.py",
@@ -38,7 +38,7 @@ LONGEST_FIRST = (
 
 
 def mark_thorough(items: Sequence[pytest.Item]) -> None:
-    """Marks the cases omitted from a quick run."""
+    """Marks the cases that a quick run omits."""
     functions: dict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if getattr(item, "callspec", None) is not None:
@@ -63,25 +63,25 @@ def is_recompiled(item: pytest.Item) -> bool:
 def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
     """Hashable parameter values of a case.
 
-    The arguments of one `parametrize` count as one value. Values are compared by identity, because
-    all cases of a function share them.
+    The arguments of one `parametrize` count as one value. Values are compared by identity, since
+    all cases of a function share the same objects.
     """
     params = item.callspec.params
-    together = {name: name for name in params}
+    group = {name: name for name in params}
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0]
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
-        together |= dict.fromkeys(names, names[0])
+        group |= dict.fromkeys(names, names[0])
     values = defaultdict(list)
     for name, value in params.items():
-        values[together[name]].append(id(value))
+        values[group[name]].append(id(value))
     return frozenset((name, *value) for name, value in values.items())
 
 
 def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
-    """Indices of few cases that together cover every value of every parameter.
+    """Indices of a small subset that covers every value of every parameter.
 
-    Greedy: each next case has the most uncovered values; ties go to the least used values.
+    Greedy: each step adds the case with the most uncovered values; ties go to the rarest values.
 
     Args:
         cases: parameter values of each case.
@@ -104,9 +104,9 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 
 
 def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
-    """Whether a commit's share of the combinations includes a case.
+    """Whether a commit's share includes a case.
 
-    Only cases marked `thorough` or `other_isa` are shared out; all others are in every share.
+    Only cases marked `thorough` or `other_isa` are divided into shares; all others always run.
     """
     if not marks & {"thorough", "other_isa"}:
         return True
@@ -124,10 +124,10 @@ def commit_number() -> int:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sorts files by duration, longest first; the order within a file is kept."""
+    """Sorts files by duration, longest first; keeps the order within a file."""
 
-    def place(item: pytest.Item) -> int:
+    def rank(item: pytest.Item) -> int:
         matches = (n for n, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
         return next(matches, len(LONGEST_FIRST))
 
-    items.sort(key=place)
+    items.sort(key=rank)

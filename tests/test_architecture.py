@@ -93,7 +93,7 @@ def test_array_free_modules_exist(modules):
 )
 def test_broken_rules_are_reported(tmp_path, modules, name, statement, sentence):
     folder = tmp_path / "package"
-    for known in modules:  # empty files of the same names, for resolving `from .a import b`
+    for known in modules:  # empty modules, to resolve `from .a import b`
         is_folder = any(other.startswith(f"{known}.") for other in modules) or not known
         path = folder / known.replace(".", "/")
         file = path / "__init__.py" if is_folder else path.with_suffix(".py")
@@ -147,14 +147,14 @@ def test_diagram_shows_every_component_once():
 
 
 def test_public_names_exist_and_are_documented():
-    # The linter's order: capitals first.
+    # The linter's order: constants first.
     assert tiny_llm.__all__ == sorted(tiny_llm.__all__, key=lambda name: (not name.isupper(), name))
     for name in tiny_llm.__all__:
         assert getattr(tiny_llm, name).__doc__, f"{name} has no docstring"
 
 
-def tree_of_the_page() -> dict[str, str]:
-    """Paths of ARCHITECTURE.md's tree and their lines, parsed by indentation."""
+def documented_tree() -> dict[str, str]:
+    """Paths in ARCHITECTURE.md's tree and their lines, parsed by indentation."""
     block = re.search(
         r"```text\n(tiny-llm/.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL
     )
@@ -170,8 +170,8 @@ def tree_of_the_page() -> dict[str, str]:
 
 
 def test_tree_lists_only_existing_files():
-    for path, line in tree_of_the_page().items():
-        assert (ROOT / path).exists(), f"ARCHITECTURE.md's tree has {line!r}, the folder does not"
+    for path, line in documented_tree().items():
+        assert (ROOT / path).exists(), f"ARCHITECTURE.md's tree lists {line!r}, not found"
 
 
 def test_outdated_tree_is_reported(monkeypatch):
@@ -210,7 +210,7 @@ def test_readme_scripts_exist():
         assert re.search(rf"^{script} = ", pyproject, re.MULTILINE), f"no script {script}"
 
 
-def test_files_named_by_the_page_exist():
+def test_files_in_architecture_page_exist():
     prose = re.sub(r"```text\n.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
     for path in set(re.findall(r"`([\w./]+/?(?:\.py|/))`", prose)):
         places = (ROOT, PACKAGE, PACKAGE.parent / "extensions" / "src")

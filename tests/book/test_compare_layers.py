@@ -1,4 +1,4 @@
-"""Layer comparison: reports the first module whose output differs."""
+"""Layer comparison: reports the first module with different output."""
 
 import mlx.core as mx
 import pytest

@@ -1,8 +1,8 @@
-"""Malformed checkpoints: the corruption, and the words that each error must contain.
+"""Malformed checkpoints: the corruption, and words that the error must contain.
 
-`use` selects how far the folder is used: `load_weights`, `load` and `dummy` (random weights) load
+`use` selects what is done with the folder: `load_weights`, `load` and `dummy` (random weights) load
 it; `chat` and `text` also generate, for errors that occur only then; `serve` reads its defaults. A
-quick run takes `is_quick` rows and every 20th other.
+quick run takes `is_quick` rows and every 20th of the others.
 """
 
 import math
@@ -52,8 +52,8 @@ NOT_SAFETENSORS = "is not a valid safetensors file"
 CODE_ROWS = [
     case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code", quick=1),
     case("model_file for mlx_lm", combine(CODE, config(model_file="evil.py")), "code", use="load"),
-    case("model_file outside", config(model_file="../../evil.py"), "model_file", "code"),
-    case("model_file of a wrong kind", config(model_file=["evil.py"]), "model_file", "code"),
+    case("model_file outside the folder", config(model_file="../../evil.py"), "model_file", "code"),
+    case("model_file of a wrong type", config(model_file=["evil.py"]), "model_file", "code"),
     case(
         "auto_map",
         combine(CODE, config(auto_map={"AutoModelForCausalLM": "evil.Model"})),
@@ -65,7 +65,7 @@ CODE_ROWS = [
         "auto_map for mlx_lm", combine(CODE, config(auto_map={"A": "evil.A"})), "code", use="load"
     ),
     case("auto_map of another repository", config(auto_map={"A": "a/b--evil.A"}), "auto_map"),
-    case("auto_map of a wrong kind", config(auto_map="evil.Model"), "auto_map"),
+    case("auto_map of a wrong type", config(auto_map="evil.Model"), "auto_map"),
     case(
         "auto_map of the tokenizer",
         combine(CODE, settings(auto_map={"AutoTokenizer": ["evil.T", None]})),
@@ -131,10 +131,10 @@ MISSING_ROWS = [
     case("no config", without(CONFIG), "has no config.json"),
     case("no weights", without(WEIGHTS, INDEX), "has no model*.safetensors"),
     case("no tokenizer", without(TOKENIZER), "has no tokenizer.json"),
-    case("nothing", without(CONFIG, WEIGHTS, TOKENIZER), "has no config.json"),
-    case("a shard that is missing", renamed("model-2.safetensors"), "lacks model-2.safetensors"),
+    case("empty folder", without(CONFIG, WEIGHTS, TOKENIZER), "has no config.json"),
+    case("missing shard", renamed("model-2.safetensors"), "lacks model-2.safetensors"),
     case(
-        "many shards that are missing",
+        "many missing shards",
         index({f"t{n}": f"model-{n}.safetensors" for n in range(5000)}),
         "lacks",
         "4996 more",
@@ -143,14 +143,14 @@ MISSING_ROWS = [
 
 JSON_ROWS = [
     *(
-        case(f"{name} that is {what}", file(name, content), name.partition(".")[0])
+        case(f"{name} is {what}", file(name, content), name.partition(".")[0])
         for name in (CONFIG, INDEX, SETTINGS, "generation_config.json")
         for what, content in {
             "empty": "",
             "a list": "[]",
-            "cut": '{"a": ',
+            "truncated": '{"a": ',
             "not UTF-8": b'{"a": "\xff"}',
-            "deep": DEEP_OBJECT,
+            "deeply nested": DEEP_OBJECT,
         }.items()
     ),
     case("config of null", file(CONFIG, "null"), "JSON object"),
@@ -159,30 +159,30 @@ JSON_ROWS = [
     case("config with a field twice", file(CONFIG, '{"a": 1, "a": 2}'), "twice"),
     case("config with a number of 5000 digits", file(CONFIG, f'{{"a": {"9" * 5000}}}'), "digits"),
     case("config of 3 GB", huge(CONFIG, 3 * 2**30, b"{}"), "bytes", quick=1),
-    case("config of small lists", file(CONFIG, f"[{'[],' * 1_600_000}0]"), "JSON object"),
+    case("config of many small lists", file(CONFIG, f"[{'[],' * 1_600_000}0]"), "JSON object"),
     case("index of 3 GB", huge(INDEX, 3 * 2**30), "bytes"),
     case("template of 3 GB", huge("chat_template.jinja", 3 * 2**30), "bytes"),
-    case("template that is not UTF-8", file("chat_template.jinja", b"\xff\xfe"), "UTF-8"),
+    case("template is not UTF-8", file("chat_template.jinja", b"\xff\xfe"), "UTF-8"),
     case("settings of 3 GB", huge(SETTINGS, 3 * 2**30, b"{}"), "bytes"),
 ]
 
 INDEX_ROWS = [
     case("index without a map", file(INDEX, "{}"), "weight_map"),
-    case("index with a list", index([]), "weight_map"),
-    case("index with null", index(), "weight_map"),
-    case("index with a text", index("model.safetensors"), "weight_map"),
-    case("index with numbers for files", index({"a": 1}), "weight_map"),
-    case("index with lists for files", index({"a": ["b"]}), "weight_map", quick=1),
-    case("index with null for a file", index({"a": None}), "weight_map"),
-    case("index of nothing", index({}), "has no model*.safetensors"),
+    case("index map is a list", index([]), "weight_map"),
+    case("index map is null", index(), "weight_map"),
+    case("index map is a string", index("model.safetensors"), "weight_map"),
+    case("index with numeric file names", index({"a": 1}), "weight_map"),
+    case("index with lists as file names", index({"a": ["b"]}), "weight_map", quick=1),
+    case("index with a null file name", index({"a": None}), "weight_map"),
+    case("empty index map", index({}), "has no model*.safetensors"),
 ]
 
 CONFIG_ROWS = [
-    case("no type", config(model_type=...), "type"),
-    case("a type of a wrong kind", config(model_type=["qwen3"]), "type", quick=1),
-    case("a type that is a number", config(model_type=3), "type"),
-    case("a type that is not known", config(model_type="gpt5"), "gpt5"),
-    case("a long type", config(model_type=LONG), "type"),
+    case("missing model_type", config(model_type=...), "type"),
+    case("model_type is a list", config(model_type=["qwen3"]), "type", quick=1),
+    case("model_type is a number", config(model_type=3), "type"),
+    case("unknown model_type", config(model_type="gpt5"), "gpt5"),
+    case("long model_type", config(model_type=LONG), "type"),
     *(
         case(f"{name} {value!r:.40}", config(**{name: value}), name)
         for name, value in (
@@ -237,23 +237,21 @@ CONFIG_ROWS = [
             ("quantization_config", "4bit"),
         )
     ),
-    case(
-        "RoPE of a kind that is not known", config(rope_scaling={"type": "new"}), "new", use="text"
-    ),
-    case("RoPE of no kind", config(rope_scaling={"type": [1]}), "rope_scaling", use="text"),
-    case("another width", config(hidden_size=128), "64"),
-    case("another depth", config(num_hidden_layers=3), "model.layers.2"),
-    case("less depth", config(num_hidden_layers=1), "model.layers.1"),
-    case("another vocabulary", config(vocab_size=4201), "embed_tokens"),
-    case("a head that is not there", config(tie_word_embeddings=False), "lm_head"),
-    case("heads that do not share", config(num_attention_heads=3), "q_proj"),
-    case("mode that is not known", quantization(mode="q5_k"), "q5_k", "mode", quick=1),
-    case("mode of a wrong kind", quantization(mode=["affine"]), "mode"),
-    case("mode of a number", quantization(mode=4), "mode"),
+    case("unknown RoPE type", config(rope_scaling={"type": "new"}), "new", use="text"),
+    case("RoPE type is a list", config(rope_scaling={"type": [1]}), "rope_scaling", use="text"),
+    case("hidden_size mismatch", config(hidden_size=128), "64"),
+    case("too many layers", config(num_hidden_layers=3), "model.layers.2"),
+    case("too few layers", config(num_hidden_layers=1), "model.layers.1"),
+    case("vocab_size mismatch", config(vocab_size=4201), "embed_tokens"),
+    case("missing LM head", config(tie_word_embeddings=False), "lm_head"),
+    case("indivisible query heads", config(num_attention_heads=3), "q_proj"),
+    case("unknown mode", quantization(mode="q5_k"), "q5_k", "mode", quick=1),
+    case("mode is a list", quantization(mode=["affine"]), "mode"),
+    case("mode is a number", quantization(mode=4), "mode"),
     case("mode of one layer", quantization(**{UP: {"mode": "new", "bits": 4}}), "new", UP),
     case("bits 0", quantization(bits=0), "bits"),
-    case("bits that are a text", quantization(bits="4"), "bits"),
-    case("bits of a wrong kind", quantization(bits=[4]), "bits"),
+    case("bits is a string", quantization(bits="4"), "bits"),
+    case("bits is a list", quantization(bits=[4]), "bits"),
     case("bits 7", quantization(bits=7), "bits"),
     case("groups of 0", quantization(group_size=0), "group_size"),
     case("groups of 64.5", quantization(group_size=64.5), "group_size"),
@@ -263,7 +261,7 @@ CONFIG_ROWS = [
 ]
 
 HEADER_ROWS = [
-    case("weights of no bytes", cut_to(0), NOT_SAFETENSORS),
+    case("empty weights file", cut_to(0), NOT_SAFETENSORS),
     case("weights of 7 bytes", cut_to(7), NOT_SAFETENSORS),
     case("weights cut in the header", cut_to(100), "header is truncated"),
     case("weights cut by a byte", cut_to(-1), "truncated"),
@@ -292,25 +290,25 @@ HEADER_ROWS = [
     case("entry without dtype", entry(NORM, dtype=...), NORM, "dtype"),
     case("entry without shape", entry(NORM, shape=...), NORM, "shape"),
     case("entry without offsets", entry(NORM, data_offsets=...), NORM, "data_offsets"),
-    case("entry with more", entry(NORM, code="evil"), NORM),
-    case("dtype of null", entry(NORM, dtype=None), "dtype"),
-    case("dtype of a list", entry(NORM, dtype=["BF16"]), "dtype"),
-    case("dtype that is not known", entry(NORM, dtype="F12"), "F12"),
-    case("shape of a text", entry(NORM, shape="64"), "shape"),
-    case("shape of texts", entry(NORM, shape=["64"]), "shape"),
-    case("shape of null", entry(NORM, shape=None), "shape"),
-    case("shape below 0", entry(NORM, shape=[-1, -64]), "shape"),
-    case("shape of a fraction", entry(NORM, shape=[64.0]), "shape"),
-    case("shape of 1000 sizes", entry(NORM, shape=[1] * 1000), "shape"),
-    case("shape beyond 2**64", entry(NORM, shape=[2**63, 2**63]), NORM, "bytes"),
-    case("shape of too many", entry(NORM, shape=[65]), NORM, "bytes"),
-    case("shape of none", entry(NORM, shape=[0]), NORM, "bytes"),
-    case("offsets of a number", entry(NORM, data_offsets=4), "data_offsets"),
-    case("offsets of one", entry(NORM, data_offsets=[0]), "data_offsets"),
-    case("offsets of three", entry(NORM, data_offsets=[0, 1, 2]), "data_offsets"),
-    case("offsets of texts", entry(NORM, data_offsets=["0", "128"]), "data_offsets"),
-    case("offsets below 0", entry(NORM, data_offsets=[-128, 0]), "data_offsets"),
-    case("offsets the wrong way", entry(NORM, data_offsets=[128, 0]), NORM),
+    case("entry with an extra field", entry(NORM, code="evil"), NORM),
+    case("dtype is null", entry(NORM, dtype=None), "dtype"),
+    case("dtype is a list", entry(NORM, dtype=["BF16"]), "dtype"),
+    case("unknown dtype", entry(NORM, dtype="F12"), "F12"),
+    case("shape is a string", entry(NORM, shape="64"), "shape"),
+    case("shape of strings", entry(NORM, shape=["64"]), "shape"),
+    case("shape is null", entry(NORM, shape=None), "shape"),
+    case("negative shape", entry(NORM, shape=[-1, -64]), "shape"),
+    case("fractional shape", entry(NORM, shape=[64.0]), "shape"),
+    case("shape with 1000 dimensions", entry(NORM, shape=[1] * 1000), "shape"),
+    case("shape product beyond 2**64", entry(NORM, shape=[2**63, 2**63]), NORM, "bytes"),
+    case("shape larger than the data", entry(NORM, shape=[65]), NORM, "bytes"),
+    case("shape with size 0", entry(NORM, shape=[0]), NORM, "bytes"),
+    case("offsets is a number", entry(NORM, data_offsets=4), "data_offsets"),
+    case("a single offset", entry(NORM, data_offsets=[0]), "data_offsets"),
+    case("three offsets", entry(NORM, data_offsets=[0, 1, 2]), "data_offsets"),
+    case("offsets are strings", entry(NORM, data_offsets=["0", "128"]), "data_offsets"),
+    case("negative offsets", entry(NORM, data_offsets=[-128, 0]), "data_offsets"),
+    case("descending offsets", entry(NORM, data_offsets=[128, 0]), NORM),
     case("offsets beyond the end", entry(NORM, data_offsets=[10**9, 10**9 + 128]), "gap"),
     case("offsets beyond 2**64", entry(NORM, data_offsets=[2**70, 2**70 + 128]), "gap"),
     case("tensors that overlap", entry(FIRST_NORM, data_offsets=[0, 128]), "overlaps", quick=1),
@@ -324,8 +322,15 @@ TENSOR_ROWS = [
     case("weight of int32", entry(UP_WEIGHT, dtype="I32"), UP_WEIGHT, "I32", quick=1),
     case("weight of float32", entry(UP_WEIGHT, dtype="F32"), UP_WEIGHT, "F32", "U32"),
     case("scales of int16", entry(UP_SCALES, dtype="I16"), UP_SCALES, "I16"),
-    case("biases unlike scales", entry(UP_BIASES, dtype="F16"), UP_BIASES, "F16", "BF16", quick=1),
-    case("scales unlike biases", entry(UP_SCALES, dtype="F16"), UP, "F16", "BF16"),
+    case(
+        "biases in another dtype than scales",
+        entry(UP_BIASES, dtype="F16"),
+        UP_BIASES,
+        "F16",
+        "BF16",
+        quick=1,
+    ),
+    case("scales in another dtype than biases", entry(UP_SCALES, dtype="F16"), UP, "F16", "BF16"),
     case("norm of int16", entry(NORM, dtype="I16"), NORM, "I16"),
     case("norm of int32", tensors(**{NORM: FLOATS_OF_64.astype(mx.int32)}), NORM, "I32"),
     case("plain weights of int32", combine(plain, entry(NORM, dtype="U16")), NORM, "U16"),
@@ -337,7 +342,7 @@ TENSOR_ROWS = [
     case("no weight", tensors(**{UP_WEIGHT: None}), UP_WEIGHT),
     case("no norm", tensors(**{NORM: None}), NORM),
     case(
-        "no tensor at all",
+        "no tensors",
         combine(without(INDEX), file(WEIGHTS, b"\x02" + 7 * b"\0" + b"{}")),
         "is missing from the checkpoint",
     ),
@@ -356,7 +361,7 @@ TENSOR_ROWS = [
     case("norm with NaN", with_number(NORM, math.nan), NORM, "NaN"),
     case("norm with -infinity", with_number(NORM, -math.inf), NORM, "infinite"),
     case(
-        "table with NaN",
+        "embedding with NaN",
         with_number("model.embed_tokens.scales", math.nan),
         "model.embed_tokens.scales",
         "NaN",
@@ -374,52 +379,56 @@ TENSOR_ROWS = [
     case("NaN for mlx_lm", with_number(NORM, math.nan), NORM, "NaN", use="load"),
 ]
 
-# Catastrophic backtracking in both. For the second, the library reports an error.
+# Catastrophic backtracking in both; for the second, the library reports an error.
 ENDLESS = "a*a*a*a*[^a!]"
 TOKENIZER_ROWS = [
-    case("tokenizer of nothing", file(TOKENIZER, ""), TOKENIZER),
-    case("tokenizer of a list", file(TOKENIZER, "[]"), TOKENIZER),
-    case("tokenizer of an empty object", file(TOKENIZER, "{}"), TOKENIZER),
-    case("tokenizer that is cut", file(TOKENIZER, '{"version": "1.0", "mo'), TOKENIZER),
-    case("tokenizer that is not UTF-8", file(TOKENIZER, b'{"a": "\xff"}'), TOKENIZER),
-    case("tokenizer of lists in lists", file(TOKENIZER, DEEP), TOKENIZER),
+    case("empty tokenizer file", file(TOKENIZER, ""), TOKENIZER),
+    case("tokenizer is a list", file(TOKENIZER, "[]"), TOKENIZER),
+    case("tokenizer is an empty object", file(TOKENIZER, "{}"), TOKENIZER),
+    case("truncated tokenizer", file(TOKENIZER, '{"version": "1.0", "mo'), TOKENIZER),
+    case("tokenizer is not UTF-8", file(TOKENIZER, b'{"a": "\xff"}'), TOKENIZER),
+    case("tokenizer of nested lists", file(TOKENIZER, DEEP), TOKENIZER),
     case("tokenizer of 3 GB", huge(TOKENIZER, 3 * 2**30), "bytes", quick=1),
     case("tokenizer without a model", tokenizer(model=...), TOKENIZER),
-    case("tokenizer with a model of null", tokenizer(model=None), TOKENIZER),
-    case("tokenizer of a kind that is not known", tokenizer(model={"type": "New"}), TOKENIZER),
-    case("tokenizer with tokens of a wrong kind", tokenizer(added_tokens=[7]), TOKENIZER),
+    case("tokenizer model is null", tokenizer(model=None), TOKENIZER),
+    case("unknown tokenizer model type", tokenizer(model={"type": "New"}), TOKENIZER),
+    case("tokenizer with numbers as added tokens", tokenizer(added_tokens=[7]), TOKENIZER),
     case(
-        "tokenizer with a token without id", tokenizer(added_tokens=[{"content": "a"}]), TOKENIZER
+        "tokenizer with an added token without id",
+        tokenizer(added_tokens=[{"content": "a"}]),
+        TOKENIZER,
     ),
-    case("an expression that does not end", split_on(ENDLESS), "expression", use="text"),
-    case("an expression that panics", split_on("(a|aa)+$"), "expression", use="text", quick=1),
-    case("an expression that is none", split_on("("), TOKENIZER),
-    case("an expression of 1 MB", split_on("(?:a|" * 200_000 + ")" * 200_000), TOKENIZER),
-    case("settings with a list of a token", settings(eos_token=["a"]), SETTINGS, "eos_token"),
-    case("settings with a number for a token", settings(eos_token=7), SETTINGS, "eos_token"),
-    case("settings with a token of no content", settings(pad_token={"a": 1}), "pad_token"),
-    case("settings with tokens of a wrong kind", settings(added_tokens_decoder=[1]), SETTINGS),
+    case("regex that does not terminate", split_on(ENDLESS), "expression", use="text"),
+    case("regex that panics", split_on("(a|aa)+$"), "expression", use="text", quick=1),
+    case("invalid regex", split_on("("), TOKENIZER),
+    case("regex of 1 MB", split_on("(?:a|" * 200_000 + ")" * 200_000), TOKENIZER),
+    case("settings with a list as end token", settings(eos_token=["a"]), SETTINGS, "eos_token"),
+    case("settings with a number as end token", settings(eos_token=7), SETTINGS, "eos_token"),
+    case("settings with a pad token without content", settings(pad_token={"a": 1}), "pad_token"),
+    case("settings with a list of added tokens", settings(added_tokens_decoder=[1]), SETTINGS),
     case(
-        "settings with token ids of a wrong kind",
+        "settings with non-numeric token ids",
         settings(added_tokens_decoder={"x": {"content": "a"}}),
         "added_tokens_decoder",
     ),
-    case("settings with extra tokens of a number", settings(extra_special_tokens=5), SETTINGS),
-    case("settings with a class of a wrong kind", settings(tokenizer_class=[1]), "tokenizer_class"),
-    case("settings with a template of a number", settings(chat_template=7), "chat_template"),
-    case("settings with templates of numbers", settings(chat_template=[7]), "chat_template"),
+    case("settings with a number as extra tokens", settings(extra_special_tokens=5), SETTINGS),
     case(
-        "settings with templates without a name",
+        "settings with a list as tokenizer class", settings(tokenizer_class=[1]), "tokenizer_class"
+    ),
+    case("settings with a number as template", settings(chat_template=7), "chat_template"),
+    case("settings with numbers as templates", settings(chat_template=[7]), "chat_template"),
+    case(
+        "settings with an unnamed template",
         settings(chat_template=[{"template": "a"}]),
         "chat_template",
     ),
     case(
-        "an end token of a wrong kind",
+        "end token is a string",
         file("generation_config.json", '{"eos_token_id": "x"}'),
         "eos_token_id",
     ),
     case(
-        "an end token below 0",
+        "negative end token",
         fields("generation_config.json", eos_token_id=[-1]),
         "eos_token_id",
     ),
@@ -427,42 +436,49 @@ TOKENIZER_ROWS = [
 
 NESTED = "".join("{% for i in range(99999) %}" for _ in range(4)) + "{% endfor %}" * 4
 TEMPLATE_ROWS = [
-    case("a template that does not end", settings(chat_template=NESTED), "template", use="chat"),
     case(
-        "a template of a long text",
+        "template that does not terminate", settings(chat_template=NESTED), "template", use="chat"
+    ),
+    case(
+        "template that renders a long text",
         settings(chat_template="{{ 'a' * 6000000000 }}"),
         "template",
         use="chat",
         quick=1,
     ),
     case(
-        "a template of a large number",
+        "template with a large power",
         settings(chat_template="{{ 9 ** (9 ** 9) }}"),
         "template",
         use="chat",
     ),
-    case("a template that is none", settings(chat_template="{% if"), "template", use="chat"),
+    case("invalid template", settings(chat_template="{% if"), "template", use="chat"),
     case(
-        "a template that reaches for Python",
+        "template that accesses Python internals",
         settings(chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}"),
         "template",
         use="chat",
     ),
     case(
-        "a template that opens a file",
+        "template that includes a file",
         settings(chat_template="{% include '/etc/passwd' %}"),
         "template",
         use="chat",
     ),
     case(
-        "a template that refuses",
+        "template that raises",
         settings(chat_template="{{ raise_exception('no thanks') }}"),
         "no thanks",
         use="chat",
     ),
-    case("a template that divides", settings(chat_template="{{ 1 / 0 }}"), "template", use="chat"),
     case(
-        "a template with an endless macro",
+        "template that divides by zero",
+        settings(chat_template="{{ 1 / 0 }}"),
+        "template",
+        use="chat",
+    ),
+    case(
+        "template with infinite recursion",
         settings(chat_template="{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
         "nested too deeply",
         use="chat",
@@ -471,7 +487,7 @@ TEMPLATE_ROWS = [
 
 FOLDERS = [
     *CODE_ROWS,
-    *PLACE_ROWS,
+    *PATH_ROWS,
     *MISSING_ROWS,
     *JSON_ROWS,
     *INDEX_ROWS,

@@ -1,6 +1,6 @@
 """Type errors seeded into valid Metal source are reported at their line."""
 
-# ruff: noqa: E501 (a fault is one row of a table)
+# ruff: noqa: E501 (one error per table row)
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +69,7 @@ ERRORS = {
     "missing attribute": ("LANE", "[[thread_index_in_simdgroup]]", "", "has no binding attribute"),
     "unknown attribute": ("AT", "thread_position_in_grid", "thread_position_in_block",
         "unknown attribute"),
-    "position that is no unsigned integer": ("AT", "uint3", "int3", "must be ushort or uint"),
+    "signed position attribute": ("AT", "uint3", "int3", "must be ushort or uint"),
     "vector for a scalar attribute": ("LANE", "uint lane", "uint2 lane", "must be ushort or uint"),
     "double": ("VALUE", "const float value", "const double value", "no 'double'"),
     "new": ("VALUE", "const float value", "float* q = new float[2]; const float value", "no 'new'"),
@@ -86,7 +86,7 @@ ERRORS = {
     "undeclared name": ("STORE", "value * pair.a", "valu * pair.a", "undeclared identifier 'valu'"),
     "unknown member": ("STORE", "pair.a", "pair.c", "no member named 'c'"),
     "unknown function": ("SUM", "simd_sum", "simd_total", "undeclared identifier 'simd_total'"),
-    "max of two types": ("STORE", "value * pair.a", "max(value, half(1))", "ambiguous"),
+    "max of different types": ("STORE", "value * pair.a", "max(value, half(1))", "ambiguous"),
     "simd_sum of bfloat": ("SUM", "simd_sum(tile[0][lane % 8])", "float(simd_sum(y[0]))",
         "no matching function"),
     "matrix load from the wrong type": ("LOAD", "&tile[0][0]", "y", "no matching function"),
@@ -103,7 +103,7 @@ ERRORS = {
         "initializer|odd"),
     "missing semicolon": ("STORE", "pair.a;", "pair.a", "expected ';'"),
     "too many arguments": ("VALUE", "x[at.x]", "exp(x[at.x], 2)", "no matching function"),
-    "pointer arithmetic of two spaces": ("STORE", "value * pair.a", "(x - shared)",
+    "pointer arithmetic across address spaces": ("STORE", "value * pair.a", "(x - shared)",
         "address space|invalid operands|incompatible"),
 }  # fmt: skip
 
@@ -129,7 +129,7 @@ def seeded(line, old, new):
 
 @pytest.fixture(scope="module")
 def all_findings(tmp_path_factory):
-    """Errors of each seeded file, checked two at a time."""
+    """Errors of each seeded file, with two checks in parallel."""
     folder = tmp_path_factory.mktemp("errors")
     paths = {}
     for i, (name, (line, old, new, _)) in enumerate(ERRORS.items()):
@@ -150,7 +150,7 @@ def test_type_error_is_reported_at_its_line(all_findings, name):
     line, _, _, says = ERRORS[name]
     number = next(i for i, text in enumerate(RIGHT.splitlines(), 1) if text.endswith(f"// {line}"))
     found = all_findings[name]
-    assert found, "nothing was reported"
+    assert found, "expected an error report"
     at_line = [d for d in found if d.line == number and re.search(says, d.message)]
     assert at_line, "\n".join(map(str, found))
     assert at_line[0].file.endswith(".metal")
@@ -166,7 +166,7 @@ def test_header_error_is_reported_in_the_header(tmp_path):
     assert (found.file, found.line) == (str(tmp_path / "scale.h"), 2)
 
 
-def test_a_missing_header_is_an_error(tmp_path):
+def test_missing_header_is_an_error(tmp_path):
     path = tmp_path / "lonely.metal"
     path.write_text('// nothing\n#include "not_there.h"\n')
     (found,) = findings(path)

@@ -1,4 +1,4 @@
-"""Model families: config parsing, rejected configs, the decoder."""
+"""Model families: config parsing, rejected configs and the decoder."""
 
 import json
 
@@ -68,7 +68,10 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}},
             {"max_position_embeddings": 512},
         ),
-        (MISTRAL, {"sliding_window": None, "max_window": 0}),  # 4096 of 256 tokens hide nothing
+        (
+            MISTRAL,
+            {"sliding_window": None, "max_window": 0},
+        ),  # a window of 4096 masks nothing in 256 tokens
         ({**MISTRAL, "sliding_window": 256}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64},
@@ -213,7 +216,7 @@ def test_decoder_matches_week_3_bitwise(demo):
         sequence_logits(make(mlx_model, page_size=8), ids, ends)
         for make in (Qwen3ModelWeek3, Decoder)
     )
-    assert_same_bits(decoder, week_3, "Decoder beside Qwen3ModelWeek3")
+    assert_same_bits(decoder, week_3, "Decoder compared with Qwen3ModelWeek3")
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -221,14 +224,14 @@ def test_decoder_matches_week_3_bitwise(demo):
 @pytest.mark.parametrize(
     "config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE, HYBRID, HYBRID_MIXTURE], ids=name_of
 )
-def test_captured_steps_are_bitwise_equal_to_eager_ones(config, run, monkeypatch):
+def test_captured_steps_are_bitwise_equal_to_eager_steps(config, run, monkeypatch):
     config = {**config, "quantization": {"bits": 3, "group_size": 64}}
     model = serving_model("it", random_checkpoint(config), page_size=16)
     runs = [run(model) for _ in range(3)]
     monkeypatch.setattr("tiny_llm.kernels.graph_capture.MAX_CAPTURE_TOKENS", 0)
     expected = run(model)
     for actual in runs:
-        assert_same_bits(actual, expected, "recorded beside plain")
+        assert_same_bits(actual, expected, "captured compared with eager")
 
 
 @pytest.mark.parametrize("either_device", ["gpu"], indirect=True)
@@ -237,7 +240,10 @@ def test_captured_steps_are_bitwise_equal_to_eager_ones(config, run, monkeypatch
     [
         *FAMILIES.values(),
         MIXTURE,
-        {**HYBRID_MIXTURE, "num_experts_per_tok": 6},  # all: rounding cannot select others
+        {
+            **HYBRID_MIXTURE,
+            "num_experts_per_tok": 6,
+        },  # all experts, so rounding cannot change the selection
         pytest.param(HYBRID, marks=pytest.mark.slow),
     ],
     ids=name_of,
@@ -263,13 +269,13 @@ def test_decoder_layers_are_one_graph_node(config):
     run_ragged(model)
     layers, nodes = model._run_planned, []
 
-    def look(x, cos_sin, places):
+    def record_nodes(x, cos_sin, places):
         mx.eval(x, cos_sin)
         outputs = layers(x, cos_sin, places)
         nodes.append(node_names(outputs))
         return outputs
 
-    model._run_planned = look
+    model._run_planned = record_nodes
     run_ragged(model)
     assert all(names[-1:] == ["TinyLlmReplay"] and len(names) < 3 for names in nodes), nodes
 
@@ -308,7 +314,7 @@ def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantizati
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("tokens", [1, 7, 50])
 @pytest.mark.parametrize("quantization", [None, QUANTIZED, {"mode": "mxfp4"}], ids=str)
-def test_stacked_experts_match_separate_ones(quantization, tokens):
+def test_stacked_experts_match_separate_experts(quantization, tokens):
     config = {**MIXTURE, "quantization": quantization, "torch_dtype": "float32"}
     stacked = random_checkpoint(config).layers[1].mlp.switch_mlp
     x, experts = random(1, tokens, 128), mx.random.randint(0, 6, (1, tokens, 2))
@@ -320,15 +326,17 @@ def test_stacked_experts_match_separate_ones(quantization, tokens):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("quantization", [QUANTIZED, {"bits": 6}, {"mode": "mxfp4"}], ids=str)
-def test_grouped_experts_are_bitwise_equal_to_separate_ones_and_single_tokens(quantization):
+def test_grouped_experts_are_bitwise_equal_to_separate_experts_and_single_tokens(quantization):
     mixture = random_checkpoint({**MIXTURE, "quantization": quantization})
     layer, given = serving_model("it", mixture, page_size=16).layers[1].mlp, mixture.layers[1].mlp
     assert isinstance(layer.experts, GroupedExperts)
     x = random(2, 20, 128, dtype=mx.bfloat16)
     experts, routing_weights = layer.route(x)
-    assert_close(routing_weights.sum(axis=-1), mx.ones((2, 20)), "normalized shares")
+    assert_close(routing_weights.sum(axis=-1), mx.ones((2, 20)), "normalized routing weights")
     separate = SeparateExperts(given.switch_mlp, mx.bfloat16)
-    assert_same_bits(layer.experts(x, experts), separate(x, experts), "grouped beside separate")
+    assert_same_bits(
+        layer.experts(x, experts), separate(x, experts), "grouped compared with separate experts"
+    )
     together = layer(x)
     for row, token in ((0, 0), (0, 7), (1, 19)):
         alone = layer(x[row : row + 1, token : token + 1])
@@ -337,10 +345,10 @@ def test_grouped_experts_are_bitwise_equal_to_separate_ones_and_single_tokens(qu
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_experts_are_prepacked_for_kernels_that_support_it():
+def test_experts_are_prepacked_if_supported():
     rows = kernels.prepack_rows()
     if not rows:
-        pytest.skip("these kernels read weights by row")
+        pytest.skip("needs kernels that read prepacked weights")
     config = {**MIXTURE, "quantization": {"mode": "mxfp4"}}
     layer = serving_model("it", random_checkpoint(config), page_size=16).layers[0].mlp
     assert layer.experts.up.weight.shape == (6, 64 // rows, 16, rows)
@@ -351,7 +359,7 @@ def test_hugging_face_experts_are_stacked(tmp_path):
     folder = write_family(tmp_path, MIXTURE)
     expected = read_checkpoint(folder, MIXTURE).layers[1].mlp.switch_mlp
     weights = dict(mx.load(str(folder / "model.safetensors")))
-    mx.eval(expected.parameters(), weights)  # read before the file is overwritten
+    mx.eval(expected.parameters(), weights)  # evaluated before the file is overwritten
     for name in [name for name in weights if ".switch_mlp." in name]:
         for index, own in enumerate(weights.pop(name)):
             weights[name.replace("switch_mlp", f"experts.{index}")] = own
@@ -408,7 +416,9 @@ def test_dummy_weights_need_only_a_config(tmp_path, capsys):
     [output] = llm.generate(["RoPE is"], params, show_progress=False)
     assert len(output.token_ids) == 5
     logits = sequence_logits(llm.runner.target.model, [1, 2, 3])
-    assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, "activations of about unit variance"
+    assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, (
+        "expected activations of about unit variance"
+    )
 
 
 def test_dummy_weights_of_a_folder_with_a_tokenizer(demo):

@@ -1,4 +1,4 @@
-"""Unusable adapter folders: a one-sentence error each, before any large allocation."""
+"""Unusable adapter folders: one-sentence errors before any large allocation."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_every_dtype_of_the_file(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("num_layers", [-1, 0, 1, 2, 16])
-def test_num_layers_as_in_mlx_lm(tmp_path, num_layers):
+def test_num_layers_counts_from_the_end(tmp_path, num_layers):
     last = CONFIG["num_hidden_layers"] if num_layers < 1 else num_layers
     tensors = random_adapter(CONFIG, 2, last=last)
     assert read(write_adapter(tmp_path, tensors, 2, num_layers=num_layers))
@@ -140,7 +140,7 @@ def test_experts(tmp_path):
     assert "adapts experts, which is not supported; exclude them from keys" in message
 
 
-def test_numbers_too_large_for_the_activations(tmp_path):
+def test_values_too_large_for_the_activations(tmp_path):
     folder = write_adapter(tmp_path, {**pair(), f"{LAYER}.lora_b": mx.full((4, 128), 6e4)}, 4, 2.0)
     assert "are NaN, infinite or too large" in error_of(folder, dtype=mx.float16)
     assert read(folder, dtype=mx.bfloat16)
@@ -169,7 +169,7 @@ def test_files(tmp_path):
     assert "is not a regular file" in error_of(folder)
 
 
-def test_memory_of_the_model_counts(tmp_path, monkeypatch):
+def test_memory_limit_includes_the_model(tmp_path, monkeypatch):
     folder = write_adapter(tmp_path, pair(), 4)
     monkeypatch.setattr("tiny_llm.models.lora.adapter.total_memory", lambda: 5000)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 1000)
@@ -178,7 +178,7 @@ def test_memory_of_the_model_counts(tmp_path, monkeypatch):
     )
 
 
-def test_a_header_cannot_promise_more_than_the_file_has(tmp_path):
+def test_header_larger_than_the_file(tmp_path):
     folder = write_adapter(tmp_path, pair(), 4)
     size = 2**40
     entry = {"dtype": "F32", "shape": [128, size // 512], "data_offsets": [0, size]}
@@ -188,8 +188,8 @@ def test_a_header_cannot_promise_more_than_the_file_has(tmp_path):
     assert "its header implies" in error_of(folder)
 
 
-def test_random_bytes_are_refused_or_read(tmp_path):
-    """Flipped bits never raise an exception other than `ModelError`."""
+def test_bit_flips_are_rejected_or_loaded(tmp_path):
+    """Bit flips raise no exception other than `ModelError`."""
     folder = write_adapter(tmp_path, pair(), 4)
     files = [folder / "adapters.safetensors", folder / "adapter_config.json"]
     contents = [file.read_bytes() for file in files]

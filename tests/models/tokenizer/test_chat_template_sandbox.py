@@ -1,4 +1,4 @@
-"""Sandboxed chat templates: same output; hostile templates time out."""
+"""Sandboxed chat templates: equal output; hostile templates are stopped."""
 
 import threading
 
