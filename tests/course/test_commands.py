@@ -208,12 +208,12 @@ def test_reveal_keeps_passing_code(tree, capsys, monkeypatch, passed, flags):
     output = capsys.readouterr().out.replace("\n", "")
     is_kept = passed and not flags
     assert (
-        "task 1.1.2 passes its tests, so your code stays (--force replaces it)" in told
-    ) == stays
-    assert ("y = w @ x" in file.read_text()) == stays
-    assert ("your previous code is in" in told) == (not stays)
+        "task 1.1.2 passes its tests, so your code stays (--force replaces it)" in output
+    ) == is_kept
+    assert ("y = w @ x" in file.read_text()) == is_kept
+    assert ("your previous code is in" in output) == (not is_kept)
     assert "softmax is yours to write" not in file.read_text(), "what was not begun is put in"
-    if stays:
+    if is_kept:
         return
     file.write_text(file.read_text().replace("y = x @ w.T", "y = None"))
     reveal.main([*argv, "--force"])

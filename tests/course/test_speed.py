@@ -63,7 +63,7 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
         "50.0 %",
         "2.0",
     ]
-    assert "best_prefetch_distance() of your roofline.py returns 1024 bytes" in told
+    assert "best_prefetch_distance() of your roofline.py returns 1024 bytes" in output
     assert measured == [("kernels", tree, "--day", "4.2"), ("best", None, "--day", "4.2")]
     (kept,) = history.entries(tree, "speed")
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
@@ -261,6 +261,6 @@ def test_progress_is_streamed(monkeypatch, tmp_path):
         "print('{\"rows\": 3}')"
     )
     assert speed.result_of([sys.executable, "-c", program], None) == {"rows": 3}
-    assert output == ["loops, vectors: in turns"]
+    assert told == ["loops, vectors: in turns"]
     with pytest.raises(speed.FailedError, match=r"^no clock$"):
         speed.result_of([sys.executable, "-c", "import sys; sys.exit('no clock')"], None)

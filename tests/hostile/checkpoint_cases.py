@@ -487,7 +487,7 @@ TEMPLATE_ROWS = [
 
 FOLDERS = [
     *CODE_ROWS,
-    *PATH_ROWS,
+    *PLACE_ROWS,
     *MISSING_ROWS,
     *JSON_ROWS,
     *INDEX_ROWS,

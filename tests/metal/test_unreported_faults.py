@@ -33,7 +33,7 @@ def truncate_input_after(device, launches, kernel="paged_attention_decode"):
                     command["buffers"][0] = (index, address, size // 2, *others)
         run(commands)
 
-    device.extension.metal.emulator.attach(device.compile, run_with_less, device.record_fault)
+    device.extension.metal.emulator.attach(device.compile, run_truncated, device.record_fault)
 
 
 def generate_with_fault():
