@@ -1,11 +1,12 @@
-"""Ray Serve deployment: several engines behind one address. Copy and edit this file.
+"""Ray Serve deployment of several engines behind one address: a template.
 
     pip install 'tiny-llm[ray]'
     cd deploy
     serve run ray_serve:app
 
-`serve` is Ray's command. The endpoints are those of `tiny-llm serve`, on Ray's port, 8000.
-`RayServeArgs` documents each argument; book/pages/parallel.md has the expected performance.
+Copy and edit this file. `serve` is Ray's command; the endpoints are the same as for `tiny-llm
+serve`, on Ray's port, 8000. `RayServeArgs` documents each argument; book/pages/parallel.md gives
+the expected performance.
 """
 
 from tiny_llm.server.replicas.ray_serve import RayServeArgs, build

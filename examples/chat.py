@@ -11,7 +11,7 @@ from tiny_llm import LLM, SamplingParams
 
 
 def main() -> None:
-    """Responds to each line of standard input; an empty line or end of file quits."""
+    """Responds to each line of standard input until an empty line or end of file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     args = parser.parse_args()

@@ -19,7 +19,7 @@ def main() -> None:
     args = parser.parse_args()
 
     llm = LLM(args.model)
-    # A prompt is a string, a list of token ids, or the messages of a chat.
+    # A prompt is a string, a list of token ids, or a list of chat messages.
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
     params = SamplingParams(temperature=0, max_tokens=100)
 

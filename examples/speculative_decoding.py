@@ -30,7 +30,9 @@ def main() -> None:
     """Compares plain decoding, a draft model and n-gram speculation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
-    parser.add_argument("--draft-model", default="demo-draft", help="same vocabulary as the model")
+    parser.add_argument(
+        "--draft-model", default="demo-draft", help="model with the same vocabulary"
+    )
     args = parser.parse_args()
 
     plain = generate("none:", args.model)

@@ -15,7 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     parser.add_argument("--prompt", default="What is the KV cache?")
-    parser.add_argument("--seed", type=int, default=1, help="for reproducible sampling")
+    parser.add_argument("--seed", type=int, default=1, help="random seed for sampling")
     args = parser.parse_args()
 
     llm = LLM(args.model)

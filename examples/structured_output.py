@@ -1,4 +1,4 @@
-"""Constrain outputs to a JSON schema, a regular expression or a list of choices.
+"""Constrain outputs to a JSON schema, a regular expression or choices.
 
 Usage:
     pip install 'tiny-llm[structured]'

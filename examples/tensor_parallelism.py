@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2, help="number of ranks")
     args = parser.parse_args()
 
-    # This process is rank 0; it spawns the other ranks, which exit with it.
+    # This process is rank 0 and spawns the other ranks, which exit with it.
     llm = LLM(args.model, tensor_parallel_size=args.size)
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
 

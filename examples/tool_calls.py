@@ -1,4 +1,4 @@
-"""Tool calling: run a Python function for the model and return its result.
+"""Tool calling: execute the model's call of a Python function.
 
 The model must write calls in the Hermes format, as Qwen3 does.
 

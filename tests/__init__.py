@@ -2,5 +2,5 @@
 
 import pytest
 
-# pytest rewrites assertions of helper modules, too.
+# Assertion rewriting in helper modules, for detailed failure messages.
 pytest.register_assert_rewrite("tests.support", "tests.paging", "tests.engine", "tests.metal")

@@ -11,9 +11,9 @@ import pytest
 
 from tests import hermetic, quick
 
-if sys.flags.optimize:  # otherwise helpers' asserts would be ignored
+if sys.flags.optimize:  # -O would strip asserts in helper modules
     pytest.register_assert_rewrite("tests.support", "tests.engine", "tests.models", "tests.server")
-hermetic.reset_process()  # before imports that read the environment
+hermetic.reset_process()  # before importing modules that read the environment
 
 import mlx.core as mx
 
@@ -22,35 +22,35 @@ from tiny_llm import kernels
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --exhaustive and --shares."""
+    """Adds `--exhaustive` and `--shares`."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
-        help="run all wrong solutions and full-size random tests (20,000 requests, 1,000 schemas)",
+        help="run every wrong solution and full-size random tests: 20,000 requests, 1,000 schemas",
     )
     parser.addoption(
         "--shares",
         type=int,
         default=1,
         metavar="N",
-        help="run 1/N of the cases marked thorough or other_isa; each commit runs the next share",
+        help="run 1 of N shares of the thorough and other_isa cases, rotating each commit",
     )
 
 
 def pytest_sessionstart() -> None:
-    """Clears the terminal's environment variables once pytest has read them."""
+    """Clears terminal environment variables, which pytest itself has already read."""
     hermetic.reset_display()
 
 
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
-    """Whether --exhaustive is set: random tests run in full instead of a sample."""
+    """Whether `--exhaustive` is set: random tests run at full size."""
     return request.config.getoption("--exhaustive")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+@pytest.hookimpl(tryfirst=True)  # before `-m` selection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects cases outside this run, marks thorough ones and runs long files first."""
+    """Deselects exhaustive tests and other shares, marks thorough cases, sorts files."""
     if not config.getoption("--exhaustive"):
         kept, deselected = [], []
         for item in items:
@@ -71,8 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     quick.longest_first(items)
 
 
-# Tests in these folders run on the CPU even on a Mac, because they assert bitwise batch invariance,
-# which the GPU does not guarantee (src/extensions/README.md). `either_device` runs a test on both.
+# Tests in these folders run on the CPU, even on a Mac: they assert bitwise batch invariance, which
+# the GPU does not guarantee (see src/extensions/README.md). `either_device` overrides this.
 CPU_FOLDERS = ("agent", "benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
 
 
@@ -92,10 +92,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=["cpu", "gpu"])
 def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the test on the CPU and on a GPU, either this machine's or the emulated one.
+    """Runs the test on the CPU and on a GPU: this machine's or an emulated one.
 
-    The emulator is slow: use few tokens and a small model. Create arrays and models inside the
-    test, so that they are on its device.
+    The emulator is slow: use few tokens and a small model. Create arrays and models in the test, on
+    its device.
     """
     if request.param in DEVICES:
         with use_device(request.param):
@@ -111,7 +111,7 @@ def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def on_cpu() -> Iterator[None]:
-    """Runs a test of CPU kernels or of bitwise guarantees on the CPU."""
+    """Runs the test on the CPU: for CPU kernels and bitwise guarantees."""
     with use_device("cpu"):
         yield
 
@@ -122,10 +122,10 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     return request.param
 
 
-# In a learner's tree the operations run the learner's plain C++ kernels: see tools/course.
+# In a learner's tree, operations run the learner's portable C++ kernels: see tools/course.
 IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
 
-# Commands use a learner's tree if one exists; tests of the solution must not.
+# Commands prefer an existing learner's tree; tests of the solution must not use it.
 if not IS_LEARNERS_TREE:
     os.environ["TINY_LLM_MINE"] = "/there-is-no-learners-tree"
 
@@ -134,8 +134,8 @@ if not IS_LEARNERS_TREE:
 def pytest_runtest_call() -> Generator[None, None, None]:
     """Fails a test that reaches an unimplemented part of a learner's kernel.
 
-    The kernel throws on the stream's thread, and the error surfaces only in the next operation,
-    which the test may not have.
+    The kernel throws on the stream's thread, so only the next operation would raise the error, and
+    the test may not run another.
     """
     try:
         return (yield)
@@ -151,7 +151,7 @@ INSTRUCTION_SETS = (
 )
 
 
-# Quick runs use plain C++ and this machine's best instruction set.
+# A quick run uses portable C++ and this machine's best instruction set.
 @pytest.fixture(
     params=[
         name
@@ -163,7 +163,7 @@ INSTRUCTION_SETS = (
 def instruction_set(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, on_cpu: None
 ) -> str:
-    """Runs the test on the CPU with every instruction set this machine supports.
+    """Runs the test on the CPU with every instruction set of this machine.
 
     The kernel is selected at evaluation: call `mx.eval` inside the test.
     """
@@ -173,20 +173,20 @@ def instruction_set(
 
 @pytest.fixture(autouse=True)
 def _fail_on_gpu_faults() -> Iterator[None]:
-    """Fails a test on any fault of the emulated GPU, even a caught one."""
+    """Fails tests with emulated GPU faults, even caught ones (TINY_LLM_EMULATED_METAL=1)."""
     yield
     assert not kernels.report_emulator_faults(), "the emulated GPU reported faults; see stderr"
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Seeds every test, so that its random numbers do not depend on other tests."""
+    """Reseeds before every test, so results do not depend on test order."""
     mx.random.seed(20_251_121)
 
 
 @pytest.fixture(scope="session")
 def demo() -> tuple[Any, Any]:
-    """The bundled model and its tokenizer, as returned by `mlx_lm.load`."""
+    """The shipped model and its tokenizer, as `mlx_lm.load` returns them."""
     from tiny_llm import load
 
     return load("demo")
@@ -194,7 +194,7 @@ def demo() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="session")
 def demo_bfloat16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the bundled model's weights in bfloat16, loadable by `transformers`."""
+    """The shipped model's weights in bfloat16, as a folder that `transformers` loads."""
     from tests.support import write_dequantized
     from tiny_llm.demo import TARGET_PATH
 

@@ -1,8 +1,8 @@
 """Resets process state inherited by pytest and passed on to child processes.
 
-conftest.py calls `reset_process` before other imports and `reset_display` once pytest has read the
-terminal's variables for its own output. `nohup`, a CI runner or a user's shell profile then cannot
-affect the programs that tests start.
+conftest.py calls `reset_process` before other imports, and `reset_display` after pytest has read
+the terminal variables. Programs started by tests are then independent of `nohup`,
+the CI runner and the user's profile.
 """
 
 import locale
@@ -14,13 +14,13 @@ import time
 import warnings
 from contextlib import suppress
 
-# Deliberate configuration of test runs, and the interpreter's module path.
+# Deliberate test configuration, and the interpreter's paths.
 KEPT = re.compile(
     r"TINY_LLM_(CLANG|CPU_ISA|EMULATED_METAL\w*|FRAMEWORKS_\w+|MINE|NUM_THREADS|PEERS_PYTHON|REPORT)"
     r"|PYTHON(BREAKPOINT|HOME|OPTIMIZE|PATH|PLATLIBDIR|PYCACHEPREFIX)"
 )
 
-# Locale, interpreter, proxies, model hubs, API clients, launchers and our own commands.
+# Locale, interpreter, proxies, model hubs, API clients, launchers, our commands.
 CLEARED = re.compile(
     r"LANG|LANGUAGE|LC_\w+|PYTHON\w+|(ALL|FTP|HTTP|HTTPS|NO)_PROXY"
     r"|(HF|HUGGING_?FACE|TOKENIZERS|TRANSFORMERS)_\w+"
@@ -34,8 +34,8 @@ DISPLAY = re.compile(
 
 WARNINGS = os.environ.get("PYTHONWARNINGS")  # already read by this process
 
-# Python ignores the first two itself, and `subprocess` restores them; the last two would stop a
-# background job that uses the terminal.
+# Python itself ignores SIGPIPE and SIGXFSZ, and `subprocess` restores them; SIGTTIN and SIGTTOU
+# stop background jobs.
 LEFT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU}
 
 
@@ -47,7 +47,7 @@ def reset_process() -> None:
         os.set_inheritable(null, True)
     os.close(null)
     _clear(CLEARED)
-    with suppress(locale.Error):  # macOS before 15 lacks this locale
+    with suppress(locale.Error):  # before macOS 15
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     os.environ["TZ"] = "UTC"
     time.tzset()
@@ -56,7 +56,7 @@ def reset_process() -> None:
 
 
 def reset_display() -> None:
-    """Clears the terminal's variables and the warning filters of PYTHONWARNINGS."""
+    """Clears terminal variables and the warning filters set by PYTHONWARNINGS."""
     _clear(DISPLAY)
     if WARNINGS:
         sys.warnoptions.clear()
@@ -64,21 +64,21 @@ def reset_display() -> None:
 
 
 def _reset_signals() -> None:
-    """Gives child processes default signal dispositions and an empty signal mask.
+    """Gives child processes default dispositions and no blocked signals.
 
-    `exec` keeps ignored signals ignored but resets handlers, so with a no-op handler `nohup`
-    protects pytest but not its children.
+    `exec` keeps ignored signals ignored but resets handlers. With a no-op handler, `nohup` protects
+    pytest but not its children.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - LEFT_IGNORED:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, _do_nothing)
-    if signal.getsignal(signal.SIGINT) is _do_nothing:  # raised by tests in this process
+    if signal.getsignal(signal.SIGINT) is _do_nothing:  # tests raise it in this process
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _do_nothing(*_: object) -> None:
-    """No-op handler for a signal that the parent ignores."""
+    """No-op handler for signals that the parent ignores."""
 
 
 def _clear(names: re.Pattern[str]) -> None:

@@ -1,4 +1,4 @@
-"""Helpers for paged cache tests: building pages and checking invariants."""
+"""Helpers for paged cache tests: page construction and invariant checks."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def cut_into_pages(
 ) -> tuple[mx.array, mx.array, list[list[int]]]:
     """Splits keys and values, H×S×D per sequence, into shuffled pages.
 
-    Unused slots are NaN, so that reading one is detected.
+    Unused slots hold NaN, so reads of them are detected.
 
     Returns:
         (key pages, value pages, page ids of each sequence).
@@ -37,7 +37,7 @@ def cut_into_pages(
 
 
 def padded(table: Sequence[Sequence[int]], extra: int = 0) -> mx.array:
-    """Block table with rows padded to equal length with −1."""
+    """Block table with rows padded to equal length by −1."""
     width = max(map(len, table), default=0) + extra
     return mx.array([[*row, *[-1] * (width - len(row))] for row in table], dtype=mx.int32)
 
@@ -55,7 +55,7 @@ class ShadowedCache:
         shape = (1, self.H, L, self.D)
         return random(*shape, dtype=self.dtype), random(*shape, dtype=self.dtype)
 
-    def record_write(self, key: mx.array, value: mx.array) -> None:
+    def append_dense(self, key: mx.array, value: mx.array) -> None:
         self.keys = mx.concatenate([self.keys, key], axis=2)
         self.values = mx.concatenate([self.values, value], axis=2)
 
@@ -63,7 +63,7 @@ class ShadowedCache:
         key, value = self.new_tokens(L)
         slots = mx.array([self.cache.reserve(L)], dtype=mx.int32)
         self.cache.pool.write(slots, key, value)
-        self.record_write(key, value)
+        self.append_dense(key, value)
 
     def rewind(self, n: int) -> None:
         self.cache.rewind(n)
@@ -73,22 +73,20 @@ class ShadowedCache:
 
 def check_integrity(pool: TinyKvPagedPool, caches: Sequence[ShadowedCache]) -> None:
     """Asserts the invariants of Week 3's paged cache, which hold after every step."""
-    owned_pages = [page for shadowed in caches for page in shadowed.cache.page_ids]
-    assert len(owned_pages) == len(set(owned_pages)), (
-        f"two caches own a page: {sorted(owned_pages)}"
-    )
-    assert all(0 <= page < pool.num_pages for page in owned_pages)
-    assert pool.num_pages - pool.num_free_pages == len(owned_pages), (
-        "every page in use has an owner"
-    )
+    owned = [page for shadowed in caches for page in shadowed.cache.page_ids]
+    assert len(owned) == len(set(owned)), f"two caches own the same page: {sorted(owned)}"
+    assert all(0 <= page < pool.num_pages for page in owned)
+    assert pool.num_pages - pool.num_free_pages == len(owned), "used pages must equal owned pages"
     for shadowed in caches:
         cache, written = shadowed.cache, shadowed.keys.shape[2]
-        assert cache.offset == written, "the context length is the number of tokens written"
-        assert cache.num_pages == -(-written // pool.page_size), "as many pages as the tokens need"
+        assert cache.offset == written, "offset must equal the number of tokens written"
+        assert cache.num_pages == -(-written // pool.page_size), (
+            "num_pages must be the fewest that hold the tokens"
+        )
         assert sum(cache.page_lens) == written
         assert all(length == pool.page_size for length in cache.page_lens[:-1])
         pages = [pool.read_page(page) for page in cache.page_ids] if written else []
         for part, expected in enumerate((shadowed.keys, shadowed.values) if pages else ()):
             tokens = mx.concatenate([page[part] for page in pages], axis=2)[:, :, :written]
             what = ("keys", "values")[part]
-            assert_same_bits(tokens, expected, f"{what} of the concatenated pages")
+            assert_same_bits(tokens, expected, f"{what} of the pages in order")

@@ -1,11 +1,11 @@
-"""Selects the cases of a quick run (`pdm run test` without --all).
+"""Case selection of quick runs (`pdm run test` without `--all`).
 
 Many tests are parametrized over a product of shapes, dtypes, masks and instruction sets. A quick
 run covers each value of each parameter at least once, but not every combination. The other cases
 are marked `thorough` and run with `pdm run test --all` or when their file is named.
 
-Instruction sets between plain C++ and this machine's best have a separate mark, `other_isa`: the
-sanitizers run few cases, but run them on all instruction sets.
+Instruction sets between portable C++ and this machine's best have a separate mark, `other_isa`:
+sanitizer runs use few cases, but all instruction sets.
 """
 
 import subprocess
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-# Each value of these parameters gets a full covering subset of the other parameters.
+# Every value of these parameters runs its own covering subset of the other parameters.
 REPEATED = ("instruction_set",)
 
-# Started first, because a long file at the end would leave the other workers idle.
+# Longest first: a long file started last would leave the other workers idle.
 LONGEST_FIRST = (
     "tests/course/test_days.py",
     "tests/course/test_wrong_solutions.py",
@@ -38,7 +38,7 @@ LONGEST_FIRST = (
 
 
 def mark_thorough(items: Sequence[pytest.Item]) -> None:
-    """Marks the cases omitted from a quick run."""
+    """Marks the cases that a quick run omits."""
     functions: dict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if getattr(item, "callspec", None) is not None:
@@ -61,28 +61,27 @@ def is_recompiled(item: pytest.Item) -> bool:
 
 
 def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
-    """A case's parameter values in hashable form.
+    """Hashable parameter values of a case.
 
-    The arguments of one `parametrize` count as one value. Values are identified by `id`, because
+    The arguments of one `parametrize` count as one value. Values are compared by identity, since
     all cases of a function share the same objects.
     """
     params = item.callspec.params
-    group_of = {name: name for name in params}
+    group = {name: name for name in params}
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0]
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
-        group_of |= dict.fromkeys(names, names[0])
+        group |= dict.fromkeys(names, names[0])
     values = defaultdict(list)
     for name, value in params.items():
-        values[group_of[name]].append(id(value))
+        values[group[name]].append(id(value))
     return frozenset((name, *value) for name, value in values.items())
 
 
 def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
-    """Indices of a small set of cases that covers every value of every parameter.
+    """Indices of a small subset that covers every value of every parameter.
 
-    Greedy: each step adds the case with the most uncovered values; ties go to the case with the
-    least used values.
+    Greedy: each step adds the case with the most uncovered values; ties go to the rarest values.
 
     Args:
         cases: parameter values of each case.
@@ -107,8 +106,7 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
     """Whether a commit's share includes a case.
 
-    Only cases marked `thorough` or `other_isa` are divided into shares; all others are in every
-    share.
+    Only cases marked `thorough` or `other_isa` are divided into shares; all others always run.
     """
     if not marks & {"thorough", "other_isa"}:
         return True
@@ -116,7 +114,7 @@ def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
 
 
 def commit_number() -> int:
-    """Number of commits in the checkout's history; 0 without git."""
+    """Number of commits of this checkout; 0 without git."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -126,10 +124,10 @@ def commit_number() -> int:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Moves the longest files to the front and keeps the order within a file."""
+    """Sorts files by duration, longest first; keeps the order within a file."""
 
     def rank(item: pytest.Item) -> int:
-        matches = (i for i, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
+        matches = (n for n, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
         return next(matches, len(LONGEST_FIRST))
 
     items.sort(key=rank)

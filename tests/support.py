@@ -1,8 +1,8 @@
 """Shared test helpers: tolerances, comparisons, small models.
 
-Tolerances are defined in one table, in units in the last place of the dtype. Comparisons are
-relative to the largest expected value, because a sum's error is relative to its terms, not to the
-result after cancellation.
+Tolerances are in units in the last place of the dtype. Comparisons are relative to the largest
+expected value, because a sum's error scales with its terms, not with the result after
+cancellation.
 """
 
 import codecs
@@ -21,7 +21,7 @@ import numpy as np
 
 from tiny_llm import kernels
 
-# SciPy and mlx_lm are imported locally: both take seconds, and most tests need neither.
+# SciPy and mlx_lm are imported locally: both take seconds to import, and most tests need neither.
 if TYPE_CHECKING:
     from mlx_lm.models import qwen3
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
-# Command-line flags and the resulting model option; flash attention is on by default on the CPU.
+# Flash attention flags and the resulting model option: on by default on the CPU.
 FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash-attn"], False)]
 
-# Spacing of floating-point numbers just above 1.
+# Spacing of the numbers just above 1.
 EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 
-# Devices under test. "gpu" is MLX's GPU on a Mac, or emulated with TINY_LLM_EMULATED_METAL=1.
+# Devices under test: "gpu" is MLX's GPU on a Mac, or emulated with TINY_LLM_EMULATED_METAL=1.
 DEVICES = ["cpu", *(["gpu"] if not kernels.computes_on_cpu() else [])]
-_DEFAULT = mx.default_device(), kernels._stream
+_DEFAULT = mx.default_device(), kernels._stream  # this machine's default
 
 
 @contextmanager
 def use_device(device: str) -> Iterator[None]:
-    """Sets the default device of MLX's and our operations to one of `DEVICES`."""
+    """Sets the default device of MLX's operations and ours to one of `DEVICES`."""
     before = mx.default_device(), kernels._stream
     if device == "cpu":
         kernels.use_cpu()
@@ -86,13 +86,13 @@ def assert_close(
     what: str,
     ulps: float = 4,
 ) -> None:
-    """Asserts equal shapes and errors of at most `ulps` units in the last place.
+    """Asserts equal shapes, and errors within `ulps` epsilons of the largest expected element.
 
     Args:
         actual: result under test.
-        expected: oracle's result.
-        what: name of the result, with a hint where to look, for the message.
-        ulps: tolerance in epsilons of `actual`'s dtype, relative to the largest expected element.
+        expected: reference result.
+        what: what is compared, for the message, possibly with a hint.
+        ulps: tolerance in epsilons of `actual`'s dtype.
     """
     __tracebackhide__ = True
     assert_same_shape(actual, expected, what)
@@ -120,14 +120,14 @@ def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:
 
 
 def describe_difference(what: str, index: Sequence[Any], actual: float, expected: float) -> str:
-    """Message for the index and values at which two arrays differ."""
-    place = ", ".join(str(int(i)) for i in index)
-    return f"{what}: at index [{place}] expected {expected:.6g}, got {actual:.6g}"
+    """Formats the index and values of a difference between two arrays."""
+    position = ", ".join(str(int(i)) for i in index)
+    return f"{what}: at index [{position}] expected {expected:.6g}, got {actual:.6g}"
 
 
 def describe_mismatches(wrong: np.ndarray) -> str:
-    """Message for the number of wrong elements."""
-    return f"{int(wrong.sum())} of {wrong.size} numbers are wrong"
+    """Formats the number of wrong elements."""
+    return f"{int(wrong.sum())} of {wrong.size} elements are wrong"
 
 
 def bits(x: mx.array) -> np.ndarray:
@@ -143,17 +143,17 @@ def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
     wrong = bits(actual) != bits(expected)
     if wrong.any():
         first = tuple(np.argwhere(wrong)[0])
-        a, e = as_numpy(actual)[first], as_numpy(expected)[first]
+        values = as_numpy(actual)[first], as_numpy(expected)[first]
         raise AssertionError(
-            f"{describe_difference(what, first, a, e)} (the same bits are expected); "
+            f"{describe_difference(what, first, *values)} (must be bitwise equal); "
             f"{describe_mismatches(wrong)}"
         )
 
 
 def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "tokens") -> None:
-    """Chi-square test against an exact distribution; rejects impossible outcomes.
+    """Chi-square test against an exact distribution; impossible outcomes must not occur.
 
-    Rare outcomes are merged. Draws are seeded, so the result is the same in every run.
+    Merges rare outcomes. Draws are seeded, so the result is deterministic.
 
     Args:
         counts: observed count of each outcome.
@@ -165,17 +165,15 @@ def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "to
     expected = expected / expected.sum()
     shares = f"expected shares {np.round(expected, 3)}, got {np.round(counts / counts.sum(), 3)}"
     if counts.size > 50:
-        shares = (
-            f"{counts.sum()} draws of {counts.size} outcomes do not fit the expected distribution"
-        )
+        shares = f"{counts.sum()} draws of {counts.size} outcomes differ from the expected shares"
     never = np.flatnonzero((expected == 0) & (counts > 0))
     assert not never.size, f"{what} {never.tolist()} must never occur: {shares}"
     frequent = expected * counts.sum() >= 5
     observed = np.append(counts[frequent], counts[~frequent].sum())
-    wanted = np.append(expected[frequent], expected[~frequent].sum()) * counts.sum()
-    kept = wanted > 0
+    expected_counts = np.append(expected[frequent], expected[~frequent].sum()) * counts.sum()
+    kept = expected_counts > 0
     if kept.sum() > 1:
-        p = stats.chisquare(observed[kept], wanted[kept]).pvalue
+        p = stats.chisquare(observed[kept], expected_counts[kept]).pvalue
         assert p > 1e-4, f"the distribution of {what}: {shares} (p-value {p:.1g})"
 
 
@@ -224,7 +222,7 @@ def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> "qwen3.Model":
 
 
 class ByteDetokenizer:
-    """Decodes bytes to text and buffers incomplete characters."""
+    """Decodes bytes to text, buffering incomplete characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -245,7 +243,7 @@ class ByteDetokenizer:
 
 
 class ByteTokenizer:
-    """Byte-level tokenizer with end tokens 0 and 1, for tests of generation."""
+    """Byte-level tokenizer with end tokens 0 and 1, for generation tests."""
 
     eos_token_ids = frozenset({0, 1})
     vocab_size = 256
@@ -275,11 +273,11 @@ class ScriptedModel:
         assert ids.ndim == 2, f"expected ids of shape B×L, got {ids.shape}"
         self.calls.append(ids[0].tolist())
         assert len(self.calls) <= len(self.answer) + 20, (
-            f"expected generation to stop after {len(self.answer)} tokens, got {len(self.calls)} "
-            "steps; check that each step gets the previous tokens and that every end token stops it"
+            f"expected generation to end after {len(self.answer)} tokens, got {len(self.calls)} "
+            "steps; does each step see all previous tokens, and does every end token stop it?"
         )
-        num_generated = ids.shape[1] - self.prompt_len
-        token = self.answer[min(num_generated, len(self.answer) - 1)]
+        generated = ids.shape[1] - self.prompt_len
+        token = self.answer[min(generated, len(self.answer) - 1)]
         last = mx.where(mx.arange(256) == token, 10.0, 0.0)
         return mx.broadcast_to(last, (*ids.shape, 256))
 
@@ -316,22 +314,22 @@ def write_dequantized(source: Path, folder: Path) -> Path:
 def assert_same_completions(
     actual: Sequence[tuple[int, str]], expected: Sequence[tuple[int, str]]
 ) -> None:
-    """Asserts that `batch_generate`'s outputs are equal; reports the first difference."""
+    """Asserts equal outputs of `batch_generate`; reports the first difference."""
     indices = [index for index, _ in actual]
-    assert indices == [index for index, _ in expected], f"got outputs of prompts {indices}"
-    for (index, text), (_, expected_text) in zip(actual, expected, strict=True):
-        if text == expected_text:
+    assert indices == [index for index, _ in expected], f"outputs for prompts {indices}"
+    for (index, output), (_, reference) in zip(actual, expected, strict=True):
+        if output == reference:
             continue
         same = next(
-            (i for i, (a, b) in enumerate(zip(text, expected_text, strict=False)) if a != b),
-            min(len(text), len(expected_text)),
+            (i for i, (a, b) in enumerate(zip(output, reference, strict=False)) if a != b),
+            min(len(output), len(reference)),
         )
-        hint = "it ends too early" if len(text) == same else "it differs"
-        hint = "it continues too long" if len(expected_text) == same else hint
+        hint = "it ends too early" if len(output) == same else "it diverges"
+        hint = "it continues too long" if len(reference) == same else hint
         raise AssertionError(
-            f"the output of prompt {index} has {len(text)} characters instead of "
-            f"{len(expected_text)}; the first {same} are right, then {hint}: expected "
-            f"{expected_text[same : same + 8]!r}, got {text[same : same + 8]!r}"
+            f"the output for prompt {index} has {len(output)} characters instead of "
+            f"{len(reference)}; the first {same} are right, then {hint}: expected "
+            f"{reference[same : same + 8]!r}, got {output[same : same + 8]!r}"
         )
 
 
@@ -364,5 +362,5 @@ def assert_same_on_any_number_of_threads(program: str) -> None:
     assert all(result[0] == str(threads) for threads, result in results.items())
     different = len({result[1] for result in results.values()})
     assert different == 1, (
-        f"expected the same bits with 1, 2, 3 and 4 threads, got {different} different results"
+        f"expected bitwise equal results with 1 to 4 threads, got {different} different ones"
     )

@@ -41,7 +41,7 @@ def test_array_free_modules_exist(modules):
 
 
 @pytest.mark.parametrize(
-    ("name", "statement", "message"),
+    ("name", "statement", "sentence"),
     [
         ("basics", "from .attention import causal_mask", "basics imports attention, which is not"),
         ("basics", "from . import sampler", "basics imports sampler, which is not in a"),
@@ -91,9 +91,9 @@ def test_array_free_modules_exist(modules):
         ("attic", "", "attic is in no layer"),
     ],
 )
-def test_broken_rules_are_reported(tmp_path, modules, name, statement, message):
+def test_broken_rules_are_reported(tmp_path, modules, name, statement, sentence):
     folder = tmp_path / "package"
-    for known in modules:  # empty files, so that `from .a import b` resolves
+    for known in modules:  # empty modules, to resolve `from .a import b`
         is_folder = any(other.startswith(f"{known}.") for other in modules) or not known
         path = folder / known.replace(".", "/")
         file = path / "__init__.py" if is_folder else path.with_suffix(".py")
@@ -109,9 +109,9 @@ def test_broken_rules_are_reported(tmp_path, modules, name, statement, message):
         field: getattr(before, field) | getattr(changed, field)
         for field in ("internal", "external", "has_star_import", "has_getattr", "dynamic_imports")
     }
-    errors = problems({**modules, name: replace(before, **both)})
-    assert any(message in error for error in errors), errors
-    assert all(error.endswith(".") and "\n" not in error for error in errors)
+    found = problems({**modules, name: replace(before, **both)})
+    assert any(sentence in each for each in found), found
+    assert all(each.endswith(".") and "\n" not in each for each in found)
 
 
 def test_missing_component(modules):
@@ -147,14 +147,14 @@ def test_diagram_shows_every_component_once():
 
 
 def test_public_names_exist_and_are_documented():
-    # The linter's order: capitals first.
+    # The linter's order: constants first.
     assert tiny_llm.__all__ == sorted(tiny_llm.__all__, key=lambda name: (not name.isupper(), name))
     for name in tiny_llm.__all__:
         assert getattr(tiny_llm, name).__doc__, f"{name} has no docstring"
 
 
 def documented_tree() -> dict[str, str]:
-    """Lines of ARCHITECTURE.md's tree by path, parsed from the indentation."""
+    """Paths in ARCHITECTURE.md's tree and their lines, parsed by indentation."""
     block = re.search(
         r"```text\n(tiny-llm/.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL
     )
@@ -171,9 +171,7 @@ def documented_tree() -> dict[str, str]:
 
 def test_tree_lists_only_existing_files():
     for path, line in documented_tree().items():
-        assert (ROOT / path).exists(), (
-            f"ARCHITECTURE.md's tree lists {line!r}, but {path} does not exist"
-        )
+        assert (ROOT / path).exists(), f"ARCHITECTURE.md's tree lists {line!r}, not found"
 
 
 def test_outdated_tree_is_reported(monkeypatch):
@@ -212,7 +210,7 @@ def test_readme_scripts_exist():
         assert re.search(rf"^{script} = ", pyproject, re.MULTILINE), f"no script {script}"
 
 
-def test_files_named_in_architecture_md_exist():
+def test_files_in_architecture_page_exist():
     prose = re.sub(r"```text\n.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
     for path in set(re.findall(r"`([\w./]+/?(?:\.py|/))`", prose)):
         places = (ROOT, PACKAGE, PACKAGE.parent / "extensions" / "src")
@@ -246,7 +244,7 @@ def test_asserts_have_no_side_effects(tmp_path, test, reason):
         "        return 'a'\n"
         f"    def read(self):\n        assert {test}\n"
     )
-    errors = impure_asserts(tmp_path)
-    assert [error.split(";")[0] for error in errors] == (
+    found = impure_asserts(tmp_path)
+    assert [error.split(";")[0] for error in found] == (
         [f"stream.py:9: the assert {reason}, which `python -O` removes"] if reason else []
     )

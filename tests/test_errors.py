@@ -23,7 +23,7 @@ def test_short_repr(value, expected):
     assert short_repr(value) == expected
 
 
-def test_short_repr_does_not_copy_long_strings():
+def test_short_repr_does_not_copy_a_long_text():
     text = "word " * 800_000
     tracemalloc.start()
     short_repr(text)

@@ -1,18 +1,18 @@
-"""Selection of the cases of a quick run."""
+"""Case selection of quick runs."""
 
 import itertools
 
 from tests.quick import covering_subset, in_share
 
 
-def test_product_is_covered_by_few_cases():
+def test_covering_subset_is_small():
     cases = [
         frozenset({("dtype", dtype), ("shape", shape), ("mask", mask)})
         for dtype, shape, mask in itertools.product(range(3), range(7), range(5))
     ]
     kept = covering_subset(cases)
     assert set().union(*(cases[number] for number in kept)) == set().union(*cases)
-    assert len(kept) == 7, "one case per value of the longest parameter"
+    assert len(kept) == 7, "one case per value of the parameter with most values"
 
 
 def test_single_parameter_keeps_all_cases():
@@ -21,11 +21,9 @@ def test_single_parameter_keeps_all_cases():
 
 def test_shares_of_successive_commits_cover_all_combinations():
     marks = {f"test_a[{n}]": {"thorough" if n % 2 else "other_isa"} for n in range(40)}
-    shares = [
-        {nodeid for nodeid in marks if in_share(nodeid, marks[nodeid], 4, n)} for n in (7, 8, 9, 10)
-    ]
-    assert set().union(*shares) == set(marks)
-    assert sum(len(share) for share in shares) == len(marks), "each case is in exactly one share"
+    selections = [{one for one in marks if in_share(one, marks[one], 4, n)} for n in (7, 8, 9, 10)]
+    assert set().union(*selections) == set(marks)
+    assert sum(len(share) for share in selections) == len(marks), "shares are disjoint"
     assert all(in_share("test_b", {"slow"}, 4, commit) for commit in range(4))
 
 

@@ -1,8 +1,8 @@
 """`pdm run build-ext`: builds the C++ extension; `pdm run clean-ext` removes it.
 
 Installing the package also builds the solution's extension. This command rebuilds it incrementally
-after a change, with the tools of the project's environment. It builds a learner's tree if there is
-one; --solution mine or ref chooses.
+after a change, with the tools of the project's environment. It builds the learner's tree if one
+exists; --solution mine or ref overrides this.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def install_solution() -> str | None:
         command,
         cwd=ROOT,
         check=False,
-        # Otherwise a failing build of the extension is not an error: see pyproject.toml.
+        # Makes a failed build of the extension an error: see pyproject.toml.
         env={**os.environ, "TINY_LLM_BUILD_EXT": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

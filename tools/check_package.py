@@ -1,8 +1,8 @@
 """`pdm run check-package`: builds, installs and runs the package.
 
-Builds an sdist, a wheel from it, and installs the wheel with its dependencies into a new
+Builds an sdist and a wheel from it, and installs the wheel with its dependencies into a new virtual
 environment outside the tree. The program and an example run there in an empty folder, with only
-PATH and HOME in the environment. A wheel built from the tree itself must have the same files.
+PATH and HOME set. A wheel built directly from the tree must contain the same files.
 Requires uv, which `./pdmw` installs.
 """
 
@@ -21,7 +21,7 @@ from tools.course.build import LESS_OPTIMIZED
 ROOT = Path(__file__).resolve().parents[1]
 SDIST_LIMIT = 12_000_000  # bytes; half of it is bundled models
 SDIST_FOLDERS = {"src"}
-IN_THE_WHEEL = (
+REQUIRED_FILES = (
     "tiny_llm/py.typed",
     "tiny_llm/demo/target/model.safetensors",
     "tiny_llm/demo/draft/model.safetensors",
@@ -29,8 +29,8 @@ IN_THE_WHEEL = (
     "licenses/LICENSE",
     "entry_points.txt",
 )
-# Compiles the extension with less optimization, to save time. Passed to CMake by uv.
-SOONER = tuple(f"-Ccmake.define.{option.removeprefix('-D')}" for option in LESS_OPTIMIZED)
+# Options for uv and CMake that compile the extension faster, with less optimization.
+FAST_BUILD = tuple(f"-Ccmake.define.{option.removeprefix('-D')}" for option in LESS_OPTIMIZED)
 QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 
 
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def check(folder: Path) -> None:
-    """Builds in `folder`, installs there, and runs the program there.
+    """Builds and installs the package in `folder`, and runs the program.
 
     Raises:
         PackageError: the first defect.
@@ -66,7 +66,7 @@ def check(folder: Path) -> None:
     check_sdist(sdist)
     print(f"{sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB")
     run("uv", "build", "--wheel", "--python", sys.executable, "--out-dir", str(folder), str(sdist),
-        *SOONER, cwd=folder)  # fmt: skip
+        *FAST_BUILD, cwd=folder)  # fmt: skip
     wheel = next(folder.glob("*.whl"))
     check_wheel(wheel, next((folder / "direct").glob("*.whl")))
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
@@ -84,13 +84,13 @@ def check(folder: Path) -> None:
     for command in ([program, "main"], [str(python), "-m", "tiny_llm", "main"]):
         answer = run(*command, *QUESTION, cwd=empty, environment=bare)
         if "Paris" not in answer:
-            raise PackageError(f"`{' '.join(command)}` answers '{answer.strip()}'.")
+            raise PackageError(f"`{' '.join(command)}` prints '{answer.strip()}'.")
     if "built: " not in run(program, "check", cwd=empty, environment=bare):
         raise PackageError("`tiny-llm check` does not find the extension.")
     example = ROOT / "examples" / "generate.py"
     answers = run(str(python), str(example), cwd=empty, environment=bare)
     if "17 + 25 = 42" not in answers:
-        raise PackageError(f"{example.name} answers '{answers.strip()}'.")
+        raise PackageError(f"{example.name} prints '{answers.strip()}'.")
     print(f"{version.strip()} answers from a new environment")
 
 
@@ -104,27 +104,27 @@ def check_sdist(sdist: Path) -> None:
         paths = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
     folders = {path.parts[0] for path in paths if len(path.parts) > 1}
     if folders != SDIST_FOLDERS:
-        raise PackageError(f"the sdist has the folders {sorted(folders)}, not only src.")
+        raise PackageError(f"the sdist must contain only src, got {sorted(folders)}.")
     if sdist.stat().st_size > SDIST_LIMIT:
         raise PackageError(
-            f"the sdist has {sdist.stat().st_size} bytes; {SDIST_LIMIT} are allowed."
+            f"the sdist must have at most {SDIST_LIMIT} bytes, got {sdist.stat().st_size}."
         )
 
 
 def check_wheel(wheel: Path, direct: Path) -> None:
-    """Rejects a wheel with missing files, or other files than one built from the tree.
+    """Rejects a wheel that lacks files or differs from one built from the tree.
 
     Raises:
         PackageError: the defect.
     """
     names, others = (set(zipfile.ZipFile(file).namelist()) for file in (wheel, direct))
-    for name in IN_THE_WHEEL:
+    for name in REQUIRED_FILES:
         if not any(one.endswith(name) for one in names):
             raise PackageError(f"the wheel lacks {name}.")
     if not any("/_ext." in name for name in names):
         raise PackageError("the wheel lacks the C++ extension.")
     if names != others:
-        raise PackageError(f"only one of sdist's and tree's wheels has {sorted(names ^ others)}.")
+        raise PackageError(f"wheels of sdist and tree differ in {sorted(names ^ others)}.")
 
 
 def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
@@ -133,7 +133,8 @@ def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> 
     Args:
         command: program and arguments.
         cwd: working directory.
-        environment: variables; None for this process's, without those that select a tree.
+        environment: environment variables; default: this process's, except those that select
+            a tree.
 
     Raises:
         PackageError: the command failed; the message has its output.
@@ -141,14 +142,14 @@ def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> 
     if environment is None:
         hidden = ("PYTHONPATH", "VIRTUAL_ENV", "TINY_LLM_MINE")
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        # Otherwise a failing build of the extension is not an error: see pyproject.toml.
+        # Makes a failed build of the extension an error: see pyproject.toml.
         environment["TINY_LLM_BUILD_EXT"] = "1"
     result = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
     if result.returncode != 0:
         raise PackageError(
-            f"`{_shown(command)}` ended with status {result.returncode}:\n"
+            f"`{_shown(command)}` exited with status {result.returncode}:\n"
             f"{result.stdout}{result.stderr}"
         )
     return result.stdout

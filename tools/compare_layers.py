@@ -14,14 +14,14 @@ import mlx.core as mx
 
 from tools.course.solution_flag import add_solution_argument, restart_in_tree, selected_tree
 
-# Relative rounding error in float32 is about 1e-6; mistakes are rarely below 1e-3.
-ALLOWED = 1e-4
+# Relative rounding errors are about 1e-6 in float32; mistakes are rarely below 1e-3.
+TOLERANCE = 1e-4
 
 Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]]
 
 
 def difference(ours: mx.array, theirs: mx.array) -> float:
-    """Maximum difference relative to the maximum value; infinite if shapes or NaNs differ."""
+    """Maximum difference relative to the maximum; infinite if shapes differ or ours has NaNs."""
     if ours.shape != theirs.shape or bool(mx.any(mx.isnan(ours))):
         return float("inf")
     return float(mx.max(mx.abs(ours - theirs)) / mx.max(mx.abs(theirs)))
@@ -30,7 +30,7 @@ def difference(ours: mx.array, theirs: mx.array) -> float:
 def parts(ours: Any, theirs: Any) -> Iterator[Part]:
     """Modules of both models from embedding to head: name, ours, theirs.
 
-    A block has two parts: x plus attention of its norm, and x plus MLP of its norm.
+    Each block has two: x + attention(norm(x)) and x + MLP(norm(x)).
     """
     yield "embedding", ours.embedding, theirs.model.embed_tokens
     for index, (our, their) in enumerate(zip(ours.layers, theirs.model.layers, strict=True)):
@@ -90,10 +90,10 @@ def main() -> int:
     ours = Qwen3ModelWeek1(theirs)
     ids = mx.array([tokenizer.encode(args.prompt)])
     for name, error in compare(ours, theirs, ids):
-        verdict = "ok" if error <= ALLOWED else "differs"
+        verdict = "ok" if error <= TOLERANCE else "differs"
         print(f"{name:20} {error:8.1e}  {verdict}")
-        if error > ALLOWED:
-            print(f"the first part that differs: {name}")
+        if error > TOLERANCE:
+            print(f"the first module that differs: {name}")
             return 1
     return 0
 

@@ -1,7 +1,7 @@
 """`pdm run compare-routing`: prefix cache hits of two replicas, by router.
 
 Conversations with a common system message and different notes take turns in random order, three at
-a time. A replica's KV cache has room for about two thirds of them.
+a time. A replica's KV cache holds about two thirds of them.
 """
 
 import argparse
@@ -27,11 +27,17 @@ from tiny_llm.server.settings import Settings
 from .course.solution_flag import add_solution_argument, restart_in_tree, selected_tree
 
 CONCURRENT = 3
-ROOM = 1600  # tokens of KV cache per replica
-PAGE = 16  # tokens
+CACHE_TOKENS = 1600  # tokens of KV cache per replica
+PAGE_SIZE = 16  # tokens
 BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2  # the demo's: layers, keys and values, heads, D, bfloat16
-PIECES = ROOM * 4 // PIECE_LENGTH  # at about four characters per token
-ENGINE = {"kv_cache_bytes": ROOM * BYTES_PER_TOKEN, "block_size": PAGE, "max_num_seqs": 4}
+MAX_PIECES = (
+    CACHE_TOKENS * 4 // PIECE_LENGTH
+)  # prefix pieces per replica, at about four characters per token
+ENGINE = {
+    "kv_cache_bytes": CACHE_TOKENS * BYTES_PER_TOKEN,
+    "block_size": PAGE_SIZE,
+    "max_num_seqs": 4,
+}
 
 SYSTEM = "You are a librarian. Answer in one sentence, and only from the notes."
 QUESTIONS = ("Who wrote it?", "When did it appear?", "What is it about?", "Is there a sequel?")
@@ -64,7 +70,7 @@ def notes(number: int) -> str:
 
 
 async def turn(client: httpx2.AsyncClient, messages: Messages, question: str) -> tuple[int, int]:
-    """Asks a question and appends the answer; returns the prompt's tokens and the cached ones."""
+    """Asks a question and appends the answer; returns the numbers of prompt and cached tokens."""
     messages.append({"role": "user", "content": question})
     body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
     response = (await client.post("/v1/chat/completions", json=body)).json()
@@ -87,8 +93,10 @@ async def measure(router: Router, num_conversations: int, num_turns: int) -> str
         for question in QUESTIONS[:num_turns]:
             order.shuffle(conversations)
             for start in range(0, num_conversations, CONCURRENT):
-                few = conversations[start : start + CONCURRENT]
-                for usage in await asyncio.gather(*(turn(client, one, question) for one in few)):
+                concurrent = conversations[start : start + CONCURRENT]
+                for usage in await asyncio.gather(
+                    *(turn(client, one, question) for one in concurrent)
+                ):
                     prompt, cached = prompt + usage[0], cached + usage[1]
     requests = " + ".join(str(one.num_requests) for one in replicas)
     return f"{requests:>9} {prompt:14} {prompt - cached:9} {cached / prompt:9.0%}"
@@ -106,8 +114,8 @@ def main() -> None:
     restart_in_tree(selected_tree(parser, args.solution), "tools.compare_routing")
     routers: dict[str, Router] = {
         "round robin": RoundRobinRouter(),
-        "longest match": PrefixAwareRouter(PIECES, max_imbalance=CONCURRENT, min_match=0),
-        "prefix-aware": PrefixAwareRouter(PIECES),
+        "longest match": PrefixAwareRouter(MAX_PIECES, max_imbalance=CONCURRENT, min_match=0),
+        "prefix-aware": PrefixAwareRouter(MAX_PIECES),
     }
     print("router          requests  prompt tokens  computed  hit rate")
     status = 0

@@ -3,10 +3,10 @@
     pdm run compile-metal
     python3 -m tools.compile_metal --std metal3.2
 
-Needs nothing installed by this project. Files are compiled as embedded in the extension, with our
-headers inlined, and messages name our file and line. Each file is compiled in every requested
-language version, and failures do not stop the others. Without Xcode, the driver has the same
-compiler: `pdm run check-installation` uses it.
+Requires none of the project's dependencies. Files are compiled as embedded in the extension, with
+our headers inlined; messages refer to the original files and lines. Each file is compiled in every
+requested language version, and failures do not stop the others. Without Xcode,
+`pdm run check-installation` uses the driver's compiler, which is the same.
 """
 
 import argparse
@@ -58,13 +58,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def what_is_missing() -> str | None:
-    """A sentence if Metal's compiler is missing."""
+    """Error message if Metal's compiler is missing, else None."""
     if shutil.which("xcrun") is None:
         return "Apple's compiler runs on a Mac; elsewhere `pdm run metal-check` checks the kernels."
     found = subprocess.run([*METAL, "--version"], check=False, capture_output=True, text=True)
     if found.returncode != 0:
         return (
-            "there is no `metal` compiler on this Mac. It comes with Xcode, and from Xcode 26 on "
+            "this Mac has no `metal` compiler. It comes with Xcode, and from Xcode 26 on "
             "with `xcodebuild -downloadComponent MetalToolchain`. `pdm run check-installation` "
             "needs neither: it has the driver compile the kernels."
         )
@@ -73,17 +73,17 @@ def what_is_missing() -> str | None:
 
 @contextmanager
 def in_folder(folder: Path) -> Iterator[None]:
-    """The current folder: header paths in the sources are relative to it."""
-    before = Path.cwd()
+    """Changes the working directory, as header paths in the sources are relative to it."""
+    previous = Path.cwd()
     os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(previous)
 
 
 def write_text(file: Path, folder: Path) -> Path:
-    """Writes a Metal file with our headers inlined into the folder."""
+    """Writes a Metal file, with our headers inlined, to a folder; returns its path."""
     spec = importlib.util.spec_from_file_location("metal_sources", EXTENSION / "metal_sources.py")
     assert spec is not None
     assert spec.loader is not None
@@ -95,7 +95,7 @@ def write_text(file: Path, folder: Path) -> Path:
 
 
 def compile_text(text: Path, versions: list[str]) -> dict[str, str]:
-    """Compiler output by language version in which the file fails."""
+    """Compiler errors by language version; empty on success."""
     messages = {}
     for version in versions:
         command = [*METAL, f"-std={version}", "-c", str(text), "-o", os.devnull]

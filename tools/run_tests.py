@@ -1,4 +1,4 @@
-"""`pdm run test`: quick tests, all tests, or one day's of the course.
+"""`pdm run test`: quick tests, all tests, or the tests of a course day.
 
     pdm run test                            every layer, on up to four cores, in a few minutes
     pdm run test --all                      all tests
@@ -6,15 +6,15 @@
     pdm run test --week 1 --day 3 -- -k task_2
     pdm run test tests/ops/test_matmul.py   one file
 
-The quick run omits tests marked `slow` (each of the course's days and wrong solutions,
-`transformers` beside ours), `thorough` (more parameter combinations) and `other_isa` (instruction
-sets between plain C++ and this machine's best): see tests/quick.py. --rest runs only those, with
---shares 4 as in CI a quarter of the combinations, another one at each commit. Files,
--k and -m select from all tests. `-n 0` runs them in one process.
+The quick run omits tests marked `slow` (each of the course's days and wrong solutions, comparisons
+with `transformers`), `thorough` (more parameter combinations) and `other_isa` (instruction sets
+between plain C++ and this machine's best): see tests/quick.py. --rest runs only those; --shares 4,
+as in CI, runs a quarter of the combinations, a different one at each commit. Files, -k and -m
+select from all tests. `-n 0` runs them in one process.
 
-The tests of a week or a day run on the learner's tree if there is one (`pdm run start-course`
-creates it), without the slow ones, otherwise on the solution; --solution mine or ref chooses. All
-other flags are pytest's, with or without `--` in front.
+The tests of a week or a day run on the learner's tree if one exists (`pdm run start-course` creates
+it), without the slow ones, otherwise on the solution; --solution mine or ref overrides this. All
+other flags are passed to pytest, with or without a preceding `--`.
 """
 
 import argparse
@@ -73,17 +73,17 @@ def main() -> int:
             print(f"testing your code in {shown(tree)}", flush=True)
             if is_stale(tree):
                 print(STALE, flush=True)
-            if not args.all and not has_flag(rest, "-m"):  # plain loops take minutes to generate
+            if not args.all and not has_flag(rest, "-m"):  # plain loops would take minutes
                 rest += ["-m", "not slow"]
         if not has_flag(rest, "-n", "--dist", "-p"):  # loading plugins takes as long as the tests
             rest = ["--disable-plugin-autoload", *rest]
         if tree is not None:
-            rest = [*BRIEF, *rest]  # pytest uses a flag's last value
+            rest = [*BRIEF, *rest]  # flags in `rest` take precedence
     os.chdir(ROOT)
     if args.week is None and not any(names_tests(argument) for argument in rest):
         if not args.all and not has_flag(rest, "-m", "-k"):
             rest = ["-m", REST if args.rest else QUICK, *rest]
-        # A file's tests may need one another. The long files come first: they keep their order.
+        # A file's tests may depend on one another. The long files come first and stay there.
         workers = ["-n", str(min(4, num_cores())), "--dist", "loadfile", "--no-loadscope-reorder"]
         rest = [*workers, *rest]
     if tree is None or args.week is None:
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def run_learners_tests(tree: Path, arguments: list[str]) -> int:
-    """Runs pytest in a child process, and names the test that crashes it."""
+    """Runs pytest in a child process, and names the test that crashed it."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.jsonl"
         command = [sys.executable, "-m", "pytest", "-p", "tools.course.pytest_json", *arguments]
@@ -118,11 +118,11 @@ def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:
         LookupError: no test files.
     """
     if day is not None:
-        asked = day_of(week, day)
-        days = dict.fromkeys(day_with_task(asked, task) for task in tasks) or {asked: None}
+        requested = day_of(week, day)
+        days = dict.fromkeys(day_with_task(requested, task) for task in tasks) or {requested: None}
         for other in days:
-            if other is not asked:
-                print(f"these tasks are of {other.name}: {other.title}", flush=True)
+            if other is not requested:
+                print(f"these tasks belong to {other.name}: {other.title}", flush=True)
         files = [chapter.test_file for chapter in days]
     else:
         files = [chapter.test_file for chapter in DAYS if chapter.week == week]

@@ -39,7 +39,7 @@ class Terminal:
     """Minimal terminal emulator: lines, cursor up, erase line.
 
     Attributes:
-        lines: lines with colour escape sequences.
+        lines: lines with color escape sequences.
         frames: lines before each redraw of a live view.
     """
 

@@ -1,6 +1,6 @@
 """`pdm run build-ext-test`: calls the extension once and compares with MLX.
 
-Uses the learner's extension if there is a learner's tree; --solution mine or ref chooses.
+Uses the learner's extension if a learner's tree exists; --solution mine or ref overrides this.
 """
 
 import argparse

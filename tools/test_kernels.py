@@ -1,8 +1,8 @@
-"""`pdm run test-kernels`: tests the CPU kernels without MLX and Python.
+"""`pdm run test-kernels`: tests the CPU kernels without MLX or Python.
 
     pdm run test-kernels               this processor's kernels, and 64-bit ARM in an emulator
     pdm run test-kernels --isa neon    one instruction set
-    pdm run test-kernels --sanitize    stops at memory errors and undefined behaviour
+    pdm run test-kernels --sanitize    stops at memory errors and undefined behavior
 
 The program is built from src/extensions/tests with only a compiler, so it can be cross-compiled:
 NEON by aarch64-linux-gnu-g++, run by qemu-aarch64.
@@ -36,12 +36,14 @@ def main() -> int:
     parser.add_argument(
         "--isa", choices=["avx2", "avx512", "amx", "neon"], help="only this instruction set"
     )
-    parser.add_argument("--sanitize", action="store_true", help="with GCC's or Clang's sanitizers")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="build with sanitizers (GCC or Clang)"
+    )
     args = parser.parse_args()
     neon_alone = args.isa == "neon" and not ARM
     runs = [] if neon_alone else native(args.isa, args.sanitize)
     if neon_alone or (args.isa is None and not ARM and not args.sanitize):
-        problem = lacking()
+        problem = missing_tools()
         if problem is None:
             runs = emulated() + runs  # the slowest first
         else:
@@ -69,13 +71,13 @@ def emulated() -> list[Run]:
     return runs_of([EMULATOR, "-L", "/usr/aarch64-linux-gnu", str(program)], "neon")
 
 
-def lacking() -> str | None:
-    """A sentence on the tools missing for testing NEON."""
+def missing_tools() -> str | None:
+    """Error message if tools for testing NEON are missing, else None."""
     missing = [tool for tool in (CROSS_COMPILER, EMULATOR) if shutil.which(tool) is None]
     if not missing:
         return None
     return (
-        f"test-kernels: NEON is not tested here, as there is no {' and no '.join(missing)}; "
+        f"test-kernels: NEON is not tested, as {' and '.join(missing)} cannot be found; "
         "on Debian and Ubuntu: `apt install g++-aarch64-linux-gnu qemu-user`."
     )
 
@@ -100,12 +102,15 @@ def passes(run: Run) -> bool:
     )
     print(result.stdout, end="", flush=True)
     if result.returncode < 0:
-        print(f"test-kernels: {command[-1]} died of signal {-result.returncode}.", file=sys.stderr)
+        print(
+            f"test-kernels: {command[-1]} was killed by signal {-result.returncode}.",
+            file=sys.stderr,
+        )
     return result.returncode == 0
 
 
 def build(name: str, *options: str, sanitize: bool = False) -> Path:
-    """Compiles the program in a new folder; exits on failure."""
+    """Compiles the program; exits on failure."""
     folder = ROOT / "build" / "kernel-tests" / name
     configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), "-G", "Ninja", *options]
     configure += [

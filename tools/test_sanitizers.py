@@ -4,10 +4,10 @@ Builds an instrumented extension in build/sanitized and runs the kernel tests ag
 out-of-bounds access, use-after-free or undefined behavior aborts the process with a report. Extra
 arguments are passed to pytest.
 
-The sanitizer's runtime must be loaded first: LD_PRELOAD. The installed extension must not be
-imported: Python starts without `site` (-S), which would resolve the editable installation, and with
-explicit import paths. The two xdist workers (--tx) start the same way; as
-their pytest plugin, this module checks that each imported the instrumented extension.
+LD_PRELOAD loads the sanitizer's runtime first. So that the installed extension is not imported,
+Python starts without `site` (-S), which would resolve the editable installation, and with explicit
+import paths. The two xdist workers (--tx) start the same way; as their pytest plugin, this module
+checks that each imported the instrumented extension.
 """
 
 import os
@@ -34,7 +34,7 @@ TESTS = (
 def main() -> int:
     """Exit status: 0 if the tests pass without reports."""
     if sys.platform != "linux" or shutil.which("g++") is None:
-        print("test-sanitizers: skipped: it needs Linux and GCC.", file=sys.stderr)
+        print("test-sanitizers: skipped: requires Linux and GCC.", file=sys.stderr)
         return 0
     if not build():
         print("test-sanitizers: the extension did not build; see above.", file=sys.stderr)
@@ -42,7 +42,7 @@ def main() -> int:
     environment = {
         **os.environ,
         "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6')}",
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONPATH": os.pathsep.join(
             [str(PACKAGE), str(ROOT / "src"), str(ROOT), sysconfig.get_path("platlib")]
@@ -50,7 +50,7 @@ def main() -> int:
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
-    # Reports bypass Python's output capture, and would be lost with the process.
+    # Reports go to the file descriptor: capturing it would lose them when the process aborts.
     command += ["--capture=sys"]
     # Task 3 of these days is a Metal kernel, run by the emulator, or the scheduler.
     command += ["-k", "not task_3"]

@@ -26,7 +26,7 @@ class Drawing:
         style: str = "",
         radius: float = 3,
     ) -> None:
-        """A rectangle with a centred label, possibly of several lines."""
+        """A rectangle with a centered label of one or more lines."""
         self._parts.append(
             f'<rect class="box {kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" '
             f'rx="{radius:g}"/>'

@@ -6,7 +6,7 @@ from ._svg import Drawing
 
 
 def roofline() -> str:
-    """Roofline of the log's machine, with a model's steps."""
+    """Roofline of the machine in the benchmark log, with steps of a model."""
     d = Drawing(620, 280)
     bandwidth, peak = 35.0, 461.0
 
@@ -44,7 +44,7 @@ def roofline() -> str:
 
 
 def memory_speed() -> str:
-    """GB/s of one row of the quantized product, version by version."""
+    """GB/s of successive versions of the quantized matmul on one row."""
     d = Drawing(620, 190)
     rows = [
         ("no prefetching", 7, ""),
@@ -63,7 +63,7 @@ def memory_speed() -> str:
 
 
 def emulator() -> str:
-    """From a .metal file to a verdict."""
+    """Stages of the emulator, from a .metal file to a fault report."""
     d = Drawing(620, 190)
     steps = [
         ("kernel.metal\nunchanged", "n"),
@@ -92,7 +92,7 @@ def emulator() -> str:
 
 
 def first_divergence() -> str:
-    """Errors by layer: rounding against a bug."""
+    """Difference by layer: rounding errors compared with a bug."""
     d = Drawing(620, 190)
 
     def at(layer: float, error: float) -> tuple[float, float]:
@@ -117,7 +117,7 @@ def first_divergence() -> str:
 
 
 def course_map() -> str:
-    """The engine at the end of the course, its parts coloured by week."""
+    """The engine at the end of the course, with parts colored by week."""
     d = Drawing(640, 300)
     for week, (kind, title) in enumerate(
         (("a", "Week 1"), ("b", "Week 2"), ("c", "Week 3"), ("d", "Week 4"))

@@ -6,7 +6,7 @@ from ._svg import Drawing
 
 
 def whole_model() -> str:
-    """From ids to logits."""
+    """The whole model, from ids to logits."""
     d = Drawing(620, 190)
     parts = [
         ("ids\nB×L", "n", 60),
@@ -38,7 +38,7 @@ def whole_model() -> str:
 
 
 def attention_shapes() -> str:
-    """Scores and weighted mean."""
+    """Shapes of attention: scores, softmax and weighted mean."""
     d = Drawing(620, 250)
     d.box(10, 60, 70, 90, "a", "query\nL×D")
     d.text(94, 110, "·", "strong", "middle")
@@ -59,7 +59,7 @@ def attention_shapes() -> str:
 
 
 def split_heads() -> str:
-    """Reshape, then swap."""
+    """Splitting into heads: reshape, then swap axes."""
     d = Drawing(620, 176)
     d.text(80, 18, "B×L×E", "strong", "middle")
     for row in range(4):
@@ -85,7 +85,7 @@ def split_heads() -> str:
 
 
 def rope_rotation() -> str:
-    """Two vectors turn, their angle depends on the distance."""
+    """Two rotated vectors, whose angle depends only on their distance."""
     d = Drawing(620, 210)
     for cx, title, angles in (
         (110, "positions 2 and 5", (40, 100)),
@@ -116,7 +116,7 @@ def rope_rotation() -> str:
 
 
 def rope_pairs() -> str:
-    """The two layouts of pairs."""
+    """The two layouts of RoPE's pairs."""
     d = Drawing(620, 170)
     kinds = "abcd"
     for y, title, pairing in (
@@ -134,7 +134,7 @@ def rope_pairs() -> str:
 
 
 def rope_speeds() -> str:
-    """How fast the pairs of D = 128, base 1,000,000 turn."""
+    """Rotation speeds of RoPE's pairs, for D = 128 and base 1,000,000."""
     d = Drawing(620, 190)
     d.text(10, 18, "cos of the angle at positions 0 … 63 (D = 128, base 1,000,000)", "small soft")
     for row, pair in enumerate((0, 8, 16, 32)):
@@ -170,7 +170,7 @@ def grouped_heads() -> str:
 
 
 def causal_masks() -> str:
-    """L = S and L < S."""
+    """Causal masks for L = S and L < S."""
     d = Drawing(620, 190)
 
     def grid(x0: float, y0: float, L: int, S: int, title: str) -> None:
@@ -215,7 +215,7 @@ def qwen3_attention() -> str:
 
 
 def mlp() -> str:
-    """SwiGLU."""
+    """The MLP: SwiGLU."""
     d = Drawing(620, 150)
     d.box(10, 55, 70, 40, "n", "x  N..×E")
     d.arrow((80, 75), (130, 35))
@@ -237,7 +237,7 @@ def mlp() -> str:
 
 
 def silu_curve() -> str:
-    """SiLU beside ReLU."""
+    """SiLU compared with ReLU."""
     d = Drawing(620, 200)
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -283,7 +283,7 @@ def block() -> str:
 
 
 def recomputing() -> str:
-    """Tokens computed per step without a cache."""
+    """Tokens computed in each step without a cache."""
     d = Drawing(620, 210)
     d.text(10, 16, "step", "small soft")
     for step in range(5):

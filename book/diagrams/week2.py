@@ -33,7 +33,7 @@ def kv_cache_step() -> str:
 
 
 def cache_growth() -> str:
-    """Capacity and length over time, as `grow_buffer` decides."""
+    """Capacity and length of a buffer over time, computed by `grow_buffer`."""
     d = Drawing(460, 240)
 
     def at(tokens: float, size: float) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def packed_nibbles() -> str:
 
 
 def matmul_intensity() -> str:
-    """How often a weight is used."""
+    """Reuse of each weight in decode and prefill."""
     d = Drawing(620, 190)
     d.text(110, 18, "decode: M = 1", "strong", "middle")
     d.box(20, 70, 60, 14, "a", "")
@@ -103,7 +103,7 @@ def matmul_intensity() -> str:
 
 
 def factored_sum() -> str:
-    """The scale leaves the sum."""
+    """The scale factored out of a group's sum."""
     d = Drawing(620, 150)
     d.text(10, 18, "one group, one output", "small soft")
     for i in range(6):
@@ -123,7 +123,7 @@ def factored_sum() -> str:
 
 
 def metal_grid() -> str:
-    """Grid, threadgroups, simdgroups."""
+    """Grid, threadgroups and simdgroups of a matmul."""
     d = Drawing(620, 200)
     d.text(10, 16, "grid: the output M×O", "small soft")
     for row in range(3):
@@ -175,7 +175,7 @@ def flash_tiles() -> str:
 
 
 def online_softmax() -> str:
-    """A numeric example: two tiles."""
+    """Online softmax: a numeric example with two tiles."""
     d = Drawing(620, 150)
     for x, title, lines, kind in (
         (10, "tile 1: scores 2, 1", ["m = 2", "l = e⁰ + e⁻¹ = 1.368"], "b"),
@@ -198,7 +198,7 @@ def online_softmax() -> str:
 
 
 def chunked_prefill() -> str:
-    """A long prompt beside decoding requests."""
+    """A long prompt among decoding requests, whole and in chunks."""
     d = Drawing(620, 190)
     d.text(10, 20, "whole prompt at once", "strong")
     d.text(10, 46, "A decodes", "small")

@@ -35,7 +35,7 @@ def slots_and_pages() -> str:
 
 
 def block_table() -> str:
-    """From a position to a row of memory."""
+    """Lookup of a position in the block table."""
     d = Drawing(620, 230)
     d.text(10, 18, "block_table of request A", "strong")
     for i, page in enumerate((0, 2, 4, -1)):
@@ -63,7 +63,7 @@ def block_table() -> str:
 
 
 def ragged_batch() -> str:
-    """Padding against one row of tokens."""
+    """A padded batch compared with a ragged batch."""
     d = Drawing(620, 200)
     d.text(10, 18, "padded: B×L, mostly padding", "strong")
     for row, (name, length, kind) in enumerate((("A", 1, "a"), ("B", 1, "b"), ("C", 12, "c"))):
@@ -86,7 +86,7 @@ def ragged_batch() -> str:
 
 
 def step_plan() -> str:
-    """How a token budget is filled, step by step."""
+    """Allocation of a token budget in successive steps."""
     d = Drawing(620, 210)
     d.text(10, 18, "budget of 16 tokens a step", "strong")
     steps = [
@@ -108,7 +108,7 @@ def step_plan() -> str:
 
 
 def prefix_tree() -> str:
-    """Full pages shared by their tokens."""
+    """Prefix tree: prompts share full pages with equal tokens."""
     d = Drawing(420, 268)
     d.box(160, 8, 100, 30, "n", "root")
     d.arrow((210, 38), (210, 58))
@@ -160,7 +160,7 @@ def preemption() -> str:
 
 
 def speculation() -> str:
-    """Draft, verify, keep."""
+    """Speculative decoding: draft, verify, accept."""
     d = Drawing(620, 220)
     d.text(10, 20, "draft, one by one", "small soft")
     words = ["the", "capital", "of", "France", "was"]
@@ -192,7 +192,7 @@ def speculation() -> str:
 
 
 def rejection() -> str:
-    """min(p, q) and the surplus."""
+    """Rejection sampling: min(p, q) and the residual."""
     d = Drawing(620, 210)
     p = [0.5, 0.3, 0.15, 0.05]
     q = [0.3, 0.5, 0.1, 0.1]

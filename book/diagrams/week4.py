@@ -1,10 +1,10 @@
-"""Diagrams of Week 4: measuring in turns, words in lanes, rows that go together, panels."""
+"""Diagrams of Week 4: interleaved runs, words in lanes, prepacked rows, panels."""
 
 from ._svg import Drawing
 
 
 def turns() -> str:
-    """Two equal kernels on a machine that slows down: one after the other, and in turns."""
+    """Two equal kernels on a machine that slows down: sequential and interleaved runs."""
     d = Drawing(470, 250)
     orders = (
         ("one after the other", "AAAABBBB", 30),
@@ -28,7 +28,7 @@ def turns() -> str:
 
 
 def lanes() -> str:
-    """A vector of words: one shift gives the same nibble of every word, far apart in the row."""
+    """A vector of words: one shift extracts the same nibble of each word."""
     d = Drawing(640, 270)
     d.text(10, 18, "four words of a row: a word is eight weights", "strong")
     kinds = "abcd"
@@ -99,7 +99,7 @@ def panels() -> str:
 
 
 def key_parts() -> str:
-    """A sequence's keys in parts, taken by any thread; states are merged in order."""
+    """A sequence's keys in parts, claimed by any thread; states are merged in order."""
     d = Drawing(470, 262)
     d.text(10, 18, "keys of one head, in parts of 512 from the first on", "strong")
     x = 10.0

@@ -4,7 +4,7 @@ from ._svg import Drawing
 
 
 def claims() -> str:
-    """A job of twelve chunks on two threads, of which one loses its core for a while."""
+    """Twelve chunks on two threads, one of which temporarily loses its core."""
     d = Drawing(470, 232)
     width, late = 30, 5
     rows = {

@@ -1,10 +1,10 @@
-"""Diagrams of the server's days: its two threads, a disconnect, the buffers of a response."""
+"""Diagrams of the server's days: two threads, a disconnect, the buffers of a response."""
 
 from ._svg import Drawing
 
 
 def server_threads() -> str:
-    """A request's way through the event loop, the engine thread and back."""
+    """Path of a request through the event loop and the engine thread."""
     d = Drawing(470, 292)
     width, inner = 192, 168
     left, right = 10, 268
@@ -46,7 +46,7 @@ def server_threads() -> str:
 
 
 def disconnect() -> str:
-    """Steps of the engine while a client leaves and its request is aborted."""
+    """Steps of the engine while a client disconnects and its request is aborted."""
     d = Drawing(470, 252)
     left, width = 86, 74
     d.text(10, 40, "client", "strong")
@@ -76,7 +76,7 @@ def disconnect() -> str:
 
 
 def response_buffers() -> str:
-    """Buffers between the engine and a client that does not read, and what bounds each."""
+    """Buffers between the engine and a client that does not read, with the bound of each."""
     d = Drawing(470, 286)
     rows = (
         ("b", "engine thread", "a step never waits for a client"),

@@ -18,7 +18,7 @@ STEPS = [
 
 
 def forced_tokens() -> str:
-    """Tokens of an output, grouped by step; forced ones have another colour."""
+    """Tokens of an output, grouped by step; forced tokens have another color."""
     d = Drawing(562, 118)
     x = 8.0
     for number, step in enumerate(STEPS, start=1):
@@ -40,7 +40,7 @@ def forced_tokens() -> str:
     return d.svg()
 
 
-# Chunk, what the parser holds back after it, and the deltas that it emits.
+# Chunk, text that the parser then holds back, and emitted deltas.
 STREAM = [
     ("<th", "<th", []),
     ("ink>\\nHm.\\n</", "\\n</", [("b", "reasoning: Hm.")]),
@@ -53,7 +53,7 @@ STREAM = [
 
 
 def held_back() -> str:
-    """Chunks of a stream: each with the text that waits after it, and its deltas."""
+    """Chunks of a stream, each with the text held back and the deltas sent."""
     d = Drawing(620, 268)
     columns = (8, 196, 404)
     for column, title in zip(columns, ("chunk", "held back", "sent"), strict=True):

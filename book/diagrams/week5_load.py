@@ -4,7 +4,7 @@ from ._svg import Drawing
 
 
 def request_times() -> str:
-    """Arrival, first and last token of a request, on the engine's steps."""
+    """Arrival, first and last token of a request, relative to the engine's steps."""
     d = Drawing(600, 176)
     left, width = 40, 76
     steps = [left + number * width for number in range(7)]
@@ -35,7 +35,7 @@ def request_times() -> str:
 
 
 def ngram_draft() -> str:
-    """The last tokens of a text, their earlier occurrence, and what followed it."""
+    """The last tokens of a text, their earlier occurrence, and the tokens after it."""
     d = Drawing(620, 168)
     text = ["the", "cat", "sat", "on", "the", "mat", ".", "A", "cat", "sat", "on"]
     width = 42

@@ -3,12 +3,12 @@
 from ._svg import Drawing
 
 KEY = [("system", "n"), ("notes A", "a"), ("question", "a"), ("answer", "a"), ("question", "e")]
-KNOWN = ([0, 1, 2, 3], [0])  # pieces of the key that each replica knows
+KNOWN = ([0, 1, 2, 3], [0])  # pieces of the key in each replica's index
 OTHERS = (["notes C"], ["notes B", "question", "answer", "notes D"])
 
 
 def prefix_match() -> str:
-    """A key's pieces, and how many of them each replica's index has from the start."""
+    """A key's pieces, and the length of its prefix match in each replica's index."""
     d = Drawing(600, 252)
     width, gap, left = 84, 8, 96
 

@@ -2,14 +2,14 @@
 
 from ._svg import Drawing
 
-EXPERTS = [[3, 1], [1, 0], [3, 1]]  # the choice of three tokens
+EXPERTS = [[3, 1], [1, 0], [3, 1]]  # selected by three tokens
 KINDS = {0: "a", 1: "b", 3: "c"}
 
 
 def experts() -> str:
-    """Products of tokens and experts: by token, sorted by expert, and back."""
+    """Products of tokens and experts: by token, sorted by expert, and restored."""
     d = Drawing(470, 356)
-    products = [(token, expert) for token, own in enumerate(EXPERTS) for expert in own]
+    products = [(token, expert) for token, chosen in enumerate(EXPERTS) for expert in chosen]
     order = sorted(range(len(products)), key=lambda p: products[p][1])
     width, gap = 66, 10
 

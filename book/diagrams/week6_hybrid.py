@@ -4,7 +4,7 @@ from ._svg import Drawing
 
 
 def delta_step() -> str:
-    """One token: the state decays, is compared, is corrected, and is read."""
+    """One token: the state is decayed, compared, corrected and read."""
     d = Drawing(560, 250)
     boxes = [
         (10, "a", "decay", "γ S"),
@@ -39,7 +39,7 @@ def delta_step() -> str:
 
 
 def checkpoints() -> str:
-    """The pages of two turns, and the states that the first one has left."""
+    """The pages of two turns, and the states saved by the first."""
     d = Drawing(600, 262)
     width, height = 80, 30
 

@@ -29,7 +29,7 @@ def agent_loop() -> str:
 
 
 def compaction() -> str:
-    """The prompt's length under two policies: saw-tooths of small and of large steps."""
+    """The prompt's length under two policies: sawtooth curves with small and large steps."""
     d = Drawing(600, 236)
     for x0, name, target in ((44, "at every turn", 148), (332, "rare, large steps", 76)):
         base, limit, head = 200, 150, 24

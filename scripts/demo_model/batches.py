@@ -1,7 +1,7 @@
-"""Steps of a fixed number of tokens, filled with examples grouped by length.
+"""Training batches of a fixed number of tokens, grouped by padded length.
 
-Each example is padded to a multiple of a few tokens and put with others of that length into a group
-(see `model.py`). Padding follows an example, invisible to causal attention.
+Each example is right-padded to a multiple of 8, 16 or 64 tokens; examples of equal padded length
+form a group (see `model.py`). Causal attention never sees the padding.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
     from .model import Group
 
-LONGEST = 1536
+MAX_LENGTH = 1536
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Flat tensors of T tokens; `target_positions` holds the positions to learn from."""
+    """Flat tensors of T tokens, and the loss over `target_positions`."""
 
     ids: Tensor  # T
     positions: Tensor  # T
     groups: list[Group]
     target_positions: Tensor  # indices into T
-    labels: Tensor  # the next token at each of them
-    weights: Tensor  # loss weight of each
+    labels: Tensor  # next token at each target position
+    weights: Tensor  # loss weight of each target position
     num_examples: int
-    num_tokens: int  # without padding
+    num_tokens: int  # excluding padding
 
 
 def padded_length(length: int) -> int:
-    """The length of the group an example belongs to."""
+    """Padded length of an example."""
     step = 8 if length <= 128 else 16 if length <= 256 else 64
     return -(-length // step) * step
 
 
 def assemble(examples: list[Encoded], num_tokens: int, with_prompt: bool) -> Batch:
-    """Lay the examples out group by group and fill the rest with rows of padding."""
+    """Concatenates the examples by group, then pads to `num_tokens`."""
     by_length: dict[int, list[Encoded]] = defaultdict(list)
     for example in examples:
         by_length[padded_length(len(example.ids))].append(example)
@@ -78,7 +78,7 @@ def assemble(examples: list[Encoded], num_tokens: int, with_prompt: bool) -> Bat
 
 
 class TrainingBatches:
-    """An endless stream of steps."""
+    """Infinite source of training batches."""
 
     def __init__(
         self, tokenizer: Tokenizer, seed: int, num_tokens: int, is_continued: bool
@@ -89,12 +89,12 @@ class TrainingBatches:
         self.pending: list[Encoded] = []
 
     def take(self, with_prompt: bool) -> Batch:
-        """Fill one step; the first example that does not fit waits for the next."""
+        """Builds the next batch; the first example that does not fit starts the one after."""
         used = sum(padded_length(len(encoded.ids)) for encoded in self.pending)
         while True:
             encoded = encode(next(self.examples), self.tokenizer)
             length = padded_length(len(encoded.ids))
-            if length > LONGEST:
+            if length > MAX_LENGTH:
                 continue
             if used + length > self.num_tokens:
                 batch = assemble(self.pending, self.num_tokens, with_prompt)

@@ -1,9 +1,10 @@
 """Encodes examples to token ids with a loss mask.
 
-Chats are rendered as by the chat template. The loss covers the last assistant message including its
-reasoning, and earlier ones except their first token: it decides whether to reason, and history
-omits the reasoning. In the first part of training, long prompts count with a small weight: their
-names recur, and predicting them teaches copying.
+Chats are rendered like the chat template does. The loss covers the last assistant message,
+including its reasoning, and the earlier ones except their first token. That token decides whether
+the model reasons, but a chat's history omits the reasoning. In the first part of training, tokens
+of long prompts have a small weight in the loss: names recur in these prompts, and predicting them
+teaches the model to copy.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ EMPTY_THINKING = "<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True)
 class Encoded:
-    """`loss_mask[i]`: whether `ids[i]` is a training target."""
+    """Token ids with their loss mask."""
 
     ids: np.ndarray  # uint16
-    loss_mask: np.ndarray  # bool
+    loss_mask: np.ndarray  # bool: whether `ids[i]` is a training target
 
     def weights(self, with_prompt: bool) -> np.ndarray:
-        """Loss weight per token; every other token of a long prompt has a small one."""
+        """Loss weight per token; small for every other token of a long prompt."""
         weights = self.loss_mask.astype(np.float32)
         if with_prompt and len(self.ids) >= LONG_PROMPT:
             every_other = weights[1 + len(self.ids) % 2 :: 2]
@@ -41,13 +42,13 @@ class Encoded:
 
 
 def render_prompt(example: Example) -> str:
-    """The prompt as rendered by the chat template, with a generation prompt."""
+    """Renders the prompt like the chat template, with a generation prompt."""
     turns = "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in example.prompt)
     return f"{turns}{START}assistant\n" + ("" if example.enable_thinking else EMPTY_THINKING)
 
 
 def render_answer(example: Example) -> list[tuple[str, str]]:
-    """The expected output after the prompt, as pieces: see `_pieces`."""
+    """Renders the expected output as pieces; see `_pieces`."""
     thought = f"<think>\n{example.thought}\n</think>\n\n" if example.enable_thinking else ""
     if not example.answer_parts:
         return [("learn", f"{thought}{example.answer}{END}")]
@@ -58,7 +59,10 @@ def render_answer(example: Example) -> list[tuple[str, str]]:
 
 
 def _pieces(example: Example) -> list[tuple[str, str]]:
-    """The chat in order; a piece is 'read', 'history' (learn all but one token) or 'learn'."""
+    """Splits the chat into (role, text) pieces.
+
+    Roles: "learn" is in the loss, "read" is not, "history" is except for its first token.
+    """
     pieces = []
     is_closed = example.is_closed and not example.enable_thinking
     for message in example.prompt:
@@ -76,10 +80,10 @@ def _pieces(example: Example) -> list[tuple[str, str]]:
 
 
 def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
-    """Encode piece by piece; the ids equal those of the whole text.
+    """Encodes an example piece by piece.
 
-    Pieces are split at special tokens between turns, and within an output at pre-tokenizer
-    boundaries.
+    The ids equal those of the whole text, because pieces are split at special tokens or, within an
+    output, at pre-tokenizer boundaries.
     """
     ids: list[int] = []
     loss_mask: list[bool] = []

@@ -1,11 +1,11 @@
-"""Evaluates exported models on wordings, paragraphs and operands unseen in training.
+"""Evaluates exported models on held-out wordings, paragraphs and operands.
 
     python -m demo_model.evaluate --model FOLDER [--draft FOLDER] [--per-maker 200]
 
-Decoding is greedy and by `transformers`, on the quantized weights restored to bfloat16, because
-MLX's quantized product is slow on Linux CPUs; a few examples are decoded again by `mlx_lm` from
-the quantized folder itself. Scoring is by exact match of the output; the reasoning
-before it may differ. Prints Markdown tables and ends in one JSON line.
+`transformers` decodes greedily with the weights dequantized to bfloat16, because MLX's quantized
+matmul is slow on Linux CPUs. As a cross-check, `mlx_lm` decodes a few examples with the quantized
+weights. The score is the exact match of the output after the reasoning. Prints Markdown tables,
+then one line of JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Decoded:
 
     example: Example
     prompt_ids: list[int]
-    output_ids: list[int]  # ends with the end token, unless cut off
+    output_ids: list[int]  # ends with the EOS token unless truncated
     text: str  # output without the reasoning
 
     @property
@@ -50,14 +50,14 @@ class Decoded:
 
 
 def answer_of(text: str) -> str:
-    """The output after the reasoning; empty if the reasoning never ends."""
+    """Output after the reasoning; empty if the reasoning is truncated."""
     if text.startswith("<think>"):
         text = text.partition("</think>")[2]
     return text.removesuffix("<|im_end|>").strip("\n")
 
 
 class Reference:
-    """A quantized folder, restored to bfloat16, in transformers."""
+    """A quantized model, dequantized to bfloat16 and run by `transformers`."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -68,11 +68,11 @@ class Reference:
         self.end = self.tokenizer.eos_token_id
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a rendered chat."""
+        """Encodes a rendered chat."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, examples: list[Example], max_new_tokens: int) -> list[Decoded]:
-        """Decode all examples greedily, in batches of similar length."""
+        """Decodes all examples greedily, in batches of similar prompt length."""
         prompts = [self.encode(render_prompt(example)) for example in examples]
         order = sorted(range(len(examples)), key=lambda i: len(prompts[i]))
         outputs: dict[int, list[int]] = {}
@@ -98,23 +98,25 @@ class Reference:
 
     @torch.inference_mode()
     def count_agreement(self, decoded: Decoded) -> int:
-        """Number of decoded tokens that this model also predicts, given the same prefix."""
+        """Number of output tokens that this model also predicts, given the same prefix."""
         ids = torch.tensor([decoded.prompt_ids + decoded.output_ids])
-        guesses = self.model(ids).logits[0].argmax(-1)
+        predictions = self.model(ids).logits[0].argmax(-1)
         first = len(decoded.prompt_ids) - 1
         return sum(
-            int(guess == token)
-            for guess, token in zip(guesses[first:-1].tolist(), decoded.output_ids, strict=True)
+            int(predicted == token)
+            for predicted, token in zip(
+                predictions[first:-1].tolist(), decoded.output_ids, strict=True
+            )
         )
 
 
 def percent(part: int, whole: int) -> float:
-    """A percentage with one decimal."""
+    """Percentage, rounded to one decimal; 0 for an empty whole."""
     return round(100 * part / whole, 1) if whole else 0.0
 
 
 def accuracy_table(decoded: list[Decoded]) -> dict[str, float]:
-    """Print a row for each kind and mode; return the percentage of each kind and overall."""
+    """Prints accuracy by kind and thinking mode; returns it by kind and overall, in percent."""
     results: dict[str, float] = {}
     print("| kind | thinking | n | exact % |\n|---|---|---:|---:|")
     for kind in sorted({d.example.kind for d in decoded}):
@@ -130,7 +132,7 @@ def accuracy_table(decoded: list[Decoded]) -> dict[str, float]:
 
 
 def agreement_table(draft: Reference, decoded: list[Decoded]) -> dict[str, float]:
-    """Print and return how much of the target's output the draft predicts, by kind."""
+    """Prints and returns the percentage of target tokens that the draft predicts, by kind."""
     right: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     for item in decoded:
@@ -146,7 +148,7 @@ def agreement_table(draft: Reference, decoded: list[Decoded]) -> dict[str, float
 
 
 def cross_check(folder: Path, decoded: list[Decoded], count: int) -> int:
-    """Decode a few examples with mlx_lm from the quantized folder; return how many agree fully."""
+    """Decodes `count` examples with `mlx_lm`; returns how many outputs are identical."""
     model, tokenizer = load(str(folder))
     agreed = 0
     for item in random.Random(HELD_OUT_SEED).sample(decoded, count):
@@ -156,7 +158,7 @@ def cross_check(folder: Path, decoded: list[Decoded], count: int) -> int:
 
 
 def show(reference: Reference) -> None:
-    """Print the outputs for the package's example prompts."""
+    """Prints the outputs for the package's example prompts."""
     prompts = (PROMPTS["INTRODUCTION_PROMPT"], *PROMPTS["BATCH_PROMPTS"])
     for thinking in (False, True):
         print(f"Thinking {'on' if thinking else 'off'}:\n")
@@ -174,13 +176,17 @@ def show(reference: Reference) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Evaluates the models given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
-    parser.add_argument("--per-maker", type=int, default=200, help="examples of each question type")
-    parser.add_argument("--cross-check", type=int, default=20)
-    parser.add_argument("--failures", type=int, default=10, help="wrong answers to print")
+    parser.add_argument(
+        "--per-maker", type=int, default=200, help="number of examples per question type"
+    )
+    parser.add_argument(
+        "--cross-check", type=int, default=20, help="number of examples to decode with mlx_lm, too"
+    )
+    parser.add_argument("--failures", type=int, default=10, help="number of wrong outputs to print")
     arguments = parser.parse_args()
     mx.set_default_device(mx.cpu)
     reference = Reference(arguments.model)
@@ -189,7 +195,10 @@ def main() -> None:
     summary: dict[str, object] = {"exact": accuracy_table(decoded)}
     for item in [d for d in decoded if not d.is_right][: arguments.failures]:
         question = item.example.prompt[-1]["content"][-120:]
-        print(f"- {item.example.kind}: {question!r} -> {item.text!r}, not {item.example.answer!r}")
+        print(
+            f"- {item.example.kind}: {question!r} -> {item.text!r}, "
+            f"expected {item.example.answer!r}"
+        )
     print()
     if arguments.draft:
         summary["draft"] = agreement_table(Reference(arguments.draft), decoded)

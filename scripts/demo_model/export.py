@@ -1,11 +1,11 @@
-"""Exports a checkpoint as an MLX folder, or its weights in bfloat16.
+"""Exports a checkpoint to a quantized MLX folder, or dequantizes a folder.
 
     python -m demo_model.export --checkpoint FILE --tokenizer FOLDER --out FOLDER
     python -m demo_model.export --dequantized --folder FOLDER --out FOLDER
 
-The first form quantizes the weights (4 bits, groups of 128, embeddings too) and checks that the
-result equals the training-time quantization bit for bit. The second turns such a folder into a
-plain Hugging Face Qwen3 folder with the same values in bfloat16, for `transformers` and for tests.
+The first form quantizes the weights (4 bits, groups of 128, including the embedding) and checks
+that the result is bit-identical to the quantization in training. The second converts an MLX folder
+to a Hugging Face Qwen3 folder with the same values in bfloat16, for `transformers` and for tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def checkpoint_name(name: str) -> str:
-    """Hugging Face and MLX name of a parameter."""
+    """Name of a parameter in Hugging Face and MLX checkpoints."""
     parts = name.split(".")
     if parts[0] == "layers" and parts[2] in ATTENTION_PARTS:
         parts.insert(2, "self_attn")
@@ -40,12 +40,16 @@ def checkpoint_name(name: str) -> str:
 
 
 def to_mlx(tensor: Tensor) -> mx.array:
-    """A bfloat16 MLX array with the tensor's values."""
+    """Converts a tensor to a bfloat16 MLX array."""
     return mx.array(tensor.bfloat16().float().numpy()).astype(mx.bfloat16)
 
 
 def quantize_weights(master: dict[str, Tensor]) -> dict[str, mx.array]:
-    """Quantize every matrix; fail if a value differs from training's."""
+    """Quantizes every matrix.
+
+    Raises:
+        ValueError: a quantized value differs from the one used in training.
+    """
     weights = {}
     for name, tensor in master.items():
         key, array = checkpoint_name(name), to_mlx(tensor)
@@ -56,14 +60,14 @@ def quantize_weights(master: dict[str, Tensor]) -> dict[str, mx.array]:
         restored = mx.dequantize(packed, scales, biases, group_size=GROUP_SIZE, bits=BITS)
         trained = fake_quantize(tensor).float().numpy()
         if not np.array_equal(np.array(restored.astype(mx.float32)), trained):
-            raise ValueError(f"[export] {name}: quantized values differ from the trained ones")
+            raise ValueError(f"[export] {name}: quantized values differ from those in training")
         stem = key.removesuffix("weight")
         weights[key], weights[f"{stem}scales"], weights[f"{stem}biases"] = packed, scales, biases
     return weights
 
 
 def dequantize_weights(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """The same weights in bfloat16, without scales and biases."""
+    """Dequantizes weights to bfloat16."""
     plain = {}
     for key, array in weights.items():
         if key.endswith((".scales", ".biases")):
@@ -77,7 +81,7 @@ def dequantize_weights(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def config_json(config: ModelConfig, end: int, pad: int) -> dict:
-    """The config both libraries read; without the entries on quantization."""
+    """Contents of `config.json`, without the quantization entries."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,
@@ -106,12 +110,12 @@ def config_json(config: ModelConfig, end: int, pad: int) -> dict:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write indented JSON with a final newline."""
+    """Writes indented JSON with a trailing newline."""
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def write_weights(folder: Path, weights: dict[str, mx.array], file_format: str) -> None:
-    """One safetensors file and its index."""
+    """Writes a safetensors file and its index."""
     name = "model.safetensors"
     mx.save_safetensors(str(folder / name), weights, metadata={"format": file_format})
     total = sum(array.nbytes for array in weights.values())
@@ -120,13 +124,13 @@ def write_weights(folder: Path, weights: dict[str, mx.array], file_format: str) 
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the tokenizer's files."""
+    """Copies the tokenizer files."""
     for name in TOKENIZER_FILES:
         shutil.copyfile(source / name, folder / name)
 
 
 def export_quantized(checkpoint: Path, tokenizer: Path, folder: Path) -> None:
-    """Checkpoint to MLX folder."""
+    """Exports a training checkpoint to a quantized MLX folder."""
     saved = torch.load(checkpoint, weights_only=True)
     added = json.loads((tokenizer / "tokenizer.json").read_text())["added_tokens"]
     ids = {token["content"]: token["id"] for token in added}
@@ -144,7 +148,7 @@ def export_quantized(checkpoint: Path, tokenizer: Path, folder: Path) -> None:
 
 
 def export_dequantized(source: Path, folder: Path) -> None:
-    """MLX folder to Hugging Face folder."""
+    """Exports a quantized MLX folder to a bfloat16 Hugging Face folder."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     for entry in ("quantization", "quantization_config"):
@@ -152,28 +156,28 @@ def export_dequantized(source: Path, folder: Path) -> None:
     write_json(folder / "config.json", config)
     shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
     weights = mx.load(str(source / "model.safetensors"))
-    assert isinstance(weights, dict), "a safetensors file holds named arrays"
+    assert isinstance(weights, dict), "a safetensors file contains named arrays"
     write_weights(folder, dequantize_weights(weights), "pt")
     copy_tokenizer(source, folder)
 
 
 def main() -> None:
-    """Read the command line."""
+    """Runs the export selected on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--dequantized", action="store_true")
-    parser.add_argument("--folder", type=Path, help="a quantized folder, with --dequantized")
+    parser.add_argument("--folder", type=Path, help="quantized MLX folder, for --dequantized")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     mx.set_default_device(mx.cpu)
     if arguments.dequantized:
         if arguments.folder is None:
-            parser.error("--dequantized needs --folder, the quantized folder to read")
+            parser.error("--dequantized requires --folder, the quantized folder to read")
         export_dequantized(arguments.folder, arguments.out)
     else:
         if arguments.checkpoint is None or arguments.tokenizer is None:
-            parser.error("give --checkpoint and --tokenizer, or --dequantized and --folder")
+            parser.error("specify --checkpoint and --tokenizer, or --dequantized and --folder")
         export_quantized(arguments.checkpoint, arguments.tokenizer, arguments.out)
 
 

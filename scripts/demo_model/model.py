@@ -1,12 +1,11 @@
 """A small Qwen3 in PyTorch, used by training and evaluation only.
 
-The arithmetic is Qwen3's: RMSNorm before attention and before the MLP, a norm on every query
-and key head, half-split RoPE, grouped-query attention, SwiGLU, tied embeddings, no biases.
+The architecture is Qwen3's: RMSNorm before attention and MLP, QK norm, half-split RoPE,
+grouped-query attention, SwiGLU, tied embeddings, no biases.
 
-A batch is a *flat* row of T tokens that holds many examples. Everything but attention works
-token by token, so it runs on all T at once; attention runs group by group, a group being `rows`
-examples padded to one `length`. No example sees another one, and almost nothing is spent on
-padding.
+A batch is a flat sequence of T tokens with many examples. All layers but attention work per token
+and run on all T tokens at once. Attention runs per group: `rows` examples padded to one `length`.
+Examples do not attend to each other, and little work is spent on padding.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Group = tuple[int, int]  # (rows, length)
-CHUNK = 192  # queries whose attention is computed at once
+CHUNK = 192  # queries per attention matmul
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Dimensions of a model, in the project's letters."""
+    """Model dimensions; comments give the project's dimension letters."""
 
     hidden_size: int  # E
     num_layers: int
@@ -52,7 +51,7 @@ CONFIGS = {
 
 
 class RMSNorm(nn.Module):
-    """Mean of squares in float32, cast back, then times the weight."""
+    """RMSNorm, with the mean of squares in float32."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position: max_position_embeddings x D/2, float32."""
+    """Cosines and sines for all positions: max_position_embeddings x D/2, float32."""
     half = config.head_dim // 2
     frequencies = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
     angles = torch.outer(torch.arange(config.max_position_embeddings).float(), frequencies)
@@ -75,18 +74,18 @@ def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the halves of each head. x: T x heads x D; cos, sin: T x 1 x D/2."""
+    """Applies half-split RoPE. x: T x heads x D; cos, sin: T x 1 x D/2."""
     first, second = x.float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return rotated.to(x.dtype)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of rows of one length. query: R x L x H_q x D; key, value: R x L x H x D.
+    """Causal attention. query: R x L x H_q x D; key, value: R x L x H x D -> R x L x H_q x D.
 
-    The query heads of a group are stacked along the length, so one product per key head serves
-    them all. On a CPU, for rows this short, this is several times faster than a flash kernel.
-    Queries go in chunks, so that long rows skip most masked keys.
+    Query heads that share a key head are stacked along the length, so each key head takes one
+    matmul. On a CPU, for such short sequences, this is several times faster than a flash kernel.
+    Queries are processed in chunks, so that long sequences skip most masked keys.
     """
     rows, length, num_heads, dim = query.shape
     num_kv_heads = key.shape[2]
@@ -106,10 +105,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[Group]) -> Tensor:
-    """Attention inside each row of each group. q: T x H_q x D; k, v: T x H x D."""
+    """Attention within each example. q: T x H_q x D; k, v: T x H x D -> T x (H_q*D)."""
     sizes = [rows * length for rows, length in groups]
     outputs = []
-    # One split, not many slices: its gradient is one concatenation.
+    # A single split instead of slices: its gradient is a single concatenation.
     for group, *parts in zip(groups, *(x.split(sizes) for x in (q, k, v)), strict=True):
         out = attend(*(part.unflatten(0, group) for part in parts))
         outputs.append(out.flatten(0, 1).flatten(1))
@@ -117,7 +116,7 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[Group]) 
 
 
 class Block(nn.Module):
-    """One transformer layer, split around attention so that both halves can be compiled."""
+    """Transformer block, split around attention so that both halves can be compiled."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -145,14 +144,14 @@ class Block(nn.Module):
         return apply_rope(query, cos, sin), apply_rope(key, cos, sin), self.v_proj(x).view(split)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add attention's output and the MLP's to the residual stream."""
+        """Adds the attention output, then the MLP output, to the residual stream."""
         x = x + self.o_proj(attended)
         y = self.post_attention_layernorm(x)
         return x + self.down_proj(functional.silu(self.gate_proj(y)) * self.up_proj(y))
 
 
 class Qwen3(nn.Module):
-    """Token ids to hidden states; `logits` is separate because few positions need them."""
+    """Maps token ids to hidden states; few positions need logits, so `logits` is separate."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -166,8 +165,8 @@ class Qwen3(nn.Module):
         self._project: Callable = Block.project
         self._finish: Callable = Block.finish
 
-    def initialise(self, seed: int) -> None:
-        """Normal weights; output projections of branches are scaled down with depth."""
+    def init_weights(self, seed: int) -> None:
+        """Initializes weights from normal distributions, o_proj and down_proj scaled by depth."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
@@ -178,12 +177,12 @@ class Qwen3(nn.Module):
             nn.init.normal_(parameter, std=std, generator=generator)
 
     def compile_halves(self) -> None:
-        """Fuse the element-wise work around the matrix products."""
+        """Compiles both block halves, which fuses their elementwise operations."""
         self._project = torch.compile(Block.project)
         self._finish = torch.compile(Block.finish)
 
     def forward(self, ids: Tensor, positions: Tensor, groups: Sequence[Group]) -> Tensor:
-        """ids, positions: T -> hidden states T x E after the last norm."""
+        """ids, positions: T -> hidden states T x E after the final norm."""
         x = self.embed_tokens(ids)
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         for layer in self.layers:
@@ -192,5 +191,5 @@ class Qwen3(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: N x E -> N x V, with the embedding as the output matrix."""
+        """hidden: N x E -> N x V; the embedding is also the LM head."""
         return functional.linear(hidden, self.embed_tokens.weight)

@@ -1,8 +1,9 @@
-"""Muon for the matrices, AdamW for embeddings and norms, both on float32 master weights.
+"""Muon for matrices, AdamW for the rest, with float32 master weights.
 
-The model itself holds bfloat16 weights and computes bfloat16 gradients. The step updates the master
-copy and writes it back, rounded, or, in the last part of training, quantized: a straight-through
-estimator, because the gradient at the quantized weight moves the master weight.
+The model has bfloat16 weights and gradients. A step updates the master weights and copies them to
+the
+model: rounded, or quantized in the last part of training. Quantization is trained with a
+straight-through estimator: the gradient at the quantized weight updates the master weight.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ MOMENTUM = 0.95
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.05
 CLIP_NORM = 1.0
-RAMP_STEPS = 30  # short first steps, as the moments are not yet accurate
+RAMP_STEPS = 30  # learning-rate ramp while the moment estimates are inaccurate
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Push the singular values of each matrix towards one. matrices: N x O x I."""
+def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Moves the singular values of each matrix towards 1. matrices: N x O x I."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16()
     tall = x.shape[1] > x.shape[2]
@@ -38,7 +39,7 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class MasterWeights:
-    """Float32 master weights of a model, and their update rule."""
+    """Float32 master weights of a model, with optimizer state and update rule."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = dict(model.named_parameters())
@@ -52,7 +53,7 @@ class MasterWeights:
         self.num_steps = 0
 
     def load(self, master: dict[str, Tensor]) -> None:
-        """Start from these weights with fresh moments."""
+        """Replaces the weights; the moments are unchanged."""
         self.master = {name: weight.clone() for name, weight in master.items()}
         self.write(quantize=False)
 
@@ -61,7 +62,12 @@ class MasterWeights:
 
     @torch.no_grad()
     def step(self, rate: float, quantize: bool) -> float:
-        """Apply the gradients, scaled by `rate` (0 to 1); return their norm before clipping."""
+        """Applies the gradients; returns their norm before clipping.
+
+        Args:
+            rate: factor for the learning rate, 0 to 1.
+            quantize: whether the model gets quantized weights.
+        """
         self.num_steps += 1
         rate *= min(1.0, self.num_steps / RAMP_STEPS)
         gradients = {n: p.grad.float() for n, p in self.parameters.items() if p.grad is not None}
@@ -91,12 +97,12 @@ class MasterWeights:
             updates.append(torch.lerp(gradients[name], self.first[name], MOMENTUM))
         rows, columns = updates[0].shape
         scale = MUON_RATE * rate * max(1.0, rows / columns) ** 0.5
-        for name, update in zip(names, orthogonalise(torch.stack(updates)), strict=True):
+        for name, update in zip(names, orthogonalize(torch.stack(updates)), strict=True):
             self.master[name].mul_(1 - MUON_RATE * rate * WEIGHT_DECAY).sub_(update, alpha=scale)
 
     @torch.no_grad()
     def write(self, quantize: bool) -> None:
-        """Copy the master weights into the model, rounded or quantized."""
+        """Copies the master weights into the model, rounded or quantized."""
         for name, parameter in self.parameters.items():
             master = self.master[name]
             parameter.copy_(fake_quantize(master) if quantize and master.dim() == 2 else master)

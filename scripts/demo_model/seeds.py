@@ -1,4 +1,4 @@
-"""Seeds shared by the steps."""
+"""Random seeds of the pipeline."""
 
 CORPUS_SEED = 20
 HELD_OUT_SEED = 21

@@ -1,8 +1,8 @@
 """Trains the demo model's tokenizer: byte-level BPE with 4,096 tokens.
 
-All 256 bytes are in the alphabet, so any UTF-8 text can be written, at worst a byte a token.
-Text is cut as Qwen2 cuts it, each digit alone. The special tokens are Qwen3's, and so are
-the chat template's features: ChatML, an optional system message, thinking mode.
+The alphabet contains all 256 bytes, so any UTF-8 text can be encoded, at worst with one token per
+byte. Pre-tokenization is Qwen2's, with one token per digit. The special tokens and the chat
+template's features are Qwen3's: ChatML, an optional system message, thinking mode, tools.
 
     python -m demo_model.tokenizer --out FOLDER
 """
@@ -37,7 +37,7 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def texts() -> Iterator[str]:
-    """The corpus as plain text: messages and reasoning."""
+    """Yields the corpus as plain text: messages and reasoning."""
     for example in itertools.islice(training_examples(CORPUS_SEED), NUM_EXAMPLES):
         for message in example.messages:
             yield message["role"]  # makes each role one token
@@ -46,7 +46,7 @@ def texts() -> Iterator[str]:
 
 
 def train_tokenizer() -> Tokenizer:
-    """Learn the merges and add the special tokens at the end of the vocabulary."""
+    """Learns the merges and appends the special tokens to the vocabulary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre.Sequence(
@@ -65,12 +65,14 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROL_TOKENS])
     tokenizer.add_tokens([AddedToken(text, special=False) for text in THINK_TOKENS])
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
-        raise ValueError(f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
+        raise ValueError(
+            f"expected {VOCAB_SIZE} tokens, got {tokenizer.get_vocab_size()} from the corpus"
+        )
     return tokenizer
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files that transformers and mlx_lm read."""
+    """Writes the files that `transformers` and `mlx_lm` read."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     template = CHAT_TEMPLATE.read_text()
@@ -88,7 +90,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Trains and writes the tokenizer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()

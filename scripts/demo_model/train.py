@@ -1,7 +1,7 @@
-"""Trains the target or draft model for a given time, from scratch or a checkpoint.
+"""Trains the target or draft model for a given time.
 
-The schedule is a function of the elapsed share of `--minutes`: a short warm-up, a stable part,
-a long decay to zero; in its last part the weights are quantized at every step (see
+The learning rate is a function of the elapsed share of `--minutes`: a short warm-up, a constant
+part and a long decay to zero. In the last part, the weights are quantized at every step (see
 `optimizer.py`). Intermediate checkpoints can be exported.
 
     python -m demo_model.train --which target --tokenizer FOLDER --out FOLDER --minutes 60
@@ -31,7 +31,7 @@ LOG_EVERY_STEPS = 10
 
 
 def rate_at(share: float) -> float:
-    """The learning rate, from 0 to 1, after this share of the time."""
+    """Learning-rate factor, 0 to 1, after this share of the time."""
     if share < WARM_UP:
         return max(share / WARM_UP, 0.01)
     if share < DECAY_FROM:
@@ -40,7 +40,7 @@ def rate_at(share: float) -> float:
 
 
 def losses_of(model: Qwen3, batch: Batch) -> tuple[torch.Tensor, float]:
-    """The weighted mean cross-entropy to minimise, and the mean over the outputs alone."""
+    """Training loss (weighted cross-entropy), and the mean loss over the outputs alone."""
     hidden = model(batch.ids, batch.positions, batch.groups)
     logits = model.logits(hidden.index_select(0, batch.target_positions))
     losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
@@ -50,9 +50,9 @@ def losses_of(model: Qwen3, batch: Batch) -> tuple[torch.Tensor, float]:
 
 
 def build(which: str, compiled: bool) -> Qwen3:
-    """A bfloat16 model with fresh weights; the angles of RoPE stay float32."""
+    """Builds a bfloat16 model with random weights; RoPE's tables stay float32."""
     model = Qwen3(CONFIGS[which])
-    model.initialise(WEIGHT_SEED)
+    model.init_weights(WEIGHT_SEED)
     model = model.bfloat16()
     model.cos, model.sin = rope_tables(model.config)
     if compiled:
@@ -61,9 +61,9 @@ def build(which: str, compiled: bool) -> Qwen3:
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of an exported folder, as they were when it was quantized."""
+    """Loads an exported folder's weights, dequantized, with the training model's names."""
     weights = mx.load(str(folder / "model.safetensors"))
-    assert isinstance(weights, dict), "a safetensors file holds named arrays"
+    assert isinstance(weights, dict), "a safetensors file contains named arrays"
     plain = dequantize_weights(weights)
     return {
         key.removeprefix("model.").replace("self_attn.", "").replace("mlp.", ""): torch.from_numpy(
@@ -74,7 +74,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
-    """Write master weights and training progress, atomically."""
+    """Writes master weights and training progress atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     torch.save({"which": which, "master": master.master, "progress": progress}, partial)
@@ -82,7 +82,7 @@ def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Run until the time is over."""
+    """Trains until the time is up."""
     torch.set_num_threads(arguments.threads)
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
     model = build(arguments.which, not arguments.eager)
@@ -133,7 +133,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parses the command line and trains."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--which", choices=sorted(CONFIGS), required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
@@ -142,16 +142,23 @@ def main() -> None:
     parser.add_argument("--tokens-per-step", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=CORPUS_SEED)
-    parser.add_argument("--resume", type=Path, help="a checkpoint to start from")
-    parser.add_argument("--start", type=Path, help="an exported folder to start from")
+    parser.add_argument("--resume", type=Path, help="training checkpoint to start from")
+    parser.add_argument("--start", type=Path, help="exported MLX folder to start from")
     parser.add_argument(
-        "--is-continued", action="store_true", help="less of what the model knows already"
+        "--is-continued",
+        action="store_true",
+        help="reduce the share of question types learned before tools and JSON",
     )
-    parser.add_argument("--quantize-from", type=float, default=QUANTIZE_FROM, help="a share")
     parser.add_argument(
-        "--from-share", type=float, default=0.0, help="where on the schedule to start"
+        "--quantize-from",
+        type=float,
+        default=QUANTIZE_FROM,
+        help="share of the time after which weights are quantized",
     )
-    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument(
+        "--from-share", type=float, default=0.0, help="share of the schedule to skip"
+    )
+    parser.add_argument("--eager", action="store_true", help="disable torch.compile")
     train(parser.parse_args())
 
 

@@ -1,4 +1,4 @@
-"""Book checks: chapters, figures, links, commands, tasks."""
+"""Book checks: chapters, figures, links, commands and tasks."""
 
 import re
 import tomllib
@@ -35,11 +35,11 @@ def chapter(monkeypatch, tmp_path):
 
 def test_published_book_links_to_its_repository():
     text = (BOOK / "zensical.toml").read_text(encoding="utf-8")
-    assert with_repository(text, None) == text, "a local build knows no repository"
+    assert with_repository(text, None) == text, "expected no repository in a local build"
     project = tomllib.loads(with_repository(text, "someone/tiny-llm"))["project"]
     assert project["repo_url"] == "https://github.com/someone/tiny-llm"
     assert "tiny-llm/issues/new?template=course.yml" in project["copyright"]
-    assert (ROOT / ".github/ISSUE_TEMPLATE/course.yml").exists(), "the form behind the link"
+    assert (ROOT / ".github/ISSUE_TEMPLATE/course.yml").exists(), "expected the issue form to exist"
     assert "content.action.edit" in project["theme"]["features"]
 
 
@@ -89,14 +89,14 @@ def test_task_heading_is_followed_by_its_locations(chapter):
 def test_task_without_a_stub_is_labeled(chapter, monkeypatch):
     monkeypatch.setattr("tools.book.expand.task_locations_line", lambda task: None)
     text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n"))
-    assert "does not cut this task out yet" in text
+    assert "still has the solution's code" in text
 
 
 def test_every_marked_task_lists_its_locations():
-    unmarked = ("2.5.3", "3.1.", "3.2.", "3.3.")  # the starter contains these unchanged
+    unmarked = ("2.5.3", "3.1.", "3.2.", "3.3.")  # the starter contains these blocks unchanged
     for task in TASKS.keys() - PENDING:
         if not task.startswith(unmarked):
-            assert task_locations_line(task), f"no source file has a marker for task {task}"
+            assert task_locations_line(task), f"no source file has a marker of task {task}"
 
 
 @pytest.mark.parametrize("name", sorted(FIGURES))
@@ -112,7 +112,7 @@ def test_figures_are_well_formed_and_text_stays_inside(name):
             assert 0 <= get("x") <= get("x") + get("width") <= width
             assert 0 <= get("y") <= get("y") + get("height") <= height
         elif tag == "text":
-            # About 6.5 units per character at size 13, 5.5 at smaller sizes.
+            # A character takes about 6.5 units at font size 13, 5.5 at smaller sizes.
             small = 5.5 if "small" in element.attrib["class"] else 6.5
             length = small * len(element.text or "")
             begin = (
@@ -145,8 +145,8 @@ def test_broken_links_are_detected(tmp_path):
     )
     actual = broken_links(tmp_path)
     assert len(actual) == 3
-    assert "gone/ leads nowhere" in actual[0]
-    assert "other/#bottom names an anchor" in actual[1]
+    assert "gone/ does not exist" in actual[0]
+    assert "other/#bottom does not have its anchor" in actual[1]
     assert "cdn.example.org/x.js from another site" in actual[2]
 
 
@@ -154,9 +154,7 @@ def test_unrendered_markup_is_detected(tmp_path):
     (tmp_path / "index.html").write_text(
         '<p>=== "macOS"</p><p>a === b</p><code>=== "x"</code><pre><code>!!! note</code></pre>'
     )
-    assert broken_links(tmp_path) == [
-        "index.html: '=== \"macOS\"' is markup that nothing understood"
-    ]
+    assert broken_links(tmp_path) == ["index.html: '=== \"macOS\"' is unprocessed markup"]
 
 
 def test_command_blocks_and_their_directives(chapter):

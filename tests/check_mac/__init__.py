@@ -1,1 +1,1 @@
-"""The cross-compiled build for Apple Silicon."""
+"""Cross-compilation for Apple silicon."""

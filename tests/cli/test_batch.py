@@ -142,7 +142,7 @@ def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash
         (["--prefill-step", "-1"], "--prefill-step: must be at least 1, got -1"),
         (["--max-tokens", "0"], "--max-tokens: must be at least 1, got 0"),
         (["--sampler-top-p", "2"], "top-p must be in (0, 1] (1 keeps every token), got 2.0"),
-        (["--model", "nonsense"], "there is no model 'nonsense'"),
+        (["--model", "nonsense"], "unknown model 'nonsense'"),
         (["--prompt", "Hello!"], "unrecognized arguments: --prompt Hello!"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

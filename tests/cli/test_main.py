@@ -231,8 +231,8 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--model", "nonsense"], "there is no model 'nonsense'"),
-        (["--model", ""], "there is no model ''"),
+        (["--model", "nonsense"], "unknown model 'nonsense'"),
+        (["--model", ""], "unknown model ''"),
         (["--model", "qwen3-8b"], "not on this machine"),
         (["--model", "/tmp"], "has no config.json"),
         (["--prompt", ""], "the prompt is empty"),

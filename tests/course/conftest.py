@@ -1,4 +1,4 @@
-"""Fixtures of the course's own tests."""
+"""Fixtures for tests of the course tooling."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tools.course import start
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Path:
-    """Fresh learner tree, selected for the commands."""
+    """Fresh learner's tree, selected through TINY_LLM_MINE."""
     folder = tmp_path / "mine"
     monkeypatch.setenv("TINY_LLM_MINE", str(folder))
     assert start.main([str(folder)]) == 0

@@ -1,4 +1,4 @@
-"""Shared helpers of the course's own tests."""
+"""Shared helpers for tests of the course tooling."""
 
 import os
 import re
@@ -18,18 +18,18 @@ from tools.course.starter import starter_text
 from tools.course.tree import PACKAGE, ROOT, environment
 from tools.course.wrong_solutions import write_tree_of
 
-# Tasks with marked code in this version of the solution.
+# Tasks with a marked block in the solution.
 HAVE_CODE = {block.task for _, block in all_blocks(ROOT / "src").values() if block.task is not None}
 
-# Markers of a specific failure message: both sides of a comparison, or a check's own sentence.
-TEACHES = re.compile(
+# Signs of a specific failure message: both sides of a comparison, or an error's own message.
+SPECIFIC_MESSAGE = re.compile(
     r"expected|instead of|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
     r"|^(tiny_llm\.\S+|ValueError): .{20}"
 )
 
 
 def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
-    """Test parameters; all but the first `tried` mistakes per task are marked `exhaustive`.
+    """Test parameters; mistakes after the first `tried` of each task are marked `exhaustive`.
 
     Args:
         wrongs: the mistakes.
@@ -47,17 +47,17 @@ def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
 def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
     """Asserts that a mistake fails one of its task's tests, with a specific message."""
     failed = [outcome for outcome in outcomes if outcome.passed is False]
-    assert failed, f"the tests of task {wrong.tested_by} do not notice: {wrong.what}"
+    assert failed, f"the tests of task {wrong.tested_by} miss the mistake: {wrong.what}"
     outcome = failed[0]
-    assert outcome.test, f"{wrong}: the process died: {outcome.message}"
+    assert outcome.test, f"{wrong}: the test process crashed: {outcome.message}"
     print(f"{wrong}\n    {outcome.test}\n    {outcome.message[:300]}")
-    assert TEACHES.search(outcome.message), (
-        f"{wrong}: {outcome.test} says too little: {outcome.message}"
+    assert SPECIFIC_MESSAGE.search(outcome.message), (
+        f"{wrong}: {outcome.test} fails with a vague message: {outcome.message}"
     )
 
 
 def write_tree_with_starter(folder: Path, module: str) -> Path:
-    """Writes a learner's tree with one module reset to the starter; the rest is the solution's.
+    """Writes a learner's tree: the solution, except for one module reset to the starter.
 
     Args:
         folder: new folder for the tree.

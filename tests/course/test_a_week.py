@@ -1,4 +1,4 @@
-"""Quick pass through the course tooling: Week 1, from starter to solution.
+"""Smoke test of the course tooling: Week 1, from starter to solution.
 
 test_days.py covers the whole course day by day and builds the learner's extension.
 """
@@ -18,18 +18,18 @@ WEEK = [day for day in DAYS if day.week == 1 and not {task.id for task in day.ta
 TASKS = {task.id for day in WEEK for task in day.tasks} & HAVE_CODE
 
 
-def test_from_the_starter_to_the_solution(tmp_path: Path):
+def test_starter_fails_and_solution_passes(tmp_path: Path):
     tree = tmp_path / "mine"
     write_tree(tree)
     files = [day.test_file for day in WEEK]
     with Runner() as runner:
-        few = ("-p", "tools.course.pytest_first_case")
-        starter = runner.run(tree, files, *few, "-m", "not (slow or thorough)", "--tb=line")
+        first_cases = ("-p", "tools.course.pytest_first_case")
+        starter = runner.run(tree, files, *first_cases, "-m", "not (slow or thorough)", "--tb=line")
         apply_tasks(tree, TASKS)
         solution = runner.run(tree, files, "-m", "not (slow or thorough)", "--tb=line")
     failed = [outcome for outcome in starter if outcome.passed is False]
     assert len(TASKS) > 10
-    assert {outcome.task for outcome in failed} == TASKS, "a task is done before it is begun"
+    assert {outcome.task for outcome in failed} == TASKS, "all tests of a task pass in the starter"
     for outcome in failed:
         assert outcome.is_unwritten, f"{outcome.test}: {outcome.message}"
     assert {outcome.task for outcome in solution} >= TASKS

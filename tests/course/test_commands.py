@@ -53,12 +53,12 @@ def test_learner_modules_shadow_the_solution(tree):
         "print(tiny_llm.basics.__file__, tiny_llm.models.families.experts.__file__);"
         "print(tiny_llm.models.hub.__file__, tiny_llm.softmax.__module__)"
     )
-    ours, deeper, theirs, module = run("-c", program, tree=tree).stdout.split()
-    assert Path(ours) == tree / "src" / "tiny_llm" / "basics.py"
-    assert Path(deeper) == tree / "src" / "tiny_llm" / "models" / "families" / "experts.py"
-    assert Path(theirs) == ROOT / "src" / "tiny_llm" / "models" / "hub.py"
+    basics, experts, hub, module = run("-c", program, tree=tree).stdout.split()
+    assert Path(basics) == tree / "src" / "tiny_llm" / "basics.py"
+    assert Path(experts) == tree / "src" / "tiny_llm" / "models" / "families" / "experts.py"
+    assert Path(hub) == ROOT / "src" / "tiny_llm" / "models" / "hub.py"
     assert module == "tiny_llm.basics"
-    assert str(tree) not in run("-c", program).stdout, "without it the solution is found"
+    assert str(tree) not in run("-c", program).stdout, "without a tree, the solution is imported"
 
 
 def test_unbuilt_extension_does_not_fall_back_to_the_solution(tree):
@@ -76,7 +76,7 @@ def test_commands_use_and_report_the_learner_tree(tree, command):
     assert result.returncode == 2
     first, *others = result.stderr.splitlines()
     assert first == f"solution: mine (your tree in {tree}; --solution ref runs the reference)"
-    assert not any("solution: mine" in line for line in others), "it is said once"
+    assert not any("solution: mine" in line for line in others), "reported once"
     if command == "bench":
         assert others[-1].startswith("bench: the C++ extension cannot be used (")
     else:
@@ -94,7 +94,7 @@ def test_commands_run_the_solution_on_request(tree):
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "output"),
     [
         (
             "week 2, day 2, task 2: dot is yours to write; see the\nbook, 'Day 2.2: x'",
@@ -107,16 +107,16 @@ def test_commands_run_the_solution_on_request(tree):
         ("at index [0] expected 1, got 2", None),
     ],
 )
-def test_task_dependencies_of_a_test(message, told):
-    assert pytest_summary.summary_of(message) == told
+def test_missing_dependency_is_named(message, output):
+    assert pytest_summary.summary_of(message) == output
 
 
-def test_tests_of_a_day(capsys):
+def test_test_files_of_a_day(capsys):
     assert run_tests.tests_of(2, 2, []) == ["tests/week_2/test_day_2.py"]
     assert run_tests.tests_of(2, 2, run_tests.tasks_in(["-q", "-k", "task_3"])) == [
         "tests/week_2/test_day_3.py"
     ]
-    assert "these tasks are of week 2, day 3" in capsys.readouterr().out
+    assert "these tasks belong to week 2, day 3" in capsys.readouterr().out
     both = run_tests.tasks_in(["-ktask_1 or task_3"])
     assert run_tests.tests_of(2, 3, both) == [
         "tests/week_2/test_day_2.py",
@@ -130,8 +130,8 @@ def test_test_command_runs_the_learner_code(tree):
     command = ("-m", "tools.run_tests", "--week", "1", "--day", "1")
     result = run(*command, "--", "-q", "-k", "task_2_linear")
     assert result.returncode == 1
-    told = [line for line in result.stdout.splitlines() if "yours to write" in line]
-    assert told == [
+    output = [line for line in result.stdout.splitlines() if "yours to write" in line]
+    assert output == [
         "week 1, day 1, task 2 is yours to write: linear; see the book, 'Day 1.1: attention and "
         "multi-head attention' (18 tests wait)"
     ]
@@ -147,10 +147,10 @@ def test_reveal_shows_and_applies(tree, capsys, monkeypatch):
     assert "y = x @ w.T" in shown
     assert "softmax" not in shown
     file = tree / "src" / "tiny_llm" / "basics.py"
-    assert "y = x @ w.T" not in file.read_text(), "it only shows"
+    assert "y = x @ w.T" not in file.read_text(), "without --apply, the file is unchanged"
     assert reveal.main(["--week", "1", "--day", "1", "--task", "2", "--apply"]) == 0
     assert "y = x @ w.T" in file.read_text()
-    assert "softmax is yours to write" in file.read_text(), "other tasks stay"
+    assert "softmax is yours to write" in file.read_text(), "other tasks are unchanged"
 
 
 def test_reveal_does_not_wrap_in_a_narrow_terminal(tree, capsys, monkeypatch):
@@ -164,7 +164,7 @@ def test_reveal_does_not_wrap_in_a_narrow_terminal(tree, capsys, monkeypatch):
 @pytest.mark.slow
 def test_stale_extension_is_reported(tree):
     source = tree / EXTENSION / "src" / "axpby" / "axpby_cpu.cpp"
-    assert not is_stale(tree), "it was not built"
+    assert not is_stale(tree), "no build to be stale"
     stamp = tree / "build" / "built"
     stamp.parent.mkdir()
     stamp.touch()
@@ -172,8 +172,8 @@ def test_stale_extension_is_reported(tree):
     assert not is_stale(tree)
     os.utime(source, (later, later))
     assert is_stale(tree)
-    said = run("-m", "tools.run_tests", "--week", "1", "--day", "1", "-k", "nothing").stdout
-    assert "pdm run build-ext" in said
+    output = run("-m", "tools.run_tests", "--week", "1", "--day", "1", "-k", "nothing").stdout
+    assert "pdm run build-ext" in output
     os.utime(stamp, (later, later))
     assert not is_stale(tree)
 
@@ -187,36 +187,38 @@ def test_reveal_diffs_and_backs_up_learner_code(tree, capsys):
     shown = capsys.readouterr().out
     assert "-    y = x @ w\n" in shown.replace(" \n", "\n") or "-    y = x @ w" in shown
     assert "+    y = x @ w.T" in shown
-    kept = (tree / "revealed" / "1.1.2-linear.py").read_text()
-    assert "y = x @ w\n" in kept
-    assert not (tree / "revealed" / "1.1.2-multi-head.py").exists(), "that one was the same"
+    backup = (tree / "revealed" / "1.1.2-linear.py").read_text()
+    assert "y = x @ w\n" in backup
+    assert not (tree / "revealed" / "1.1.2-multi-head.py").exists(), (
+        "no backup of an unchanged block"
+    )
 
 
 @pytest.mark.parametrize(("passed", "flags"), [(True, []), (True, ["--force"]), (False, [])])
 def test_reveal_keeps_passing_code(tree, capsys, monkeypatch, passed, flags):
-    def runs(self, tree, tests, *options, timeout=None):
+    def fixed_outcome(self, tree, tests, *options, timeout=None):
         return [Outcome("tests/week_1/test_day_1.py::test_task_2_linear", passed, "")]
 
-    monkeypatch.setattr(Runner, "run", runs)
+    monkeypatch.setattr(Runner, "run", fixed_outcome)
     file = tree / "src" / "tiny_llm" / "basics.py"
     reveal.apply_tasks(tree, {"1.1.2"})
     file.write_text(file.read_text().replace("y = x @ w.T", "y = w @ x"))
     argv = ["--week", "1", "--day", "1", "--apply", *flags]
     assert reveal.main(argv) == 0
-    told = capsys.readouterr().out.replace("\n", "")
-    stays = passed and not flags
+    output = capsys.readouterr().out.replace("\n", "")
+    is_kept = passed and not flags
     assert (
-        "task 1.1.2 passes its tests, so your code stays (--force replaces it)" in told
-    ) == stays
-    assert ("y = w @ x" in file.read_text()) == stays
-    assert ("what you had is in" in told) == (not stays)
+        "task 1.1.2 passes its tests, so your code stays (--force replaces it)" in output
+    ) == is_kept
+    assert ("y = w @ x" in file.read_text()) == is_kept
+    assert ("your previous code is in" in output) == (not is_kept)
     assert "softmax is yours to write" not in file.read_text(), "what was not begun is put in"
-    if stays:
+    if is_kept:
         return
     file.write_text(file.read_text().replace("y = x @ w.T", "y = None"))
     reveal.main([*argv, "--force"])
     revealed = tree / "revealed"
-    assert "w @ x" in (revealed / "1.1.2-linear.py").read_text(), "what was kept is not overwritten"
+    assert "w @ x" in (revealed / "1.1.2-linear.py").read_text(), "first backup stays"
     assert "None" in (revealed / "1.1.2-linear-2.py").read_text()
 
 
@@ -225,12 +227,12 @@ def test_partially_written_task_counts_as_started(tree):
     assert reveal.tasks_begun(tree) == set()
     marker = "# [task 1.1.1 softmax]\n"
     file.write_text(file.read_text().replace(marker, f"{marker}    x = (x\n"))
-    assert reveal.tasks_begun(tree) == {"1.1.1"}, "it need not be Python"
+    assert reveal.tasks_begun(tree) == {"1.1.1"}, "even with a syntax error"
     kernel = tree / EXTENSION / "src" / "axpby" / "axpby.metal"
     text = kernel.read_text()
     marker = next(line for line in text.split("\n") if "[/task 1.6.2" in line)
     kernel.write_text(text.replace(marker, f"    z[i] = 0;\n{marker}"))
-    assert reveal.tasks_begun(tree) == {"1.1.1", "1.6.2"}, "the starter's comment may stay"
+    assert reveal.tasks_begun(tree) == {"1.1.1", "1.6.2"}, "even below the starter's comment"
 
 
 def test_reveal_locates_blocks_by_markers(tree, capsys):
@@ -238,11 +240,11 @@ def test_reveal_locates_blocks_by_markers(tree, capsys):
     file.write_text(file.read_text().replace("# [task 1.1.1 softmax]\n", "#\n"))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])
-    assert "closes nothing" in capsys.readouterr().err
+    assert "does not match" in capsys.readouterr().err
     file.write_text(file.read_text().replace("    # [/task 1.1.1 softmax]\n", ""))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])
-    assert "has no [task 1.1.1 softmax] any more" in capsys.readouterr().err
+    assert "has lost its marker [task 1.1.1 softmax]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -258,14 +260,14 @@ def test_reveal_of_unknown_task(tree, capsys, argv, message):
     assert message in capsys.readouterr().err
 
 
-def test_without_a_tree(monkeypatch, capsys, tmp_path):
+def test_reveal_without_a_tree(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TINY_LLM_MINE", str(tmp_path / "none"))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])
     assert "`pdm run start-course` creates it" in capsys.readouterr().err
 
 
-def test_code_origin(tree, monkeypatch, tmp_path):
+def test_selected_tree(tree, monkeypatch, tmp_path):
     assert selected_tree(None, None) == selected_tree(None, "mine") == tree
     assert selected_tree(None, "ref") is None
     monkeypatch.setenv("TINY_LLM_MINE", str(tmp_path / "none"))
@@ -287,29 +289,29 @@ def test_progress_of_a_task(outcomes, mark):
     assert mark in state(outcomes)[0]
 
 
-def test_progress_of_a_skipped_task_gives_the_reason():
+def test_progress_reports_why_a_task_is_skipped():
     assert state([Outcome("t", None, "the emulator needs clang 19")])[1] == (
         "the emulator needs clang 19"
     )
 
 
-def test_crash_names_the_test_and_the_usual_cause(tree, capsys):
+def test_crash_report_names_the_test_and_the_usual_cause(tree, capsys):
     test = tree / "test_crash.py"
     test.write_text("import os, signal\ndef test_lambda(): os.kill(os.getpid(), signal.SIGSEGV)\n")
     with Runner() as runner:
         [outcome] = runner.run(tree, [str(test)])
-    named = "test_crash.py::test_lambda crashed (SIGSEGV). The usual cause is C++ code that"
+    message_start = "test_crash.py::test_lambda crashed (SIGSEGV). The usual cause is C++ code that"
     assert outcome.test == ""
-    assert named in outcome.message
+    assert message_start in outcome.message
     assert run_tests.run_learners_tests(tree, ["-q", str(test)]) == 128 + 11
-    assert named in capsys.readouterr().out
+    assert message_start in capsys.readouterr().out
 
 
 def test_progress_of_a_fresh_tree(tree, capsys):
     assert progress.main(["--week", "1"]) == 0
-    told = capsys.readouterr().out
-    assert "0 of 15 tasks done" in told
-    assert told.count("to write") == 15
+    output = capsys.readouterr().out
+    assert "0 of 15 tasks done" in output
+    assert output.count("to write") == 15
 
 
 @pytest.mark.slow
@@ -321,16 +323,16 @@ def test_progress_runs_the_tests(tree):
 
 
 def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
-    asked = []
+    requested = []
 
     def passing(self, tree, tests, *options, timeout=None):
-        asked.extend(tests)
+        requested.extend(tests)
         return [Outcome(f"{test}::test_task_1_x", True, "") for test in tests]
 
     def days_tested() -> list[str]:
-        asked.clear()
+        requested.clear()
         assert progress.main([]) == 0
-        return sorted(test.rpartition("/")[2] for test in asked)
+        return sorted(test.rpartition("/")[2] for test in requested)
 
     def change(file: str, text: str, other: str) -> None:
         path = tree / "src" / "tiny_llm" / file
@@ -345,11 +347,13 @@ def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
     required = sum(not task.is_optional for task in TASKS.values())
     assert f"3 of {required} tasks done" in capsys.readouterr().out
     change("positional_encoding.py", "range(start, ", "range(1 + start, ")
-    assert days_tested() == ["test_day_2.py", "test_day_4.py"], "a block counts from its day on"
+    assert days_tested() == ["test_day_2.py", "test_day_4.py"], "the block's day and later"
     change("positional_encoding.py", "import math", "import math  # mine")
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "other lines"
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "any day"
     change("qwen3_week1.py", "self.input_layernorm(x)", "self.input_layernorm((x)")
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "no Python"
-    asked.clear()
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], (
+        "syntax error: every day"
+    )
+    requested.clear()
     assert progress.main(["--again", "--week", "1"]) == 0
-    assert len(asked) == 3
+    assert len(requested) == 3

@@ -1,6 +1,6 @@
 """The whole course day by day, with the solution's code.
 
-Generates and builds the starter, where every task's tests fail with the error that names the task.
+Generates and builds the starter, where every task's tests fail with an error that names the task.
 Then applies the solution day by day: after each day, exactly the tests up to that day pass.
 Finally applies each C++ mistake of `wrong/` to the complete tree: its task's tests must fail.
 """
@@ -23,8 +23,8 @@ from tools.course.wrong_solutions import INTERPRETED, run_compiled, suffix_of
 
 pytestmark = pytest.mark.slow
 
-# Excluded: full outputs, minutes with a learner's kernels (plain loops), and exhaustive parameter
-# combinations, covered by the solution's own test run.
+# Excluded: full generations, which take minutes with a learner's kernels (plain loops), and
+# exhaustive parameter combinations, which the solution's own test run covers.
 QUICK = ("-m", "not (slow or thorough)", "--tb=line")
 
 CHAPTERS = [day for day in DAYS if any(task.id in HAVE_CODE for task in day.tasks)]
@@ -36,8 +36,8 @@ class Course:
     Attributes:
         tree: root folder.
         done: tasks with the solution applied.
-        witnesses: for each task, tests that fail in the starter: one of its first function, and one
-            of its last.
+        witnesses: two failing tests per task in the starter: a case of its first test function and
+            one of its last.
     """
 
     def __init__(self, tree: Path, runner: Runner):
@@ -49,8 +49,8 @@ class Course:
         self.build()
 
     def build(self) -> None:
-        said = build_tree(self.tree, *LESS_OPTIMIZED)
-        assert said is None, f"the learner's extension does not build:\n{said}"
+        errors = build_tree(self.tree, *LESS_OPTIMIZED)
+        assert errors is None, f"the learner's extension does not build:\n{errors}"
         assert built_module(self.tree) is not None
 
     def apply(self, tasks: set[str]) -> None:
@@ -73,8 +73,8 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
 
 
 def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
-    died = [outcome.message for outcome in outcomes if not outcome.test]
-    assert not died, f"the tests could not be run:\n{died[0]}"
+    crashed = [outcome.message for outcome in outcomes if not outcome.test]
+    assert not crashed, f"the test process crashed:\n{crashed[0]}"
     found: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         assert outcome.task is not None, f"{outcome.test} belongs to no task"
@@ -84,11 +84,11 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
 
 def test_starter_tasks_fail_with_their_error(course, exhaustive):
     files = [day.test_file for day in CHAPTERS]
-    few = () if exhaustive else ("-p", "tools.course.pytest_first_case")
-    found = by_task(course.runner.run(course.tree, files, *few, *QUICK))
+    first_cases = () if exhaustive else ("-p", "tools.course.pytest_first_case")
+    found = by_task(course.runner.run(course.tree, files, *first_cases, *QUICK))
     for task in sorted(HAVE_CODE):
         failed = [outcome for outcome in found[task] if outcome.passed is False]
-        assert failed, f"task {task} is done before it is begun: all its tests pass in the starter"
+        assert failed, f"all tests of task {task} pass in the starter"
         for outcome in failed:
             assert outcome.is_unwritten, f"{outcome.test}: {outcome.message}"
         functions = {outcome.test.partition("[")[0]: outcome.test for outcome in failed}
@@ -98,7 +98,7 @@ def test_starter_tasks_fail_with_their_error(course, exhaustive):
 
 @pytest.mark.parametrize("day", CHAPTERS, ids=lambda day: day.id)
 def test_exactly_the_finished_days_pass(course, day):
-    assert course.witnesses, "the test above comes first"
+    assert course.witnesses, "requires test_starter_tasks_fail_with_their_error"
     order = [chapter.id for chapter in DAYS]
     so_far = {
         task.id
@@ -107,7 +107,7 @@ def test_exactly_the_finished_days_pass(course, day):
         if task.id in HAVE_CODE
     }
     course.apply(with_needs(so_far) & HAVE_CODE)
-    # Only the next day: earlier completion is reported on the preceding day.
+    # Only the next day: a task that passes too early is reported on the day before.
     following = CHAPTERS[CHAPTERS.index(day) + 1 :][:1]
     later = sorted({task.id for one in following for task in one.tasks} & HAVE_CODE - course.done)
     tests = [test for task in later for test in course.witnesses[task]]
@@ -119,7 +119,7 @@ def test_exactly_the_finished_days_pass(course, day):
             )
     for task in later:
         failed = [outcome for outcome in found[task] if outcome.passed is False]
-        assert failed, f"after {day.name}, task {task} is done, and nobody has written it"
+        assert failed, f"after {day.name}, all tests of the unwritten task {task} pass"
         for outcome in failed:
             assert outcome.is_unwritten, f"after {day.name}, {outcome.test}: {outcome.message}"
 
@@ -129,5 +129,5 @@ def test_exactly_the_finished_days_pass(course, day):
     wrong_solution_params([wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED], 1),
 )
 def test_cpp_mistake_is_caught(course, wrong):
-    course.apply(HAVE_CODE)  # no-op after the days above
+    course.apply(HAVE_CODE)  # no-op after test_exactly_the_finished_days_pass
     assert_caught(wrong, run_compiled(course.runner, course.tree, wrong, "-x"))

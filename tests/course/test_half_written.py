@@ -1,4 +1,4 @@
-"""Partially written kernels: exceptions thrown in a pool thread."""
+"""Partially written kernels: propagation of exceptions thrown in a pool thread."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ int main() {
             tiny_llm_ext::parallel_for(64, [&](int64_t chunk) {
                 begun++;
                 if (chunk % 3 == 0) {
-                    throw std::runtime_error("SENTENCE");
+                    throw std::runtime_error("MESSAGE");
                 }
             });
             return 1;
@@ -50,10 +50,10 @@ int main() {
 def test_pool_thread_exception_reaches_the_caller(tmp_path):
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    sentence = unwritten_message("2.2.2", "dot")
+        pytest.skip("needs a C++ compiler")
+    message = unwritten_message("2.2.2", "dot")
     program = tmp_path / "throws.cpp"
-    program.write_text(PROGRAM.replace("SENTENCE", sentence))
+    program.write_text(PROGRAM.replace("MESSAGE", message))
     common = ROOT / EXTENSION / "common"
     sources = [str(program), str(common / "threads.cpp"), str(common / "schedule.cpp")]
     flags = ["-std=c++20", "-O0", "-pthread", f"-I{ROOT / EXTENSION}"]
@@ -68,7 +68,7 @@ def test_pool_thread_exception_reaches_the_caller(tmp_path):
         timeout=60,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [sentence]
+    assert result.stdout.splitlines() == [message]
 
 
 def test_test_fails_with_the_kernel_exception(monkeypatch):
@@ -77,7 +77,7 @@ def test_test_fails_with_the_kernel_exception(monkeypatch):
         def rethrow_task_error():
             raise RuntimeError(unwritten_message("2.2.2", "dot"))
 
-    with monkeypatch.context() as patch:  # undone before this test's own hook runs
+    with monkeypatch.context() as patch:  # restored before the real hook runs for this test
         patch.setattr(conftest, "IS_LEARNERS_TREE", True)
         patch.setattr(conftest.kernels, "is_built", lambda: True)
         patch.setattr(conftest.kernels, "extension", Extension)
@@ -88,4 +88,4 @@ def test_test_fails_with_the_kernel_exception(monkeypatch):
 
 
 def test_extension_reports_kernel_exceptions():
-    assert kernels.extension().rethrow_task_error() is None, "nothing was thrown"
+    assert kernels.extension().rethrow_task_error() is None, "no pending exception"

@@ -1,4 +1,4 @@
-"""`pdm run hybrid`: its tables, and that it runs the learner's code."""
+"""`pdm run hybrid`: output tables, with the solution's and the learner's code."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_turns_hit_the_previous_prompt():
     ],
 )
 def test_tables_run_the_learner_code(tmp_path, module, table, day):
-    """With one module reset to the starter, they fail with that module's task."""
+    """With one module reset to the starter, the command fails with that module's task."""
     tree = write_tree_with_starter(tmp_path / "mine", module)
     done = run_command("tools.course.hybrid_demo", tree, table)
     assert done.returncode == 1, done.stdout

@@ -20,15 +20,15 @@ from tools.course.tasks import (
 )
 from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
 
-# Planned tasks without marked code in this version. This list only shrinks.
+# Planned tasks without a marked block yet. This set only shrinks.
 NOT_YET: set[str] = set()
 
 
 def test_tasks_and_marked_code_correspond():
-    assert set(TASKS) - NOT_YET == HAVE_CODE, "markers in src/ and the table of tasks.py"
+    assert set(TASKS) - NOT_YET == HAVE_CODE, "markers in src/ and the table in tasks.py differ"
 
 
-def names_of_tests(file: str) -> list[str]:
+def defined_tests(file: str) -> list[str]:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [name for name in functions if name.startswith("test_")]
@@ -39,9 +39,9 @@ DAYS_WITH_TESTS = [day for day in DAYS if (ROOT / day.test_file).exists()]
 
 @pytest.mark.parametrize("day", DAYS_WITH_TESTS, ids=lambda day: day.id)
 def test_tasks_and_tests_correspond(day):
-    tested = {task_of_test(f"{day.test_file}::{name}") for name in names_of_tests(day.test_file)}
+    tested = {task_of_test(f"{day.test_file}::{name}") for name in defined_tests(day.test_file)}
     tasks = {task.id for task in day.tasks}
-    assert tasks - NOT_YET <= tested <= tasks, f"{day.test_file} and the table of tasks.py"
+    assert tasks - NOT_YET <= tested <= tasks, f"{day.test_file} and the table in tasks.py differ"
 
 
 def test_every_test_file_belongs_to_a_day():
@@ -56,7 +56,7 @@ def test_days_and_tasks_are_numbered_in_order():
     assert ids == sorted(ids)
     for day in DAYS:
         first = day.tasks[0].number
-        assert first == 1 or f"{day.week}.{day.day - 1}.{first - 1}" in TASKS, "a pair of days"
+        assert first == 1 or f"{day.week}.{day.day - 1}.{first - 1}" in TASKS, "day pairs"
         assert [task.number for task in day.tasks] == [first + n for n in range(len(day.tasks))]
         assert all(day_of_task(task.id) is day for task in day.tasks)
         assert day_of(day.week, day.day) is day
@@ -76,7 +76,7 @@ def test_day_titles_match_chapters():
 
 
 @pytest.mark.parametrize(
-    ("asked", "number", "found"),
+    ("requested", "number", "expected"),
     [
         ("2.2", 1, "2.2"),
         ("2.2", 3, "2.3"),
@@ -88,9 +88,9 @@ def test_day_titles_match_chapters():
         ("1.1", 3, "1.1"),
     ],
 )
-def test_paired_days_share_both_numbers(asked, number, found):
-    week, day = map(int, asked.split("."))
-    assert day_with_task(day_of(week, day), number).id == found
+def test_day_pairs_share_task_numbers(requested, number, expected):
+    week, day = map(int, requested.split("."))
+    assert day_with_task(day_of(week, day), number).id == expected
 
 
 def test_dependencies_are_transitive_and_may_be_cyclic():
@@ -105,8 +105,8 @@ GOOD = "def f(x):\n    # [task 1.1.1 a]\n    y = x\n    return y\n    # [/task 1
     ("text", "message"),
     [
         ("# [task 1.1.1]\n", r"here.py:1: \[task 1.1.1\] is never closed"),
-        ("# [/task 1.1.1]\n", r"closes nothing; nothing is open"),
-        ("# [task 1.1.1]\n# [/task 1.1.2]\n", r"here.py:2: .* closes nothing; \[task 1.1.1\] is"),
+        ("# [/task 1.1.1]\n", r"does not match; no block is open"),
+        ("# [task 1.1.1]\n# [/task 1.1.2]\n", r"here.py:2: .* does not match; \[task 1.1.1\] is"),
         ("# [task 1.1.1]\n# [task 1.1.2]\n", r"begins inside \[task 1.1.1\] of line 1"),
         ("# [task 1.1.9]\n# [/task 1.1.9]\n", r"unknown task 1.1.9"),
         ("# [task 1.1]\n# [/task 1.1]\n", "must have the form"),
@@ -133,7 +133,7 @@ def test_invalid_markers(text, message):
     ],
 )
 def test_blocks_must_be_function_statements(tmp_path, text, message):
-    with pytest.raises(MarkerError, match=message or "cuts a statement in two"):
+    with pytest.raises(MarkerError, match=message or "splits a statement"):
         starter_text("import x\n\n" + text, tmp_path / "here.py")
 
 
@@ -157,22 +157,22 @@ def test_starter_has_all_markers_and_no_solution_lines(starter, tmp_path):
     assert solution.keys() == learners.keys()
     for label, (path, block) in learners.items():
         lines = path.read_text(encoding="utf-8").split("\n")[block.start : block.end]
-        told_there = " ".join(re.findall(r'"(.*)"', "\n".join(lines))).replace("  ", " ")
+        block_message = " ".join(re.findall(r'"(.*)"', "\n".join(lines))).replace("  ", " ")
         if path.suffix != ".metal":
-            assert unwritten_message(block.task, "X").split(": ")[0] in told_there, label
+            assert unwritten_message(block.task, "X").split(": ")[0] in block_message, label
             assert lines[0].strip() in ("raise TaskNotImplemented(", "throw std::runtime_error("), (
                 label
             )
 
 
-def test_the_starter_imports_its_error_once(starter):
+def test_starter_imports_its_error_once(starter):
     for path, text in starter.items():
         count = len(re.findall(r"^from .* import .*\bTaskNotImplemented\b", text, re.MULTILINE))
         assert count <= 1, f"{path} imports TaskNotImplemented {count} times"
         assert count or path.suffix != ".py" or "raise TaskNotImplemented(" not in text, path
 
 
-def test_the_starter_keeps_signatures_and_docstrings(starter):
+def test_starter_keeps_signatures_and_docstrings(starter):
     def outline(text: str) -> list[tuple[str, str, str | None]]:
         return [
             (node.name, ast.unparse(node.args), ast.get_docstring(node))
@@ -185,7 +185,7 @@ def test_the_starter_keeps_signatures_and_docstrings(starter):
     for path in files:
         solution = outline((ROOT / path).read_text(encoding="utf-8"))
         kept = outline(starter[path])
-        # Functions inside a block are removed with it.
+        # Functions defined inside a block are removed with it.
         assert [entry for entry in solution if entry in kept] == kept
 
 

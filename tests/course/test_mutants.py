@@ -46,27 +46,27 @@ def test_questions_are_reproducible_by_seed():
     assert first != mutants.questions(mistakes, 4, 2)
     every = mutants.questions(mutants.mistakes_of(day_of(2, 2)), 100, 1)
     compiled = [suffix_of(made) not in INTERPRETED for made, _ in every]
-    assert compiled == sorted(compiled), "what has to be compiled is asked last"
+    assert compiled == sorted(compiled), "compiled mutants come last"
     assert len(mutants.questions(mistakes, 1000, 1)) == len(mistakes)
     for made, choices in mutants.questions(mistakes, 1000, 1):
         assert made in choices
         texts = [wrong.what for wrong in choices]
-        assert len(set(texts)) == len(texts) == mutants.CHOICES, "no two read the same"
+        assert len(set(texts)) == len(texts) == mutants.CHOICES, "choices are distinct"
 
 
 def test_round_score_is_stored(tree, capsys, without_tests):
     first, second = answers_of("2.1", 0, 2)
     wrong = second % mutants.CHOICES + 1
     assert mutants.main(["--day", "2.1", "--answer", f"{first},{wrong}"]) == 0
-    told = capsys.readouterr().out
-    assert "you named 1 of 2" in told
-    assert "3 of 4 tests fail: test_task_1_a, test_task_1_b" in told
-    assert "these pass: test_task_1_c" in told
-    assert "expected 1, got 2" in told
-    assert "expected 5" not in told, "one message a function"
-    assert "[red] is no colour" in told
+    output = capsys.readouterr().out
+    assert "you named 1 of 2" in output
+    assert "3 of 4 tests fail: test_task_1_a, test_task_1_b" in output
+    assert "these pass: test_task_1_c" in output
+    assert "expected 1, got 2" in output
+    assert "expected 5" not in output, "one message per test function"
+    assert "[red] is no colour" in output
     right = ",".join(map(str, answers_of("2.1", 1, 2)))
-    assert mutants.main(["--day", "2.1", "--answer", right]) == 0, "a new round has other questions"
+    assert mutants.main(["--day", "2.1", "--answer", right]) == 0, "a new round asks new questions"
     assert "you named 2 of 2" in capsys.readouterr().out
     kept = [(entry["named"], entry["seed"]) for entry in history.entries(tree, "mutants")]
     assert kept == [(1, 0), (2, 1)]
@@ -77,13 +77,13 @@ def test_round_score_is_stored(tree, capsys, without_tests):
 def test_omitted_tests_are_reported():
     names = [f"test_task_1_{letter}" for letter in "abcdefghij"]
     outcomes = [Outcome(f"tests/x.py::{name}", name < names[5], "") for name in names]
-    told = io.StringIO()
-    mutants.show_symptoms(outcomes, Console(file=told, width=1000))
-    assert f"5 of 10 tests fail: {', '.join(names[5:])}\n" in told.getvalue()
-    assert f"these pass: {', '.join(names[:5])}\n" in told.getvalue()
+    output = io.StringIO()
+    mutants.show_symptoms(outcomes, Console(file=output, width=1000))
+    assert f"5 of 10 tests fail: {', '.join(names[5:])}\n" in output.getvalue()
+    assert f"these pass: {', '.join(names[:5])}\n" in output.getvalue()
     many = [Outcome(f"tests/x.py::test_task_1_{n:02}", True, "") for n in range(10)]
-    mutants.show_symptoms(many, Console(file=told, width=1000))
-    assert "test_task_1_06, test_task_1_07 and 2 more\n" in told.getvalue()
+    mutants.show_symptoms(many, Console(file=output, width=1000))
+    assert "test_task_1_06, test_task_1_07 and 2 more\n" in output.getvalue()
 
 
 def test_keyboard_input(tree, monkeypatch, capsys, without_tests):
@@ -94,11 +94,11 @@ def test_keyboard_input(tree, monkeypatch, capsys, without_tests):
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert mutants.main(["--day", "2.1"]) == 0
     assert "you named" not in capsys.readouterr().out
-    assert len(history.entries(tree, "mutants")) == 1, "a round without an answer is none"
+    assert len(history.entries(tree, "mutants")) == 1, "a round without answers is not stored"
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["--day", "9.9"], "unknown day 9.9"),
         (["--day", "two"], "--day must be week.day, such as 2.4, got 'two'"),
@@ -106,10 +106,10 @@ def test_keyboard_input(tree, monkeypatch, capsys, without_tests):
         (["--day", "2.1", "--answer", "b"], "must be numbers such as 2,1,4, got 'b'"),
     ],
 )
-def test_invalid_arguments(argv, told, capsys):
+def test_invalid_arguments(argv, message, capsys):
     with pytest.raises(SystemExit):
         mutants.main(argv)
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_metal_questions_need_clang(monkeypatch):
@@ -123,7 +123,7 @@ def test_mutant_is_detected():
     (question,) = mutants.questions(mutants.mistakes_of(day_of(1, 1)), 1, 3)
     ((_, outcomes),) = mutants.test_failures([question], Console(quiet=True))
     assert any(outcome.passed is False for outcome in outcomes)
-    assert any(outcome.passed for outcome in outcomes), "the rest of the task is right"
+    assert any(outcome.passed for outcome in outcomes), "tests of the unchanged code pass"
 
 
 def test_unchanged_files_are_not_recompiled(tmp_path):

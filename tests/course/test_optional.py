@@ -1,4 +1,4 @@
-"""Optional days: separate counts, and commands on the learner's code."""
+"""Optional days: separate task counts, and commands running the learner's code."""
 
 import subprocess
 from pathlib import Path
@@ -45,7 +45,7 @@ def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a mixture-of-experts version of the demo model."""
+    """Folder of the demo model converted to a mixture of experts."""
     path = tmp_path_factory.mktemp("mixture") / "mixture"
     assert moe_demo.main([str(path)]) == 0
     return str(path)
@@ -53,8 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_mixture_output_equals_demo_output(folder):
     for model in (folder, "demo"):
-        done = main(None, "--model", model)
-        assert done.stdout.startswith("The capital of France is Paris."), done.stderr
+        result = main(None, "--model", model)
+        assert result.stdout.startswith("The capital of France is Paris."), result.stderr
 
 
 def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
@@ -83,21 +83,21 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
         ),
     ],
 )
-def test_closing_commands_run_the_learner_code(tmp_path, folder, module, flags, day):
-    """With one module reset to the starter, they fail with that module's task."""
+def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags, day):
+    """With one module reset to the starter, the command fails with that module's task."""
     tree = write_tree_with_starter(tmp_path / "mine", module)
     folders = {"MIXTURE": folder, "PAGES": str(tmp_path / "pages")}
     given = [folders.get(flag, flag) for flag in flags]
-    done = main(tree, *given)
-    assert done.returncode != 0, done.stdout
-    assert f"week 6, day {day}, task" in done.stderr, done.stderr
-    assert "is yours to write" in done.stderr
+    result = main(tree, *given)
+    assert result.returncode != 0, result.stdout
+    assert f"week 6, day {day}, task" in result.stderr, result.stderr
+    assert "is yours to write" in result.stderr
 
 
 @pytest.mark.slow
 def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatch):
-    """Day 5.1's file is the learner's; day 5.2's has an unwritten task."""
-    pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+    """Day 5.1's file comes from the learner's tree; day 5.2's unwritten file does not."""
+    pytest.importorskip("fastapi", reason="needs the server's dependencies")
     from tests.server.running_server import RunningServer
 
     tree, server = tmp_path / "mine", PACKAGE / "server"
@@ -122,13 +122,13 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
 
 
 def test_json_demo_writes_only_json_with_a_grammar():
-    done = run_command("tools.course.json_demo", None, "--outputs", "3")
-    assert "grammar  of 3, 3 are JSON, 3 match the schema" in done.stdout, done.stderr
-    assert '"⟨city"⟩: "Tokyo"' in done.stdout
-    assert "35 tokens in 22 steps" in done.stdout
+    result = run_command("tools.course.json_demo", None, "--outputs", "3")
+    assert "grammar  of 3, 3 are JSON, 3 match the schema" in result.stdout, result.stderr
+    assert '"⟨city"⟩: "Tokyo"' in result.stdout
+    assert "35 tokens in 22 steps" in result.stdout
 
 
-def test_stream_demo_shows_a_call_while_it_is_written():
+def test_stream_demo_shows_a_partial_tool_call():
     lines = run_command("tools.course.stream_demo", None, "--budget", "4").stdout.splitlines()
     kinds = [line.split()[2] for line in lines]
     assert kinds[:3] == ["reasoning"] * 3
@@ -154,7 +154,7 @@ def test_stream_demo_shows_a_call_while_it_is_written():
 def test_demos_run_the_learner_code(tmp_path, name, module, day):
     tree = write_tree_with_starter(tmp_path / "mine", module)
     flags = ("--budget", "4") if name == "stream_demo" else ()
-    done = run_command(f"tools.course.{name}", tree, *flags)
-    assert done.returncode != 0, done.stdout
-    assert f"week 5, day {day}, task" in done.stderr, done.stderr
-    assert "is yours to write" in done.stderr
+    result = run_command(f"tools.course.{name}", tree, *flags)
+    assert result.returncode != 0, result.stdout
+    assert f"week 5, day {day}, task" in result.stderr, result.stderr
+    assert "is yours to write" in result.stderr

@@ -1,4 +1,4 @@
-"""`pdm run scoreboard`: counts, history, charts and engine measurements."""
+"""`pdm run scoreboard`: task counts, history, charts and engine benchmarks."""
 
 import dataclasses
 import io
@@ -62,11 +62,11 @@ def test_week_selection():
     tasks = ("1.4.3", "2.1.3", "2.1.4", "3.1.3", "3.2.2")
     done = {task: [PASSED, SKIPPED] for task in tasks}
     assert furthest_week({}) == 0
-    assert furthest_week(done) == 2, "3.2.3 is to be written"
+    assert furthest_week(done) == 2, "3.2.3 is unwritten"
     assert furthest_week({**done, "3.2.3": [PASSED]}) == 3
     assert furthest_week({**done, "2.1.4": [PASSED, FAILED]}) == 1
     week_4 = {**done, "3.2.3": [PASSED], "4.2.1": [PASSED], "4.2.2": [FAILED]}
-    assert furthest_week(week_4) == 4, "Week 3's model, with a kernel of Week 4"
+    assert furthest_week(week_4) == 4, "Week 3's model with a Week 4 kernel"
     assert matmul_kernel(week_4) == "factored"
     assert matmul_kernel({**week_4, "4.2.2": [PASSED]}) == "vectors"
     assert matmul_kernel({**week_4, "4.2.2": [PASSED], "4.3.3": [PASSED]}) == "prefetched"
@@ -75,7 +75,7 @@ def test_week_selection():
     assert attention_kernel(week_4) is None
     assert attention_kernel({**week_4, "4.6.1": [PASSED], "4.6.2": [PASSED]}) == "online"
     split = {**done, "3.2.3": [PASSED], "4.6.3": [PASSED]}
-    assert furthest_week(split) == 4, "attention alone is of Week 4, too"
+    assert furthest_week(split) == 4, "attention alone counts as Week 4"
     engine = course_engine("yours", Path("m"), 4, None, *kernels_of_week_4(split))
     assert engine.environment["TINY_LLM_ATTENTION"] == "split"
     assert "TINY_LLM_MATMUL" not in engine.environment
@@ -89,7 +89,7 @@ def test_week_selection():
         (("3.2.3", "2.1.3"), ["3.1", "3.2", "2.1", "1.4"]),
     ],
 )
-def test_only_the_days_that_select_the_engine_are_tested(tree, monkeypatch, failing, tested):
+def test_only_days_that_select_the_engine_run(tree, monkeypatch, failing, tested):
     ran = []
 
     def outcomes_by_task(tree, days, console):
@@ -109,7 +109,7 @@ def test_only_the_days_that_select_the_engine_are_tested(tree, monkeypatch, fail
     assert "1.1" in untested
 
 
-def test_tasks_and_tests_by_week():
+def test_task_and_test_counts_by_week():
     outcomes = {"1.1.1": [PASSED, PASSED], "1.2.1": [PASSED, FAILED], "2.3.3": [SKIPPED]}
     assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 15], "4": [0, 22]}
     assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0], "4": [0, 0]}
@@ -121,7 +121,7 @@ def test_earlier_weeks_use_the_last_run_on_this_machine():
         ("yours, week 2, 2026-11-09", 18.0),
         ("yours, week 1, 2026-11-01", 4.0),
     ]
-    assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, "later weeks are not shown"
+    assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, "only earlier weeks are shown"
 
 
 def test_bars_and_numbers():
@@ -151,31 +151,31 @@ def test_hardware_limits():
 def test_terminal_view(width):
     console = Console(width=width, record=True, file=io.StringIO())
     print_score(NOW, HISTORY, console)
-    told = console.export_text()
-    assert "week 1: 15 of 15 tasks done, 15 of 15 tests pass" in told
-    assert re.search(r"yours, week 2, 2026-11-09 │ +9.00 │.* 18.0 │.* – │", told)
-    assert ("█" in told) == (width == 120)
-    assert "a remark" in told
+    output = console.export_text()
+    assert "week 1: 15 of 15 tasks done, 15 of 15 tests pass" in output
+    assert re.search(r"yours, week 2, 2026-11-09 │ +9.00 │.* 18.0 │.* – │", output)
+    assert ("█" in output) == (width == 120)
+    assert "a remark" in output
 
 
 def test_html_page():
     page = render_page(NOW, HISTORY)
     drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page)]
-    assert len(drawings) == 3, "prefill, decode, and the runs: no batch was measured"
+    assert len(drawings) == 3, "prefill, decode and history; no batch was measured"
     bars = list(drawings[1].iter("rect"))
     assert len(bars) == 5
     widths = [float(bar.get("width", 0)) for bar in bars]
-    assert widths.index(max(widths)) == 4, "the limit's is the longest"
-    assert len(list(drawings[2].iter("circle"))) == 4, "of this model, on this machine"
+    assert widths.index(max(widths)) == 4, "the hardware limit has the longest bar"
+    assert len(list(drawings[2].iter("circle"))) == 4, "only runs of this model on this machine"
     assert "a &lt;note&gt;" in page
     assert "http" not in page, "nothing is loaded"
-    assert "run by run" not in render_page(NOW, []), "one run is no line"
+    assert "decoding speed by run" not in render_page(NOW, []), "one run is no line"
 
 
 def test_last_run_is_replayed(tree, capsys):
     with pytest.raises(SystemExit):
         scoreboard.main(["--show"])
-    assert "there is no run in" in capsys.readouterr().err
+    assert "no runs in" in capsys.readouterr().err
     history.append(tree, "scoreboard", NOW.as_json())
     assert scoreboard.main(["--show"]) == 0
     assert "yours, week 3" in capsys.readouterr().out
@@ -187,7 +187,7 @@ def test_llama_cpp_path():
     assert find_llama(None) in (None, sys.executable)
 
 
-def test_goodput_has_a_column_once_the_days_are_done():
+def test_goodput_column_appears_with_the_required_tasks():
     tasks = [task for task in TASKS if task.startswith(("3.3.", "3.4.", "5.3."))]
     done = {task: [PASSED] for task in tasks}
     assert serves_load(done)
@@ -198,13 +198,13 @@ def test_goodput_has_a_column_once_the_days_are_done():
     for width in (79, 124, 125):
         console = Console(width=width, record=True, file=io.StringIO())
         print_score(good, HISTORY, console)
-        assert "goodput" in (told := console.export_text())
-        assert "12.5" in told
-        assert ("█" in told) == (width == 125), "bars where they fit"
+        assert "goodput" in (output := console.export_text())
+        assert "12.5" in output
+        assert ("█" in output) == (width == 125), "bars only if they fit"
     assert "<h2>goodput, requests/s</h2>" in render_page(good, HISTORY)
 
 
-def test_goodput_is_the_best_of_the_rates(monkeypatch):
+def test_goodput_is_the_best_over_request_rates(monkeypatch):
     def run(command, **options):
         assert command[1:4] == ["-m", "tiny_llm", "bench"]
         loads = [{"goodput": 7.9}, {"goodput": 15.5}, {"goodput": 3.0}]
@@ -220,13 +220,13 @@ def test_failed_load_is_a_note(tmp_path):
     row = Row("ours, week 3")
     measure_goodput(row, tmp_path / "no-such-folder", None)
     assert not row.speeds
-    assert "there is no model" in row.notes[0]
+    assert "unknown model" in row.notes[0]
 
 
 @pytest.mark.slow
-def test_a_run(tree, monkeypatch, capsys):
+def test_scoreboard_run(tree, monkeypatch, capsys):
     monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.4.3": [PASSED]})
-    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # measurement is tested elsewhere
+    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # measured in other tests
     monkeypatch.setattr(scoreboard, "measure_best", lambda rounds: machine)
     assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0
     (entry,) = history.entries(tree, "scoreboard")
@@ -234,7 +234,7 @@ def test_a_run(tree, monkeypatch, capsys):
     assert set(rows["ours, week 3"]["speeds"]) == {"prefill", "decode", "batch"}
     assert set(rows["ours, week 1"]["speeds"]) == {"prefill", "decode"}
     assert rows["ours, week 1"]["notes"] == ["decode, 4 at once: Week 1 supports one sequence"]
-    assert "yours to write" in entry["yours"]["notes"][0], "nothing is written in this tree"
+    assert "yours to write" in entry["yours"]["notes"][0], "the tree is a fresh starter"
     assert "no-such-python has no llama_cpp" in json.dumps(entry["remarks"])
 
 

@@ -1,4 +1,4 @@
-"""`pdm run speed`: measurements, output and history. No test asserts a time."""
+"""`pdm run speed`: measurements, output and history. No test asserts a duration."""
 
 import io
 import json
@@ -29,11 +29,11 @@ ROW = {
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Replaces the measuring process with fixed output."""
-    asked = []
+    """Replaces the benchmark process with fixed output."""
+    requested = []
 
     def run_matmuls(what, whose, machine, rounds, *options):
-        asked.append((what, whose, *options))
+        requested.append((what, whose, *options))
         if what == "planted":
             slow = {**ROW, "minimum": 0.008, "share": 0.0625}
             rows = {name: slow if name in options else ROW for name in matmuls.PRODUCTS}
@@ -46,15 +46,15 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(speed, "run_matmuls", run_matmuls)
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
-    return asked
+    return requested
 
 
 def test_kernel_grades_are_stored(tree, measured, capsys):
     assert speed.main(["--day", "4.2"]) == 0
-    told = capsys.readouterr().out
-    assert "your score: 50.0 % of the limit, by vectors" in told
-    assert "factored: is yours" in told
-    (line,) = [line for line in told.splitlines() if "│ vectors" in line]
+    output = capsys.readouterr().out
+    assert "your score: 50.0 % of the limit, by vectors" in output
+    assert "factored: is yours" in output
+    (line,) = [line for line in output.splitlines() if "│ vectors" in line]
     assert [cell.strip() for cell in line.split("│")[2:8]] == [
         "3.00",
         "1.00",
@@ -63,7 +63,7 @@ def test_kernel_grades_are_stored(tree, measured, capsys):
         "50.0 %",
         "2.0",
     ]
-    assert "best_prefetch_distance() of your roofline.py says 1024 bytes ahead" in told
+    assert "best_prefetch_distance() of your roofline.py returns 1024 bytes" in output
     assert measured == [("kernels", tree, "--day", "4.2"), ("best", None, "--day", "4.2")]
     (kept,) = history.entries(tree, "speed")
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
@@ -75,14 +75,14 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
         speed.main(["--day", "4.1", "--answer", "head"])
         planted.append(measured[-1][-1])
     assert len(set(planted)) > 1
-    assert "head" not in planted, "the one that takes longest would be found by its time"
+    assert "head" not in planted, "the longest product would be too obvious"
     entries = history.entries(tree, "speed")
     assert [entry["right"] for entry in entries] == [False] * 6
     capsys.readouterr()
     speed.main(["--day", "4.1", "--seed", "3", "--answer", planted[3]])
     told = capsys.readouterr().out
     assert f"yes: {planted[3]} does its work 4 times" in told
-    assert "furthest_from_roofline() of your roofline.py says head" in told
+    assert "furthest_from_roofline() of your roofline.py returns head" in told
     assert told.index("share") > told.index("minimum"), "shares are shown after the answer"
     assert told[: told.index("least")].count("25.0 %") == 0
 
@@ -90,35 +90,35 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
 def test_invalid_input_prompts_again(tree, measured, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
     assert speed.main(["--day", "4.1"]) == 0
-    assert capsys.readouterr().out.count("which does its work too often") == 2
+    assert capsys.readouterr().out.count("which product repeats its work") == 2
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert speed.main(["--day", "4.1"]) == 0
     assert len(history.entries(tree, "speed")) == 1
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["--day", "4.2", "--answer", "o"], "--seed and --answer are for --day 4.1"),
-        (["--day", "4.2", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
+        (["--day", "4.2", "--rounds", "0"], "--rounds must be at least 1, got 0"),
     ],
 )
-def test_unmeasurable_requests_are_rejected(argv, told, capsys):
+def test_invalid_arguments(argv, message, capsys):
     with pytest.raises(SystemExit):
         speed.main(argv)
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
     assert speed.main(["--day", "4.1", "--answer", "o"]) == 2
-    assert "speed: " in (said := capsys.readouterr().err)
-    assert "yours to write" in said or "extension cannot be used" in said
+    assert "speed: " in (errors := capsys.readouterr().err)
+    assert "yours to write" in errors or "extension cannot be used" in errors
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Tiny matmuls."""
+    """Hardware limits, with tiny matmuls in place of the real ones."""
     monkeypatch.setattr(matmuls, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
     monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
     with use_device("cpu"):
@@ -129,7 +129,7 @@ def test_planted_product_repeats_its_work(small):
     found = matmuls.measure_planted("down", small, rounds=1)
     json.dumps(found)
     assert set(found["rows"]) == {"o", "down"}
-    assert len(matmuls.Matmuls(32, 256, 1).too_often()) == matmuls.TIMES_TOO_OFTEN
+    assert len(matmuls.Matmuls(32, 256, 1).with_repeated_work()) == matmuls.PLANTED_REPETITIONS
     assert matmuls.Matmuls(64, 128, 2).cost.flops == 2 * matmul_cost(1, 64, 128, 4, 128).flops
 
 
@@ -139,7 +139,7 @@ def test_kernels_are_measured_by_name(small, monkeypatch):
     found = matmuls.measure_kernels(matmuls.DAY_KERNELS["all"], small, rounds=1)
     assert set(found["rows"]) == {"loops", "factored"}
     assert "requires a vector instruction set" in found["unwritten"]["vectors"], (
-        "and it is told why"
+        "the reason is reported"
     )
     assert matmuls.VARIABLE not in matmuls.os.environ
     best = matmuls.measure_kernels((None,), small, rounds=1)
@@ -151,7 +151,7 @@ def test_kernels_are_measured_by_name(small, monkeypatch):
 def test_every_kernel_of_a_day_is_measured(small, day):
     sets = {"avx2", "avx512", "neon"}
     if not sets & set(kernels.extension().instruction_sets()):
-        pytest.skip("this machine has no vectors that the kernels are compiled for")
+        pytest.skip("needs AVX2, AVX-512 or NEON")
     found = matmuls.measure_kernels(matmuls.DAY_KERNELS[day], small, 1, day)
     assert not found["unwritten"]
     labels = {name.split()[0] for name in found["rows"]}
@@ -160,7 +160,7 @@ def test_every_kernel_of_a_day_is_measured(small, day):
         assert found["rows"]["prefetched"]["gigaflop"] == 64 * 2 * 2 * 64 * 128 / 1e9
     else:
         assert found["nearest"] in matmuls.AHEAD
-        assert f"prefetched {matmuls.AHEAD[0]}" in found["rows"], "each distance is a row"
+        assert f"prefetched {matmuls.AHEAD[0]}" in found["rows"], "one row per distance"
     assert matmuls.AHEAD_VARIABLE not in matmuls.os.environ
 
 
@@ -174,7 +174,9 @@ def test_attention_is_measured_by_name(monkeypatch):
         best = attention.measure(True, HardwareLimits(1e9, 1e9), 1)
     json.dumps(found)
     assert set(found["rows"]) == {"loops"}
-    assert "requires a vector instruction set" in found["unwritten"]["split"], "and it is told why"
+    assert "requires a vector instruction set" in found["unwritten"]["split"], (
+        "the reason is reported"
+    )
     assert found["rows"]["loops"]["gigaflop"] == pytest.approx(2 * 4 * 4 * 33 * 8 / 1e9)
     assert set(best["rows"]) == set(best["one_head"]) == {"best"}
     assert attention.VARIABLE not in attention.os.environ
@@ -184,14 +186,14 @@ def test_single_head_table(tree, measured, monkeypatch, capsys):
     both = {"rows": {"best": ROW}, "one_head": {"best": ROW}, "unwritten": {}, "nearest": None}
     monkeypatch.setattr(speed, "run_matmuls", lambda *args: both)
     assert speed.main(["--day", "4.6"]) == 0
-    told = capsys.readouterr().out
-    assert "as many keys, of a single head" in told
-    assert told.count("│ ours") == 2
+    output = capsys.readouterr().out
+    assert "as many keys, of a single head" in output
+    assert output.count("│ ours") == 2
 
 
 @pytest.fixture
 def few_tokens(monkeypatch):
-    """Day 4.5's operations on a few tokens."""
+    """Hardware limits, with Day 4.5's operations on a few tokens."""
     monkeypatch.setattr(fused_ops, "TOKENS", 5)
     monkeypatch.setattr(fused_ops, "FEW_TOKENS", 3)
     with use_device("cpu"):
@@ -201,7 +203,7 @@ def few_tokens(monkeypatch):
 def test_fused_operations_equal_layers(few_tokens):
     between = fused_ops.FusedOps(5)
     for fused, layer in zip(between.fused(), between.layers(), strict=False):
-        assert_close(fused, layer, "fused beside Week 1's layers", ulps=4)
+        assert_close(fused, layer, "fused operation against Week 1's layer", ulps=4)
 
 
 def test_memory_access_patterns_are_measured(few_tokens):
@@ -229,31 +231,32 @@ def test_captured_steps_are_measured(monkeypatch):
     assert "of the time; it took" in share
 
 
-def test_each_day_has_its_program(monkeypatch):
-    asked = []
+def test_each_day_runs_its_program(monkeypatch):
+    requested = []
 
     def result_of(command, tree):
-        asked.append(command[2])
+        requested.append(command[2])
         raise speed.FailedError("enough")
 
     monkeypatch.setattr(speed, "result_of", result_of)
     for day in ("4.4", "4.5", "4.7"):
         with pytest.raises(speed.FailedError):
             speed.run_matmuls("kernels", None, MACHINE, 1, "--day", day)
-    assert asked == ["tools.speed.matmuls", "tools.speed.fused_ops", "tools.speed.decode_steps"]
+    assert requested == ["tools.speed.matmuls", "tools.speed.fused_ops", "tools.speed.decode_steps"]
 
 
 def test_progress_is_streamed(monkeypatch, tmp_path):
-    """After its first line, the process waits for a file created when the line is displayed."""
+    """The process waits after its first line until the parent has displayed it."""
     shown = tmp_path / "shown"
     told = []
-    monkeypatch.setattr(speed, "tell", lambda what: (told.append(what), shown.touch()))
+    monkeypatch.setattr(speed, "print_progress", lambda what: (told.append(what), shown.touch()))
     program = (
-        "import sys, time; from pathlib import Path; from tools.speed.matmuls import tell\n"
-        "tell('loops, vectors: in turns')\n"
+        "import sys, time; from pathlib import Path\n"
+        "from tools.speed.matmuls import print_progress\n"
+        "print_progress('loops, vectors: in turns')\n"
         "end = time.monotonic() + 20\n"
         f"while not Path({str(shown)!r}).exists():\n"
-        "    if time.monotonic() > end: sys.exit('nothing was shown')\n"
+        "    if time.monotonic() > end: sys.exit('the line was not displayed')\n"
         "    time.sleep(0.01)\n"
         "print('{\"rows\": 3}')"
     )

@@ -175,7 +175,8 @@ def test_hybrid_model(tmp_path):
         ),
         (
             {"adapter_path": "no/folder"},
-            "the adapter 'no/folder' is not a folder; give the folder that `mlx_lm.lora` wrote.",
+            "the adapter 'no/folder' is not a folder; specify the output folder of `mlx_lm.lora` "
+            "or PEFT.",
         ),
     ],
 )

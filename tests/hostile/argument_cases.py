@@ -1,6 +1,6 @@
-"""Invalid arguments, with the words that each error must contain.
+"""Invalid arguments, with words that the error must contain.
 
-Each row is a call with a loaded model. An output's `error` counts like a raised exception.
+Each row is a call with a loaded model. An output's `error` counts as a raised exception.
 """
 
 import math
@@ -13,8 +13,8 @@ from typing import Any
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.errors import UserError
 
-HUGE = 10**400  # exceeds every float
-HUGER = 10**5000  # exceeds Python's limit for int to str conversion
+HUGE = 10**400  # exceeds the largest float
+HUGER = 10**5000  # exceeds Python's limit for converting int to str
 CHAT = {"role": "user", "content": "Why?"}
 
 
@@ -30,20 +30,22 @@ class Case:
 def parameter(name: str, value: Any, *words: str) -> Case:
     """Invalid sampling parameter."""
     return Case(
-        f"{name}={_named(value)}",
-        lambda llm, _: _ask(llm, [1, 2], **{name: value}),
+        f"{name}={_format_value(value)}",
+        lambda llm, _: _generate(llm, [1, 2], **{name: value}),
         (name, *words),
     )
 
 
 def prompt(what: str, value: Any, *words: str) -> Case:
     """Invalid prompt."""
-    return Case(f"prompt: {what}", lambda llm, _: _ask(llm, value), words)
+    return Case(f"prompt: {what}", lambda llm, _: _generate(llm, value), words)
 
 
 def option(name: str, value: Any, *words: str) -> Case:
     """Invalid engine option."""
-    return Case(f"{name}={_named(value)}", lambda _, model: LLM(model, **{name: value}), words)
+    return Case(
+        f"{name}={_format_value(value)}", lambda _, model: LLM(model, **{name: value}), words
+    )
 
 
 def named_model(what: str, value: Any, *words: str) -> Case:
@@ -51,14 +53,14 @@ def named_model(what: str, value: Any, *words: str) -> Case:
     return Case(f"model: {what}", lambda *_: LLM(value), words)
 
 
-def _ask(llm: LLM, value: Any, **parameters: Any) -> None:
+def _generate(llm: LLM, value: Any, **parameters: Any) -> None:
     outputs = llm.generate(value, SamplingParams(**{"max_tokens": 2, **parameters}))
     for output in outputs:
         if output.error is not None:
             raise UserError(output.error)
 
 
-def _named(value: Any) -> str:
+def _format_value(value: Any) -> str:
     try:
         return f"{value!r:.40}"
     except ValueError:
@@ -119,24 +121,24 @@ PARAMETERS = [
 
 PROMPTS = [
     prompt("a list among token ids", [1, [], 2], "token id, got []"),
-    prompt("a text among token ids", [1, "a"], "token id, got 'a'"),
+    prompt("a string among token ids", [1, "a"], "token id, got 'a'"),
     prompt("None among token ids", [1, None], "token id, got None"),
     prompt("a fraction among token ids", [1, 2.0], "token id, got 2.0"),
-    prompt("a truth as a token id", [True, 2], "token id, got True"),
-    prompt("a token below 0", [-1], "0 to 4095"),
-    prompt("a token beyond all", [HUGER], "0 to 4095"),
-    prompt("nothing", "", "empty"),
+    prompt("a boolean token id", [True, 2], "token id, got True"),
+    prompt("a negative token id", [-1], "0 to 4095"),
+    prompt("a huge token id", [HUGER], "0 to 4095"),
+    prompt("an empty string", "", "empty"),
     prompt("no tokens", [[]], "empty"),
     prompt("None", None, "a prompt must be"),
     prompt("bytes", b"abc", "a prompt must be"),
     prompt("a set", {1, 2}, "a prompt must be"),
-    prompt("one message", CHAT, "a prompt must be"),
-    prompt("lists in lists", [[[1]]], "a prompt must be"),
-    prompt("half a character", "\ud800", "unpaired surrogate"),
+    prompt("a bare message", CHAT, "a prompt must be"),
+    prompt("nested lists", [[[1]]], "a prompt must be"),
+    prompt("an unpaired surrogate", "\ud800", "unpaired surrogate"),
     prompt("a message without content", [{"role": "user"}], "content"),
-    prompt("a message with a number", [CHAT | {"content": 5}], "content must be"),
+    prompt("a message with numeric content", [CHAT | {"content": 5}], "content must be"),
     prompt("a message that is a number", [CHAT, 5], "messages[1]"),
-    prompt("a role that is a number", [CHAT | {"role": 5}], "role"),
+    prompt("a numeric role", [CHAT | {"role": 5}], "role"),
     prompt("20 MB", "hello " * 3_400_000, "20,400,000 characters", "context"),
     prompt("a chat of 20 MB", [CHAT | {"content": "why " * 5_000_000}], "characters"),
     prompt("a million tokens", [1] * 1_000_000, "context"),
@@ -163,9 +165,9 @@ OPTIONS = [
     option("listener", 5, "function"),
     option("draft_model", 5, "give a name"),
     named_model("a number", 5, "give a name"),
-    named_model("no name", "", "there is no model"),
-    named_model("a NUL", "a\0b", "there is no model"),
-    named_model("a long name", "x" * 100_000, "there is no model"),
+    named_model("no name", "", "unknown model"),
+    named_model("a NUL", "a\0b", "unknown model"),
+    named_model("a long name", "x" * 100_000, "unknown model"),
     named_model("a pair of numbers", (1, 2), "give a name"),
     named_model("bytes", b"demo", "give a name"),
 ]

@@ -1,4 +1,4 @@
-"""Case of a malformed checkpoint folder."""
+"""Definition of a malformed checkpoint case."""
 
 from dataclasses import dataclass
 from typing import Any

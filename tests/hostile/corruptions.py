@@ -1,6 +1,6 @@
-"""Corruptions of a checkpoint folder, each a function of the folder.
+"""Corruptions of a checkpoint: functions that modify a folder.
 
-A corruption modifies a copy of a small valid checkpoint; `checkpoint_cases.py` lists the cases.
+Each modifies a copy of a small valid checkpoint; `checkpoint_cases.py` lists the cases.
 """
 
 import json
@@ -25,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 UP = "model.layers.1.mlp.up_proj"
 NORM = "model.norm.weight"
 
-# File created by code from the folder, if it runs.
+# File that code in the folder creates if it is executed.
 MARKER = "ran.txt"
 PROGRAM = f"from pathlib import Path\n(Path(__file__).parent / {MARKER!r}).write_text('ran')\n"
 
@@ -69,7 +69,7 @@ def file(name: str, content: str | bytes) -> Corruption:
 
 
 def link(name: str, target: str | Path) -> Corruption:
-    """Replaces a file by a symbolic link."""
+    """Replaces a file with a symbolic link."""
 
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -79,7 +79,7 @@ def link(name: str, target: str | Path) -> Corruption:
 
 
 def pipe(name: str) -> Corruption:
-    """Replaces a file by a named pipe without a writer: opening it blocks."""
+    """Replaces a file with a named pipe without a writer, so opening it blocks."""
 
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def pipe(name: str) -> Corruption:
 
 
 def chat_templates(number: int) -> Corruption:
-    """Adds chat templates, without a default."""
+    """Adds named chat templates without a default."""
 
     def corrupt(folder: Path) -> None:
         (folder / "additional_chat_templates").mkdir()
@@ -100,7 +100,7 @@ def chat_templates(number: int) -> Corruption:
 
 
 def directory(name: str) -> Corruption:
-    """Replaces a file by a folder."""
+    """Replaces a file with a folder."""
 
     def corrupt(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def directory(name: str) -> Corruption:
 
 
 def huge(name: str, num_bytes: int, start: bytes = b"") -> Corruption:
-    """Replaces a file by a large sparse file, which takes no disk space."""
+    """Replaces a file with a large sparse file, which takes no disk space."""
 
     def corrupt(folder: Path) -> None:
         _put(folder / name, start)
@@ -184,7 +184,7 @@ def index(weight_map: Any = None, **more: Any) -> Corruption:
 
 
 def renamed(name: str) -> Corruption:
-    """Writes an index with another name for the weights file."""
+    """Writes an index with a different name for the weights file."""
     return index(lambda right: dict.fromkeys(right, name))
 
 
@@ -206,7 +206,7 @@ def write_header(path: Path, header: bytes, data: bytes) -> None:
 
 
 def header(change: Callable[[Header], Any]) -> Corruption:
-    """Changes the header by a function, in place or by its return value."""
+    """Changes the header with a function that modifies it or returns a new one."""
 
     def corrupt(folder: Path) -> None:
         actual, data = read_header(folder / WEIGHTS)
@@ -253,7 +253,7 @@ def cut_to(size: int) -> Corruption:
 
 
 def tensors(**new: Any) -> Corruption:
-    """Replaces tensors: name with `/` for `.`; an array, a function of the old one, or None."""
+    """Sets tensors to an array, a function of the old array, or None to remove them."""
 
     def corrupt(folder: Path) -> None:
         actual: Any = dict(mx.load(str(folder / WEIGHTS)))  # type: ignore[arg-type]
@@ -288,7 +288,7 @@ def plain(folder: Path) -> None:
 
 
 def sparse_weights(num_bytes: int) -> Corruption:
-    """Grows the plain model to `num_bytes` by a sparse file that agrees with its config."""
+    """Grows the plain model to `num_bytes` with a sparse file that matches its config."""
 
     def corrupt(folder: Path) -> None:
         plain(folder)
@@ -308,6 +308,6 @@ def sparse_weights(num_bytes: int) -> Corruption:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Writes a new file: the old one may be a link or not writable."""
+    """Writes a new file, since the old one may be a link or read-only."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)

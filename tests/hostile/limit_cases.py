@@ -1,4 +1,4 @@
-"""Checkpoints that exceed a limit: memory, counts, growth, endless files."""
+"""Checkpoints that exceed a limit: memory, counts, text growth, endless files."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def replacing(text: str, by: str) -> dict[str, Any]:
 
 
 def sequence(name: str, component: dict[str, Any], number: int) -> dict[str, Any]:
-    """A normalizer, pre-tokenizer or decoder that repeats another."""
+    """A normalizer, pre-tokenizer or decoder that repeats a component."""
     return {"type": "Sequence", name: [component] * number}
 
 
@@ -45,7 +45,7 @@ def bpe(**new: Any) -> Corruption:
 
 
 def template(*parts: dict[str, Any]) -> dict[str, Any]:
-    """A post-processor; the demo has none."""
+    """A template post-processor."""
     pair = [{"Sequence": {"id": id, "type_id": 0}} for id in "AB"]
     return {"type": "TemplateProcessing", "single": parts, "pair": pair, "special_tokens": {}}
 
@@ -53,31 +53,31 @@ def template(*parts: dict[str, Any]) -> dict[str, Any]:
 TEXT_A = {"Sequence": {"id": "A", "type_id": 0}}
 MIXTURE = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-NOT_WHOLE = "not JSON at line 1"
-LONG_TEXTS = "times as long"
+NOT_WHOLE = "invalid JSON at line 1"
+LONG_TEXTS = "times longer"
 MANY_TOKENS = {f"{i:06}{'x' * 180}": i for i in range(480_000)}
 
 KERNEL_FILE_ROWS = [
     *(
-        case(f"{name} that is the kernel's log", link(name, "/proc/kmsg"), name, words, quick=quick)
+        case(f"{name} is the kernel log", link(name, "/proc/kmsg"), name, words, quick=quick)
         for name, words, quick in (
             (CONFIG, NOT_WHOLE, 1),
-            (WEIGHTS, "less than 8 bytes", 0),
+            (WEIGHTS, "fewer than 8 bytes", 0),
             (INDEX, NOT_WHOLE, 0),
             (TOKENIZER, NOT_WHOLE, 0),
             (SETTINGS, NOT_WHOLE, 0),
             ("generation_config.json", NOT_WHOLE, 0),
         )
     ),
-    case("config that is a page map", link(CONFIG, "/proc/self/pagemap"), NOT_WHOLE),
+    case("config is a page map", link(CONFIG, "/proc/self/pagemap"), NOT_WHOLE),
     case(
-        "special tokens that are a pipe for mlx_lm",
+        "special tokens file is a pipe, for mlx_lm",
         pipe("special_tokens_map.json"),
-        "not a plain file",
+        "not a regular file",
         use="load",
     ),
     case(
-        "added tokens that are the kernel's log for mlx_lm",
+        "added tokens file is the kernel log, for mlx_lm",
         link("added_tokens.json", "/proc/kmsg"),
         "is empty",
         use="load",
@@ -106,7 +106,7 @@ SIZE_ROWS = [
         use="dummy",
         quick=1,
     ),
-    case("layers 2 * 10**9 of a mixture", config(**MIXTURE, num_hidden_layers=2 * 10**9), "layers"),
+    case("2 * 10**9 layers of a mixture", config(**MIXTURE, num_hidden_layers=2 * 10**9), "layers"),
     case("mlp_only_layers of 700,000", config(mlp_only_layers=[0] * 700_000), "700,000 entries"),
     case(
         "mlp_only_layers of 10,000",
@@ -114,33 +114,33 @@ SIZE_ROWS = [
         "mlp.gate",
     ),
     case("layer_types of 100,000", config(layer_types=["a"] * 100_000), "100,000 entries"),
-    case("layer_types of lists", config(layer_types=[[1]]), "layer_types [[1]]"),
-    case("layer_types of a number", config(layer_types=5), "layer_types 5"),
-    case("layer_types of a long text", config(layer_types=LONG), "layer_types"),
-    case("end tokens of 500,000", config(eos_token_id=[1] * 500_000), "500,000 entries"),
+    case("layer_types with lists", config(layer_types=[[1]]), "layer_types [[1]]"),
+    case("layer_types is a number", config(layer_types=5), "layer_types 5"),
+    case("layer_types is a long string", config(layer_types=LONG), "layer_types"),
+    case("500,000 end tokens", config(eos_token_id=[1] * 500_000), "500,000 entries"),
     case(
-        "formats of 200,000 layers",
+        "quantization of 200,000 layers",
         quantization(**{f"a{i}": {} for i in range(200_000)}),
         "200,003 entries",
         quick=1,
     ),
-    case("head_dim 512", config(head_dim=512), "head_dim of 512", "at most 256", quick=1),
-    case("head_dim 33", config(head_dim=33), "head_dim of 33", "even"),
+    case("head_dim 512", config(head_dim=512), "head_dim 512", "at most 256", quick=1),
+    case("head_dim 33", config(head_dim=33), "head_dim 33", "even"),
     case(
-        "heads that do not divide",
+        "indivisible key-value heads",
         config(num_attention_heads=3, num_key_value_heads=2),
         "num_attention_heads 3",
         "num_key_value_heads, 2",
         quick=1,
     ),
     case(
-        "added tokens of 20,000 for mlx_lm",
+        "20,000 added tokens, for mlx_lm",
         file("added_tokens.json", json.dumps(dict.fromkeys(map(str, range(20_000)), 0))),
         "'added_tokens.json' with 20,000 entries",
         use="load",
     ),
     case(
-        "special tokens of 20,000",
+        "20,000 special tokens",
         settings(additional_special_tokens=["a"] * 20_000),
         "20,000 entries",
     ),
@@ -148,67 +148,75 @@ SIZE_ROWS = [
 
 LARGE_TOKENIZER_ROWS = [
     case(
-        "a normalizer that doubles 40 times",
+        "normalizer that doubles the text 40 times",
         tokenizer(normalizer=sequence("normalizers", replacing("a", "aa"), 40)),
         LONG_TEXTS,
         quick=1,
     ),
     case(
-        "a normalizer without a type that doubles",
+        "untyped normalizer that doubles the text 40 times",
         tokenizer(normalizer=sequence("normalizers", {**replacing("a", "aa"), "type": None}, 40)),
         "normalizer",
         use="text",
     ),
     case(
-        "a normalizer of a long text", tokenizer(normalizer=replacing("a", "b" * 9999)), LONG_TEXTS
+        "normalizer with a long replacement",
+        tokenizer(normalizer=replacing("a", "b" * 9999)),
+        LONG_TEXTS,
     ),
     case(
-        "a prefix of a long text",
+        "normalizer with a long prefix",
         tokenizer(normalizer={"type": "Prepend", "prepend": LONG}),
         LONG_TEXTS,
     ),
     case(
-        "bytes as characters 40 times",
+        "byte-level pre-tokenizer applied 40 times",
         tokenizer(pre_tokenizer=sequence("pretokenizers", BYTE_LEVEL, 40)),
         LONG_TEXTS,
     ),
     case(
-        "a decoder that doubles 40 times",
+        "decoder that doubles the text 40 times",
         tokenizer(decoder=sequence("decoders", replacing("a", "aa"), 40)),
         LONG_TEXTS,
     ),
     case(
-        "a post-processor of 100,000 texts",
+        "post-processor of 100,000 parts",
         tokenizer(post_processor=template(*[TEXT_A] * 100_000)),
         "values in its post_processor",
         quick=1,
     ),
     case(
-        "post-processors that the library lacks",
+        "post-processors that multiply the text",
         tokenizer(post_processor=sequence("processors", template(*[TEXT_A] * 10), 30)),
         "post-processor",
         use="text",
     ),
     case("a vocabulary of 95 MB", bpe(vocab=MANY_TOKENS), "bytes"),
     case(
-        "a vocabulary of 600,000", bpe(vocab=dict.fromkeys(map(str, range(600_000)), 0)), "tokens"
+        "a vocabulary of 600,000 tokens",
+        bpe(vocab=dict.fromkeys(map(str, range(600_000)), 0)),
+        "tokens",
     ),
     case("a token of 2000 characters", bpe(vocab=lambda old: old | {LONG[:2000]: 4197}), "2,000"),
     case(
-        "500,000 merges of no tokens",
+        "500,000 merges of unknown tokens",
         bpe(merges=[["q", f"w{i}"] for i in range(500_000)]),
         "out of vocabulary",
         max_bytes=450_000_000,
     ),
     case("2,000,000 merges", bpe(merges=["a b"] * 2_000_000), "merges"),
-    case("tokenizer of small lists", file(TOKENIZER, f"[{'[],' * 10**7}0]"), "lists and objects"),
-    case("tokenizer of numbers", file(TOKENIZER, f"[{'0,' * 10**7}0]"), "values"),
-    case("tokenizer with a model twice", file(TOKENIZER, '{"model": 1, "model": 2}'), "twice"),
-    case("a prefix of words that panics", bpe(continuing_subword_prefix="xxxxxxxx"), TOKENIZER),
-    case("half a character as a token", bpe(vocab={"\ud800": 0}), "surrogate"),
-    case("half a character as an end", settings(eos_token="\ud800"), SETTINGS, "surrogate"),
     case(
-        "words without an unknown one",
+        "tokenizer of many small lists", file(TOKENIZER, f"[{'[],' * 10**7}0]"), "lists and objects"
+    ),
+    case("tokenizer of many numbers", file(TOKENIZER, f"[{'0,' * 10**7}0]"), "values"),
+    case("tokenizer with a duplicate model", file(TOKENIZER, '{"model": 1, "model": 2}'), "twice"),
+    case("subword prefix that panics", bpe(continuing_subword_prefix="xxxxxxxx"), TOKENIZER),
+    case("unpaired surrogate as a token", bpe(vocab={"\ud800": 0}), "surrogate"),
+    case(
+        "unpaired surrogate as the end token", settings(eos_token="\ud800"), SETTINGS, "surrogate"
+    ),
+    case(
+        "WordLevel model without its unknown token",
         tokenizer(model={"type": "WordLevel", "unk_token": "b", "vocab": {"a": 0}}),
         "cannot encode",
         use="text",
@@ -222,15 +230,15 @@ LARGE_TOKENIZER_ROWS = [
 
 DEFAULT_ROWS = [
     case(
-        "defaults of a list",
+        "defaults are a list",
         file("generation_config.json", "[]"),
         "JSON object",
         use="serve",
         quick=1,
     ),
-    case("defaults that are a pipe", pipe("generation_config.json"), "plain file", use="serve"),
+    case("defaults that are a pipe", pipe("generation_config.json"), "regular file", use="serve"),
     case(
-        "a temperature that is a text",
+        "temperature is a string",
         file("generation_config.json", '{"temperature": "hot"}'),
         "generation_config.json",
         "'hot'",
@@ -240,7 +248,7 @@ DEFAULT_ROWS = [
 
 MORE_TEMPLATE_ROWS = [
     case(
-        "a template of half a character",
+        "template with an unpaired surrogate",
         settings(chat_template='{{ "\\ud800" }}'),
         "surrogate",
         use="chat",

@@ -1,4 +1,4 @@
-"""Runs cases and checks each: one-sentence error, memory and time limits, no code run."""
+"""Runs cases and checks for one-sentence errors, memory and time limits, and no code execution."""
 
 import json
 import re
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-MAX_BYTES = 200_000_000  # memory growth; the interpreter and our libraries take 100 MB before
+MAX_BYTES = 200_000_000  # memory growth; interpreter and libraries take another 100 MB
 ROOT = Path(__file__).resolve().parents[2]
 
-# Wording of Python's own exceptions, meaningless to users.
-PYTHONS = re.compile(
+# Wording of Python's built-in exceptions, meaningless to users.
+PYTHON_WORDING = re.compile(
     r"object is not|object has no|not subscriptable|positional|local variable|NoneType|unhashable"
     r"|index out of range|KeyError|TypeError|Errno|invalid literal|could not convert|codec can't"
     r"|expected str\b|argument must|recursion|has no len|Traceback|<class|<built-in|\bassert"
@@ -41,12 +41,12 @@ def run_rows(
     ]
     if len(outcomes) < len(rows):
         last = rows[len(outcomes)].name
-        wrong.append(f"{last}: the process ended with {done.returncode}: {done.stderr[-2000:]}")
+        wrong.append(f"{last}: the process exited with {done.returncode}: {done.stderr[-2000:]}")
     assert not wrong, "\n".join(wrong)
 
 
 def problems(case: Any, outcome: dict) -> list[str]:
-    """Problems with a row's outcome."""
+    """Problems with the outcome of a case."""
     actual = []
     sentence = outcome.get("sentence")
     if sentence is None:
@@ -57,8 +57,8 @@ def problems(case: Any, outcome: dict) -> list[str]:
             actual.append(f"lacks {missing} in: {sentence}")
         if "\n" in sentence or not sentence.endswith((".", "?")) or len(sentence) > 800:
             actual.append(f"is not one sentence: {sentence!r}")
-        if PYTHONS.search(sentence):
-            actual.append(f"has Python's words: {sentence}")
+        if PYTHON_WORDING.search(sentence):
+            actual.append(f"has the wording of a Python exception: {sentence}")
         if outcome["printed"]:
             actual.append(f"printed {outcome['printed'][:300]!r}")
     if outcome["took"] > getattr(case, "max_bytes", MAX_BYTES):

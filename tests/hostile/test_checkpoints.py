@@ -1,4 +1,4 @@
-"""Malformed checkpoints are rejected in one sentence, within limits."""
+"""Malformed checkpoints are rejected with one sentence, within memory and time limits."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
-"""Worker process: runs table rows in order and reports each outcome.
+"""Worker process: runs table rows in order and reports their outcomes.
 
     python -m tests.hostile.worker folders|arguments WHOLE SCRATCH < rows > outcomes
 
-Input: a row number of that table per line. Output: a JSON object per line, flushed. A row that
-exceeds its time limit ends the process.
+Input: a row number per line. Output: a JSON object per line, flushed. A row that exceeds its time
+limit kills the process.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from tiny_llm import LLM, ModelError, SamplingParams, load, load_weights
 from tiny_llm.errors import UserError
 from tiny_llm.server.protocol.sampling import default_sampling_params
 
-SECONDS = 5.0  # CPU time per row
-SECONDS_OF_WAITING = 30  # wall time per row; other programs may use the CPU
+SECONDS = 5.0  # CPU time limit per row
+WALL_SECONDS = 30  # wall time limit per row, longer because other programs may use the CPU
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -36,13 +36,13 @@ def main() -> None:
     """Runs the rows listed on standard input."""
     table, whole, scratch = sys.argv[1], *map(Path, sys.argv[2:])
     outputs = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries may print to stdout, which is for outcomes
+    os.dup2(2, 1)  # libraries may print to stdout, which is reserved for outcomes
     prepare = prepared_folder(whole, scratch) if table == "folders" else prepared_argument()
     for line in sys.stdin:
         run = prepare(int(line))
         before = _forget_peak()
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        signal.alarm(SECONDS_OF_WAITING)
+        signal.alarm(WALL_SECONDS)
         output = outcome(run)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
-    """Returns a function that creates a row's folder and returns the call to run."""
+    """Returns a function that creates a row's folder and returns the row's call."""
 
     def prepare(number: int) -> Callable[[], None]:
         case = FOLDERS[number]
@@ -60,28 +60,28 @@ def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], 
         shutil.copytree(whole, folder)
         case.corrupt(folder)
         if case.use == "load":
-            import mlx_lm  # noqa: F401 - its import takes seconds, for any folder
+            import mlx_lm  # noqa: F401 - imported before measuring, since it takes seconds
         return lambda: _use(case.use, folder)
 
     return prepare
 
 
 def prepared_argument() -> Callable[[int], Callable[[], None]]:
-    """Loads a model for all argument rows."""
+    """Loads a model once and returns a function that returns a row's call."""
     model = load_weights("demo", Console(file=io.StringIO()))
     llm = LLM(model, kv_cache_bytes=2**22)
     return lambda number: lambda: ARGUMENTS[number].call(llm, model)
 
 
 def outcome(run: Callable[[], None]) -> dict[str, Any]:
-    """Error sentence of a call, or the type of any other exception."""
+    """Error message of a call, or the type of any other exception."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
             run()
     except UserError as error:
         return {"sentence": str(error), "printed": printed.getvalue()}
-    except BaseException as error:  # a Rust panic is not an Exception
+    except BaseException as error:  # Rust panics do not derive from Exception
         return {"raised": f"{type(error).__name__}: {error}"}
     return {"raised": "nothing"}
 
@@ -107,9 +107,9 @@ def _use(use: str, folder: Path) -> None:
 def _forget_peak() -> int:
     """Resets the peak of `_peak`; returns the memory in use, in bytes.
 
-    It includes optional libraries that `mlx_lm` imports if installed, such as torch.
+    Includes optional libraries that `mlx_lm` imports if installed, such as torch.
     """
-    with contextlib.suppress(OSError):  # macOS has no such file
+    with contextlib.suppress(OSError):  # not on macOS
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 
@@ -123,7 +123,7 @@ def _peak() -> int:
 
 
 def _ran(scratch: Path) -> list[str]:
-    """Evidence of code run from the folder: imported modules and marker files."""
+    """Evidence of code executed from the folder: imported modules and marker files."""
     modules = [
         name
         for name, module in sys.modules.items()

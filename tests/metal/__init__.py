@@ -1,1 +1,1 @@
-"""Metal kernels, run in the emulator."""
+"""Metal kernels on the emulator or a GPU."""

@@ -1,4 +1,4 @@
-"""Launches of the flash_attention kernels, for their tests."""
+"""Launches of the flash_attention kernels for tests."""
 
 from typing import Any
 
@@ -29,14 +29,14 @@ def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
         return mx.where(
             mx.random.uniform(shape=mask.shape) < 0.2, mx.array(-mx.inf, mask.dtype), mask
         )
-    mask = mx.zeros((L, S))  # every third row fully masked, the others except one range visible
+    mask = mx.zeros((L, S))  # every third row fully masked; the others see all but one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask
 
 
 def broadcast_strides(shape: tuple[int, ...], to: tuple[int, ...]) -> list[int]:
-    """Strides of a row-major array of `shape`, broadcast."""
+    """Strides of a row-major array of `shape` broadcast to `to`."""
     shape = (1,) * (len(to) - len(shape)) + tuple(shape)
     steps = np.cumprod((1, *shape[:0:-1]))[::-1]
     return [0 if size == 1 else int(step) for size, step in zip(shape, steps, strict=True)]
@@ -56,7 +56,7 @@ def params_of(
     S: int | None = None,
     aligned: bool = True,
 ) -> Any:
-    """Kernel params of contiguous arrays, as the encoder fills them."""
+    """Kernel params of contiguous arrays, as set by the encoder."""
     (B, H_q, L, D), (H, C) = query.shape, key.shape[1:3]
     S = C if S is None else S
     array = None if isinstance(mask, str) else mask
@@ -91,7 +91,7 @@ def attend(
     mode: str = "plain",
     order: tuple[str, int] = FORWARD,
 ) -> mx.array:
-    """softmax(query · keyᵀ / √D + mask) · value, by the given kernel.
+    """softmax(query · keyᵀ / √D + mask) · value with the given kernel.
 
     S: number of valid keys, for longer key and value buffers.
     """

@@ -1,4 +1,4 @@
-"""Shared helpers for tests of both matrix multiplications in the emulator."""
+"""Shared helpers for tests of `matmul` and `quantized_matmul` kernels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def source_of(kernel: str) -> str:
 def multiply(
     launch: Any, inputs: Sequence[np.ndarray], M: int, O: int, dtype: str, **how: Any
 ) -> np.ndarray:
-    """M×O product: runs the matmul launch and, for split products, the sum's launch."""
+    """M×O matmul: runs the launch and, if it is split, the launch of the sum."""
     parts = launch.groups[2]
     out = empty((M, O), dtype)
     if parts == 1:
@@ -53,7 +53,7 @@ def multiply(
 def exact_quantized(
     scales: mx.array, biases: mx.array, a: mx.array, b: mx.array, group_size: int, bits: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Product in float64, and the summed magnitudes of its terms q·scale·a and bias·a."""
+    """Matmul in float64, and the summed magnitudes of its terms q·scale·a and bias·a."""
     scales, biases = as_numpy(scales).astype(np.float64), as_numpy(biases).astype(np.float64)
     a = as_numpy(a).astype(np.float64)
     words = np.array(b)
@@ -80,26 +80,26 @@ def assert_product(
     error = np.abs(actual.astype(np.float64) - expected)
     assert not np.isnan(error).any(), f"{what}: {np.isnan(error).sum()} outputs are NaN"
     worst = (error / bound).max()
-    place = np.unravel_index((error / bound).argmax(), error.shape)
+    worst_index = np.unravel_index((error / bound).argmax(), error.shape)
     assert worst <= 1, (
-        f"{what}: at {tuple(map(int, place))} expected {expected[place]:.6g}, got "
-        f"{float(actual[place]):.6g}: {worst:.2f} × the error that float32 sums and one rounding "
-        f"may have; {describe_mismatches(error > bound)}"
+        f"{what}: at {tuple(map(int, worst_index))} expected {expected[worst_index]:.6g}, got "
+        f"{float(actual[worst_index]):.6g}: {worst:.2f} × the error bound of float32 sums "
+        f"and one rounding; {describe_mismatches(error > bound)}"
     )
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
-    """Bytes, for bitwise comparison."""
+    """Bytes as integers, for bitwise comparison."""
     return x.view(np.uint8)
 
 
 def reference_quantized(
     scales: mx.array, biases: mx.array, group_size: int, bits: int, a: mx.array, b: mx.array
 ) -> np.ndarray:
-    """a · bᵀ by the one-thread-per-output kernel of the tree under test.
+    """a · bᵀ with the one-thread-per-output kernel of the tree under test.
 
     Runs on the GPU if its kernels are built (differing dtypes of a and scales select this kernel),
-    in the emulator otherwise.
+    otherwise on the emulator.
     """
     check_is_written("quantized_matmul/quantized_matmul_readable.metal")
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[a.dtype]

@@ -1,4 +1,4 @@
-"""Launches of the paged_attention kernels, for their tests."""
+"""Launches of the paged_attention kernels for tests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def params_of(
     aligned: bool = True,
     window: int = 0,
 ) -> Any:
-    """Kernel params of contiguous arrays, as the encoder fills them.
+    """Kernel params of contiguous arrays, as set by the encoder.
 
     query: B×H_q×L×D, or T×H_q×D in the ragged form.
     """
@@ -53,7 +53,7 @@ def paged_attend(
 ) -> mx.array:
     """B×H_q×L×D, or T×H_q×D with cu_seqlens_q, from P×H×page_size×D, or from 8-bit rows.
 
-    variant: "readable", the course's kernel, or "fast": the kernels started by the encoder.
+    variant: "readable" for the course's kernel, "fast" for the kernels launched by the encoder.
     """
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[query.dtype]
     params = params_of(query, keys, block_table, causal, aligned, window)

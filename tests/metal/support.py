@@ -1,4 +1,4 @@
-"""Shared helpers for Metal kernel tests: launches run in the emulator."""
+"""Shared helpers for Metal kernel tests: launches on the emulator or a GPU."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ def library(source: str | Path) -> Library:
 
 
 def check_is_written(source: str | Path) -> None:
-    """Rejects a file with an unwritten task, named by the block's comment.
+    """Rejects a file with an unwritten task.
 
     An empty kernel leaves its output unchanged, which would be reported as a wrong result.
     """
@@ -49,14 +49,14 @@ def check_is_written(source: str | Path) -> None:
 
 
 def as_bound(x: mx.array) -> np.ndarray:
-    """Array as a kernel argument: the same bytes, as a NumPy dtype."""
+    """Converts an array to a kernel argument: the same bytes in NumPy."""
     if x.dtype == mx.bfloat16:
         return np.array(x.view(mx.uint16)).view(ml_dtypes.bfloat16)
     return np.array(x)
 
 
 def as_array(x: np.ndarray) -> mx.array:
-    """Kernel output as an MLX array."""
+    """Converts a kernel output to an MLX array."""
     if x.dtype == ml_dtypes.bfloat16:
         return mx.array(x.view(np.uint16)).view(mx.bfloat16)
     return mx.array(x)
@@ -77,7 +77,7 @@ _loose_seed: int | None = None
 
 @contextmanager
 def loose_arithmetic(seed: int) -> Iterator[None]:
-    """Context in which `run` uses loose arithmetic instead of mode "plain"."""
+    """Context in which `run` replaces mode "plain" with "loose"."""
     global _loose_seed
     _loose_seed = seed
     try:
@@ -87,7 +87,7 @@ def loose_arithmetic(seed: int) -> Iterator[None]:
 
 
 def fitting_launch(source: str | Path, launch: Callable[[int], Any]) -> Any:
-    """Launch with the kernel's maximum threadgroup size, as made by an encoder."""
+    """Launch with the kernel's maximum threadgroup size, as in an encoder."""
     chosen = launch(MAX_THREADS)
     if _loose_seed is None or not has_clang():
         return chosen
@@ -105,7 +105,7 @@ def run(
 ) -> None:
     """Runs a launch of `tiny_llm_ext.metal` on arrays and params.
 
-    The last `outputs` arrays are written in place. A GPU ignores the requested order.
+    The last `outputs` arrays are written in place. A real GPU ignores `order`.
     """
     check_is_written(source)
     if mode == "plain" and _loose_seed is not None:

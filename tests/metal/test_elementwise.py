@@ -1,4 +1,4 @@
-"""Elementwise Metal kernels in the emulator, against the CPU."""
+"""Elementwise Metal kernels on the emulator, compared with the CPU."""
 
 import mlx.core as mx
 import numpy as np
@@ -29,12 +29,12 @@ def launches():
 @pytest.mark.parametrize("size", [1, 255, 256, 1000])
 def test_axpby(mode, dtype, size):
     x, y, name = random(size, dtype=dtype), random(size, dtype=dtype), DTYPE_NAMES[dtype]
-    wanted = kernels.axpby(x, y, 4.0, -0.3, stream=mx.cpu)
+    expected = kernels.axpby(x, y, 4.0, -0.3, stream=mx.cpu)
     for max_threads in (1024, 64):
         launch = launches().axpby_launch(size, 4.0, -0.3, name, max_threads=max_threads)
         out = empty((size,), name)
         run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), out], mode)
-        assert_close(as_array(out), wanted, "axpby", ulps=1)
+        assert_close(as_array(out), expected, "axpby", ulps=1)
 
 
 def test_axpby_rejects_too_many_elements():
@@ -50,12 +50,12 @@ def test_axpby_rejects_too_many_elements():
 def test_swiglu(mode, dtype, M, I):
     both, name = random(M, 2 * I, dtype=dtype, scale=5), DTYPE_NAMES[dtype]
     gate, up = both[:, :I], both[:, I:]  # strided views, as split from a projection
-    wanted = kernels.swiglu(gate, up, stream=mx.cpu)
+    expected = kernels.swiglu(gate, up, stream=mx.cpu)
     bound = as_bound(both).reshape(-1)
     launch = launches().swiglu_launch(M, I, 2 * I, 2 * I, name)
     out = empty((M, I), name)
     run("swiglu/swiglu.metal", launch, [bound, bound[I:], out], mode)
-    assert_close(as_array(out), wanted, "swiglu", ulps=2)
+    assert_close(as_array(out), expected, "swiglu", ulps=2)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -63,12 +63,12 @@ def test_swiglu(mode, dtype, M, I):
 @pytest.mark.parametrize(("M", "O"), [(1, 1), (3, 7), (2, 1030)])
 def test_add_bias(mode, dtype, M, O):
     both, bias, name = random(M, 2 * O, dtype=dtype), random(O, dtype=dtype), DTYPE_NAMES[dtype]
-    wanted = kernels.add_bias(both[:, O:], bias, stream=mx.cpu)
+    expected = kernels.add_bias(both[:, O:], bias, stream=mx.cpu)
     launch = launches().add_bias_launch(M, O, 2 * O, name)
     out = empty((M, O), name)
     arrays = [as_bound(both).reshape(-1)[O:], as_bound(bias), out]
     run("add_bias/add_bias.metal", launch, arrays, mode)
-    assert_close(as_array(out), wanted, "add_bias", ulps=0)
+    assert_close(as_array(out), expected, "add_bias", ulps=0)
 
 
 def test_swiglu_of_extreme_values():
@@ -103,7 +103,7 @@ def test_qk_norm_rope(mode, dtype, B, L, H, D, W, shared, normalizes):
     weight = random(D, dtype=dtype) if normalizes else None
     angles = random(1 if shared else B, L, W, scale=10)
     cos, sin = mx.cos(angles), mx.sin(angles)
-    wanted = kernels.qk_norm_rope(projected[:, :, 1:-1], weight, 1e-6, cos, sin, stream=mx.cpu)
+    expected = kernels.qk_norm_rope(projected[:, :, 1:-1], weight, 1e-6, cos, sin, stream=mx.cpu)
     strides = [L * (H + 2) * D, (H + 2) * D, D]
     launch = launches().qk_norm_rope_launch(
         B, L, H, D, W, 1e-6, strides, 0 if shared else L * W, name, normalizes
@@ -113,7 +113,7 @@ def test_qk_norm_rope(mode, dtype, B, L, H, D, W, shared, normalizes):
     unread = x if weight is None else as_bound(weight)
     arrays = [x, unread, as_bound(cos), as_bound(sin), out]
     run("qk_norm_rope/qk_norm_rope.metal", launch, arrays, mode)
-    assert_close(as_array(out), wanted, f"qk_norm_rope, D {D}")
+    assert_close(as_array(out), expected, f"qk_norm_rope, D {D}")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -124,13 +124,13 @@ def test_cache_write(mode, dtype):
     tokens = (random(B, L, H, D) * 20).astype(dtype)
     buffer = (random(B, H, C, D) * 20).astype(dtype)
     offsets = mx.array([0, -1, 5, 6, -9], dtype=mx.int32)  # the last two are out of range
-    wanted = kernels.cache_write(buffer, tokens.swapaxes(1, 2), offsets, stream=mx.cpu)
+    expected = kernels.cache_write(buffer, tokens.swapaxes(1, 2), offsets, stream=mx.cpu)
     unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
     out = as_bound(buffer).view(unsigned).copy()
     launch = launches().cache_write_launch(B, H, C, L, D, [L * H * D, D, H * D, 1], dtype.size)
     arrays = [as_bound(tokens).view(unsigned), as_bound(offsets), out]
     run("cache_write/cache_write.metal", launch, arrays, mode)
-    np.testing.assert_array_equal(out, as_bound(wanted).view(unsigned))
+    np.testing.assert_array_equal(out, as_bound(expected).view(unsigned))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -142,14 +142,14 @@ def test_quantized_embedding(mode, dtype, bits, group_size):
     scales, biases = scales.astype(dtype), biases.astype(dtype)
     for ids in (mx.array([0, 36, -1, -37, 37, -38, 5]), mx.array([3, 2**32 - 1], mx.uint32)):
         args = (ids, scales, biases, group_size, bits, weight)
-        wanted = kernels.quantized_embedding(*args, stream=mx.cpu)
+        expected = kernels.quantized_embedding(*args, stream=mx.cpu)
         launch = launches().quantized_embedding_launch(
             len(ids), V, E, group_size, bits, ids.dtype == mx.int32, name
         )
         out = empty((len(ids), E), name)
         arrays = [as_bound(x) for x in (ids, scales, biases, weight)]
         run("quantized_embedding/quantized_embedding.metal", launch, [*arrays, out], mode)
-        assert_close(as_array(out), wanted, "quantized_embedding", ulps=0)
+        assert_close(as_array(out), expected, "quantized_embedding", ulps=0)
 
 
 @pytest.mark.parametrize("mode", MODES)

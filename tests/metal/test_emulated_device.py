@@ -1,8 +1,8 @@
-"""Host code of the Metal kernels, on the emulated GPU.
+"""Host code of the Metal kernels on the emulated GPU.
 
-Operations run their `eval_gpu`; dispatches are recorded, checked and run in any order allowed by
-barriers (tools/metal_emulator/device.py). `TINY_LLM_EMULATED_METAL=1 pdm run test` runs all
-other operation and model tests there too.
+Operations run `eval_gpu`; dispatches are recorded, checked and run in any order allowed by the
+barriers (tools/metal_emulator/device.py). `TINY_LLM_EMULATED_METAL=1 pdm run test` runs all other
+operation and model tests there, too.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from tiny_llm.batch import BatchGeneration
 from tools.metal_emulator import Device, MetalFault
 
 pytestmark = pytest.mark.skipif(
-    not kernels.computes_on_cpu() or not kernels.is_built(), reason="there is a GPU already"
+    not kernels.computes_on_cpu() or not kernels.is_built(), reason="needs a machine without a GPU"
 )
 
 
@@ -50,7 +50,7 @@ def gpu() -> Iterator[Device]:
 # --- operations ------------------------------------------------------------------------------
 
 
-# Slow to compile for the emulator, and covered by other tests of a quick run.
+# Slow to compile for the emulator; other tests of a quick run cover them.
 ATTENTION = {"flash_attention", "paged_attention", "paged_attention_varlen"}
 SLOW_TO_COMPILE = {"matmul", "quantized_matmul", *ATTENTION}
 
@@ -85,13 +85,13 @@ def test_gpu_with_few_threads_per_threadgroup(max_threads):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_loose_arithmetic_with_fewer_threads_per_threadgroup(seed):
-    """A row wide enough for 1024 threads; one arithmetic mode applies to all launches."""
+    """The row is wide enough for 1024 threads; one arithmetic mode applies to all launches."""
     x, weight = random(3, 9001), random(9001)
     expected = kernels.rms_norm(x, weight, 1e-6)
     with on_gpu(mode="loose", order="random", seed=seed):
         first, second = (kernels.rms_norm(x, weight, 1e-6) for _ in range(2))
         assert_close(first, expected, "rms_norm")
-        assert_same_bits(first, second, "rms_norm, again")
+        assert_same_bits(first, second, "rms_norm, repeated")
 
 
 def test_derivatives(gpu):
@@ -104,11 +104,11 @@ def test_derivatives(gpu):
     assert [slope.tolist() for slope in slopes] == [[2.0] * 5, [3.0] * 5]
 
 
-# --- barriers, and what is in flight -----------------------------------------------------------
+# --- barriers and commands in flight -----------------------------------------------------------
 
 
 def two_steps(x, weight):
-    """Steps that depend on the previous step: the order matters without a barrier."""
+    """Two dependent steps, whose order matters without a barrier."""
     return kernels.rms_norm(kernels.swiglu(x, x), weight, 1e-6)
 
 
@@ -124,7 +124,7 @@ def test_pending_commands_run_in_any_order_allowed_by_barriers(gpu, order):
     try:
         actual = [two_steps(one, weight) for one in inputs]
         mx.eval(actual)
-        assert gpu.launches["swiglu_elements_float32"] == 3, "the commands wait"
+        assert gpu.launches["swiglu_elements_float32"] == 3, "expected the commands to be pending"
         emulator.finish()
     finally:
         emulator.defer(False)
@@ -147,7 +147,7 @@ def layers_of_a_step(demo, order, gpu):
         step_plan = model._plan(cache, 1, 1)
         mx.eval(step_plan.attention_metadata.arrays)
         sums = model._run_planned(x, cos_sin, step_plan)
-        del step_plan  # shared buffers are not overwritten
+        del step_plan  # shared buffers cannot be written in place
         mx.eval(sums)
         emulator.finish()
     finally:
@@ -164,7 +164,7 @@ def test_all_layers_in_one_command_buffer(gpu, demo, order):
 
 
 def test_missing_barrier_is_a_hazard(gpu):
-    """A hazard invisible to MLX: a command without a declared dependency on the other's buffer."""
+    """MLX does not see the hazard: one command does not declare the other's buffer."""
     x = mx.zeros(64)
     mx.eval(x)
     address = np.array(x, copy=False).__array_interface__["data"][0]
@@ -181,7 +181,9 @@ def test_missing_barrier_is_a_hazard(gpu):
         "has_barrier": False,
     }
     gpu.run([command, {**command, "has_barrier": True}])
-    with pytest.raises(MetalFault, match=r"share memory \(buffer\(0\) of write.*no barrier"):
+    with pytest.raises(
+        MetalFault, match=r"access the same memory \(buffer\(0\) of write.*no barrier"
+    ):
         gpu.run([command, {**command}])
 
 
@@ -216,7 +218,7 @@ def test_overwriting_a_shared_buffer_is_a_fault(gpu):
 # --- models ----------------------------------------------------------------------------------
 
 QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello!"]
-CACHE_BYTES = 2e6  # small: the emulator copies kernel arguments
+CACHE_BYTES = 2e6  # small, because the emulator copies kernel arguments
 
 
 @pytest.mark.parametrize("delay", [0, 1000])
@@ -236,7 +238,7 @@ def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
 
 @pytest.mark.parametrize("week", [2, 3])
 def test_batch_dispatches_ahead_without_cache_copies(week):
-    """A prompt prefills in two chunks into a freed slot while another request decodes."""
+    """A prompt is prefilled in two chunks into a freed slot while another request decodes."""
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
     mlx_model, tokenizer = load("demo-draft")  # emulation time is proportional to layers
 
@@ -269,7 +271,7 @@ def test_batch_dispatches_ahead_without_cache_copies(week):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_model_output_survives_loose_arithmetic(demo, seed):
-    """Logits differ in the last bits, by less than the gap between the top two."""
+    """Logits differ by less than the gap between the top two."""
     model = Qwen3ModelWeek3(demo[0])
     expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
     with on_gpu(mode="loose", order="random", seed=seed):
@@ -309,14 +311,14 @@ def test_engine_output_equals_cpu(demo, kv_cache_dtype, batch):
         assert any(name.startswith("paged_attention_decode") for name in device.launches)
 
 
-# --- compilation, and the commands ---------------------------------------------------------------
+# --- compilation and commands --------------------------------------------------------------------
 
 
 def test_kernel_sources_are_complete_with_line_numbers():
     texts = kernels.extension().metal.sources()
     assert set(texts) == {file.stem for file in EXTENSION.rglob("*.metal")}
     for name, text in texts.items():
-        assert '#include "' not in text, f"{name}: a header of ours is not in the text"
+        assert '#include "' not in text, f"{name}: a project header is not inlined"
         assert f'/{name}.metal"' in text.splitlines()[0]
 
 
@@ -327,20 +329,20 @@ def test_uncompilable_kernel_falls_back_to_cpu_with_one_warning(capfd):
     with on_gpu() as device:
         compile_text = device.compile
 
-        def refuse(name, text):
+        def fail_rms_norm(name, text):
             if name.startswith("tiny_llm_rms_norm"):
                 text = text.replace("[[kernel]]", "[[kernel]] no_such_type", 1)
             return compile_text(name, text)
 
-        metal.emulator.attach(refuse, device.run)
+        metal.emulator.attach(fail_rms_norm, device.run)
         for _ in range(2):
-            assert_same_bits(kernels.rms_norm(x, weight, 1e-6), expected[0], "on the CPU")
-            assert_close(kernels.swiglu(x, x), expected[1], "nothing else is lost")
+            assert_same_bits(kernels.rms_norm(x, weight, 1e-6), expected[0], "fallback on the CPU")
+            assert_close(kernels.swiglu(x, x), expected[1], "other kernels still run on the GPU")
         states = {library.file: library for library in metal.library_states()}
         assert set(device.launches) == {"swiglu_elements_float32"}
-    said = capfd.readouterr().err
-    assert said.count("tiny-llm: rms_norm in float32 runs on the CPU") == 1
-    assert "rms_norm.metal:" in said, "the compiler's message, with its place"
+    warnings = capfd.readouterr().err
+    assert warnings.count("tiny-llm: rms_norm in float32 runs on the CPU") == 1
+    assert "rms_norm.metal:" in warnings, "expected the compiler's message with its location"
     assert states["rms_norm"].state == "failed"
     assert "no_such_type" in states["rms_norm"].message
     assert states["swiglu"].state == "compiled"
@@ -365,8 +367,8 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_without_a_metal_compiler(name, tmp_path):
-    """As on a bare Mac: no Xcode, no `metal`, no `xcrun`."""
-    arguments, wanted = COMMANDS[name]
+    """As on a Mac without Xcode: no `metal`, no `xcrun`."""
+    arguments, expected = COMMANDS[name]
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in ("clang++-19", "clang++", "llvm-symbolizer-19", "addr2line", "ld"):
@@ -382,13 +384,13 @@ def test_commands_without_a_metal_compiler(name, tmp_path):
         timeout=300,
         env={**os.environ, "TINY_LLM_EMULATED_METAL": "1", "PATH": str(tools), "COLUMNS": "200"},
     )
-    assert wanted in result.stdout, result.stderr
+    assert expected in result.stdout, result.stderr
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
 def test_server_output_equals_cpu(monkeypatch):
-    pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+    pytest.importorskip("fastapi", reason="needs the server's dependencies")
     from tests.server.running_server import RunningServer
 
     def answers(server):

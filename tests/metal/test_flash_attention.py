@@ -1,4 +1,4 @@
-"""flash_attention's Metal kernels in the emulator, against the CPU kernel."""
+"""flash_attention's Metal kernels on the emulator, compared with the CPU kernel."""
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +10,7 @@ from tiny_llm import kernels
 from .attention import VARIANTS, attend, bits_of, make_mask
 from .support import DTYPE_NAMES, ORDERS
 
-# B, H, H_q / H, L, S, D: odd lengths, head sizes below a simdgroup, more keys than one split.
+# B, H, H_q / H, L, S, D: odd lengths, heads smaller than a simdgroup, more than one split.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
     (2, 1, 3, 3, 7, 7),
@@ -20,7 +20,7 @@ SHAPES = [
     (1, 1, 1, 40, 19, 256),
     (1, 1, 2, 1, 600, 16),
 ]
-MASKS = ["none", "causal", "boolean", "additive", "hidden rows"]
+MASKS = ["none", "causal", "boolean", "additive", "masked rows"]
 
 
 def problem(shape, dtype):
@@ -70,20 +70,20 @@ def test_every_dtype_and_head_size(variant, dtype, D):
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_prefix_of_a_longer_buffer(variant, aligned, mask):
-    """Keys and values in a larger cache, with per-sequence context lengths."""
+    """Keys and values in a larger cache with per-sequence context lengths."""
     B, H, group, L, S, C, D = 3, 2, 2, 3, 40, 48, 64
     query, key, value = problem((B, H, group, L, C, D), mx.float16)
     beyond = mx.arange(C)[:, None] >= S  # must not be read
     key, value = (mx.where(beyond, mx.array(mx.nan, x.dtype), x) for x in (key, value))
     lens = mx.array([0, 40, 17])
     actual = attend(variant, query, key, value, mask, lens, S, aligned)
-    wanted = expected(query, key[:, :, :S], value[:, :, :S], mask, lens)
-    assert_close(actual, wanted, variant, ulps=16)
-    assert not actual[0].any(), "a sequence without keys gets zeros"
+    reference = expected(query, key[:, :, :S], value[:, :, :S], mask, lens)
+    assert_close(actual, reference, variant, ulps=16)
+    assert not actual[0].any(), "expected zeros for a sequence without keys"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kind", ["causal", "hidden rows"])
+@pytest.mark.parametrize("kind", ["causal", "masked rows"])
 def test_lane_order_changes_no_bits(variant, kind):
     shape = (1, 1, 3, 11, 75, 48)
     query, key, value = problem(shape, mx.bfloat16)
@@ -111,19 +111,19 @@ def test_no_memory_fault_or_race(mode, variant, shape, kind, dtype):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_are_batch_invariant(variant):
-    """The same bits in chunked prefill, a larger cache and a larger batch."""
+    """Bitwise equal with chunked prefill, a larger cache and a larger batch."""
     query, key, value = problem((2, 1, 2, 36, 300, 32), mx.float32)
     whole = bits_of(attend(variant, query, key, value, "causal"))
     alone = attend(variant, query[1:], key[1:], value[1:], "causal")
     np.testing.assert_array_equal(bits_of(alone), whole[1:], "alone")
     last = attend(variant, query[:, :, -5:], key, value, "causal")
-    np.testing.assert_array_equal(bits_of(last), whole[:, :, -5:], "the last of a prompt")
+    np.testing.assert_array_equal(bits_of(last), whole[:, :, -5:], "last row of a prompt")
     first = attend(variant, query[:, :, :30], key, value, "causal", S=294)
-    np.testing.assert_array_equal(bits_of(first), whole[:, :, :30], "a chunk before others")
+    np.testing.assert_array_equal(bits_of(first), whole[:, :, :30], "first chunk of a prompt")
     lens = mx.array([20, 240])
     few = bits_of(attend(variant, query[:, :, :4], key, value, "causal", lens))
     fewer = attend(variant, query[:, :, :4], key, value, "causal", lens, S=250)
-    np.testing.assert_array_equal(bits_of(fewer), few, "one split of the keys instead of two")
+    np.testing.assert_array_equal(bits_of(fewer), few, "one split instead of two")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -133,5 +133,5 @@ def test_infinite_and_masked_scores(variant):
     query[:, :, 1] = mx.nan
     for mask in (None, mx.array([True] * 4 + [False] + [True] * 4)):
         actual = attend(variant, query, key, value, mask)
-        wanted = expected(query, key, value, mask)
-        np.testing.assert_array_equal(mx.isnan(actual).tolist(), mx.isnan(wanted).tolist())
+        reference = expected(query, key, value, mask)
+        np.testing.assert_array_equal(mx.isnan(actual).tolist(), mx.isnan(reference).tolist())

@@ -1,10 +1,10 @@
 """GPU guarantees: bitwise equality and error bounds.
 
-    bits     repeated calls have the same bits; a row has the same bits in batches of 1 to 8 rows,
-             and the same bits in all batches of 9 rows or more
+    bits     repeated calls are bitwise equal; a row is bitwise equal in all batches of 1 to 8 rows,
+             and in all batches of 9 rows or more
     bound    the two matmul kernels, and the two attention kernels, differ only in summation order
 
-The same text is in src/extensions/README.md. On the CPU all results have the same bits.
+src/extensions/README.md documents these guarantees. On the CPU, all results are bitwise equal.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from tools.metal_emulator import Device, emulated_gpu
 
 pytestmark = pytest.mark.skipif(
     not kernels.is_built() or not (on_gpu() or kernels.computes_on_cpu()),
-    reason="needs a GPU, or an emulator that is not in use already",
+    reason="needs a GPU, or an emulator that is not in use",
 )
 
 HALVES = [mx.float16, mx.bfloat16]
@@ -29,9 +29,9 @@ FEW = 8  # rows served by the small-batch kernels
 
 
 class RealGpu:
-    """This machine's GPU in place of the emulated one; the thread order is the hardware's."""
+    """Stand-in for the emulated device: this machine's GPU with its own thread order."""
 
-    order = "its own"
+    order = "hardware"
 
     def stream(self) -> mx.DeviceType:
         return mx.gpu
@@ -173,14 +173,14 @@ def test_thread_order_changes_no_bits(gpu, order):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("I", [64, 1024])
 def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
-    """|Σ − Σ'| ≤ 2 γ Σ|aᵢ wᵢ|, plus one ulp for the two rounded results.
+    """|Σ − Σ'| ≤ 2 γ Σ|aᵢ wᵢ|, plus one ulp for rounding the two results.
 
     γ = n u / (1 − n u) for n = I + 2 roundings (sums, a product and a scale) of u = 2⁻²⁴ each.
     """
     weights, a = quantized(33, I, half), random(FEW + 1, I, dtype=half)
     scales, biases, group_size, bits, words = weights
     few, many = multiply(gpu, a[:FEW], weights), multiply(gpu, a, weights)[:FEW]
-    # q · scale and bias are summed separately and may cancel: the bound adds their magnitudes.
+    # q · scale and bias are summed separately and may cancel, so the bound adds their magnitudes.
     exact = as_numpy(mx.dequantize(words, scales, mx.zeros_like(biases), group_size, bits))
     shift = np.repeat(as_numpy(biases), group_size, axis=1)
     sizes = np.abs(as_numpy(a[:FEW])) @ (np.abs(exact) + np.abs(shift)).T
@@ -190,18 +190,19 @@ def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
     assert (distance <= bound).all(), (distance / bound).max()
 
 
-def distance_of_attention(query, key, value, scale):
-    """Bound of the difference between two kernels' results, for H×L×D and H×S×D.
+def attention_error_bound(query, key, value, scale):
+    """Bound on the difference between two kernels' results, for H×L×D and H×S×D.
 
-    With n roundings of u = 2⁻²⁴ each, a sum is off by γ = n u / (1 − n u) of its terms' sizes.
+    With n roundings of u = 2⁻²⁴ each, a sum has a relative error of γ = n u / (1 − n u) of the sum
+    of its terms' magnitudes.
 
-    - A score is off by δ = γ · scale · Σ|q k| with n = D + 2.
-    - A weight is a product of exp of differences: one for its block, and one for each later block
-      of 8 keys or more, B in all. Each is off by 8 u (4 ulp), and their arguments, which add up to
-      at most twice the scores' range R, by u of themselves. So a weight is off by
-      ρ = exp(δ + 2 u R) · (1 + 8 u)^(B + 2) − 1 of itself.
-    - Numerator and denominator are sums of S terms and B rescalings: n = S + B. Their ratio is off
-      by (1 + ρ)(1 + γ) / ((1 − ρ)(1 − γ)) − 1 of Σ p |v|, on either side.
+    - A score has an error of δ = γ · scale · Σ|q k| with n = D + 2.
+    - A weight is a product of exponentials: one for its block, and one for each later block of 8
+      or more keys, B in all. Each has a relative error of 8 u (4 ulp); their arguments, whose sum
+      is at most twice the scores' range R, have a relative error of u. So a weight has a relative
+      error of ρ = exp(δ + 2 u R) · (1 + 8 u)^(B + 2) − 1.
+    - Numerator and denominator are sums of S terms with B rescalings: n = S + B. Their ratio has an
+      error of (1 + ρ)(1 + γ) / ((1 − ρ)(1 − γ)) − 1 times Σ p |v| in each kernel.
     """
     q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
     S, D, u = k.shape[1], k.shape[2], 2.0**-24
@@ -220,9 +221,9 @@ def distance_of_attention(query, key, value, scale):
 
 
 @pytest.mark.parametrize("S", [40, 700])
-@pytest.mark.parametrize("pages", [False, True], ids=["one buffer", "pages"])
+@pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "pages"])
 def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
-    """4 queries alone, and in a chunk of 12; see `distance_of_attention`."""
+    """4 queries, separately and in a chunk of 12; see `attention_error_bound`."""
     query = random(1, 4, FEW + 4, 64, dtype=dtype)
     key, value = random(1, 2, S, 64, dtype=dtype), random(1, 2, S, 64, dtype=dtype)
 
@@ -242,11 +243,11 @@ def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
         )
 
     few, many = as_numpy(attend(query[:, :, :4]))[0], as_numpy(attend(query))[0, :, :4]
-    bound = distance_of_attention(query[0, :, :4], key[0], value[0], 64**-0.5)
+    bound = attention_error_bound(query[0, :, :4], key[0], value[0], 64**-0.5)
     bound += EPSILON[dtype] * np.abs(few)  # rounding of both results
     ratio = (np.abs(few - many) / bound).max()
     assert ratio <= 1, ratio
-    # The bound is tight enough to detect one extra key.
+    # The bound is tight enough to detect an extra key.
     if dtype == mx.float32:
         other = as_numpy(
             kernels.flash_attention(

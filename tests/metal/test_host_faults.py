@@ -1,4 +1,4 @@
-"""Seeded faults in host code are detected on the emulated GPU."""
+"""The emulated GPU detects all seeded faults in host code."""
 
 import os
 import subprocess
@@ -13,14 +13,14 @@ from tools.course.tree import ROOT
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not kernels.computes_on_cpu(), reason="there is a GPU already"),
+    pytest.mark.skipif(not kernels.computes_on_cpu(), reason="needs a machine without a GPU"),
     pytest.mark.xdist_group("host_faults"),
 ]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[int, list[str]]:
-    """Report per active fault number; 0 is the unmodified code."""
+def reports() -> dict[int, list[str]]:
+    """Report per fault number; 0 is the unmodified code."""
     result = subprocess.run(
         [sys.executable, "-m", "tests.metal.host_faults.exercise", str(build())],
         cwd=ROOT,
@@ -38,8 +38,8 @@ def found() -> dict[int, list[str]]:
     return reports
 
 
-def test_unmodified_code_has_no_faults(found):
-    assert not any(found[0]), [report for report in found[0] if report]
+def test_unmodified_code_has_no_faults(reports):
+    assert not any(reports[0]), [report for report in reports[0] if report]
 
 
 def test_minimum_number_of_faults():
@@ -48,8 +48,8 @@ def test_minimum_number_of_faults():
 
 
 @pytest.mark.parametrize("number", range(1, len(FAULTS) + 1), ids=lambda n: FAULTS[n - 1].name)
-def test_seeded_fault_is_detected(found, number):
+def test_seeded_fault_is_detected(reports, number):
     fault = FAULTS[number - 1]
-    (report,) = found[number]
-    assert report, f"{fault.name} is not found"
+    (report,) = reports[number]
+    assert report, f"not detected: {fault.name}"
     assert fault.says in report

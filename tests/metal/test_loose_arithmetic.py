@@ -1,9 +1,9 @@
-"""Test tolerances hold in the loosest arithmetic allowed to a GPU.
+"""Test tolerances hold for the loosest arithmetic that a GPU may use.
 
 The emulator's "loose" mode fuses some multiply-adds, reorders sums, perturbs `exp` and other
 functions by up to 4 ulp, flushes denormals and lowers the threadgroup size limit. A sample of the
-other tests runs in it with several seeds. Bitwise guarantees hold for one GPU and one compiler,
-which are deterministic.
+other tests runs in this mode with several seeds. Bitwise guarantees apply to a single GPU and
+compiler, which are deterministic.
 """
 
 import mlx.core as mx
@@ -30,7 +30,7 @@ CASES = {
     "axpby, bfloat16": lambda: test_elementwise.test_axpby("plain", mx.bfloat16, 255),
     "swiglu": lambda: test_elementwise.test_swiglu("plain", mx.float32, 2, 1030),
     "swiglu, float16": lambda: test_elementwise.test_swiglu("plain", mx.float16, 3, 7),
-    "swiglu of extreme numbers": test_elementwise.test_swiglu_of_extreme_values,
+    "swiglu, extreme values": test_elementwise.test_swiglu_of_extreme_values,
     "qk_norm_rope": lambda: test_elementwise.test_qk_norm_rope(
         "plain", mx.float32, 2, 3, 5, 80, 40, False, True
     ),
@@ -57,7 +57,7 @@ CASES = {
     "paged_attention, ragged": lambda: test_paged.test_ragged_form(
         "fast", [0, 3, 4, 9, 23]
     ),
-    "paged_attention has flash_attention's bits": lambda: (
+    "paged_attention, compared with flash_attention": lambda: (
         test_paged.test_paged_is_bitwise_equal_to_contiguous(mx.float32, 64, 2)
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""matmul's Metal kernels in the emulator, against exact arithmetic."""
+"""matmul's Metal kernels on the emulator, compared with exact arithmetic."""
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +15,7 @@ SHAPES = [(1, 1, 8), (2, 5, 3), (3, 37, 264), (33, 65, 640), (13, 34, 519)]
 
 
 def exact(a, b):
-    """Product in float64, and the summed magnitudes of its terms."""
+    """Matmul in float64, and the summed magnitudes of its terms."""
     a, b = as_numpy(a).astype(np.float64), as_numpy(b).astype(np.float64)
     return a @ b.T, np.abs(a) @ np.abs(b).T
 
@@ -66,7 +66,7 @@ def test_no_memory_fault_or_race(mode, variant, I, dtype):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("aligned", [True, False])
 def test_strided_rows(variant, aligned):
-    """The kernel gets the full arrays; each row is a prefix of a longer row."""
+    """Each row is a prefix of a longer row in the arrays passed to the kernel."""
     a, b = random(5, 80, dtype=mx.float16), random(35, 96, dtype=mx.float16)
     rows, weights = a[:, :64], b[:, :64]
     launch = launch_of(rows, weights, a_stride=80, b_stride=96, aligned=aligned, variant=variant)
@@ -85,14 +85,14 @@ def test_rows_are_batch_invariant(dtype):
 
     few = [rows(M) for M in range(1, 9)]
     for result in few:
-        np.testing.assert_array_equal(result, few[-1][: len(result)], "among a few rows")
+        np.testing.assert_array_equal(result, few[-1][: len(result)], "in a small batch")
     many = rows(70)
     for M in (9, 16, 33, 64):
-        np.testing.assert_array_equal(rows(M), many[:M], "among many rows")
+        np.testing.assert_array_equal(rows(M), many[:M], "in a large batch")
     for variant in TILES:
         np.testing.assert_array_equal(rows(70, variant=variant), many, variant)
-    np.testing.assert_array_equal(rows(3, aligned=False), few[2], "read number by number")
-    np.testing.assert_array_equal(rows(70, aligned=False), many, "read number by number")
+    np.testing.assert_array_equal(rows(3, aligned=False), few[2], "read element by element")
+    np.testing.assert_array_equal(rows(70, aligned=False), many, "read element by element")
 
 
 def test_empty_sum_is_zero():

@@ -1,4 +1,4 @@
-"""Paged Metal kernels in the emulator, against the CPU and contiguous attention."""
+"""Paged Metal kernels on the emulator, compared with the CPU and contiguous attention."""
 
 import mlx.core as mx
 import numpy as np
@@ -32,7 +32,7 @@ def sequences_of(contexts, D, dtype=mx.float32, heads=1):
 
 
 def dense(query, pair, **how):
-    """One sequence's rows by the dense kernel: H_q×L×D from H×S×D."""
+    """A single sequence with the dense kernel: H_q×L×D from H×S×D."""
     key, value = (x[None] if x.shape[1] else mx.zeros((1, *x.shape[:1], 1, x.shape[2]), x.dtype)
                   for x in pair)  # fmt: skip
     variant, lens = few_or_many(query.shape[1]), mx.array([pair[0].shape[1]])
@@ -44,7 +44,7 @@ def dense(query, pair, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("causal", [True, False])
 def test_paged_attention(variant, mode, dtype, causal):
-    """Against the CPU kernel, with invalid block table entries: NaN in the same elements."""
+    """Compared with the CPU kernel; invalid block table entries give NaN in the same elements."""
     for L in (5, 9) if variant == "fast" else (5,):
         query = random(4, H * GROUP, L, D, dtype=dtype)
         keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
@@ -76,7 +76,7 @@ def test_ragged_form(variant, bounds):
 @pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
 @pytest.mark.parametrize("L", [2, 9])
 def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
-    """Lengths around a page, 0, fewer keys than queries, and beyond one split."""
+    """Context lengths: 0, fewer keys than queries, around a page, more than a split."""
     page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
@@ -91,18 +91,18 @@ def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
         for part in zip(*pairs, strict=True)
     ]  # fmt: skip
     expected = attend(few_or_many(L), query, *buffers, "causal", mx.array(contexts))
-    assert mx.all(mx.isfinite(actual)).item(), "a place where no token is was used"
+    assert mx.all(mx.isfinite(actual)).item(), "expected unused slots not to be read"
     np.testing.assert_array_equal(bits_of(actual), bits_of(expected))
 
 
 # Queries and keys of each sequence: decode, chunks, none, more queries than keys; 6 and 12 rows
-# are no multiple of 8, and 41 tokens have two blocks of 64 rows.
+# are not multiples of 8, and 41 tokens take two blocks of 64 rows.
 MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3), (1, 1)]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 128])
 def test_ragged_rows_are_batch_invariant(page_size):
-    """Bitwise equal to the dense kernel on the single sequence, for any page size."""
+    """Bitwise equal to the dense kernel on single sequences for any page size."""
     D, group, contexts = 16, 2, [S for _, S in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -122,7 +122,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
 @pytest.mark.parametrize("window", [1, 20, 31, 290])
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 def test_sliding_window(page_size, window, mode):
-    """As on the CPU, with the bits of the sequence alone, without the pages before the windows."""
+    """Equals the CPU and, bitwise, single sequences, with the pages before the windows freed."""
     D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -137,7 +137,7 @@ def test_sliding_window(page_size, window, mode):
     actual = paged_attend(
         "fast", query, keys, values, short, contexts, bounds, mode=mode, window=window
     )
-    assert_close(actual, expected, f"a window of {window}", ulps=16)
+    assert_close(actual, expected, f"window of {window}", ulps=16)
     for row, L in enumerate(lengths):
         own = slice(bounds[row], bounds[row + 1])
         alone = paged_attend(
@@ -152,7 +152,7 @@ def test_sliding_window(page_size, window, mode):
 @pytest.mark.parametrize("L", [1, 8, 9, 40])
 @pytest.mark.parametrize("mode", ["plain", "race"])
 def test_sliding_window_in_a_batch(dtype, L, mode):
-    """Pages as given and in 8 bits; a missing page of a window gives NaN in its sequence."""
+    """Float and 8-bit pages; a missing page in a window gives NaN in its sequence."""
     contexts, window, page_size = [300, 41], 33, 16
     keys, values, table = cut_into_pages(sequences_of(contexts, 40, dtype), page_size)
     keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
@@ -171,7 +171,7 @@ def test_sliding_window_in_a_batch(dtype, L, mode):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_many_sequences(seed):
-    """More sequences than simdgroup lanes, of random lengths: every row is written correctly."""
+    """More sequences than simdgroup lanes, of random lengths."""
     rng = np.random.default_rng(seed)
     B, D, group, page_size = 71, 4, (1, 3, 5)[seed - 1], 4
     lengths = rng.choice([0, 1, 1, 1, 2, 8, 9, 30], B)
@@ -191,7 +191,7 @@ def test_many_sequences(seed):
 @pytest.mark.parametrize("missing", [0, 9, 17])
 @pytest.mark.parametrize("L", [1, 9])
 def test_missing_page_is_nan_in_every_row(missing, L):
-    """In any split, also beyond a row's visible keys; other sequences are unaffected."""
+    """In any split, even after a row's visible keys; other sequences are unaffected."""
     D, page_size, contexts = 8, 32, [550, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -205,7 +205,7 @@ def test_missing_page_is_nan_in_every_row(missing, L):
 @pytest.mark.parametrize("kernel", ["fast", "readable"])
 @pytest.mark.parametrize("L", [1, 9])
 def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
-    """In all splits, if there are several; other sequences are unaffected."""
+    """In all splits; other sequences are unaffected."""
     D, page_size, contexts = 8, 32, [544, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -217,7 +217,7 @@ def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
 
 
 def test_partial_results_are_bounded():
-    """A long chunk in the batch allocates no partial results."""
+    """Long chunks in a batch allocate no partial results."""
     keys, table = mx.zeros((P, H, PAGE, D)), mx.zeros((3, 400), mx.int32)
     params = params_of(mx.zeros((2000, H * GROUP, D)), keys, table)
     assert params.partial_rows == 3 * 8 * H * GROUP
@@ -243,7 +243,7 @@ def test_lane_order_changes_no_bits(aligned):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
 def test_no_memory_fault_or_race(mode, dtype):
-    """No access out of bounds: the last page ends the pool, the last entry ends the table."""
+    """The last page ends the pool and the last entry the table, so overruns are detected."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
     pairs = sequences_of(contexts, 33, dtype)
     keys, values, table = cut_into_pages(pairs, 7, spare=0)
@@ -259,14 +259,14 @@ def test_no_memory_fault_or_race(mode, dtype):
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 @pytest.mark.parametrize("B", [0, 2])
 def test_unowned_tokens_are_zero(mode, B):
-    """Also without any sequence, where no kernel may read a length."""
+    """Includes a batch without sequences, where no length may be read."""
     keys = random(P, H, PAGE, D)
     table = mx.zeros((B, 40), mx.int32)
     query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]
     lens = [3, 3][:B]
     actual = paged_attend("fast", query, keys, keys, table, lens, bounds, mode=mode)
-    nobody = mx.concatenate([actual[:5], actual[5 + 2 * B :]])
-    assert mx.array_equal(nobody, mx.zeros_like(nobody))
+    unowned = mx.concatenate([actual[:5], actual[5 + 2 * B :]])
+    assert mx.array_equal(unowned, mx.zeros_like(unowned))
     assert mx.all(mx.isfinite(actual)).item()
 
 
@@ -292,7 +292,7 @@ def test_paged_cache_write(mode, dtype):
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 40), (mx.bfloat16, 128)])
 @pytest.mark.parametrize("L", [5, 9])
 def test_int8_pages(mode, dtype, D, L):
-    """Against the CPU kernel, with invalid block table entries: NaN in the same elements."""
+    """Compared with the CPU kernel; invalid block table entries give NaN in the same elements."""
     query = random(4, H * GROUP, L, D, dtype=dtype)
     keys, values = (quantize_rows(random(P, H, PAGE, D)) for _ in range(2))
     actual = paged_attend("fast", query, keys, values, TABLE, LENS, None, mode=mode)

@@ -1,4 +1,4 @@
-"""quantized_embedding's Metal kernel in the emulator, bit for bit against mx.dequantize."""
+"""quantized_embedding's Metal kernel on the emulator: bitwise equal to mx.dequantize."""
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +10,7 @@ from tiny_llm import kernels
 from .support import DTYPE_NAMES, ORDERS, as_bound, empty, run
 
 SOURCE = "quantized_embedding/quantized_embedding.metal"
-IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # of 47 rows; two are out of range
+IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # of 47 rows; two ids are out of range
 
 
 def looked_up(ids, scales, biases, weight, bits, group_size, signed, **how):
@@ -20,7 +20,7 @@ def looked_up(ids, scales, biases, weight, bits, group_size, signed, **how):
         N, V, E, group_size, bits, signed, dtype
     )
     out = empty((N, E), dtype)
-    out[:] = 7  # NaN is a result here
+    out[:] = 7  # NaN is an expected result
     table = [as_bound(x) for x in (scales, biases, weight)]
     run(SOURCE, launch, [ids, *table, out], **how)
     return out
@@ -29,7 +29,7 @@ def looked_up(ids, scales, biases, weight, bits, group_size, signed, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("E", [128, 2176])  # the second: more words than threads per threadgroup
+@pytest.mark.parametrize("E", [128, 2176])  # the second has more words than threads per threadgroup
 def test_rows_equal_the_table(dtype, bits, group_size, E):
     weight, scales, biases = mx.quantize(random(47, E, dtype=dtype), group_size, bits)
     plain = as_bound(mx.dequantize(weight, scales, biases, group_size, bits))

@@ -1,4 +1,4 @@
-"""quantized_matmul's Metal kernels in the emulator, against exact arithmetic."""
+"""quantized_matmul's Metal kernels on the emulator, compared with exact arithmetic."""
 
 import mlx.core as mx
 import numpy as np
@@ -20,8 +20,8 @@ from .support import DTYPE_NAMES, ORDERS, as_bound
 HALVES = [mx.bfloat16, mx.float16]
 FORMATS = [(bits, group_size) for bits in (4, 8) for group_size in (32, 64, 128)]
 
-# M, O, I: a single output; rows and outputs around tile and simdgroup edges; more than one
-# part of 512 numbers, a short last part, a partial last step of the lanes.
+# M, O, I: a single output; rows and outputs around tile and simdgroup sizes; several blocks
+# of 512 inputs, a short last block, a partial last step of the lanes.
 SHAPES = [(1, 1, 128), (3, 37, 384), (33, 65, 640)]
 
 
@@ -82,7 +82,7 @@ def test_no_memory_fault_or_race(mode, variant, bits, group_size, half):
 
 @pytest.mark.parametrize(("half", "scales_dtype"), [HALVES, HALVES[::-1]], ids=["bf16", "f16"])
 @pytest.mark.parametrize(("bits", "group_size"), FORMATS)
-def test_scales_of_other_dtype(half, scales_dtype, bits, group_size):
+def test_scales_of_a_different_dtype(half, scales_dtype, bits, group_size):
     shape = (3, 37, 256)
     arguments = problem(*shape, bits, group_size, half, scales_dtype)
     how = {"scales_dtype": DTYPE_NAMES[scales_dtype]}
@@ -105,10 +105,10 @@ def test_rows_are_batch_invariant(bits):
 
     few = [rows(M) for M in range(1, 9)]
     for result in few:
-        np.testing.assert_array_equal(result, few[-1][: len(result)], "among a few rows")
+        np.testing.assert_array_equal(result, few[-1][: len(result)], "in a small batch")
     many = product(arguments, launch_of(70, O, I, bits, 32, mx.bfloat16))
     for M in (9, 16, 33, 64):
-        np.testing.assert_array_equal(rows(M), bits_of(many)[:M], "among many rows")
+        np.testing.assert_array_equal(rows(M), bits_of(many)[:M], "in a large batch")
     for variant in TILES:
         np.testing.assert_array_equal(rows(70, variant), bits_of(many), variant)
 
@@ -133,7 +133,7 @@ def test_gpu_with_fewer_threads_per_threadgroup(variant):
         ((2, 3072, 1024), "matvec2"),
         ((8, 151936, 1024), "matvec4"),
         ((9, 1024, 1024), "tile32_parts"),  # 32 tiles for the whole GPU
-        ((9, 1024, 512), "tile32"),  # a single part
+        ((9, 1024, 512), "tile32"),  # a single split
         ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be 3/4 empty
         ((128, 1024, 1024), "tile32"),
         ((512, 3072, 1024), "tile64"),

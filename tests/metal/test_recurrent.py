@@ -1,4 +1,4 @@
-"""Metal kernels and encoders of Gated DeltaNets on the emulated GPU, against the CPU."""
+"""Metal kernels and encoders of Gated DeltaNets on the emulated GPU, compared with the CPU."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from tiny_llm import kernels
 from tools.metal_emulator import Device, emulated_gpu, has_clang
 
 pytestmark = pytest.mark.skipif(
-    on_gpu() or not kernels.computes_on_cpu(), reason="there is a GPU already"
+    on_gpu() or not kernels.computes_on_cpu(), reason="needs a machine without a GPU"
 )
 
 Results = tuple[mx.array, ...]
@@ -27,12 +27,12 @@ def mode(request: pytest.FixtureRequest) -> Iterator[str]:
     return request.param
 
 
-def assert_like_cpu(mode: str, run: Callable[..., Results], ulps: float) -> None:
+def assert_equals_cpu(mode: str, run: Callable[..., Results], ulps: float) -> None:
     expected = run(mx.cpu)
     with emulated_gpu(kernels.extension(), mode=mode, order="random") as gpu:
         actual = run(gpu.stream())
         mx.eval(actual)
-        assert gpu.launches, "no Metal kernel ran"
+        assert gpu.launches, "expected a Metal kernel to run"
     for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
         assert_close(one, other, f"output {i}", ulps)
 
@@ -44,26 +44,28 @@ def test_causal_conv1d(mode, dtype, shape, by_tap):
     arrays = conv_problem(*shape, BATCH, dtype, by_tap)
     if by_tap:
         arrays["weight"] = arrays["weight"].astype(mx.float32)
-    assert_like_cpu(mode, lambda s: kernels.causal_conv1d(**arrays, stream=s), ulps=32)
+    assert_equals_cpu(mode, lambda s: kernels.causal_conv1d(**arrays, stream=s), ulps=32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gated_delta_rule(mode, dtype, shape):
     arrays = delta_problem(*shape, BATCH, dtype)
-    assert_like_cpu(
+    assert_equals_cpu(
         mode, lambda s: kernels.gated_delta_rule(**arrays, num_k_heads=shape[0], stream=s), ulps=64
     )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("own_dtype", [True, False], ids=["weight in z's dtype", "in float32"])
+@pytest.mark.parametrize(
+    "own_dtype", [True, False], ids=["weight in z's dtype", "weight in float32"]
+)
 def test_gates(mode, dtype, own_dtype):
     both, o = random(9, 2, 40, dtype=dtype, scale=4), random(9, 40)
     z, weight = both[:, 1], random(40, dtype=dtype if own_dtype else mx.float32)
-    assert_like_cpu(mode, lambda s: (kernels.gated_rms_norm(o, z, weight, 1e-6, stream=s),), 16)
-    assert_like_cpu(mode, lambda s: (kernels.sigmoid_gate(both[:, 0], z, stream=s),), 16)
-    assert_like_cpu(mode, lambda s: (kernels.sigmoid_gate(z, z[:, 3:4], stream=s),), 16)
+    assert_equals_cpu(mode, lambda s: (kernels.gated_rms_norm(o, z, weight, 1e-6, stream=s),), 16)
+    assert_equals_cpu(mode, lambda s: (kernels.sigmoid_gate(both[:, 0], z, stream=s),), 16)
+    assert_equals_cpu(mode, lambda s: (kernels.sigmoid_gate(z, z[:, 3:4], stream=s),), 16)
 
 
 def test_views_and_no_elements(mode):
@@ -72,7 +74,7 @@ def test_views_and_no_elements(mode):
         arrays[name] = mx.contiguous(arrays[name].T).T
     for name in ("a", "A_log", "write_slots"):
         arrays[name] = mx.repeat(arrays[name], 2, axis=-1)[..., ::2]
-    assert_like_cpu(
+    assert_equals_cpu(
         mode, lambda s: kernels.gated_delta_rule(**arrays, num_k_heads=1, stream=s), ulps=64
     )
     with emulated_gpu(kernels.extension(), mode=mode) as gpu:
@@ -93,7 +95,7 @@ def gpu() -> Iterator[Device]:
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_batch_and_chunks_change_no_bits(gpu, chunk):
-    """A sequence in steps, beside another one; the states are overwritten."""
+    """A sequence in several steps, batched with another; states are updated in place."""
     stream = gpu.stream()
     whole = delta_problem(1, 2, 24, 40, Batch((7,), (2,), (2,) * 7), mx.float32)
     weight, conv_states = random(128, 4), random(9, 3, 128)
@@ -111,7 +113,7 @@ def test_batch_and_chunks_change_no_bits(gpu, chunk):
         arrays |= {name: whole[name] for name in ("A_log", "dt_bias")}
         for name in ("qkv", "a", "b"):
             arrays[name] = mx.concatenate([arrays[name][:3], whole[name][t : t + n]])
-        del new  # the only reference is in the arguments
+        del new  # only the arguments hold a reference
         y_part, conv_new = kernels.causal_conv1d(
             arrays["qkv"], weight, conv_new, **step.arrays, overwrite=True, stream=stream
         )

@@ -1,4 +1,4 @@
-"""The Metal kernels of rms_norm and add_rms_norm in the emulator, against the CPU kernels."""
+"""Metal kernels of rms_norm and add_rms_norm on the emulator, compared with the CPU."""
 
 import mlx.core as mx
 import numpy as np
@@ -52,17 +52,17 @@ def test_rms_norm(dtype, D):
 def test_add_rms_norm(dtype, D):
     x, y, weight = random(2, D, dtype=dtype), random(2, D, dtype=dtype), random(D, dtype=dtype)
     total, out = add_rms_norm(x, y, weight, order=("random", 2))
-    wanted_total, wanted = kernels.add_rms_norm(x, y, weight, EPS, stream=mx.cpu)
-    assert mx.array_equal(total, wanted_total)
-    assert_close(out, wanted, f"add_rms_norm, D {D}")
+    reference_total, reference = kernels.add_rms_norm(x, y, weight, EPS, stream=mx.cpu)
+    assert mx.array_equal(total, reference_total)
+    assert_close(out, reference, f"add_rms_norm, D {D}")
 
 
 def test_strided_rows_with_few_threads():
     x, weight = random(4, 300), random(200)
-    wanted = expected(x[:, :200], weight)
+    reference = expected(x[:, :200], weight)
     for max_threads in (1024, 32, 33, 64):
         actual = rms_norm(x, weight, 200, max_threads)
-        assert_close(actual, wanted, f"{max_threads} threads")
+        assert_close(actual, reference, f"{max_threads} threads")
 
 
 def test_lane_order_changes_no_bits():

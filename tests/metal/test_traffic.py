@@ -14,16 +14,16 @@ pytestmark = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 
 
 def job_named(name: str) -> Job:
-    """Built lazily: the launch parameters come from the extension."""
+    """Job by name; jobs need the extension's launch parameters."""
     return next(job for job in product_jobs() if f"{job.name}, {job.shape}" == name)
 
 
-# Limits relative to MLX: equal device bytes, small margins on the other counts.
+# Limits relative to MLX: equal device bytes, small margins for the other counts.
 MLX_LIMITS = {"device_bytes": 1.001, "threadgroup_bytes": 1.05, "instructions": 1.05}
 
-# One of each kind: decoding one sequence, four and sixteen, prefill; quantized and dense. A job is
-# a slice of 64 outputs with its full inner loop, so full-size shapes take only seconds.
-CHOSEN = [
+# One of each kind: decoding one, four, eight and sixteen sequences, and prefill; quantized and
+# dense. A job computes only 64 outputs, with the full inner loop, so full-size shapes take seconds.
+SELECTED = [
     "quantized_matmul decode 0.6b, 1×3072×1024, 4 bits, groups of 128",
     "quantized_matmul decode 4b, 1×4096×2560, 4 bits, groups of 128",
     "quantized_matmul decode 0.6b, 1×3072×1024, 8 bits, groups of 64",
@@ -37,17 +37,19 @@ CHOSEN = [
 ]
 
 
-ATTENTION = {f"{job.name}, {job.shape}, beside {job.mlx_kernel}": job for job in attention_jobs()}
-CHOSEN_ATTENTION = [
-    "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 512, beside sdpa_vector",
-    "flash_attention decode 4b and 8b, H_q 32, H 8, L 1, S 512, beside sdpa_vector",
-    "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 4096, beside sdpa_vector_2pass_1_gqa2",
-    "flash_attention prefill 0.6b, H_q 16, H 8, L 128, S 512, beside attention_32_16_128",
+ATTENTION = {
+    f"{job.name}, {job.shape}, compared with {job.mlx_kernel}": job for job in attention_jobs()
+}
+SELECTED_ATTENTION = [
+    "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 512, compared with sdpa_vector",
+    "flash_attention decode 4b and 8b, H_q 32, H 8, L 1, S 512, compared with sdpa_vector",
+    "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 4096, compared with sdpa_vector_2pass_1_gqa2",
+    "flash_attention prefill 0.6b, H_q 16, H 8, L 128, S 512, compared with attention_32_16_128",
 ]
 
 
 @pytest.mark.slow  # the emulator runs full-size shapes
-@pytest.mark.parametrize("name", CHOSEN_ATTENTION)
+@pytest.mark.parametrize("name", SELECTED_ATTENTION)
 def test_attention_stays_within_the_limit(name):
     row = compare(ATTENTION[name])
     assert row["limits"] == MLX_LIMITS
@@ -76,7 +78,7 @@ def test_paging_overhead_is_small(name):
 @pytest.mark.slow  # the emulator runs full-size shapes
 def test_causal_attention_reads_each_key_once_and_no_mask():
     """The one-byte dummy mask is never read."""
-    job = ATTENTION[CHOSEN_ATTENTION[1]]
+    job = ATTENTION[SELECTED_ATTENTION[1]]
     step, _ = job.ours()
     counts = step.library.launch(
         step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
@@ -89,16 +91,16 @@ def test_causal_attention_reads_each_key_once_and_no_mask():
 
 
 @pytest.mark.slow  # the emulator runs full-size shapes
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", SELECTED)
 def test_matmuls_stay_within_the_limits(name):
     row = compare(job_named(name))
     assert row["limits"] == MLX_LIMITS
     assert exceeded(row) == []
 
 
-@pytest.mark.slow  # compiles the file a second time
+@pytest.mark.slow  # compiles the file again
 def test_matvec_reads_each_weight_once_for_four_rows():
-    """Four rows: b is read once, a once per four outputs."""
+    """For four rows, b is read once and a once per four outputs."""
     job = job_named("quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128")
     (step,) = job.ours()
     counts = step.library.launch(
@@ -110,7 +112,7 @@ def test_matvec_reads_each_weight_once_for_four_rows():
 
 
 @pytest.mark.slow  # the emulator runs full-size shapes
-def test_both_kernels_do_the_same_multiplications():
+def test_both_kernels_have_equal_multiplication_counts():
     job = job_named("quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128")
     assert run(job.ours()).matrix_multiply_adds == run(job.mlx()).matrix_multiply_adds
     assert run(job.ours()).matrix_multiply_adds == 64 * 64 * 1024

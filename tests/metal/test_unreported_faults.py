@@ -1,7 +1,7 @@
-"""Emulated GPU faults swallowed before a test or user sees them.
+"""Emulated GPU faults that are swallowed before a test or user sees them.
 
-An engine attributes an error in a step to a request and continues, so the emulated device keeps
-its faults and reports them at exit.
+The engine attributes an error in a step to a request and continues, so the emulated device records
+faults and reports them at exit.
 """
 
 import os
@@ -16,15 +16,15 @@ from tiny_llm import LLM, SamplingParams, kernels, load
 from tools.metal_emulator import UnreportedFaultError
 
 pytestmark = pytest.mark.skipif(
-    not kernels.computes_on_cpu() or not kernels.is_built(), reason="there is a GPU already"
+    not kernels.computes_on_cpu() or not kernels.is_built(), reason="needs a machine without a GPU"
 )
 
 
-def too_small_after(device, launches, kernel="paged_attention_decode"):
-    """From the n-th launch of a kernel on, truncates its first input to half."""
+def truncate_input_after(device, launches, kernel="paged_attention_decode"):
+    """Truncates a kernel's first input to half after the given number of launches."""
     run, launched = device.run, []
 
-    def run_with_less(commands):
+    def run_truncated(commands):
         for command in commands:
             if command["kernel"].startswith(kernel):
                 launched.append(command)
@@ -33,15 +33,15 @@ def too_small_after(device, launches, kernel="paged_attention_decode"):
                     command["buffers"][0] = (index, address, size // 2, *others)
         run(commands)
 
-    device.extension.metal.emulator.attach(device.compile, run_with_less, device.remember)
+    device.extension.metal.emulator.attach(device.compile, run_truncated, device.record_fault)
 
 
-def answer_with_a_fault():
-    """Fault in mid-step: the prompt and three tokens are correct, then layer 2 fails."""
+def generate_with_fault():
+    """Layer 2 fails after a correct prompt and three correct tokens."""
     model, tokenizer = load("demo-draft")
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     with use_emulated_gpu() as device:
-        too_small_after(device, launches=3 * model.args.num_hidden_layers + 1)
+        truncate_input_after(device, launches=3 * model.args.num_hidden_layers + 1)
         llm = LLM((model, tokenizer), kv_cache_bytes=2e6, block_size=16)
         (output,) = llm.generate(["What is a cat?"], params, show_progress=False)
         assert output.outputs[0].finish_reason == "error"
@@ -49,16 +49,16 @@ def answer_with_a_fault():
 
 def test_fault_swallowed_by_the_engine_is_reported_at_exit():
     with pytest.raises(UnreportedFaultError, match=r"(?s)out-of-bounds in paged_attention_decode"):
-        answer_with_a_fault()
+        generate_with_fault()
 
 
 SWALLOWED = """
 import sys
 import mlx.core as mx
-from tests.metal.test_unreported_faults import too_small_after
+from tests.metal.test_unreported_faults import truncate_input_after
 from tiny_llm import kernels
 from tiny_llm.cli.entrypoint import main
-too_small_after(kernels.extension().emulated_gpu.device, int(sys.argv[1]))
+truncate_input_after(kernels.extension().emulated_gpu.device, int(sys.argv[1]))
 sys.exit(main(["batch", "--model", "demo-draft", "--device", "gpu", "--max-tokens", "2"]))
 """
 
@@ -66,7 +66,7 @@ sys.exit(main(["batch", "--model", "demo-draft", "--device", "gpu", "--max-token
 @pytest.mark.slow
 @pytest.mark.parametrize("launches", [20, 1_000_000])
 def test_faulty_command_fails(launches):
-    """Fault-free commands succeed."""
+    """The command fails if and only if there was a fault."""
     result = subprocess.run(
         [sys.executable, "-c", SWALLOWED, str(launches)],
         capture_output=True,
@@ -77,5 +77,5 @@ def test_faulty_command_fails(launches):
     )
     has_fault = launches == 20
     assert result.returncode == int(has_fault), result.stderr
-    sentence = r"TINY_LLM_EMULATED_METAL=1 found a fault: \w+: .*out-of-bounds in paged_attention"
-    assert bool(re.search(sentence, result.stderr)) == has_fault, result.stderr
+    message = r"TINY_LLM_EMULATED_METAL=1 found a fault: \w+: .*out-of-bounds in paged_attention"
+    assert bool(re.search(message, result.stderr)) == has_fault, result.stderr

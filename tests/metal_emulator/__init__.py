@@ -1,1 +1,1 @@
-"""The Metal emulator: semantics, type errors, seeded faults."""
+"""The Metal emulator: semantics, type errors and seeded faults."""

@@ -1,5 +1,5 @@
-// Two fibers that add to their own sums in turn: integers, and doubles that live in registers
-// across the switch. Prints "ok". Built by test_fibers.py for each way to switch.
+// Two fibers that alternate after every addition to their sums: integers, and doubles kept in
+// registers across the switch. Prints "ok". test_fibers.py builds it for each implementation.
 #include "../../tools/metal_emulator/runtime/fibers.h"
 
 #include <stdio.h>

@@ -19,18 +19,18 @@ ORDERS = ("forward", "reverse", "random")
 
 
 def random_array(shape, dtype=np.float32, seed=0, scale=1.0):
-    """Normally distributed numbers, deterministic per arguments."""
+    """Normally distributed array, deterministic for given arguments."""
     values = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
     return (values * scale).astype(dtype)
 
 
 def assert_close(result, expected, relative):
-    """Asserts that the largest difference is at most `relative` of the largest value."""
+    """Asserts a largest difference of at most `relative` times the largest value."""
     result, expected = np.asarray(result, np.float32), np.asarray(expected, np.float32)
     assert np.isfinite(result).all()
     assert np.abs(result - expected).max() <= relative * np.abs(expected).max()
 
 
 def source(body, includes="#include <metal_stdlib>\nusing namespace metal;\n"):
-    """Writes a file with the given text after the standard two-line prologue."""
+    """Source text with the standard two-line prologue."""
     return includes + body

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
-# Rejects one file in one language version, like a compiler; records its arguments.
+# Fake compiler: rejects one file in one language version, and keeps its inputs.
 COMPILER = """#!/bin/sh
 case "$*" in
   *--version*) exit {status};;
@@ -22,7 +22,7 @@ for argument; do case "$argument" in *.metal) cp "$argument" "$KEEP";; esac; don
 
 @pytest.fixture
 def compile_metal(tmp_path):
-    """Runs the command; `status` is the exit status of `metal --version`, None without xcrun."""
+    """Runs the command; `status`: exit status of `metal --version`, None without xcrun."""
     keep = tmp_path / "keep"
     keep.mkdir()
 

@@ -1,4 +1,4 @@
-"""Fibers: every context switch preserves the required state."""
+"""Fibers: context switches preserve the required state."""
 
 import shutil
 import subprocess

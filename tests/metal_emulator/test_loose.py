@@ -1,6 +1,6 @@
-"""The "loose" arithmetic mode: permitted deviations only, each observable."""
+"""The "loose" arithmetic mode: only permitted deviations, all of them observable."""
 
-# ruff: noqa: E501 (a line of LLVM's text)
+# ruff: noqa: E501 (lines of LLVM IR)
 
 import numpy as np
 import pytest
@@ -31,16 +31,16 @@ def numbers(count, seed=0):
 
 @needs_clang
 def test_order_dependent_sum_is_detected(library):
-    """Seeded fault: adding 1 to 2^24 thirty times in lane order changes nothing.
+    """Seeded fault: in lane order, adding 1 to 2^24 thirty times changes nothing.
 
-    A test of one order's result fails; a test with the sum's error bound passes.
+    A test that expects this order's result fails; a test with the sum's error bound passes.
     """
     x = np.ones(32, np.float32)
     x[0], x[31] = 2**24, -(2**24)
     assert set(run(library, "sum", x, mode="plain")) == {0.0}
     found = {float(run(library, "sum", x, seed=seed)[0]) for seed in SEEDS}
     assert len(found) > 3
-    assert found <= {float(n) for n in range(61)}, "each 1 counts for 0, 1 or 2"
+    assert found <= {float(n) for n in range(61)}, "each 1 adds 0, 1 or 2"
 
 
 @needs_clang
@@ -49,7 +49,7 @@ def test_sums_stay_within_error_bound(library):
     exact = x.astype(np.float64).sum()
     results = [run(library, "sum", x, seed=seed) for seed in SEEDS]
     for result in results:
-        assert len(set(result.tolist())) == 1, "all lanes get one sum"
+        assert len(set(result.tolist())) == 1, "expected the same sum in all lanes"
         assert abs(result[0] - exact) <= 31 * 2.0**-24 * np.abs(x).sum()
     assert len({float(result[0]) for result in results}) > 1
 
@@ -102,7 +102,7 @@ def test_denormals_are_flushed(library):
     assert (run(library, "scaled", x, 0.01, mode="plain")[:1] > 0).all()
     result = run(library, "scaled", x, 0.01)
     np.testing.assert_array_equal(result[:4], x[:4] * np.float32([0, 0.01, 0, 0.01]))
-    assert run(library, "scaled", x, 2.0**20)[2] == 0, "one that is read is zero as well"
+    assert run(library, "scaled", x, 2.0**20)[2] == 0, "expected denormal inputs to be flushed, too"
 
 
 @needs_clang

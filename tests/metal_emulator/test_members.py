@@ -1,6 +1,6 @@
-"""Metal 4.1's address space rule for `this`: errors and accepted code."""
+"""Metal 4.1's address space rule for `this`: rejected and accepted code."""
 
-# ruff: noqa: E501 (a function is one row of a table)
+# ruff: noqa: E501 (one function per table row)
 
 import pytest
 

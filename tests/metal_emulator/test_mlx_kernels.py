@@ -1,4 +1,4 @@
-"""MLX's kernels, our baselines, compile and run in the emulator."""
+"""MLX's kernels, the baselines of benchmarks, compile and run in the emulator."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from .support import KERNELS, assert_close, bfloat16, needs_clang, random_array
 pytestmark = needs_clang
 
 MLX_HEADERS = Path(next(iter(mlx.__path__))) / "include"
-BF16 = 0.02  # a sum of products in bfloat16, relative to the largest value
+BF16 = 0.02  # error of bfloat16 sums of products, relative to the largest value
 
 
 def library(name, constants=None):
@@ -33,7 +33,7 @@ def quantized(O, I, group_size=64):
 
 
 def run_matvec(kernel, O, I, mode):
-    """Runs the kernel and checks the result; returns (launch, weights, result)."""
+    """Runs the kernel and checks its result; returns (launch, weights, result)."""
     packed, scales, biases, weights = quantized(O, I)
     x, y = random_array((1, I), bfloat16), np.zeros((1, O), bfloat16)
     sizes = {5: I, 6: O}
@@ -59,9 +59,9 @@ def test_quantized_matvec(kernel, O, I, mode):
 
 
 def test_rows_written_by_two_mlx_simdgroups():
-    """With O no multiple of 8, two of MLX's simdgroups write the same rows.
+    """If O is not a multiple of 8, two of MLX's simdgroups write the same rows.
 
-    Writes of equal values are a benign race, but the emulator reports it.
+    They write equal values, a benign race, but the emulator reports it.
     """
     run_matvec("qmv", 13, 192, "plain")
     with pytest.raises(MetalFault, match="quantized.h.*race in qmv"):

@@ -1,9 +1,9 @@
 """Seeded kernel faults: the emulator reports the fault and its line.
 
-All variants are kernels of one generated file, `<kernel>_<fault>`: compiled once per mode.
+All variants are kernels `<kernel>_<fault>` of one generated file, compiled once per mode.
 """
 
-# ruff: noqa: E501 (a fault is one row of a table)
+# ruff: noqa: E501 (one fault per table row)
 
 import re
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 @dataclass(frozen=True)
 class Fault:
-    """Replaces `old` by `new` in the line marked `at` (or anywhere); expects `kind` at `lines`."""
+    """Replaces `old` with `new` in the line marked `at` (or anywhere); expects `kind` at `lines`."""
 
     kernel: str
     name: str
@@ -135,7 +135,7 @@ FAULTS = DELETED_BARRIERS + WEAK_BARRIERS + DIVERGENCE + BOUNDS + MEMORY
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory):
-    """File with all variants, and the first line of each."""
+    """File with all variants, and each variant's first line."""
     text, starts = PREAMBLE, {}
     for fault in FAULTS:
         starts[fault.variant] = text.count("\n")
@@ -226,7 +226,7 @@ def test_valid_kernel_has_no_findings(sound, kernel, mode, order):
 
 @pytest.mark.parametrize("fault", DELETED_BARRIERS, ids=lambda f: f.variant)
 def test_race_detection_is_order_independent(variants, fault):
-    """Findings do not depend on the thread order."""
+    """Reports do not depend on the thread order."""
     *_, library = variants
     for order in ORDERS:
         arguments, sizes, _, _ = getattr(Runs, fault.kernel)()

@@ -1,4 +1,4 @@
-"""Semantics of Metal in the emulator."""
+"""Metal semantics of the emulator."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_reduction_covers_active_lanes(library, first):
 
 
 def test_matrix_layout(library):
-    """MLX relies on the layout: lanes 0 and 1 hold the start of row 0, lanes 2 and 3 of row 1."""
+    """As MLX assumes, lanes 0 and 1 hold the start of row 0, lanes 2 and 3 of row 1."""
     a, held = np.arange(64, dtype=np.float32), np.zeros((32, 2), np.float32)
     library.launch("matrix_layout", [a, held], **ONE_SIMDGROUP)
     quad = LANES // 4
@@ -82,7 +82,7 @@ def test_matrix_product(library):
     a, b = random_array((10, 12), np.float16), random_array((10, 12), np.float16, 1)
     d = np.zeros((8, 8), np.float32)
     library.launch("matrix_product", [a, b, d, 12], **ONE_SIMDGROUP)
-    # The origin is (column, row) in memory, also for transposed matrices.
+    # The origin is (column, row) in memory, even for transposed matrices.
     expected = a[1:9, 2:10].astype(np.float32) @ b[1:9, 2:10].astype(np.float32).T
     np.testing.assert_allclose(d, expected + 0.5 * np.eye(8), rtol=1e-5, atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_function_constants(constants):
 
 @pytest.mark.parametrize("sizes", [{"grid_threads": (13, 5)}, {"grid": (2, 3)}], ids=str)
 def test_thread_position_attributes(library, sizes):
-    """With grid_threads, edge threadgroups are smaller."""
+    """With grid_threads, threadgroups at the edges are smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
     names = [
         "in_grid",
@@ -148,8 +148,8 @@ def test_thread_position_attributes(library, sizes):
         "lane",
         "simdgroups",
     ]
-    told = np.zeros((height, width), np.dtype([(name, np.uint32) for name in names]))
-    library.launch("positions", [told], **sizes, threads=(8, 2))
+    written = np.zeros((height, width), np.dtype([(name, np.uint32) for name in names]))
+    library.launch("positions", [written], **sizes, threads=(8, 2))
     y, x = np.mgrid[:height, :width]
     group_width = np.where(x // 8 == 1, width - 8, 8)
     group_height = np.where(y // 2 == 2, height - 4, 2)
@@ -167,7 +167,7 @@ def test_thread_position_attributes(library, sizes):
         "simdgroups": np.ones_like(x),
     }
     for name in names:
-        np.testing.assert_array_equal(told[name], expected[name], err_msg=name)
+        np.testing.assert_array_equal(written[name], expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize("mode", ["plain", "race"])
@@ -222,13 +222,13 @@ FLOATS, INTS = np.zeros(4, np.float32), np.zeros(4, np.int32)
 WRONG_ARGUMENTS = {
     "too few buffers": ("square_and_add_half", [np.zeros(4, np.float16)], "'y' is not bound"),
     "too many buffers": ("few_threads", [INTS, INTS], r"buffer\(1\) is bound, but"),
-    "float for half": ("square_and_add_half", [FLOATS, FLOATS], "is half .* float32 is bound"),
+    "float for half": ("square_and_add_half", [FLOATS, FLOATS], "must be half .* float32"),
     "half for bfloat": ("square_and_add_bfloat", [np.zeros(4, np.float16)] * 2, "view.ml_dtypes"),
-    "float for int": ("few_threads", [FLOATS], "is int .* float32 is bound"),
-    "wider integers": ("few_threads", [np.zeros(4, np.int64)], "is int .* int64 is bound"),
-    "a number that does not fit": ("simd_sum_of_active_lanes", [INTS, 1.5], "1.5 does not fit"),
+    "float for int": ("few_threads", [FLOATS], "must be int .* float32"),
+    "wider integers": ("few_threads", [np.zeros(4, np.int64)], "must be int .* int64"),
+    "a number that does not fit": ("simd_sum_of_active_lanes", [INTS, 1.5], "got the number 1.5"),
     "a struct of another size": ("positions", [np.zeros(4, [("a", "u4")])], "struct of 40 bytes"),
-    "a read-only result": ("few_threads", [np.broadcast_to(np.int32(0), 4)], "read-only"),
+    "a read-only result": ("few_threads", [np.broadcast_to(np.int32(0), 4)], "writable"),
 }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def test_invalid_binding_is_rejected(library, name):
 
 def test_threadgroup_memory_is_required(library):
     arguments = [np.zeros(64, np.float16), np.zeros(64, np.float32)]
-    with pytest.raises(MetalFault, match=r"threadgroup\(0\) 'shared' has no memory"):
+    with pytest.raises(MetalFault, match=r"threadgroup\(0\) 'shared' requires a size"):
         library.launch("counted_rereads", arguments, grid=(1,), threads=(64,))
     with pytest.raises(MetalFault, match="threadgroup-memory-limit"):
         library.launch(
@@ -263,7 +263,7 @@ def test_unknown_kernel_lists_available_kernels(library):
 
 
 def test_endless_launch_is_terminated(library):
-    with pytest.raises(MetalFault, match="did not end in 0.5 s") as caught:
+    with pytest.raises(MetalFault, match="did not finish within 0.5 s") as caught:
         library.launch("runs_for_ever", [INTS], grid=(1,), threads=(1,), timeout=0.5)
     assert caught.value.kind == "timeout"
     library.launch("few_threads", [INTS], grid=(1,), threads=(1,))  # the next launch succeeds

@@ -1,6 +1,6 @@
 """Type errors seeded into valid Metal source are reported at their line."""
 
-# ruff: noqa: E501 (a fault is one row of a table)
+# ruff: noqa: E501 (one error per table row)
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -66,27 +66,27 @@ ERRORS = {
     "buffer by value": ("X", "device const float* x", "device const float x", "pointer or a reference"),
     "duplicate buffer index": ("Y", "buffer(1)", "buffer(0)", "used by another parameter"),
     "buffer index too large": ("Y", "buffer(1)", "buffer(31)", "largest index is 30"),
-    "missing attribute": ("LANE", "[[thread_index_in_simdgroup]]", "", "has no attribute"),
+    "missing attribute": ("LANE", "[[thread_index_in_simdgroup]]", "", "has no binding attribute"),
     "unknown attribute": ("AT", "thread_position_in_grid", "thread_position_in_block",
         "unknown attribute"),
-    "position that is no unsigned integer": ("AT", "uint3", "int3", "must be ushort or uint"),
+    "signed position attribute": ("AT", "uint3", "int3", "must be ushort or uint"),
     "vector for a scalar attribute": ("LANE", "uint lane", "uint2 lane", "must be ushort or uint"),
     "double": ("VALUE", "const float value", "const double value", "no 'double'"),
     "new": ("VALUE", "const float value", "float* q = new float[2]; const float value", "no 'new'"),
     "goto": ("VALUE", "const float value", "goto end; const float value", "no 'goto'"),
     "constexpr outside of functions": ("GLOBAL", "constant constexpr", "constexpr",
-        "'EIGHT' is in no address space"),
-    "variable outside of functions": ("GLOBAL", "constant constexpr", "", "'EIGHT' is in no address"),
-    "constant table in a namespace": ("NAMESPACE", "constant const", "const", "'TABLE' is in no addr"),
-    "static member": ("MEMBER", "static constant", "static", "'LANES' is in no address space"),
+        "'EIGHT' has no address space"),
+    "variable outside of functions": ("GLOBAL", "constant constexpr", "", "'EIGHT' has no address"),
+    "constant table in a namespace": ("NAMESPACE", "constant const", "const", "'TABLE' has no addr"),
+    "static member": ("MEMBER", "static constant", "static", "'LANES' has no address space"),
     "variable template": ("GLOBAL", "constant constexpr int EIGHT",
-        "template <int N> constexpr int TWICE = 2 * N; constant constexpr int EIGHT", "'TWICE' is in"),
+        "template <int N> constexpr int TWICE = 2 * N; constant constexpr int EIGHT", "'TWICE' has no"),
     "static variable of a function": ("VALUE", "const float value",
-        "static constexpr int many = 3; const float value", "'many' is in no address space"),
+        "static constexpr int many = 3; const float value", "'many' has no address space"),
     "undeclared name": ("STORE", "value * pair.a", "valu * pair.a", "undeclared identifier 'valu'"),
     "unknown member": ("STORE", "pair.a", "pair.c", "no member named 'c'"),
     "unknown function": ("SUM", "simd_sum", "simd_total", "undeclared identifier 'simd_total'"),
-    "max of two types": ("STORE", "value * pair.a", "max(value, half(1))", "ambiguous"),
+    "max of different types": ("STORE", "value * pair.a", "max(value, half(1))", "ambiguous"),
     "simd_sum of bfloat": ("SUM", "simd_sum(tile[0][lane % 8])", "float(simd_sum(y[0]))",
         "no matching function"),
     "matrix load from the wrong type": ("LOAD", "&tile[0][0]", "y", "no matching function"),
@@ -96,14 +96,14 @@ ERRORS = {
         "simdgroup_float8x8", "8 rows"),
     "barrier without flags": ("BARRIER", "mem_flags::mem_threadgroup", "", "no matching function"),
     "vector of too many components": ("VALUE", "const float value", "float2 v = float2(1, 2, 3); "
-        "const float value", "as many as it has components"),
+        "const float value", "one per component"),
     "swizzle that is not there": ("VALUE", "x[at.x]", "x[at.w]", "vector component"),
-    "as_type of another size": ("VALUE", "x[at.x]", "as_type<half>(x[at.x])", "types of one size"),
+    "as_type of another size": ("VALUE", "x[at.x]", "as_type<half>(x[at.x])", "types of equal size"),
     "threadgroup variable with a value": ("TILE", "tile[8][8]", "tile[8][8], one = 1",
-        "initial value|odd"),
+        "initializer|odd"),
     "missing semicolon": ("STORE", "pair.a;", "pair.a", "expected ';'"),
     "too many arguments": ("VALUE", "x[at.x]", "exp(x[at.x], 2)", "no matching function"),
-    "pointer arithmetic of two spaces": ("STORE", "value * pair.a", "(x - shared)",
+    "pointer arithmetic across address spaces": ("STORE", "value * pair.a", "(x - shared)",
         "address space|invalid operands|incompatible"),
 }  # fmt: skip
 
@@ -129,7 +129,7 @@ def seeded(line, old, new):
 
 @pytest.fixture(scope="module")
 def all_findings(tmp_path_factory):
-    """Errors of each seeded file, checked two at a time."""
+    """Errors of each seeded file, with two checks in parallel."""
     folder = tmp_path_factory.mktemp("errors")
     paths = {}
     for i, (name, (line, old, new, _)) in enumerate(ERRORS.items()):
@@ -150,7 +150,7 @@ def test_type_error_is_reported_at_its_line(all_findings, name):
     line, _, _, says = ERRORS[name]
     number = next(i for i, text in enumerate(RIGHT.splitlines(), 1) if text.endswith(f"// {line}"))
     found = all_findings[name]
-    assert found, "nothing was reported"
+    assert found, "expected an error report"
     at_line = [d for d in found if d.line == number and re.search(says, d.message)]
     assert at_line, "\n".join(map(str, found))
     assert at_line[0].file.endswith(".metal")
@@ -166,7 +166,7 @@ def test_header_error_is_reported_in_the_header(tmp_path):
     assert (found.file, found.line) == (str(tmp_path / "scale.h"), 2)
 
 
-def test_a_missing_header_is_an_error(tmp_path):
+def test_missing_header_is_an_error(tmp_path):
     path = tmp_path / "lonely.metal"
     path.write_text('// nothing\n#include "not_there.h"\n')
     (found,) = findings(path)

@@ -1,1 +1,1 @@
-"""Loading, tokenizers, families; parity with mlx_lm and transformers."""
+"""Loading, tokenizers and model families; parity with mlx_lm and transformers."""

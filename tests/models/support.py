@@ -1,4 +1,4 @@
-"""Small random models of each family as configs and checkpoint folders; ragged steps."""
+"""Small random models of each family, and helpers that run ragged steps."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from tiny_llm.engine.execution.paged_model import Span, ragged_batch
 from tiny_llm.models import ServingModel
 from tiny_llm.models.checkpoint.dummy import random_tensors
 
-# Sizes that are no multiple of any kernel's tile; with groups of 64, at least 128.
+# Sizes that are not multiples of any kernel's tile; at least 128, for groups of 64.
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 128,
@@ -88,13 +88,13 @@ def run_steps(
 
     Args:
         model: computes the steps.
-        steps: each maps a sequence's number, below 4, to the positions computed.
+        steps: computed positions by sequence number, which is below 4.
         token: token id at a position.
 
     Returns:
         Logits of all tokens of all steps, T×V.
     """
-    has_state = getattr(model, "state_bytes", 0) > 0  # Week 3's model has no such attribute
+    has_state = getattr(model, "state_bytes", 0) > 0  # absent in Week 3's model
     storage = model.create_paged_storage(4 * PAGES_PER_SEQUENCE, *([4] if has_state else []))
     logits = []
     for step in steps:
@@ -102,7 +102,7 @@ def run_steps(
             Span(
                 [token(position) for position in positions],
                 positions.start,
-                # Alternating, so no sequence's pages are contiguous.
+                # Interleaved, so no sequence's pages are contiguous.
                 array("i", [4 * page + sequence for page in range(PAGES_PER_SEQUENCE)]),
                 sequence if positions.start > 0 else -1,
                 [(len(positions) - 1, sequence)],
@@ -140,7 +140,7 @@ def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -
 
 
 def run_sequence(model: ServingModel) -> mx.array:
-    """One sequence: prompt chunks, steps of one and two tokens, and positions computed again."""
+    """One sequence: prompt chunks, steps of one and two tokens, recomputed positions."""
     steps, position = [], 0
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
         if length > 0:

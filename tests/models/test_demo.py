@@ -1,4 +1,4 @@
-"""The shipped demo models: size, config, outputs on the example prompts."""
+"""The shipped demo models: size, config and output for the example prompts."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tiny_llm import Qwen3ModelWeek2, load, simple_generate_with_kv_cache
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.demo.prompts import BATCH_PROMPTS, INTRODUCTION_PROMPT, SHARED_PARAGRAPH
 
-# Required content of each output, in the order of BATCH_PROMPTS.
+# Text that each output must contain, in the order of BATCH_PROMPTS.
 EXPECTED = [
     "Mira Holton",
     "keys and values",
@@ -49,10 +49,10 @@ def test_configuration(demo):
     args = demo[0].args
     assert args.tie_word_embeddings
     assert args.head_dim == 128
-    assert args.num_attention_heads > args.num_key_value_heads, "grouped queries"
+    assert args.num_attention_heads > args.num_key_value_heads, "expected grouped queries"
 
 
-def test_draft_has_the_targets_tokenizer(demo):
+def test_draft_and_target_share_a_tokenizer(demo):
     draft, tokenizer = load("demo-draft")
     assert tokenizer.get_vocab() == demo[1].get_vocab()
     assert draft.args.vocab_size == demo[0].args.vocab_size

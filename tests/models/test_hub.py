@@ -1,6 +1,6 @@
-"""Model download by a subprocess from a local hub.
+"""Model download in a subprocess, from a local hub.
 
-The hub implements the part of Hugging Face's protocol that `huggingface_hub` needs for a download.
+The hub implements the part of Hugging Face's protocol that `huggingface_hub` needs for downloads.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ MODEL = "someone/small-qwen3"
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Serves one folder as the repository `MODEL`; 401 for all others, as the hub does."""
+    """Serves a folder as repository `MODEL`; like the real hub, answers 401 for others."""
 
     folder: Path
 
@@ -70,7 +70,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory) -> Iterator[str]:
-    """Address of a hub with one model."""
+    """Address of a hub with a single model."""
     folder = tmp_path_factory.mktemp("hub")
     config = qwen3_config(128, 1, 128, 2, 1, True, head_dim=64, vocab_size=4200)
     write_checkpoint(folder, config, bits=4)
@@ -95,14 +95,12 @@ def main(home: Path, endpoint: str, model: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_download_then_from_the_cache_without_network(tmp_path, hub):
+def test_download_then_offline_load_from_cache(tmp_path, hub):
     first = main(tmp_path, hub, MODEL)
     assert first.returncode == 0, first.stderr
     assert re.search(rf"downloading {MODEL}: [\d.]+ [kM]B\n", first.stderr)
     assert "generation: " in first.stdout
-    assert not list(tmp_path.rglob("pytorch_model.bin")), (
-        "only files needed for loading are downloaded"
-    )
+    assert not list(tmp_path.rglob("pytorch_model.bin")), "expected only files needed for loading"
 
     again = main(tmp_path, "http://127.0.0.1:9", MODEL)  # closed port
     assert again.returncode == 0, again.stderr
@@ -113,7 +111,7 @@ def test_download_then_from_the_cache_without_network(tmp_path, hub):
     ("model", "message"),
     [
         ("someone/nothing", "the Hugging Face hub has no model 'someone/nothing'"),
-        ("someone/gated", "asks you to accept its terms"),
+        ("someone/gated", "is a gated model: accept its terms"),
     ],
 )
 def test_unavailable_models(tmp_path, hub, model, message):

@@ -1,4 +1,4 @@
-"""Loading: every format of Qwen3 checkpoints, and malformed folders."""
+"""Loading: all formats of Qwen3 checkpoints, and malformed folders."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def small_config(tied: bool = True) -> dict:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    """A small valid checkpoint in three shards."""
+    """Small valid checkpoint in three shards."""
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder, small_config(), shard_bytes=500_000)
     return folder
@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def broken(checkpoint, tmp_path) -> Path:
-    """A copy of the checkpoint for the test to corrupt."""
+    """Copy of the checkpoint for the test to corrupt."""
     folder = tmp_path / "broken"
     shutil.copytree(checkpoint, folder)
     return folder
@@ -69,12 +69,12 @@ def test_formats(tmp_path, bits, group_size, dtype, tied):
     actual = Qwen3ModelWeek1(mlx_model)(IDS)
     assert actual.dtype == (dtype if bits is None else mx.bfloat16)
     assert_close(actual, mlx_model(IDS), "logits", ulps=8)
-    assert tokenizer.decode([0, 4607]), "every id of the vocabulary has text"
-    assert_weights_are_those_of(mlx_model, tmp_path)
+    assert tokenizer.decode([0, 4607]), "expected a token for every id"
+    assert_same_weights(mlx_model, tmp_path)
 
 
-def assert_weights_are_those_of(mlx_model, folder: Path) -> None:
-    """Asserts that `load_weights` and `mlx_lm` give the same models in all weeks."""
+def assert_same_weights(mlx_model, folder: Path) -> None:
+    """Asserts that `load_weights` and `mlx_lm` load equal models in all weeks."""
     weights, _ = load_weights(str(folder))
     for week in (1, 2, 3):
         expected, actual = (logits(source, week) for source in (mlx_model, weights))
@@ -91,14 +91,16 @@ def test_sharded(checkpoint):
     assert len(list(checkpoint.glob("*.safetensors"))) > 2
     mlx_model, _ = load(str(checkpoint))
     assert_close(Qwen3ModelWeek1(mlx_model)(IDS), mlx_model(IDS), "logits", ulps=8)
-    assert_weights_are_those_of(mlx_model, checkpoint)
+    assert_same_weights(mlx_model, checkpoint)
 
 
 def test_demo_model(demo):
     mlx_model, tokenizer = demo
     ids = mx.array([tokenizer.encode("What is the capital of France?")])
     # Our bfloat16 weights are q·scale + bias, rounded; mlx_lm's kernel does not round them.
-    assert_close(Qwen3ModelWeek1(mlx_model)(ids), mlx_model(ids), "the demo model's logits", ulps=8)
+    assert_close(
+        Qwen3ModelWeek1(mlx_model)(ids), mlx_model(ids), "logits of the demo model", ulps=8
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,12 +124,12 @@ def test_short_names(name, full_name):
     "name", ["nonsense", "./no/such/folder", "/no/such", "~/no-such-model", "a/b/c"]
 )
 def test_unknown_names(name, load_either):
-    with pytest.raises(ModelError, match="there is no model"):
+    with pytest.raises(ModelError, match="unknown model"):
         load_either(name)
 
 
 def test_hub_model_without_network(load_either):
-    with pytest.raises(ModelError, match="not on this machine and HF_HUB_OFFLINE"):
+    with pytest.raises(ModelError, match="not on this machine, and HF_HUB_OFFLINE"):
         load_either("qwen3-8b")
 
 
@@ -167,7 +169,9 @@ def test_tokenizer_with_invalid_json(broken, load_either):
 def test_model_of_another_type(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "model_type": "gpt_neox"}))
-    with pytest.raises(ModelError, match="type 'gpt_neox'; tiny-llm serves the types qwen3, "):
+    with pytest.raises(
+        ModelError, match="type 'gpt_neox' is not supported; supported types are qwen3, "
+    ):
         load_either(str(broken))
 
 
@@ -233,7 +237,7 @@ def test_dispatch_rejects_scaled_rope(broken, load_either):
         dispatch_model("mine", mlx_model, 1)
 
 
-def test_unsupported_sizes_are_found_while_loading(broken, load_either):
+def test_unsupported_sizes_are_detected_while_loading(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 3}))
     with pytest.raises(ModelError, match="num_attention_heads 4, expected a multiple of .* 3"):

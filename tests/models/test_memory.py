@@ -1,4 +1,4 @@
-"""Memory of the machine, and its return to the operating system."""
+"""The machine's memory, and releasing freed memory to the operating system."""
 
 import ctypes
 import resource
@@ -17,7 +17,7 @@ def resident_bytes():
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc's malloc_trim"
 )
-def test_holes_between_blocks_are_released():
+def test_fragmented_heap_is_released():
     blocks = [bytes(2000) for _ in range(20_000)]  # 40 MB
     kept = blocks[::64]  # pins the top of the heap
     del blocks
@@ -42,7 +42,7 @@ def test_memory_is_limited_by_control_groups(tmp_path, lines, files, expected):
 
 
 def write_system(root, cgroup, files, available=None, stall=None):
-    """Writes the files of /proc and /sys; `available` in bytes, `stall` in percent."""
+    """Writes files of /proc and /sys; `available` in bytes, `stall` in percent."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/pressure").mkdir()
     (root / "proc/self/cgroup").write_text(cgroup)
@@ -89,7 +89,7 @@ def test_available_memory(tmp_path, monkeypatch, cgroup, files, available, expec
     assert available_memory(tmp_path) == min(expected, total_memory(tmp_path))
 
 
-def test_available_memory_without_the_files_is_all(tmp_path, monkeypatch):
+def test_available_memory_defaults_to_all(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.sys, "platform", "linux")
     assert available_memory(tmp_path) == total_memory(tmp_path)
 
@@ -100,14 +100,14 @@ GROUP = {"a/memory.max": str(2**30), "a/memory.stat": ""}
 @pytest.mark.parametrize(
     ("left", "stall", "group_stall", "expected"),
     [
-        (2**30 // 2, 90, 90, False),  # a neighbour's
+        (2**30 // 2, 90, 90, False),  # another group's
         (2**30 // 5, 0, 0, False),
         (2**30 // 5, 12, 0, True),
         (2**30 // 5, 0, 12, True),
         (2**30 // 17, 0, 0, True),
     ],
 )
-def test_memory_is_short(tmp_path, monkeypatch, left, stall, group_stall, expected):
+def test_memory_pressure_on_linux(tmp_path, monkeypatch, left, stall, group_stall, expected):
     monkeypatch.setattr(memory.sys, "platform", "linux")
     files = {
         **GROUP,

@@ -1,4 +1,4 @@
-"""Sizes from config and file headers: equal to those of the loaded model."""
+"""Sizes from config and file headers equal those of the loaded model."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def test_every_family(tmp_path, config, kv_cache_dtype):
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS, ids=str)
 def test_every_quantization(tmp_path, quantization):
-    """Formats that the CPU kernels lack are repacked, so weights may exceed the file."""
+    """Repacking for the CPU kernels may make the weights larger than the file."""
     check_equal(write(tmp_path / "model", UNTIED, quantization))
 
 
@@ -80,7 +80,7 @@ def test_dtypes(tmp_path, dtype):
     check_equal(write(tmp_path / "model", HYBRID, None, dtype))
 
 
-def test_config_alone_has_the_same_sizes(tmp_path):
+def test_config_alone_gives_the_same_sizes(tmp_path):
     folder = write(tmp_path / "model", MIXTURE, {"bits": 4, "group_size": 64})
     expected = model_size(folder)
     (folder / "model.safetensors").unlink()
@@ -98,7 +98,7 @@ def test_ranks_are_counted_together(tmp_path, config):
 
 
 def test_bytes_per_step(tmp_path):
-    """All matrices but an untied embedding; of the experts, the selected ones."""
+    """Counts all matrices except an untied embedding, and only the selected experts."""
     untied = write(tmp_path / "untied", UNTIED)
     size = model_size(untied)
     assert size.weight_bytes - size.step_bytes == 211 * 128 * 2
@@ -112,18 +112,18 @@ def test_bytes_per_step(tmp_path):
     assert size.step_bytes == pytest.approx(matrices + decoder.w_lm_head.nbytes, rel=0.01)
 
 
-def test_errors_are_those_of_loading(tmp_path):
+def test_errors_equal_those_of_loading(tmp_path):
     folder = write(tmp_path / "model", FAMILIES["qwen3"])
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    with pytest.raises(ModelError, match=r"embed_tokens.weight is 211×128, expected 211×64"):
+    with pytest.raises(ModelError, match=r"embed_tokens.weight has shape 211×128, expected 211×64"):
         model_size(folder)
     with pytest.raises(ModelError, match="cannot be split among 3 ranks"):
         model_size(folder, num_ranks=3)
 
 
 def write_sparse(folder, config):
-    """Writes a checkpoint whose weights are a hole in the file."""
+    """Writes a checkpoint with sparse weights."""
     header, end = {}, 0
     for name, array in random_tensors(config)[0].items():
         begin, end = end, end + array.nbytes
@@ -137,7 +137,7 @@ def write_sparse(folder, config):
 
 
 def test_no_weights_are_read(tmp_path):
-    """Weights of 2 GB take a few megabytes."""
+    """The size of 2 GB of weights is computed in a few megabytes."""
     folder = tmp_path / "model"
     write_sparse(folder, {**UNTIED, "vocab_size": 2**22})
     program = (

@@ -1,8 +1,8 @@
 """Parity of the hybrid families with transformers and mlx_lm: logits, greedy tokens, layouts.
 
-In float32: transformers' chunked and recurrent forms differ by up to 0.1 in bfloat16. The random
-models' decays are those of real ones, 0.1 to 1. With decays near 0 or a smaller epsilon, outputs of
-the delta rule are tiny, and their norm magnifies rounding errors in all implementations.
+Comparisons are in float32: in bfloat16, transformers' chunked and recurrent forms differ by up to
+0.1. As in real models, decays are 0.1 to 1. With decays near 0 or a smaller epsilon, outputs of the
+delta rule are tiny, and their norm magnifies rounding errors in all implementations.
 """
 
 import json
@@ -20,15 +20,15 @@ from tests.support import as_numpy, assert_same_bits
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
 
-# Imported by the fixture: both take seconds to import.
+# Imported by the fixture, because both take seconds to import.
 torch: Any
 transformers: Any
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _their_libraries() -> None:
+def _import_references() -> None:
     global torch, transformers
-    torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
+    torch = pytest.importorskip("torch", reason="needs torch: `pdm run install-torch`")
     torch.set_num_threads(1)
     transformers = pytest.importorskip("transformers")
 
@@ -95,7 +95,7 @@ def layer_types(pattern: str) -> dict[str, Any]:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 TIED = {"tie_word_embeddings": True}
 
-# Model class of transformers, and its config besides `SIZES`; H_v/H_k of 1, 2 and 4.
+# transformers' model class and its config besides `SIZES`; H_v/H_k of 1, 2 and 4.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": (DENSE, {**attention(4, 2, 16), **delta_net(2, 4, 12, 10)}),
     "tied": (DENSE, {**attention(6, 3, 24), **delta_net(3, 3, 10, 14), **TIED}),
@@ -139,7 +139,7 @@ def cases(names: Iterable[str]) -> list[Any]:
 
 
 def random_model(name: str) -> Any:
-    """A model of transformers with random weights."""
+    """transformers model with random weights."""
     class_name, fields = MODELS[name]
     sizes = {**SIZES, **fields}
     if class_name in (MOE, MOE_NESTED):
@@ -173,7 +173,7 @@ def random_parameter(path: str, like: Any) -> Any:
 
 @pytest.fixture(scope="module", params=cases(MODELS))
 def model(request, tmp_path_factory) -> tuple[Any, Path]:
-    """(transformers' model, its folder)."""
+    """(transformers model, its folder)."""
     theirs, folder = random_model(request.param), tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(folder)
     return theirs, folder
@@ -207,7 +207,7 @@ def test_logits_float32(model, backend):
 
 
 @pytest.mark.parametrize("ends", CHUNKS, ids=str)
-def test_chunks_have_the_logits_of_transformers(model, ends):
+def test_chunked_logits_match_transformers(model, ends):
     theirs, folder = model
     ids = random_ids(300)
     chunked = sequence_logits(our_model(folder), ids, ends)
@@ -218,22 +218,22 @@ def test_greedy_tokens(model):
     theirs, folder = model
     for prompt in (random_ids(9), random_ids(130)):
         answer = greedy_tokens(our_model(folder), prompt, 64)
-        # One causal pass predicts each token of the answer from its prefix.
+        # One causal pass predicts each output token from its prefix.
         expected = their_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == expected.tolist()
 
 
-# Models whose layer_types mlx_lm knows: full attention in every fourth layer.
+# Models that mlx_lm supports: full attention in every fourth layer.
 MLX_MODELS = ("qwen3_5_text", "tied", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next")
 
 
 @pytest.mark.parametrize("model", cases(MLX_MODELS), indirect=True)
-def test_layouts_have_the_same_arrays_and_mlx_lm_the_same_logits(model, tmp_path):
+def test_layouts_have_equal_arrays_and_mlx_lm_logits(model, tmp_path):
     from mlx_lm.utils import load_model, save_model
 
     theirs, folder = model
     config = config_of(folder)
-    config["model_type"] = config["model_type"].removesuffix("_text")  # mlx_lm knows no other
+    config["model_type"] = config["model_type"].removesuffix("_text")  # mlx_lm supports no other
     tensors = dict(mx.load(str(folder / "model.safetensors")))
     if config["model_type"] == "qwen3_next":  # mlx_lm reads the older spelling
         for name in ("rope_theta", "partial_rotary_factor"):
@@ -272,7 +272,7 @@ def save_checkpoint(folder: Path, config: dict[str, Any], tensors: Any = None) -
 
 
 def test_quantized_qwen3_next_of_mlx_lm(tmp_path):
-    """MLX's checkpoints keep the fused projections, and quantize the gates with 8 bits."""
+    """MLX checkpoints keep the fused projections and quantize the gates to 8 bits."""
     from mlx_lm.models import qwen3_next
     from mlx_lm.utils import quantize_model, save_model
 

@@ -15,16 +15,18 @@ from tiny_llm.kv_cache.paged_storage import RaggedBatch
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
 
-# Imported by the fixture: both take seconds to import.
+# Imported by the fixture, because both take seconds to import.
 torch: Any
 transformers: Any
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _their_libraries() -> None:
+def _import_references() -> None:
     global torch, transformers
-    torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
-    torch.set_num_threads(1)  # its idle threads spin and would take CPU time from other processes
+    torch = pytest.importorskip("torch", reason="needs torch: `pdm run install-torch`")
+    torch.set_num_threads(
+        1
+    )  # torch's idle threads spin and would take CPU time from other processes
     transformers = pytest.importorskip("transformers")
 
 
@@ -105,7 +107,7 @@ def test_demo_model_logits_bfloat16(demo_bfloat16_folder):
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits.float().numpy()
     actual = as_numpy(Qwen3ModelWeek1(mlx_model)(mx.array([ids])))
-    # Eight layers of bfloat16 rounding in another order; relative to the logits' magnitude.
+    # Eight layers round to bfloat16 in a different order; relative to the logits' magnitude.
     assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
 
 
@@ -156,7 +158,7 @@ def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
     return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
 
 
-# Name of the family in transformers, and its config besides `SIZES`; GQA groups of 1 to 8.
+# The family's name in transformers and its config besides `SIZES`; GQA groups of 1 to 8.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": (
         "Qwen3",
@@ -264,7 +266,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
-    """(Hugging Face's model, our paged model, its weights): random, in float32."""
+    """(transformers model, our paged model, its weights), random in float32."""
     name, fields = FAMILIES[request.param]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, **fields)

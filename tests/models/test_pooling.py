@@ -13,7 +13,7 @@ from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import factory
 from tiny_llm.models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 
-# Imported by the fixture: both take seconds to import.
+# Imported by the fixture, because both take seconds to import.
 torch: Any
 transformers: Any
 
@@ -28,15 +28,17 @@ LAST_TOKEN = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _their_libraries() -> None:
+def _import_references() -> None:
     global torch, transformers
-    torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
-    torch.set_num_threads(1)  # its idle threads spin and would take CPU time from other processes
+    torch = pytest.importorskip("torch", reason="needs torch: `pdm run install-torch`")
+    torch.set_num_threads(
+        1
+    )  # torch's idle threads spin and would take CPU time from other processes
     transformers = pytest.importorskip("transformers")
 
 
 def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -> Any:
-    """Saves a random Qwen3 with the demo's tokenizer; returns transformers' model."""
+    """Saves a random Qwen3 with the demo's tokenizer; returns the transformers model."""
     torch.manual_seed(3)
     config = transformers.Qwen3Config(
         vocab_size=4096,
@@ -64,7 +66,7 @@ def write_model(folder: Path, with_head: bool, pooling: dict[str, Any] | None) -
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory):
-    """A model saved without LM head, as embedding models are: (folder, transformers' model)."""
+    """Model saved without LM head, like embedding models: (folder, transformers model)."""
     folder = tmp_path_factory.mktemp("embedder")
     return folder, write_model(folder, with_head=False, pooling=LAST_TOKEN)
 
@@ -87,13 +89,13 @@ def test_embeddings_match_transformers(embedder):
         assert np.dot(vector, expected / np.linalg.norm(expected)) > 0.99999
 
 
-def test_embeddings_have_the_same_bits_alone_and_in_a_batch(embedder):
+def test_embeddings_are_batch_invariant(embedder):
     folder, _ = embedder
     llm = LLM(folder)
     together = llm.embed(TEXTS)
     assert together == [LLM(folder, enable_prefix_caching=False).embed(t)[0] for t in TEXTS]
     assert together == LLM(folder, max_num_batched_tokens=33, block_size=4).embed(TEXTS)
-    assert together == llm.embed(TEXTS), "prefix cache hits"
+    assert together == llm.embed(TEXTS), "expected prefix cache hits"
     assert llm.scheduler.num_cached_tokens > 100
 
 
@@ -105,7 +107,9 @@ def test_prompts_may_be_token_ids(embedder):
 def test_scores_match_transformers(reranker, monkeypatch):
     folder, theirs = reranker
     no, yes = 17, 3912
-    monkeypatch.setattr(factory, "score_tokens", lambda _: (no, yes))  # the demo has two for "no"
+    monkeypatch.setattr(
+        factory, "score_tokens", lambda _: (no, yes)
+    )  # the demo has two tokens for "no"
     llm = LLM(folder, task="score")
     query, documents = "What is {RoPE}?", ["Rotary embeddings.", "Bees make honey. " * 20]
     for document, score in zip(documents, llm.score(query, documents), strict=True):
@@ -118,9 +122,9 @@ def test_scores_match_transformers(reranker, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["pooling_mode_mean_tokens", "pooling_mode_cls_token"])
-def test_other_pooling_layers_are_rejected(tmp_path, mode):
+def test_unsupported_pooling_layers_are_rejected(tmp_path, mode):
     write_model(tmp_path, with_head=False, pooling={mode: True})
-    message = f"has {mode}, expected pooling_mode_lasttoken alone"
+    message = f"has {mode}, expected pooling_mode_lasttoken only"
     with pytest.raises(UserError, match=message):
         LLM(tmp_path)
 
@@ -139,7 +143,7 @@ def test_other_pooling_layers_are_rejected(tmp_path, mode):
         (lambda llm: llm.embed("word " * 600), "prompt 0: the prompt has"),
     ],
 )
-def test_wrong_calls_are_rejected(embedder, call, message):
+def test_invalid_calls_are_rejected(embedder, call, message):
     with pytest.raises(UserError, match=message):
         call(LLM(embedder[0]))
 
@@ -166,5 +170,7 @@ def test_embed_requires_an_embedding_model(demo):
 
 
 def test_reranking_requires_tokens_for_yes_and_no(demo):
-    with pytest.raises(UserError, match='its tokenizer has no single tokens for "yes" and "no"'):
+    with pytest.raises(
+        UserError, match='its tokenizer does not encode "yes" and "no" as single tokens'
+    ):
         LLM(demo, task="score")

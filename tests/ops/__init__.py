@@ -1,1 +1,1 @@
-"""The extension's operations."""
+"""Operations of the extension."""

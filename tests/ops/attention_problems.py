@@ -6,7 +6,7 @@ import numpy as np
 from tests.support import EPSILON, as_numpy, random
 from tiny_llm import causal_mask, flash_attention
 
-MASKS = ["none", "causal", "additive", "boolean", "hidden rows"]
+MASKS = ["none", "causal", "additive", "boolean", "masked rows"]
 
 
 def problem(B, H, group, L, S, D, dtype=mx.float32):
@@ -28,14 +28,14 @@ def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
         return mx.where(mx.random.uniform(shape=mask.shape) < 0.2, -mx.inf, mask)
     if kind == "boolean":
         return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
-    mask = mx.zeros((L, S))  # every third row fully masked, the others except one range visible
+    mask = mx.zeros((L, S))  # every third row fully masked; the others see all but one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask
 
 
 def as_additive(mask, L: int, S: int) -> np.ndarray:
-    """Any mask as an additive float64 mask."""
+    """Converts any mask to an additive float64 mask."""
     if mask is None:
         return np.zeros((L, S))
     if isinstance(mask, str):
@@ -70,23 +70,23 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
 
 def evaluated(*args, **kwargs) -> mx.array:
     result = flash_attention(*args, **kwargs)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     return result
 
 
 def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> None:
     assert actual.shape == expected.shape
-    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # floor for subnormals
+    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # error floor for subnormals
     bound = EPSILON[actual.dtype] / 2 * (np.abs(expected) + error) + error + smallest
-    came = as_numpy(actual)
-    times = np.abs(came - expected) / bound
+    values = as_numpy(actual)
+    times = np.abs(values - expected) / bound
     times = np.where(np.isnan(times), np.inf, times)
     if times.size == 0 or times.max() <= 1:
         return
     worst = np.unravel_index(times.argmax(), times.shape)
     where = ", ".join(map(str, worst))
     raise AssertionError(
-        f"{(times > 1).sum()} of {times.size} numbers are wrong; the worst at [{where}] of "
+        f"{(times > 1).sum()} of {times.size} elements are wrong; the worst, at [{where}] of "
         f"{'×'.join(map(str, times.shape))} (…, head, query, d): expected {expected[worst]:.6g}, "
-        f"got {came[worst]:.6g}, {times[worst]:.1f} × the error bound"
+        f"got {values[worst]:.6g}, {times[worst]:.1f} × the error bound"
     )

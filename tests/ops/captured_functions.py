@@ -1,4 +1,4 @@
-"""Functions for graph capture tests, their inputs and checks."""
+"""Functions, inputs and assertions for graph capture tests."""
 
 import io
 import re
@@ -30,7 +30,7 @@ class CallCounter:
 
 
 def block():
-    """Extension operations and views, as around attention."""
+    """Extension operations and views, as in a layer around attention."""
     wq, wo, norm = weights(H * D), weights(E), random(E).astype(mx.bfloat16)
 
     def function(x, attended):
@@ -56,7 +56,7 @@ def mlx_only():
 
 
 def attention():
-    """Attention, and a projection of selected rows of its result."""
+    """Attention and a projection of selected rows of its output."""
     w = weights(H * D)
 
     def function(x, attended):
@@ -71,14 +71,14 @@ def attention():
 FUNCTIONS = [block, mlx_only, attention]
 
 
-def captured(recorded, *given):
-    """Function already captured for inputs of these shapes."""
-    mx.eval(given, recorded(*given))
-    return recorded
+def capture(function, *arguments):
+    """Calls a captured function once, so these shapes are captured."""
+    mx.eval(arguments, function(*arguments))
+    return function
 
 
 def inputs(B: int, L: int, by_token: bool = False):
-    """x and the attention result, head-major or in attention's own layout."""
+    """x and attention's output, head-major or token-major."""
     x = random(B, L, E).astype(mx.bfloat16)
     if by_token:
         return x, random(B, L, H, D).astype(mx.bfloat16).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""Quantized product test problems: exact results and error bounds per kernel."""
+"""Quantized matmul test problems: exact results and error bounds per kernel."""
 
 import mlx.core as mx
 import numpy as np
@@ -17,14 +17,14 @@ def problem(M, I, O, bits, group_size, dtype, scale_dtype=None):
 
 
 def problem_in_floating_point(M, I, O, group_size, dtype):
-    """4-bit weights without biases, as in mxfp4, with scales other than powers of two."""
+    """4-bit weights without biases, as in mxfp4, but with arbitrary scales."""
     words = mx.random.randint(0, 2**31 - 1, (O, I // 8)).astype(mx.uint32) * 2 + 1
     scales = random(O, I // group_size, dtype=dtype)
     return scales, None, group_size, 4, random(M, I, dtype=dtype), words
 
 
 def plain(scales, biases, group_size, bits, b) -> np.ndarray:
-    """The weights O×I in float64."""
+    """Dequantized weights O×I in float64."""
     if biases is not None:
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         return as_numpy(mx.dequantize(b, scales, biases, group_size, bits)).astype(np.float64)
@@ -35,7 +35,7 @@ def plain(scales, biases, group_size, bits, b) -> np.ndarray:
 
 
 def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarray]:
-    """Product in float64, and Σ |w·a|, the error scale of any summation order."""
+    """Matmul in float64, and Σ |w·a|, which bounds the error of any summation order."""
     w, a = plain(scales, biases, group_size, bits, b), as_numpy(a).astype(np.float64)
     return a @ w.T, np.abs(a) @ np.abs(w).T
 
@@ -57,17 +57,17 @@ def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -
 
 def evaluated(*args) -> mx.array:
     result = quantized_matmul(*args)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     return result
 
 
 def assert_exact_but_for_rounding(instruction_set, args, given=None):
-    """Compares a product with the exact one.
+    """Asserts that a matmul is exact up to rounding.
 
     Args:
         instruction_set: selects the fixed-point error bound.
         args: arguments of `quantized_matmul`, with row-major weights.
-        given: the arguments in the kernel's layout, if not row-major.
+        given: arguments in the kernel's layout, if not row-major.
     """
     half, I = args[4].dtype, args[4].shape[-1]
     bits = args[3]

@@ -1,4 +1,4 @@
-"""Random ragged batches with state slots, and float64 oracles of the recurrent operations."""
+"""Random ragged batches with state slots, and float64 references of recurrent operations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Arrays = dict[str, mx.array]
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of a step: lengths, one read slot each, one write slot per token."""
+    """A step's sequences: lengths, a read slot per sequence and a write slot per token."""
 
     lengths: tuple[int, ...]
     read_slots: tuple[int, ...]
@@ -23,7 +23,7 @@ class Batch:
 
     @property
     def bounds(self) -> list[int]:
-        """First token of each sequence, and the number of tokens."""
+        """Cumulative lengths: first token of each sequence, then the number of tokens."""
         return np.cumsum([0, *self.lengths]).tolist()
 
     @property
@@ -41,9 +41,9 @@ def int32(values: Sequence[int]) -> mx.array:
 
 
 def ragged_batch(lengths: Sequence[int], seed: int = 0) -> Batch:
-    """Each sequence owns three of the slots.
+    """Batch whose sequences own three slots each.
 
-    It reads one of them or none, and writes some states to all three: in place, more than once.
+    A sequence reads one of its slots or none, and writes to them, also in place and repeatedly.
     """
     rng = np.random.default_rng(seed)
     slots = rng.permutation(3 * len(lengths)).reshape(-1, 3)
@@ -84,7 +84,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def causal_conv1d(
     x: np.ndarray, weight: np.ndarray, states: np.ndarray, batch: Batch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Oracle: y and the new states."""
+    """Reference: y and the new states."""
     x, new, out = x.astype(np.float64), states.copy(), np.zeros(x.shape)
     width, bounds = weight.shape[1], batch.bounds
     for s, slot in enumerate(batch.read_slots):
@@ -109,7 +109,7 @@ def gated_delta_rule(
     num_k_heads: int,
     batch: Batch,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Oracle: o and the new states."""
+    """Reference: o and the new states."""
     _, H_v, D_k, D_v = states.shape
     T, keys = len(qkv), num_k_heads * D_k
     q, k, v = np.split(qkv.astype(np.float64), [keys, 2 * keys], axis=1)

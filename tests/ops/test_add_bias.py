@@ -1,4 +1,4 @@
-"""`add_bias` against the readable sum."""
+"""`add_bias` compared with MLX's sum."""
 
 import mlx.core as mx
 import numpy as np
@@ -12,12 +12,12 @@ SHAPES = [(1,), (7,), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def add_bias(x: mx.array, bias: mx.array) -> mx.array:
     result = kernels.add_bias(x, bias)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     return result
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_sum_bit_for_bit(instruction_set, dtype, shape):
+def test_bitwise_equal_to_sum(instruction_set, dtype, shape):
     x, bias = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
     assert_close(add_bias(x, bias), x + bias, "x + bias", ulps=0)
 
@@ -25,7 +25,7 @@ def test_equals_the_sum_bit_for_bit(instruction_set, dtype, shape):
 def test_views(instruction_set, dtype):
     both, bias = random(3, 4, 80, dtype=dtype), random(80, dtype=dtype)
     for name, x, own in [
-        ("a part of each row", both[..., 20:60], bias[20:60]),
+        ("slice of each row", both[..., 20:60], bias[20:60]),
         ("strided", both[..., ::2], bias[::2]),
         ("transposed", both.swapaxes(0, 1), bias),
         ("broadcast", mx.broadcast_to(both[:1], both.shape), bias),
@@ -35,7 +35,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_input_is_not_overwritten(instruction_set):
     x, bias = random(3, 64), random(64)
-    doubled = x * 2  # a donatable buffer with another pending reader
+    doubled = x * 2  # a donatable buffer with a second pending reader
     result = kernels.add_bias(doubled, bias)
     mx.eval(result, doubled)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(x))
@@ -57,7 +57,7 @@ def test_no_rows(instruction_set, dtype):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     arguments = {"x": mx.zeros((2, 8), mx.float16), "bias": mx.zeros((8,), mx.float16)}
     with pytest.raises(ValueError, match=rf"\[add_bias\] .*{message}"):
         kernels.add_bias(**{**arguments, **changes})

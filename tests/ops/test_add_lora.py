@@ -1,4 +1,4 @@
-"""`add_lora` against NumPy, with odd ranks; rows have the same bits in any batch."""
+"""`add_lora` compared with NumPy; odd ranks and batch invariance."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,13 @@ RANKS = [(1,), (3, 8, 5), (0, 7, 16), (4, 0)]
 
 
 def adapters(ranks: Sequence[int], I: int, O: int, dtype: mx.Dtype) -> tuple[mx.array, ...]:
-    """Matrices of adapters with the given ranks: lora_a, lora_b, rank_offsets."""
+    """Adapters of the given ranks: lora_a, lora_b, rank_offsets."""
     a, b = random(sum(ranks), I, dtype=dtype), random(sum(ranks), O, dtype=dtype)
     return a, b, mx.array(np.cumsum([0, *ranks]).astype(np.int32))
 
 
 def reference(y, x, a, b, offsets, ids) -> mx.array:
-    """A loop over rows, in float64."""
+    """Reference: a loop over rows in float64."""
     wide = [as_numpy(array).astype(np.float64) for array in (y, x, a, b)]
     out, x64, a64, b64 = wide[0].copy(), *wide[1:]
     for row, adapter in enumerate(ids):
@@ -40,14 +40,14 @@ def test_equals_numpy(instruction_set, dtype, shape, ranks):
         random(M, I, dtype=dtype),
         adapters(ranks, I, O, dtype),
     )
-    ids = [(3 * row + 1) % (len(ranks) + 2) - 1 for row in range(M)]  # −1 and A among them
+    ids = [(3 * row + 1) % (len(ranks) + 2) - 1 for row in range(M)]  # includes −1 and A
     actual = kernels.add_lora(y, x, *matrices, mx.array(ids, dtype=mx.int32))
-    mx.eval(actual)  # before the environment is restored
+    mx.eval(actual)  # before monkeypatch restores the environment
     assert actual.dtype == dtype
     assert_close(actual, reference(y, x, *matrices, ids), f"{shape} with ranks {ranks}")
 
 
-def test_rows_without_an_adapter_keep_their_bits(instruction_set, dtype):
+def test_rows_without_an_adapter_are_unchanged(instruction_set, dtype):
     y, x, matrices = (
         random(4, 70, dtype=dtype),
         random(4, 50, dtype=dtype),
@@ -59,7 +59,7 @@ def test_rows_without_an_adapter_keep_their_bits(instruction_set, dtype):
     assert not mx.array_equal(actual[1], y[1]).item()
 
 
-def test_a_row_has_the_same_bits_in_any_batch(instruction_set, dtype):
+def test_rows_are_batch_invariant(instruction_set, dtype):
     M, I, O = 37, 130, 203
     y, x, matrices = (
         random(M, O, dtype=dtype),
@@ -96,8 +96,8 @@ def test_views(instruction_set):
     assert_same_bits(kernels.add_lora(*views, offsets, ids), expected, "views")
 
 
-def test_captured():
-    """A replay reads the ids of its own step."""
+def test_graph_capture():
+    """A replay reads the current step's ids."""
     x, (a, b, offsets) = random(1, 3, 40), adapters([2, 3], 40, 50, mx.float32)
     weight = random(50, 40)
 

@@ -1,4 +1,4 @@
-"""`argmax` against NumPy: first index on ties, awkward sizes."""
+"""`argmax` compared with NumPy: first index on ties, awkward sizes."""
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +10,7 @@ from tiny_llm import kernels
 
 def argmax(x) -> np.ndarray:
     result = kernels.argmax(x)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     assert result.dtype == mx.uint32
     return np.array(result)
 

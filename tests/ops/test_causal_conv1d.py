@@ -1,4 +1,4 @@
-"""`causal_conv1d` against its oracle; state slots, chunking and batch invariance."""
+"""`causal_conv1d` compared with a reference; state slots, chunking and batch invariance."""
 
 import mlx.core as mx
 import numpy as np
@@ -19,13 +19,13 @@ SHAPES = [(4, 1), (2, 7), (3, 16), (8, 40), (4, 300)]  # K, C
 
 def run(**arrays: mx.array) -> tuple[mx.array, mx.array]:
     y, states = kernels.causal_conv1d(**arrays)
-    mx.eval(y, states)  # before the environment is restored
+    mx.eval(y, states)  # before monkeypatch restores the environment
     return y, states
 
 
 @pytest.mark.parametrize("by_tap", [False, True], ids=["C×K", "K×C"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_oracle(instruction_set, dtype, shape, by_tap):
+def test_equals_reference(instruction_set, dtype, shape, by_tap):
     batch = ragged_batch([5, 1, 12])
     arrays = conv_problem(*shape, batch, dtype, by_tap)
     y, states = run(**arrays)
@@ -48,7 +48,7 @@ def test_weight_in_float32(instruction_set, dtype):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_chunks_change_no_bits(instruction_set, dtype, chunk):
-    """A sequence in steps, in place in one slot, beside another sequence."""
+    """A sequence in several steps, updated in place, batched with another sequence."""
     arrays = conv_problem(4, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
     y, expected = run(**arrays)
     states, rows = arrays["conv_states"], []
@@ -73,8 +73,8 @@ def test_views(instruction_set, dtype):
         "conv_states": mx.contiguous(arrays["conv_states"].T).T,
         "write_slots": mx.repeat(arrays["write_slots"], 2)[::2],
     }.items():
-        for actual, wanted in zip(run(**{**arrays, name: view}), expected, strict=True):
-            assert_same_bits(actual, wanted, name)
+        for actual, reference in zip(run(**{**arrays, name: view}), expected, strict=True):
+            assert_same_bits(actual, reference, name)
 
 
 def test_invalid_values_are_ignored(instruction_set):
@@ -83,7 +83,7 @@ def test_invalid_values_are_ignored(instruction_set):
     )
     zeros = Batch((2, 3), (-1, -1), (-1,) * 5)
     y, states = run(**arrays)
-    assert_same_bits(y, run(**{**arrays, **zeros.arrays})[0], "y from zeros")
+    assert_same_bits(y, run(**{**arrays, **zeros.arrays})[0], "y from a zero state")
     assert_same_bits(states, arrays["conv_states"], "states")
     run(**{**arrays, "cu_seqlens": mx.array([-5, 3, 2**31 - 1])})
     run(**{**arrays, "cu_seqlens": mx.array([9, 1, -1])})
@@ -109,7 +109,7 @@ def test_shared_states_are_unchanged(instruction_set):
     copy = as_numpy(arrays["conv_states"]).copy()
     new = run(**arrays)[1]
     np.testing.assert_array_equal(as_numpy(arrays["conv_states"]), copy)
-    assert_same_bits(new[3, -1], arrays["x"][0], "the newest input")
+    assert_same_bits(new[3, -1], arrays["x"][0], "newest input")
 
 
 def test_no_elements(instruction_set, dtype):
@@ -137,7 +137,7 @@ def test_no_elements(instruction_set, dtype):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     good = {
         "x": mx.zeros((5, 8)),
         "weight": mx.zeros((8, 4)),

@@ -51,7 +51,7 @@ def test_help_shows_the_header_contract(name):
 
 @pytest.fixture
 def kernels_of_a_mac(monkeypatch, tmp_path) -> ModuleType:
-    """Copy of `tiny_llm.kernels`, imported as if Metal and the extension were available."""
+    """`tiny_llm.kernels`, reimported as if Metal and the extension were available."""
     (tmp_path / "_ext.cpython-313-darwin.so").touch()
     found = importlib.util.spec_from_loader("tiny_llm_ext", None, is_package=True)
     found.submodule_search_locations = [str(tmp_path)]
@@ -70,6 +70,6 @@ def test_operations_follow_the_mlx_device_on_a_mac(kernels_of_a_mac):
 
 def test_operations_run_on_the_cpu_without_metal():
     if mx.metal.is_available() or os.environ.get("TINY_LLM_EMULATED_METAL") == "1":
-        pytest.skip("there is a GPU with Metal")
+        pytest.skip("needs a machine without Metal")
     assert kernels._stream_or_default(None) == mx.cpu
     assert kernels._stream_or_default(mx.gpu) == mx.gpu

@@ -16,7 +16,7 @@ from tests.support import (
 from tiny_llm import TinyKvFullCache, flash_attention, kernels
 
 
-def test_swapping_the_result_back_copies_nothing():
+def test_transposing_the_result_copies_nothing():
     query, key, value = problem(2, 2, 2, 5, 9, 16)
     out = flash_attention(query, key, value)
     mx.eval(out)
@@ -51,7 +51,7 @@ def test_swapping_the_result_back_copies_nothing():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     query, key, value = problem(2, 2, 2, 5, 9, 16)
     arguments = {"query": query, "key": key, "value": value}
     with pytest.raises(ValueError, match=rf"\[flash_attention\] .*{message}"):
@@ -123,14 +123,14 @@ def test_slices_are_not_copied():
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value"])
-def test_any_strides_give_the_same_bits(instruction_set, dtype, which):
+def test_any_strides_are_bitwise_equal(instruction_set, dtype, which):
     arrays = dict(zip(("query", "key", "value"), problem(2, 2, 2, 70, 70, 20, dtype), strict=True))
     expected = evaluated(**arrays)
     x = arrays[which]
     views = {
         "last dimension": mx.contiguous(x.swapaxes(2, 3)).swapaxes(2, 3),
         "first dimension": mx.contiguous(x.swapaxes(0, 2)).swapaxes(0, 2),
-        "every second": mx.repeat(x, 2, axis=3)[..., ::2],
+        "strided": mx.repeat(x, 2, axis=3)[..., ::2],
         "backwards": mx.contiguous(x[:, :, ::-1])[:, :, ::-1],
     }
     for name, view in views.items():
@@ -149,7 +149,7 @@ def test_empty_inputs(instruction_set, dtype, shape, mask):
     B, H, group, L, S, D = shape
     out = evaluated(query, key, value, mask=make_mask(mask, B, H * group, L, S))
     assert out.shape == (B, H * group, L, D)
-    assert not as_numpy(out).any(), "without keys the result is zero"
+    assert not as_numpy(out).any(), "expected zeros without keys"
 
 
 def test_large_groups(instruction_set):

@@ -1,4 +1,4 @@
-"""Floating-point 4-bit weights without biases, in every operation with weights."""
+"""Floating-point 4-bit weights without biases in all operations with weights."""
 
 import mlx.core as mx
 import numpy as np
@@ -19,27 +19,27 @@ from tiny_llm.kernels.prepack import prepack_weight
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize(("M", "O"), [(1, 64), (2, 70), (3, 1), (17, 130)])
-def test_products_are_exact_up_to_rounding(instruction_set, half, group_size, M, O):
+def test_matmul_is_exact_up_to_rounding(instruction_set, half, group_size, M, O):
     arguments = problem_in_floating_point(M, 384, O, group_size, half)
     assert_exact_but_for_rounding(instruction_set, arguments)
 
 
 def test_values_equal_mxfp4(on_cpu):
-    """With power-of-two scales: agrees with `mx.quantize` and `mx.dequantize`."""
+    """Power-of-two scales: equals `mx.quantize` and `mx.dequantize`."""
     w = random(16, 64)
     packed, exponents = mx.quantize(w, group_size=32, bits=4, mode="mxfp4")
     expected = mx.dequantize(packed, exponents, group_size=32, bits=4, mode="mxfp4")
     scales = mx.array(2.0 ** (np.array(exponents).astype(np.float64) - 127)).astype(mx.bfloat16)
     table = kernels.quantized_embedding(mx.arange(16), scales, None, 32, 4, packed)
-    assert_same_bits(table, expected.astype(mx.bfloat16), "rows of the table")
+    assert_same_bits(table, expected.astype(mx.bfloat16), "table rows")
     np.testing.assert_array_equal(plain(scales, None, 32, 4, packed), as_numpy(expected))
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("M", [1, 2, 3, 33])
-def test_amx_and_avx2_give_the_same_bits(monkeypatch, half, M):
+def test_amx_and_avx2_are_bitwise_equal(monkeypatch, half, M):
     if "amx" not in kernels.extension().instruction_sets():
-        pytest.skip("this machine has no AMX")
+        pytest.skip("needs AMX")
     arguments = problem_in_floating_point(M, 384, 70, 32, half)
     results = []
     for name in ("avx2", "amx"):
@@ -48,16 +48,16 @@ def test_amx_and_avx2_give_the_same_bits(monkeypatch, half, M):
     assert_same_bits(*results, f"{M} rows")
 
 
-def test_prepacked_weights_have_the_same_bits_in_all_operations(instruction_set):
+def test_prepacked_weights_are_bitwise_equal_in_all_operations(instruction_set):
     scales, _, group_size, bits, a, b = problem_in_floating_point(9, 256, 128, 64, mx.bfloat16)
     product = evaluated(scales, None, group_size, bits, a, b)
     two = [scales, scales], [None, None], group_size, bits, a, [b, b]
     for each in kernels.multi_quantized_matmul(*two):
-        assert_same_bits(each, product, "one of two matrices")
+        assert_same_bits(each, product, "multi_quantized_matmul")
     stacks = scales.reshape(2, 64, -1), None, group_size, bits, a, b.reshape(2, 64, -1)
     experts = mx.array([[0, 1]] * 9)
     grouped = kernels.grouped_quantized_matmul(*stacks, experts)
-    assert_same_bits(grouped.reshape(9, 128), product, "two experts")
+    assert_same_bits(grouped.reshape(9, 128), product, "grouped_quantized_matmul")
     if rows := kernels.prepack_rows():
         fast = evaluated(
             prepack_weight(scales, rows), None, group_size, bits, a, prepack_weight(b, rows)
@@ -69,7 +69,9 @@ def test_embedding_rows_equal_the_table(on_cpu):
     scales, _, group_size, bits, _, b = problem_in_floating_point(1, 128, 20, 32, mx.float16)
     ids = mx.array([3, -1, 19, 3])
     rows = kernels.quantized_embedding(ids, scales, None, group_size, bits, b)
-    expected = plain(scales, None, group_size, bits, b)[np.array(ids)] + 0.0  # no −0
+    expected = (
+        plain(scales, None, group_size, bits, b)[np.array(ids)] + 0.0
+    )  # no −0, which would differ bitwise
     assert_same_bits(rows, mx.array(expected.astype(np.float32)).astype(mx.float16), "rows")
 
 

@@ -1,7 +1,7 @@
-"""Fuzz test: random arguments for every operation of the extension.
+"""Fuzz tests: random arguments for every operation of the extension.
 
-Valid arguments, in any layout, give correct results; for invalid arguments the operation may raise
-an error with its name or return a result. It never crashes the process; `pdm run test-sanitizers`
+Valid arguments in any layout give correct results. For invalid arguments, the operation raises an
+error with its name or returns a result, but never crashes the process; `pdm run test-sanitizers`
 detects silent memory errors.
 """
 
@@ -27,7 +27,7 @@ POSITIVE = st.sampled_from([1, 1, 2, 3, 5, 17, 33])
 EPS = 1e-5
 
 Draw = Callable[[st.SearchStrategy], Any]
-Case = tuple[dict[str, Any], Any]  # valid arguments, and the expected result in float32
+Case = tuple[dict[str, Any], Any]  # valid arguments and the expected result in float32
 
 
 class Arguments:
@@ -42,7 +42,7 @@ class Arguments:
         return tuple(self.draw(st.lists(SIZES, min_size=least, max_size=most)))
 
     def array(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """Normally distributed numbers in a random memory layout."""
+        """Normally distributed array in a random memory layout."""
         return self.random_layout(
             mx.array(self.rng.standard_normal(shape, np.float32)).astype(dtype)
         )
@@ -58,7 +58,7 @@ class Arguments:
             return mx.contiguous(x.T).T
         if layout == "inside":
             return mx.concatenate([x, x, x], axis=0)[x.shape[0] : 2 * x.shape[0]]
-        return mx.broadcast_to(x[:1], x.shape)  # different values, broadcast with stride 0
+        return mx.broadcast_to(x[:1], x.shape)  # different values: broadcast with stride 0
 
 
 def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def matmul(arguments: Arguments) -> Case:
 
 
 def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, Any], np.ndarray]:
-    """Packed words, scales and biases of an O×I matrix, some prepacked, and the matrix."""
+    """An O×I matrix and its packed words, scales and biases, sometimes prepacked."""
     draw = arguments.draw
     bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
     O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
@@ -177,7 +177,7 @@ def quantized_matmul(arguments: Arguments) -> Case:
 def multi_quantized_matmul(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
     is_prepacked = kwargs["b"].ndim == 3
-    rows = kernels.prepack_rows() if is_prepacked else 1  # rows of each matrix in b
+    rows = kernels.prepack_rows() if is_prepacked else 1  # rows of each matrix
     cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]
@@ -232,7 +232,7 @@ def add_lora(arguments: Arguments) -> Case:
     offsets = np.cumsum([0, *ranks])
     ids = arguments.rng.integers(-1, len(ranks) + 1, math.prod(N)).astype(np.int32)
     adapter_ids = arguments.random_layout(mx.array(ids))
-    ids = np.array(adapter_ids)  # a layout may change the values
+    ids = np.array(adapter_ids)  # the random layout may change the values
     own = (offsets[:-1] <= np.arange(sum(ranks))[:, None]) & (
         np.arange(sum(ranks))[:, None] < offsets[1:]
     )  # R×A
@@ -274,7 +274,7 @@ def cache_write(arguments: Arguments) -> Case:
 
 
 def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
-    """Pages, block table, context lens, and each sequence's keys and values, H×S×D."""
+    """Pages, block table, context lengths, and each sequence's keys and values, H×S×D."""
     draw = arguments.draw
     B, H, page_size, P = draw(SIZES), draw(POSITIVE), draw(POSITIVE), draw(POSITIVE)
     D, max_pages = draw(st.sampled_from([1, 3, 16, 65])), draw(st.sampled_from([0, 1, 2, 5]))
@@ -409,7 +409,7 @@ NO_OPERATIONS = {
     "emulated_gpu",
     "instruction_set",
     "instruction_sets",
-    "prepack_weight",  # not lazy; tests/ops/test_prepack.py
+    "prepack_weight",  # not lazy; see tests/ops/test_prepack.py
     "prepack_weight_from_file",
     "prepack_rows",
     "large_pages",
@@ -460,8 +460,8 @@ def test_valid_arguments_give_correct_results(instruction_set, name, data):
     kwargs, expected = CASE_OF[name](Arguments(data.draw))
     expected = expected if isinstance(expected, tuple) else (expected,)
     actual = outcome(name, kwargs)
-    for result, oracle in zip(actual, expected, strict=True):
-        assert_close(result, mx.array(oracle.astype(np.float32)), name, ulps=40)
+    for result, reference in zip(actual, expected, strict=True):
+        assert_close(result, mx.array(reference.astype(np.float32)), name, ulps=40)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -475,4 +475,4 @@ def test_invalid_arguments_are_rejected_or_harmless(instruction_set, name, data)
         outcome(name, kwargs)
     except (ValueError, TypeError) as error:
         message = str(error)
-    assert name in message, "the error does not say which operation refuses"
+    assert name in message, "expected the error to name the operation"

@@ -1,4 +1,4 @@
-"""`gated_delta_rule` against its oracle; state slots, chunking and batch invariance."""
+"""`gated_delta_rule` compared with a reference; state slots, chunking, batch invariance."""
 
 import mlx.core as mx
 import numpy as np
@@ -32,33 +32,33 @@ SHAPES = [  # H_k, H_v, D_k, D_v
 
 def run(arrays: Arrays, num_k_heads: int) -> tuple[mx.array, mx.array]:
     o, states = kernels.gated_delta_rule(**arrays, num_k_heads=num_k_heads)
-    mx.eval(o, states)  # before the environment is restored
+    mx.eval(o, states)  # before monkeypatch restores the environment
     return o, states
 
 
-def assert_oracle(arrays: Arrays, num_k_heads: int, batch: Batch) -> None:
-    """Tolerance: sums of D_k products of values around 1, each rounded to float32."""
+def assert_equals_reference(arrays: Arrays, num_k_heads: int, batch: Batch) -> None:
+    """Tolerance: sums of D_k products of magnitude 1, each rounded to float32."""
     given = {name: as_numpy(array) for name, array in arrays.items() if name not in batch.arrays}
     expected = gated_delta_rule(**given, num_k_heads=num_k_heads, batch=batch)
-    for name, actual, wanted in zip("os", run(arrays, num_k_heads), expected, strict=True):
-        assert_close(actual, mx.array(wanted.astype(np.float32)), name, ulps=16)
+    for name, actual, reference in zip("os", run(arrays, num_k_heads), expected, strict=True):
+        assert_close(actual, mx.array(reference.astype(np.float32)), name, ulps=16)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_oracle(instruction_set, dtype, shape):
+def test_equals_reference(instruction_set, dtype, shape):
     batch = ragged_batch([5, 1, 12])
-    assert_oracle(delta_problem(*shape, batch, dtype), shape[0], batch)
+    assert_equals_reference(delta_problem(*shape, batch, dtype), shape[0], batch)
 
 
 def test_long_sequence(instruction_set):
     batch = Batch((700,), (1,), (-1,) * 699 + (1,))
     arrays = delta_problem(1, 2, 16, 40, batch, mx.bfloat16)
-    arrays["A_log"] -= 5  # slow decay: the state remembers hundreds of tokens
-    assert_oracle(arrays, 1, batch)
+    arrays["A_log"] -= 5  # slow decay, so the state spans hundreds of tokens
+    assert_equals_reference(arrays, 1, batch)
 
 
 def test_extreme_gates(instruction_set, dtype):
-    """γ and β of 0 and 1, and the smallest and largest inputs whose squares are finite."""
+    """γ and β of 0 and 1; the smallest and largest inputs with finite squares."""
     batch = Batch((6,), (0,), (1,) * 6)
     arrays = delta_problem(1, 1, 8, 8, batch, dtype)
     arrays["a"] = mx.array([[-60.0], [60], [0], [-60], [60], [0]]).astype(dtype)
@@ -66,12 +66,12 @@ def test_extreme_gates(instruction_set, dtype):
     arrays["A_log"] = mx.array([3.0])
     scale = mx.array([1.0, 1e-12, 0, 1e3, 1e-4, 1])[:, None]
     arrays["qkv"] = mx.concatenate([arrays["qkv"][:, :16] * scale, arrays["qkv"][:, 16:]], axis=1)
-    assert_oracle(arrays, 1, batch)
+    assert_equals_reference(arrays, 1, batch)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_chunks_change_no_bits(instruction_set, dtype, chunk):
-    """A sequence in steps, in place in one slot, beside another sequence."""
+    """A sequence in several steps, updated in place, batched with another sequence."""
     whole = delta_problem(1, 2, 24, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
     o, expected = run(whole, 1)
     states, rows = whole["states"], []
@@ -89,7 +89,7 @@ def test_chunks_change_no_bits(instruction_set, dtype, chunk):
 
 
 def test_every_state_of_a_chunk_can_be_stored(instruction_set):
-    """The state after token i is the one after a step that ends with token i."""
+    """The state after token i equals that of a step that ends with token i."""
     stored = Batch((7,), (8,), tuple(range(7)))
     arrays = delta_problem(1, 2, 8, 40, stored, mx.float32)
     states = run(arrays, 1)[1]
@@ -98,11 +98,11 @@ def test_every_state_of_a_chunk_can_be_stored(instruction_set):
         batch = Batch((i + 1,), (8,), (-1,) * i + (8,))
         after = run({**arrays, **short, **batch.arrays}, 1)[1]
         assert_same_bits(states[i], after[8], f"state after token {i}")
-    assert_same_bits(states[8], arrays["states"][8], "the slot read")
+    assert_same_bits(states[8], arrays["states"][8], "read slot")
 
 
-def test_number_of_threads_changes_no_bits(on_cpu):
-    """Also of the convolution."""
+def test_thread_count_changes_no_bits(on_cpu):
+    """Covers the convolution, too."""
     program = """
 import mlx.core as mx
 from tests.ops.recurrent_problems import conv_problem, delta_problem, ragged_batch
@@ -131,8 +131,8 @@ def test_views(instruction_set, dtype):
         "states": mx.contiguous(arrays["states"].T).T,
         "read_slots": mx.repeat(arrays["read_slots"], 2)[::2],
     }.items():
-        for actual, wanted in zip(run({**arrays, name: view}, 1), expected, strict=True):
-            assert_same_bits(actual, wanted, name)
+        for actual, reference in zip(run({**arrays, name: view}, 1), expected, strict=True):
+            assert_same_bits(actual, reference, name)
 
 
 def test_invalid_values_are_ignored(instruction_set):
@@ -140,7 +140,7 @@ def test_invalid_values_are_ignored(instruction_set):
     arrays = delta_problem(1, 1, 8, 40, invalid, mx.float32)
     zeros = Batch((2, 3), (-1, -1), (-1,) * 5)
     o, states = run(arrays, 1)
-    assert_same_bits(o, run({**arrays, **zeros.arrays}, 1)[0], "o from zeros")
+    assert_same_bits(o, run({**arrays, **zeros.arrays}, 1)[0], "o from a zero state")
     assert_same_bits(states, arrays["states"], "states")
     run({**arrays, "cu_seqlens": mx.array([-5, 3, 2**31 - 1])}, 1)
     run({**arrays, "cu_seqlens": mx.array([9, 1, -1])}, 1)
@@ -172,7 +172,7 @@ def test_no_elements(instruction_set):
 def test_nan_and_infinity_stay_in_their_head(instruction_set, value):
     arrays = delta_problem(2, 2, 8, 40, ragged_batch([4, 2]), mx.float32)
     clean = as_numpy(run(arrays, 2)[0])
-    arrays["qkv"][1, 9] = value  # the query of head 1 in the first sequence
+    arrays["qkv"][1, 9] = value  # query of head 1 in the first sequence
     dirty = as_numpy(run(arrays, 2)[0])
     assert np.isnan(dirty[1, 1]).all()
     dirty[1, 1] = clean[1, 1]
@@ -199,7 +199,7 @@ def test_nan_and_infinity_stay_in_their_head(instruction_set, value):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     good = {
         "qkv": mx.zeros((5, 64)),
         "a": mx.zeros((5, 4)),

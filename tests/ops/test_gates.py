@@ -1,4 +1,4 @@
-"""`gated_rms_norm` and `sigmoid_gate` against exact arithmetic."""
+"""`gated_rms_norm` and `sigmoid_gate` compared with exact arithmetic."""
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +14,7 @@ EPS = 1e-6
 
 def gated_rms_norm(o: mx.array, z: mx.array, weight: mx.array) -> mx.array:
     result = kernels.gated_rms_norm(o, z, weight, EPS)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     return result
 
 
@@ -29,12 +29,14 @@ def exact(x: mx.array) -> np.ndarray:
 
 
 def assert_rounded_once(actual: mx.array, expected: np.ndarray, what: str) -> None:
-    """Float32 arithmetic of a few roundings; half of a unit more for the result's dtype."""
+    """Allows a few float32 roundings and half a unit of the result's dtype."""
     ulps = 12 if actual.dtype == mx.float32 else 0.51
     assert_close(actual, mx.array(expected.astype(np.float32)), what, ulps)
 
 
-@pytest.mark.parametrize("own_dtype", [True, False], ids=["weight in z's dtype", "in float32"])
+@pytest.mark.parametrize(
+    "own_dtype", [True, False], ids=["weight in z's dtype", "weight in float32"]
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gated_rms_norm_is_exact_up_to_rounding(instruction_set, dtype, shape, own_dtype):
     o, z = random(*shape), random(*shape, dtype=dtype, scale=4)
@@ -80,7 +82,7 @@ def test_rows_are_batch_invariant(instruction_set, dtype):
 
 
 def test_views(instruction_set, dtype):
-    """Queries and gates that alternate per head, as in a projection; and other layouts."""
+    """Queries and gates interleaved per head, as in a projection, and other layouts."""
     projected = random(5, 3, 2, 16, dtype=dtype)
     query, gate = projected[:, :, 0], projected[:, :, 1]
     o, weight = random(5, 3, 32)[..., ::2], random(32)[::2]
@@ -92,7 +94,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_inputs_are_not_overwritten(instruction_set):
     o, z = random(3, 64), random(3, 64, dtype=mx.bfloat16)
-    doubled = z * 2  # a donatable buffer with another pending reader
+    doubled = z * 2  # a donatable buffer with a second pending reader
     results = gated_rms_norm(o, doubled, o[0]), sigmoid_gate(doubled, z)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(z))
     assert_same_bits(kernels.gated_rms_norm(o, z * 2, o[0], EPS), results[0], "in place")
@@ -117,7 +119,7 @@ def test_no_elements(instruction_set, dtype):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_of_gated_rms_norm(changes, message):
+def test_invalid_arguments_of_gated_rms_norm(changes, message):
     good = {"o": mx.zeros((2, 8)), "z": mx.zeros((2, 8), mx.float16), "weight": mx.zeros((8,))}
     with pytest.raises(ValueError, match=rf"\[gated_rms_norm\] .*{message}"):
         kernels.gated_rms_norm(**{**good, **changes}, eps=EPS)
@@ -133,7 +135,7 @@ def test_wrong_arguments_of_gated_rms_norm(changes, message):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_of_sigmoid_gate(changes, message):
+def test_invalid_arguments_of_sigmoid_gate(changes, message):
     zeros = mx.zeros((2, 8), mx.float16)
     with pytest.raises(ValueError, match=rf"\[sigmoid_gate\] .*{message}"):
         kernels.sigmoid_gate(**{"x": zeros, "gate": zeros, **changes})

@@ -1,4 +1,4 @@
-"""`CapturedFunction`: one graph node with the bits of the function."""
+"""`CapturedFunction`: one graph node, bitwise equal to the function."""
 
 import gc
 import threading
@@ -14,7 +14,7 @@ from tests.ops.captured_functions import (
     assert_same,
     attention,
     block,
-    captured,
+    capture,
     inputs,
     node_names,
 )
@@ -31,46 +31,46 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("by_token", [True, False])
 def test_bitwise_equal_to_the_function(make, by_token):
     function = make()
-    recorded = CapturedFunction(function)
-    # Growing, shrinking and repeated shapes: captures share memory.
+    captured = CapturedFunction(function)
+    # Growing, shrinking and repeated shapes, since captures share memory.
     for B, L in [(1, 1), (3, 1), (1, 7), (1, 1), (2, 16), (1, 32), (3, 1), (1, 7), (1, 1)]:
         given = inputs(B, L, by_token)
-        assert_same(recorded(*given), function(*given), f"{B}×{L}")
+        assert_same(captured(*given), function(*given), f"{B}×{L}")
 
 
 def test_inputs_of_any_layout():
     function = block()
-    recorded = CapturedFunction(function)
+    captured = CapturedFunction(function)
     x, attended = inputs(4, 3)
     wide = mx.concatenate([x, x], axis=-1)
     for given in (x, wide[..., :E], wide[::2].reshape(4, 3, E), mx.broadcast_to(x[:1], (4, 3, E))):
-        assert_same(recorded(given, attended), function(given, attended), "another layout")
-        assert_same(recorded(given, attended[:, ::-1]), function(given, attended[:, ::-1]), "heads")
+        assert_same(captured(given, attended), function(given, attended), "another layout")
+        assert_same(captured(given, attended[:, ::-1]), function(given, attended[:, ::-1]), "heads")
 
 
 @pytest.mark.parametrize("make", [block, attention])
 def test_function_is_called_once_per_shape(make):
     calls = CallCounter(make())
-    recorded = CapturedFunction(calls)
+    captured = CapturedFunction(calls)
     for B, L in [(1, 1), (1, 1), (2, 1), (1, 1), (1, 2), (2, 1)]:
-        mx.eval(recorded(*inputs(B, L)))
+        mx.eval(captured(*inputs(B, L)))
     assert calls.count == 3
 
 
 def test_repeated_shapes_are_captured():
     calls = CallCounter(block())
-    recorded = CapturedFunction(calls, on_first_call=False)
+    captured = CapturedFunction(calls, on_first_call=False)
     counts = []
     for B, L in [(1, 1), (2, 1), (1, 1), (1, 1), (1, 2), (2, 1), (2, 1), (1, 1)]:
         given = inputs(B, L)
         mx.eval(given)
-        outputs = recorded(*given)
+        outputs = captured(*given)
         counts.append((calls.count, node_names(outputs) == ["TinyLlmReplay"]))
         assert_same(outputs, calls.function(*given), f"{B}×{L}")
     assert counts == [
         (1, False),
         (2, False),
-        (3, True),  # 1×1 again: called with placeholders
+        (3, True),  # 1×1 again: captured with placeholders
         (3, True),
         (4, False),
         (5, True),  # 2×1 again
@@ -81,62 +81,62 @@ def test_repeated_shapes_are_captured():
 
 def test_large_batches_are_not_captured():
     calls = CallCounter(block())
-    recorded = CapturedFunction(calls)
+    captured = CapturedFunction(calls)
     for _ in range(3):
-        mx.eval(recorded(*inputs(1, MAX_CAPTURE_TOKENS + 1)))
+        mx.eval(captured(*inputs(1, MAX_CAPTURE_TOKENS + 1)))
     assert calls.count == 3
 
 
 @pytest.mark.parametrize("make", [block, attention])
 def test_captured_function_is_one_node(make):
     given = inputs(2, 1)
-    recorded = captured(CapturedFunction(make()), *given)
-    assert node_names(recorded(*given)) == ["TinyLlmReplay"]
+    captured = capture(CapturedFunction(make()), *given)
+    assert node_names(captured(*given)) == ["TinyLlmReplay"]
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
 def test_chained_unevaluated_steps(make):
     function = make()
     x, attended = inputs(1, 1)
-    recorded = captured(CapturedFunction(function), x, attended)
+    captured = capture(CapturedFunction(function), x, attended)
     expected, actual = [], []
-    for _ in range(5):  # five nodes of one capture in one graph
+    for _ in range(5):  # five nodes of one capture in the same graph
         expected += function(x, attended)
-        actual += recorded(x, attended)
+        actual += captured(x, attended)
         x, attended = x + 1, attended * 2
-    assert_same(actual, expected, "in one graph")
+    assert_same(actual, expected, "steps in one graph")
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
 def test_captures_outlive_the_captured_function(make):
     function = make()
     given = inputs(1, 2)
-    recorded = captured(CapturedFunction(function), *given)
+    captured = capture(CapturedFunction(function), *given)
     expected = function(*given)
     mx.eval(expected)
-    actual = recorded(*given)
+    actual = captured(*given)
     mx.async_eval(actual)
-    del recorded, function
+    del captured, function
     gc.collect()
-    assert_same(actual, expected, "after the recorder was dropped")
+    assert_same(actual, expected, "after the captured function was deleted")
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
 def test_threads_use_separate_streams(make):
     function = make()
-    recorded = CapturedFunction(function)
+    captured = CapturedFunction(function)
     given = inputs(1, 3)
     expected = function(*given)
     mx.eval(expected)
-    captured(recorded, *given)
+    capture(captured, *given)
     together = threading.Barrier(3)
 
     def run():
         mine = inputs(1, 3)
         mx.eval(mine)
-        together.wait()  # three threads, at the same time
+        together.wait()  # three concurrent threads
         for _ in range(20):
-            assert_same(recorded(*mine), function(*mine), "in a thread")
+            assert_same(captured(*mine), function(*mine), "in another thread")
 
     with ThreadPoolExecutor(3) as threads:
         for running in [threads.submit(run) for _ in range(3)]:
@@ -145,17 +145,17 @@ def test_threads_use_separate_streams(make):
 
 def test_per_thread_captures_are_bounded():
     weight = random(E).astype(mx.bfloat16)
-    mx.eval(weight)  # not possible from another thread
+    mx.eval(weight)  # captures of other threads are not accessible
     calls = CallCounter(lambda x: (kernels.rms_norm(x, weight, 1e-6),))
-    recorded = CapturedFunction(calls)
+    captured = CapturedFunction(calls)
 
     def run():
         for B in range(1, MAX_CAPTURE_TOKENS + 1):
             x = inputs(B, 1)[0]
-            captured(recorded, x)
-            assert_same(recorded(x), calls.function(x), f"{B} tokens")
+            capture(captured, x)
+            assert_same(captured(x), calls.function(x), f"{B} tokens")
 
-    for threads in range(1, 6):  # one after the other
+    for threads in range(1, 6):  # sequentially
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
         assert calls.count == threads * MAX_CAPTURE_TOKENS
@@ -164,16 +164,16 @@ def test_per_thread_captures_are_bounded():
 
 def test_memory_does_not_grow():
     given = inputs(4, 4)
-    recorded = captured(CapturedFunction(block()), *given)
-    mx.eval(recorded(*given))
+    captured = capture(CapturedFunction(block()), *given)
+    mx.eval(captured(*given))
     before = mx.get_active_memory()
     for _ in range(50):
-        mx.eval(recorded(*given))
+        mx.eval(captured(*given))
     assert mx.get_active_memory() <= before
 
 
 @pytest.mark.parametrize("dtype", [mx.bool_, mx.uint8, mx.float16, mx.float32, mx.int64])
-def test_items_of_any_size_are_copied(dtype):
+def test_elements_of_any_size_are_copied(dtype):
     weight = random(E).astype(mx.bfloat16)
 
     def function(x, y):  # reshaping a transposed array copies
@@ -181,9 +181,9 @@ def test_items_of_any_size_are_copied(dtype):
 
     x = inputs(1, 1)[0]
     y = mx.arange(6 * 8).reshape(6, 8).astype(dtype)
-    recorded = CapturedFunction(function)
+    captured = CapturedFunction(function)
     for other in (y, y, y.T.reshape(8, 6).T, mx.broadcast_to(y[:1], (6, 8)), y[::2], y[::2]):
-        actual, expected = recorded(x, other), function(x, other)
+        actual, expected = captured(x, other), function(x, other)
         assert mx.array_equal(actual[1], expected[1])
 
 
@@ -201,18 +201,18 @@ def test_constants_are_evaluated_once():
         return (kernels.rms_norm(x, lazy, 1e-6),)
 
     x = inputs(1, 1)[0]
-    recorded = captured(CapturedFunction(function), x)
-    assert_same(recorded(x), function(x), "with a constant")
+    captured = capture(CapturedFunction(function), x)
+    assert_same(captured(x), function(x), "function of a constant")
 
 
 def test_function_errors_propagate():
     def function(x):
         return (kernels.rms_norm(x, mx.ones(E + 1, mx.bfloat16), 1e-6),)
 
-    recorded = CapturedFunction(function)
+    captured = CapturedFunction(function)
     for _ in range(3):
         with pytest.raises(ValueError, match=r"\[rms_norm\]"):
-            recorded(inputs(1, 1)[0])
+            captured(inputs(1, 1)[0])
 
 
 def test_misuse_is_rejected():
@@ -239,12 +239,12 @@ def test_misuse_is_rejected():
 
 def test_capture_switch(monkeypatch):
     calls = CallCounter(block())
-    recorded = CapturedFunction(calls)
+    captured = CapturedFunction(calls)
     given = inputs(1, 1)
     mx.eval(given)
-    for wanted, nodes in (("on", 1), ("off", 8), ("", 1)):
-        monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", wanted)
-        assert len(node_names(recorded(*given))) == nodes
+    for setting, nodes in (("on", 1), ("off", 8), ("", 1)):
+        monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", setting)
+        assert len(node_names(captured(*given))) == nodes
     monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", "always")
     with pytest.raises(UserError, match='TINY_LLM_GRAPH_CAPTURE must be on or off, got "always"'):
-        recorded(*given)
+        captured(*given)

@@ -1,4 +1,4 @@
-"""`CapturedFunction`: a model with captured layers has the bits and errors of eager layers."""
+"""`CapturedFunction` in models: results and errors equal those of eager layers."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,7 +26,7 @@ def ids_at(position: int, length: int, B: int = 1) -> mx.array:
 
 
 def run_alone(model):
-    """One request: chunked prefill, steps of one and two tokens, and rewinds."""
+    """One request: chunked prefill, steps of one and two tokens, rewinds."""
     cache, position, rows = model.create_kv_cache(), 0, []
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
         if length < 0:
@@ -42,7 +42,7 @@ def run_alone(model):
 
 
 def run_batch(model):
-    """Slots of different lengths, one idle; one request leaves and another joins."""
+    """Slots of different lengths, one of them idle; a request leaves, another joins."""
     batch = [BatchingKvCache(3, 128) for _ in range(model.num_hidden_layers)]
     offsets, rows = [0, 0, 0], []
 
@@ -105,9 +105,9 @@ def week_3(mlx_model):
 
 RUNS = [
     pytest.param(week_2, run_alone, id="week 2"),
-    pytest.param(week_2, run_batch, id="week 2, a batch"),
+    pytest.param(week_2, run_batch, id="week 2, batch"),
     pytest.param(week_3, run_alone, id="week 3"),
-    pytest.param(week_3, run_batch, id="week 3, a batch"),
+    pytest.param(week_3, run_batch, id="week 3, batch"),
     pytest.param(week_3, run_ragged, id="week 3, ragged"),
 ]
 
@@ -128,7 +128,7 @@ def test_captured_model_is_bitwise_equal_to_eager_layers(
     monkeypatch.setattr("tiny_llm.kernels.graph_capture.MAX_CAPTURE_TOKENS", 0)
     expected = run(model)
     for times, actual in enumerate(runs, 1):
-        assert_same_bits(actual, expected, f"run {times}: shapes are recorded when they come again")
+        assert_same_bits(actual, expected, f"run {times}: shapes are captured when they repeat")
 
 
 @pytest.mark.parametrize(("make", "run"), RUNS)
@@ -136,11 +136,11 @@ def test_layers_are_one_node(make, run):
     model = make(quantized())
     run(model)
     run(model)
-    # Engine batches always have a plan for the layers; a cache may have none.
+    # Engine batches always have a plan for the layers; other batches may not.
     method = "_run_planned" if run is run_ragged else "_run_layers_from"
     layers, nodes = getattr(model, method), []
 
-    def look(x, cos_sin, places):
+    def record_nodes(x, cos_sin, places):
         mx.eval(x, cos_sin)
         outputs = layers(x, cos_sin, places)
         if x.shape[0] * x.shape[1] < 5:
@@ -148,10 +148,10 @@ def test_layers_are_one_node(make, run):
             nodes[-1] = [name for name in nodes[-1] if name != "Reshape"]  # block table
         return outputs
 
-    setattr(model, method, look)
+    setattr(model, method, record_nodes)
     run(model)
     assert len(nodes) > 3
-    # The steps in between grow the buffers.
+    # Other steps grow the buffers.
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 
@@ -159,7 +159,7 @@ def test_layers_are_one_node(make, run):
 
 
 def decoding(model):
-    """Caches of one request with captured steps."""
+    """Caches of one request after captured steps."""
     cache = model.create_kv_cache()
     for position, length in ((0, 3), (3, 1), (4, 1)):
         mx.eval(model(ids_at(position, length), position, cache))
@@ -213,7 +213,7 @@ def test_layers_of_different_lengths(make, monkeypatch):
 
     actual = logits()
     monkeypatch.setattr("tiny_llm.kernels.graph_capture.MAX_CAPTURE_TOKENS", 0)
-    assert_same_bits(actual, logits(), "layers of different lengths")
+    assert_same_bits(actual, logits(), "layers with caches of different lengths")
 
 
 def test_row_count_differs_from_slot_count():

@@ -1,4 +1,4 @@
-"""`CapturedFunction` of a Gated DeltaNet: states are read and written in place."""
+"""`CapturedFunction` of a Gated DeltaNet: states are updated in place."""
 
 import mlx.core as mx
 import pytest
@@ -19,7 +19,7 @@ A_LOG, DT_BIAS = random(H_v), random(H_v)
 
 
 def delta_net(x, gates, z, conv_states, states, cu_seqlens, read_slots, write_slots):
-    """The operations between the projections of a layer: x B×L×C with T = B·L tokens."""
+    """The operations between a layer's projections: x B×L×C with T = B·L tokens."""
     slots = (cu_seqlens, read_slots, write_slots)
     qkv, conv_states = kernels.causal_conv1d(x.reshape(-1, C), TAPS, conv_states, *slots)
     a, b = gates[:, :H_v], gates[:, H_v:]
@@ -39,7 +39,7 @@ def new_states() -> tuple[mx.array, mx.array]:
     return states
 
 
-# Steps of two sequences with four tokens: other slots, other lengths, in place and not.
+# Four-token steps of two sequences: various slots and lengths, in place and not.
 STEPS = [
     Batch((1, 3), (-1, 4), (0, -1, 4, 5)),
     Batch((2, 2), (0, 5), (1, 0, 5, 6)),
@@ -47,7 +47,7 @@ STEPS = [
 ]
 
 
-def test_steps_equal_the_operations():
+def test_steps_equal_uncaptured_operations():
     calls = CallCounter(delta_net)
     recorded = CapturedFunction(calls)
     mine = theirs = new_states()
@@ -75,7 +75,7 @@ def test_states_are_written_in_place():
         assert mx.get_peak_memory() - before < size / 4
 
 
-def test_states_that_are_kept_are_copied():
+def test_shared_states_are_copied():
     recorded = CapturedFunction(delta_net)
     conv_states, states = new_states()
     copies = conv_states + 0, states + 0
@@ -86,8 +86,8 @@ def test_states_that_are_kept_are_copied():
     assert_same_bits(states, copies[1], "states")
 
 
-def test_states_that_are_also_another_input_run_eagerly():
-    """A node may not read, besides its states, the memory that it writes."""
+def test_states_passed_twice_run_eagerly():
+    """A node may not read the memory it writes through another input."""
 
     def reads_what_it_writes(x, states):
         slots = Batch((2,), (0,), (0, 1)).arrays.values()
@@ -98,4 +98,4 @@ def test_states_that_are_also_another_input_run_eagerly():
     x, states = random(1, 2, 8), random(2, 1, 8)
     for _ in range(3):
         assert_same(recorded(x, states), reads_what_it_writes(x, states), "eager")
-    assert calls.count == 4, "each time, and once to see that it cannot be captured"
+    assert calls.count == 4, "expected a call each time and one capture attempt"

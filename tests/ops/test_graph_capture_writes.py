@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from tests.ops.captured_functions import CallCounter, E, assert_same, captured, inputs
+from tests.ops.captured_functions import CallCounter, E, assert_same, capture, inputs
 from tests.support import assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
@@ -20,49 +20,49 @@ def norm(x, stream=mx.cpu):
     return kernels.rms_norm(x, NORM, 1e-6, stream=stream)
 
 
-def nothing_new(x, buffer):
+def returns_its_inputs(x, buffer):
     return x, buffer
 
 
-def on_two_streams(x, buffer):
+def uses_two_streams(x, buffer):
     return (norm(norm(x, OTHER)),)
 
 
-def writes_to_what_is_read_later(x, buffer):
+def writes_buffer_read_later(x, buffer):
     return kernels.cache_write(buffer, x[None], [0]), norm(buffer)
 
 
-def writes_to_what_a_view_shows_later(x, buffer):
+def writes_buffer_with_later_view(x, buffer):
     view = buffer[:, :, :2].swapaxes(1, 2)
     return kernels.cache_write(buffer, x[None], [0]), norm(view)
 
 
-def writes_to_what_is_returned(x, buffer):
+def writes_returned_buffer(x, buffer):
     return kernels.cache_write(buffer, x[None], [0]), buffer[:, :, :3]
 
 
-def writes_a_part_of_it(x, buffer):
+def writes_overlapping_slice(x, buffer):
     return (kernels.cache_write(buffer, buffer[:, :, 1:4], [2]),)
 
 
-def writes_to_a_view(x, buffer):
+def writes_view(x, buffer):
     return (kernels.cache_write(buffer[:, :, :6], x[None], [2]),)
 
 
-def writes_to_a_result(x, buffer):
+def writes_intermediate(x, buffer):
     return (kernels.cache_write(norm(buffer), x[None], [2]),)
 
 
-def writes_to_a_constant(x, buffer):
+def writes_constant(x, buffer):
     return (kernels.cache_write(mx.zeros((1, 1, 9, E), x.dtype), x[None], [0]),)
 
 
-UNFIT = [nothing_new, on_two_streams, writes_to_what_is_read_later, writes_to_a_view]
-UNFIT += [writes_to_what_a_view_shows_later, writes_to_what_is_returned, writes_a_part_of_it]
-UNFIT += [writes_to_a_result, writes_to_a_constant]
+UNCAPTURABLE = [returns_its_inputs, uses_two_streams, writes_buffer_read_later, writes_view]
+UNCAPTURABLE += [writes_buffer_with_later_view, writes_returned_buffer, writes_overlapping_slice]
+UNCAPTURABLE += [writes_intermediate, writes_constant]
 
 
-def reads_before_it_writes(x, buffer):
+def reads_then_writes(x, buffer):
     view = buffer[:, :, :2].swapaxes(1, 2)
     return norm(view), norm(buffer), kernels.cache_write(buffer, x[None], [0])
 
@@ -73,25 +73,25 @@ def writes_twice_and_returns_a_view(x, buffer):
     return x, second[:, :, 2:6], second.swapaxes(1, 2)
 
 
-@pytest.mark.parametrize("function", UNFIT)
+@pytest.mark.parametrize("function", UNCAPTURABLE)
 def test_uncapturable_functions_run_eagerly(function):
     calls = CallCounter(function)
-    recorded = CapturedFunction(calls)
+    captured = CapturedFunction(calls)
     x, buffer = inputs(1, 4)[0], random(1, 1, 9, E).astype(mx.bfloat16)
     for _ in range(4):
-        assert_same(recorded(x, buffer), function(x, buffer), function.__name__)
-    assert calls.count == 5, "each time, and once to see that it cannot be recorded"
+        assert_same(captured(x, buffer), function(x, buffer), function.__name__)
+    assert calls.count == 5, "expected a call each time and one capture attempt"
 
 
-@pytest.mark.parametrize("function", [reads_before_it_writes, writes_twice_and_returns_a_view])
+@pytest.mark.parametrize("function", [reads_then_writes, writes_twice_and_returns_a_view])
 def test_functions_with_writes_and_reads(function):
     calls = CallCounter(function)
-    recorded = CapturedFunction(calls)
+    captured = CapturedFunction(calls)
     x, buffer = inputs(1, 4)[0], random(1, 1, 9, E).astype(mx.bfloat16)
     for _ in range(3):
         expected = function(x, buffer)
         mx.eval(expected)
-        assert_same(recorded(x, buffer + 0), expected, function.__name__)
+        assert_same(captured(x, buffer + 0), expected, function.__name__)
     assert calls.count == 1
 
 
@@ -110,7 +110,7 @@ def plain_write(x, buffer, offset):
 
 
 def step(C: int = 1000):
-    """Two tokens of three heads, and a buffer of C tokens: 3·C·E·2 bytes."""
+    """Two tokens of three heads and a buffer of C tokens: 3·C·E·2 bytes."""
     x, buffer = random(3, 2, E).astype(mx.bfloat16), random(1, 3, C, E).astype(mx.bfloat16)
     mx.eval(x, buffer)
     return x, buffer
@@ -124,98 +124,98 @@ def copied_bytes(function):
 
 
 def test_unshared_buffer_is_written_in_place():
-    recorded = CapturedFunction(write)
+    captured = CapturedFunction(write)
     x, buffer = step()
     expected = buffer
-    for place in (5, 0, 998, 17, 300):
-        expected_out, expected = plain_write(x, expected, place)
+    for offset in (5, 0, 998, 17, 300):
+        expected_out, expected = plain_write(x, expected, offset)
         mx.eval(expected_out, expected)
         state = {"buffer": buffer}
         del buffer
 
-        def run(state=state, place=place):
-            offsets = mx.array([place], mx.int32)
-            state["out"], state["buffer"] = recorded(x, state.pop("buffer"), offsets)
+        def run(state=state, offset=offset):
+            offsets = mx.array([offset], mx.int32)
+            state["out"], state["buffer"] = captured(x, state.pop("buffer"), offsets)
             mx.eval(state["out"])
 
         copied = copied_bytes(run)
-        assert copied < 100_000, f"{copied / 1e3:.0f} kB were copied instead of two tokens"
+        assert copied < 100_000, f"copied {copied / 1e3:.0f} kB instead of two tokens"
         buffer = state["buffer"]
-        assert_same_bits(state["out"], expected_out, f"attention at {place}")
-        assert_same_bits(buffer, expected, f"buffer at {place}")
+        assert_same_bits(state["out"], expected_out, f"attention at offset {offset}")
+        assert_same_bits(buffer, expected, f"buffer at offset {offset}")
 
 
 @pytest.mark.parametrize("keep", ["array", "slice", "lazy slice", "lazy sum"])
 def test_shared_buffer_is_copied(keep):
-    recorded = CapturedFunction(write)
+    captured = CapturedFunction(write)
     x, buffer = step()
     offsets = mx.array([7], mx.int32)
-    captured(recorded, x, buffer, offsets)
+    capture(captured, x, buffer, offsets)
     kept = {"array": buffer, "lazy sum": buffer.sum()}.get(keep, buffer[:, :, :10])
     expected = {"lazy sum": buffer.sum()}.get(keep, kept + 0)
     mx.eval(expected)
     if keep == "slice":
         mx.eval(kept)
-    out, new = recorded(x, buffer, offsets)
+    out, new = captured(x, buffer, offsets)
     del buffer
     mx.eval(out, new)
-    assert_same_bits(kept, expected, f"what was kept as {keep}")
-    assert_same_bits(new[:, :, 7:9], x[None], "what was written")
+    assert_same_bits(kept, expected, f"old buffer, kept as {keep}")
+    assert_same_bits(new[:, :, 7:9], x[None], "written tokens")
 
 
 def test_alternating_buffers():
     """More buffers than program variants per capture."""
-    recorded = CapturedFunction(write)
+    captured = CapturedFunction(write)
     x, _ = step(10)
-    mine = [step(10)[1] for _ in range(20)]
-    theirs = list(mine)
-    for place in (0, 5, 8, 3):
+    buffers = [step(10)[1] for _ in range(20)]
+    expected_buffers = list(buffers)
+    for offset in (0, 5, 8, 3):
         for i in range(20):
-            _, mine[i] = recorded(x, mine[i], mx.array([place], mx.int32))
-            mx.eval(mine[i])
-            _, theirs[i] = plain_write(x, theirs[i], place)
+            _, buffers[i] = captured(x, buffers[i], mx.array([offset], mx.int32))
+            mx.eval(buffers[i])
+            _, expected_buffers[i] = plain_write(x, expected_buffers[i], offset)
     for i in range(20):
-        assert_same_bits(mine[i], theirs[i], f"buffer {i}")
+        assert_same_bits(buffers[i], expected_buffers[i], f"buffer {i}")
 
 
-def test_a_buffer_of_any_layout():
-    recorded = CapturedFunction(write)
+def test_buffer_of_any_layout():
+    captured = CapturedFunction(write)
     x, buffer = step(10)
     offsets = mx.array([4], mx.int32)
-    captured(recorded, x, buffer, offsets)
+    capture(captured, x, buffer, offsets)
     by_token = mx.contiguous(buffer.swapaxes(1, 2)).swapaxes(1, 2)
     part = mx.concatenate([buffer, buffer], axis=2)[:, :, :10]
     for other in (by_token, part, mx.broadcast_to(buffer[:, :1], buffer.shape)):
         expected = plain_write(x, other, 4)
-        assert_same(recorded(x, other, offsets), expected, "another layout")
+        assert_same(captured(x, other, offsets), expected, "another layout")
 
 
 def test_steps_evaluated_together():
-    recorded = CapturedFunction(write)
-    x, mine = step(10)
-    captured(recorded, x, mine, mx.array([0], mx.int32))
-    theirs, out, expected = mine, [], []
-    for place in (0, 2, 4, 1):
-        attended, mine = recorded(x, mine, mx.array([place], mx.int32))
+    captured = CapturedFunction(write)
+    x, buffer = step(10)
+    capture(captured, x, buffer, mx.array([0], mx.int32))
+    expected_buffer, out, expected = buffer, [], []
+    for offset in (0, 2, 4, 1):
+        attended, buffer = captured(x, buffer, mx.array([offset], mx.int32))
         out.append(attended)
-        attended, theirs = plain_write(x, theirs, place)
+        attended, expected_buffer = plain_write(x, expected_buffer, offset)
         expected.append(attended)
-    assert_same([*out, mine], [*expected, theirs], "in one graph")
+    assert_same([*out, buffer], [*expected, expected_buffer], "steps in one graph")
 
 
-def test_only_the_buffer_is_evaluated():
+def test_evaluation_through_the_buffer():
     """MLX may evaluate the node through any of its outputs."""
-    recorded = CapturedFunction(write)
+    captured = CapturedFunction(write)
     x, buffer = step()
     expected = plain_write(x, plain_write(x, buffer, 3)[1], 9)[1]
-    mx.eval(expected, recorded(x, buffer, mx.array([0], mx.int32)))
+    mx.eval(expected, captured(x, buffer, mx.array([0], mx.int32)))
     state = {"buffer": buffer + 0}
     mx.eval(state)
-    for place in (3, 9):
+    for offset in (3, 9):
 
-        def run(place=place):
-            _, state["buffer"] = recorded(x, state.pop("buffer"), mx.array([place], mx.int32))
+        def run(offset=offset):
+            _, state["buffer"] = captured(x, state.pop("buffer"), mx.array([offset], mx.int32))
             mx.eval(state["buffer"])
 
         assert copied_bytes(run) < 100_000
-    assert_same_bits(state["buffer"], expected, "the buffer")
+    assert_same_bits(state["buffer"], expected, "buffer")

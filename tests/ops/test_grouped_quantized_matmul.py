@@ -1,4 +1,4 @@
-"""`grouped_quantized_matmul`: each row has the bits of its own product, and MLX's values."""
+"""`grouped_quantized_matmul`: bitwise equal to single products; compared with MLX."""
 
 import mlx.core as mx
 import pytest
@@ -22,7 +22,7 @@ def stack(X, O, I, bits=4, group_size=64, dtype=mx.bfloat16):
 
 
 def one_by_one(scales, biases, group_size, bits, a, b, experts):
-    """Reference: one product per row."""
+    """Reference: one matmul per row."""
     K = experts.shape[-1]
     own = a.ndim == experts.ndim + 1
     rows = a.reshape(-1, 1, a.shape[-1])
@@ -40,14 +40,14 @@ def one_by_one(scales, biases, group_size, bits, a, b, experts):
 @pytest.mark.parametrize(
     ("tokens", "X", "K"),
     [((1,), 8, 2), ((3,), 4, 4), ((40,), 5, 3), ((2, 7), 16, 1)],
-    ids=["one token", "every expert", "many tokens", "two dimensions"],
+    ids=["one token", "all experts", "many tokens", "two dimensions"],
 )
 def test_rows_are_bitwise_equal_to_single_products(instruction_set, half, bits, tokens, X, K):
     scales, biases, b = stack(X, 130, 192, bits, dtype=half)
     experts = mx.random.randint(0, X, (*tokens, K))
     for a in (random(*tokens, 192, dtype=half), random(*tokens, K, 192, dtype=half)):
         product = kernels.grouped_quantized_matmul(scales, biases, 64, bits, a, b, experts)
-        mx.eval(product)  # before the environment is restored
+        mx.eval(product)  # before monkeypatch restores the environment
         expected = one_by_one(scales, biases, 64, bits, a, b, experts)
         assert_same_bits(product, expected, f"a of shape {a.shape}")
 
@@ -59,17 +59,17 @@ def test_values_equal_mlx(device):
     rows = a[..., None, None, :].astype(mx.float32)
     weights = (b, scales.astype(mx.float32), biases.astype(mx.float32))
     expected = mx.gather_qmm(rows, *weights, rhs_indices=experts, group_size=64, bits=4)
-    assert_close(product, expected.squeeze(-2).astype(mx.bfloat16), "beside gather_qmm")
+    assert_close(product, expected.squeeze(-2).astype(mx.bfloat16), "compared with gather_qmm")
 
 
-def test_prepacked_weights_have_the_same_bits(instruction_set):
+def test_prepacked_weights_are_bitwise_equal(instruction_set):
     rows = kernels.prepack_rows()
     if not rows:
-        pytest.skip("these kernels read weights by row")
+        pytest.skip("needs kernels that read prepacked weights")
     scales, biases, b = stack(5, 2 * rows, 256)
     a, experts = random(9, 256, dtype=mx.bfloat16), mx.random.randint(0, 5, (9, 2))
 
-    def interleaved(x):  # a stack is prepacked as one tall matrix
+    def interleaved(x):  # experts are prepacked as one tall matrix
         tall = prepack_weight(x.reshape(-1, x.shape[-1]), rows)
         return tall.reshape(5, -1, *tall.shape[1:])
 
@@ -82,11 +82,11 @@ def test_prepacked_weights_have_the_same_bits(instruction_set):
 
 
 def test_course_kernels_multiply_experts(on_cpu, monkeypatch):
-    """Prepacked for TINY_LLM_MATMUL's kernel, compared with each expert's own product."""
+    """Prepacked for TINY_LLM_MATMUL's kernel; compared with one matmul per expert."""
     monkeypatch.setenv("TINY_LLM_CPU_ISA", kernels.extension().instruction_sets()[-1])
     monkeypatch.setenv("TINY_LLM_MATMUL", "panels")
     if kernels.extension().instruction_set() == "portable":
-        pytest.skip("this machine has no vectors that the kernel is compiled for")
+        pytest.skip("needs AVX2, AVX-512 or NEON")
     scales, biases, b = (
         prepack_weight(part.reshape(-1, part.shape[-1]), 32) for part in stack(4, 64, 128)
     )

@@ -1,4 +1,4 @@
-"""8-bit KV pages: quantization bits, and attention beside dequantized keys and values."""
+"""8-bit KV pages: quantization, and attention compared with dequantized pages."""
 
 import mlx.core as mx
 import numpy as np
@@ -22,14 +22,14 @@ def assert_same_rows(actual: mx.array, expected: mx.array) -> None:
 
 
 def write(tokens: mx.array, page_size: int) -> mx.array:
-    """Quantizes S×H×D tokens to pages P×H×page_size×(D + 4), in order."""
+    """Quantizes S×H×D tokens to consecutive pages P×H×page_size×(D + 4)."""
     S, H, D = tokens.shape
     pages = mx.zeros((-(-S // page_size), H, page_size, D + 4), dtype=mx.int8)
     return kernels.paged_cache_write(pages, tokens, mx.arange(S, dtype=mx.int32))
 
 
 def int8_pages(lengths, page_size, H=2, D=40, dtype=mx.float32):
-    """Keys, values and block table of random sequences; rows of very different magnitude."""
+    """Keys, values and block table of random sequences with rows of varied magnitude."""
     table, pools = [], ([], [])
     for S in lengths:
         count = -(-S // page_size)
@@ -41,7 +41,7 @@ def int8_pages(lengths, page_size, H=2, D=40, dtype=mx.float32):
 
 
 @pytest.mark.parametrize("D", [1, 7, 16, 80, 128, 256])
-def test_written_rows_have_the_bits_of_the_reference(instruction_set, dtype, D):
+def test_written_rows_are_bitwise_equal_to_reference(instruction_set, dtype, D):
     tokens = random(37, 3, D, dtype=dtype)
     tokens[5] = 0
     tokens[6] = tokens[6] * 1e-38
@@ -49,7 +49,7 @@ def test_written_rows_have_the_bits_of_the_reference(instruction_set, dtype, D):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_row_with_a_bad_element_is_nan(instruction_set, dtype, bad):
+def test_row_with_a_non_finite_element_is_nan(instruction_set, dtype, bad):
     tokens = random(2, 1, 20, dtype=dtype)
     tokens[0, 0, 17] = bad
     rows = write(tokens, 2)
@@ -74,7 +74,7 @@ def test_strided_tokens(instruction_set):
 @pytest.mark.parametrize("D", [1, 7, 64, 80, 128, 256])
 @pytest.mark.parametrize("group", [1, 4, 150])
 @pytest.mark.parametrize("mask", ["causal", None])
-def test_attention_beside_dequantized_pages(instruction_set, dtype, D, group, mask):
+def test_attention_equals_dequantized_pages(instruction_set, dtype, D, group, mask):
     lengths = [70, 3, 129]
     keys, values, table = int8_pages(lengths, 16, H=1, D=D, dtype=dtype)
     query = random(3, group, 3, D, dtype=dtype)
@@ -88,9 +88,9 @@ def test_attention_beside_dequantized_pages(instruction_set, dtype, D, group, ma
 
 @pytest.mark.parametrize("page_size", [3, 64, 128])
 def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtype, page_size):
-    news, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
+    query_lens, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
     keys, values, table = int8_pages(lengths, page_size, D=24, dtype=dtype)
-    ends = np.cumsum([0, *news]).tolist()
+    ends = np.cumsum([0, *query_lens]).tolist()
     query = random(ends[-1], 6, 24, dtype=dtype)
     arguments = query, keys, values, mx.array(ends), mx.array(lengths), table, page_size
     actual = paged_attention_varlen(*arguments)
@@ -99,7 +99,7 @@ def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtyp
     expected = paged_attention_varlen_reference(*in_float32)
     assert_close(actual, expected.astype(dtype), "dequantized", ulps=32)
     for s, length in enumerate(lengths):
-        for token in range(ends[s], ends[s + 1]):  # alone, with fewer keys after it
+        for token in range(ends[s], ends[s + 1]):  # a single query, with only its visible keys
             visible = length - (ends[s + 1] - 1 - token)
             own = query[token][None, :, None]
             alone = paged_attention(

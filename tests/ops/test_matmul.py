@@ -1,4 +1,4 @@
-"""`matmul` against exact arithmetic; batch invariance of rows."""
+"""`matmul` compared with exact arithmetic; batch invariance."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ SHAPES = [  # M, I, O
 
 def matmul(a: mx.array, b: mx.array) -> mx.array:
     result = kernels.matmul(a, b)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     return result
 
 
@@ -50,7 +50,7 @@ def test_equals_linear(instruction_set, dtype):
         expected = linear(a, b)
     # MLX accumulates in a different order, in float32 for every dtype.
     ulps = 1 if dtype != mx.float32 else 8
-    assert_close(matmul(a, b), expected, "matmul against MLX's", ulps)
+    assert_close(matmul(a, b), expected, "matmul compared with MLX", ulps)
 
 
 @pytest.mark.parametrize("M", [2, 3, 4, 5, 64, 65, 131])
@@ -59,10 +59,10 @@ def test_rows_are_batch_invariant(instruction_set, dtype, M):
     together = as_numpy(matmul(a, b))
     for row in {0, 1, M // 2, M - 1}:
         alone = as_numpy(matmul(a[row : row + 1], b))
-        np.testing.assert_array_equal(alone[0], together[row], "bit for bit")
-    for output in (0, 67, 69):  # outputs are independent too
+        np.testing.assert_array_equal(alone[0], together[row], "bitwise")
+    for output in (0, 67, 69):  # outputs are independent, too
         alone = as_numpy(matmul(a, b[output : output + 1]))
-        np.testing.assert_array_equal(alone[:, 0], together[:, output], "bit for bit")
+        np.testing.assert_array_equal(alone[:, 0], together[:, output], "bitwise")
 
 
 def test_thread_count_changes_no_bits():
@@ -126,11 +126,13 @@ def test_nan_and_infinity_stay_in_their_row(instruction_set, dtype, value):
     np.testing.assert_array_equal(dirty, clean)
 
 
-def test_project_uses_it_for_half_precision(dtype):
+def test_project_uses_matmul_for_half_precision(dtype):
     x, w = random(3, 64, dtype=dtype), random(33, 64, dtype=dtype)
     expected = linear(x, w) if dtype == mx.float32 else kernels.matmul(x, w)
     assert_close(project(x, w), expected, "project", ulps=0)
-    assert project(x, w.astype(mx.float32)).dtype == mx.float32, "mixed dtypes are promoted"
+    assert project(x, w.astype(mx.float32)).dtype == mx.float32, (
+        "expected mixed dtypes to be promoted"
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_project_uses_it_for_half_precision(dtype):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     arguments = {"a": mx.zeros((2, 8), mx.float16), "b": mx.zeros((3, 8), mx.float16)}
     with pytest.raises(ValueError, match=rf"\[matmul\] .*{message}"):
         kernels.matmul(**{**arguments, **changes})

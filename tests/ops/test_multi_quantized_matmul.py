@@ -1,4 +1,4 @@
-"""`multi_quantized_matmul`: the bits of one product per matrix."""
+"""`multi_quantized_matmul`: bitwise equal to one matmul per matrix."""
 
 import mlx.core as mx
 import pytest
@@ -11,7 +11,7 @@ HALVES = [mx.bfloat16, mx.float16]
 
 
 def matrices(I, outputs, bits, group_size, dtype):
-    """(scales, biases, b), a list of each."""
+    """Lists of scales, biases and b."""
     quantized = [mx.quantize(random(O, I, dtype=dtype), group_size, bits) for O in outputs]
     b, scales, biases = (list(parts) for parts in zip(*quantized, strict=True))
     return scales, biases, b
@@ -21,7 +21,7 @@ def matrices(I, outputs, bits, group_size, dtype):
 @pytest.mark.parametrize("outputs", [(64,), (130, 64, 33), (1, 200), (0, 7)], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-def test_equals_one_matrix_at_a_time_bit_for_bit(instruction_set, half, bits, outputs, M):
+def test_bitwise_equal_to_one_matmul_per_matrix(instruction_set, half, bits, outputs, M):
     scales, biases, b = matrices(256, outputs, bits, 64, half)
     a = random(2, M, 256, dtype=half)
     together = kernels.multi_quantized_matmul(scales, biases, 64, bits, a, b)
@@ -30,7 +30,7 @@ def test_equals_one_matrix_at_a_time_bit_for_bit(instruction_set, half, bits, ou
     for n, product in enumerate(together):
         alone = kernels.quantized_matmul(scales[n], biases[n], 64, bits, a, b[n])
         assert product.shape == alone.shape == (2, M, outputs[n])
-        assert mx.array_equal(product, alone), f"matrix {n} differs from its own multiplication"
+        assert mx.array_equal(product, alone), f"matrix {n} differs from a separate matmul"
 
 
 def test_strided_input(instruction_set):

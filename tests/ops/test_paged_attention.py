@@ -1,4 +1,4 @@
-"""Paged attention, batched and ragged, has the bits of flash attention on the same keys."""
+"""Batched and ragged paged attention: bitwise equal to flash attention on the same keys."""
 
 import mlx.core as mx
 import numpy as np
@@ -49,10 +49,10 @@ def test_bitwise_equal_to_flash_attention_for_any_page_size(
 @pytest.mark.parametrize("page_size", [3, 64, 128])
 def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtype, page_size):
     """Decode, first and later prefill chunks, and one sequence without new tokens."""
-    news, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
+    query_lens, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
     pairs = sequences(lengths, H=2, D=24, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
-    ends = np.cumsum([0, *news]).tolist()
+    ends = np.cumsum([0, *query_lens]).tolist()
     query = random(ends[-1], 6, 24, dtype=dtype)
     actual = paged_attention_varlen(
         query, keys, values, mx.array(ends), mx.array(lengths), padded(table), page_size
@@ -60,7 +60,7 @@ def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtyp
     for s, (k, v) in enumerate(pairs):
         own = slice(ends[s], ends[s + 1])
         expected = dense(query[own].swapaxes(0, 1), k, v).swapaxes(0, 1)
-        assert_same_bits(actual[own], expected, f"{news[s]} of {lengths[s]} tokens")
+        assert_same_bits(actual[own], expected, f"{query_lens[s]} of {lengths[s]} tokens")
 
 
 @pytest.mark.parametrize("D", [1, 7, 64, 128, 256])
@@ -82,7 +82,7 @@ def table_of(table):
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 150), min_size=0, max_size=4),
-    news=st.lists(st.integers(0, 70), min_size=4, max_size=4),
+    query_lens=st.lists(st.integers(0, 70), min_size=4, max_size=4),
     H=st.integers(1, 3),
     group=st.integers(1, 3),
     D=st.integers(1, 48),
@@ -91,18 +91,20 @@ def table_of(table):
     dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
 )
 def test_random_ragged_batches_equal_the_reference(
-    lengths, news, H, group, D, page_size, scale, dtype
+    lengths, query_lens, H, group, D, page_size, scale, dtype
 ):
-    lengths = [length or new for length, new in zip(lengths, news, strict=False)]
-    news = news[: len(lengths)]
+    lengths = [length or new for length, new in zip(lengths, query_lens, strict=False)]
+    query_lens = query_lens[: len(lengths)]
     pairs = sequences(lengths, H, D, dtype) or sequences([0], H, D, dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
     table = padded(table, extra=1)[: len(lengths)]
-    ends = mx.array(np.cumsum([0, *news]).astype(np.int32))
-    query = random(sum(news), H * group, D, dtype=dtype)
+    ends = mx.array(np.cumsum([0, *query_lens]).astype(np.int32))
+    query = random(sum(query_lens), H * group, D, dtype=dtype)
     arguments = (query, keys, values, ends, mx.array(lengths, mx.int32), table, page_size, scale)
     expected = paged_attention_varlen_reference(*arguments)
-    assert_close(paged_attention_varlen(*arguments), expected, "against gathering", ulps=16)
+    assert_close(
+        paged_attention_varlen(*arguments), expected, "compared with gathered pages", ulps=16
+    )
 
 
 @pytest.mark.parametrize("mask", ["causal", None])
@@ -113,8 +115,8 @@ def test_reference_equals_gather_and_attention(dtype, mask):
     query = random(3, 4, 7, 40, dtype=dtype)
     arguments = (query, keys, values, padded(table), mx.array(lengths), 4, 0.3, mask)
     expected = paged_attention_reference(*arguments)
-    assert_close(paged_attention(*arguments), expected, "the kernel", ulps=16)
-    assert not as_numpy(expected[1]).any(), "no keys"
+    assert_close(paged_attention(*arguments), expected, "kernel", ulps=16)
+    assert not as_numpy(expected[1]).any(), "sequence without keys"
     if mask == "causal":
         assert not as_numpy(expected[0, :, :2]).any(), "queries before the first key"
 
@@ -139,7 +141,7 @@ def test_reference_is_the_fallback_without_the_extension(monkeypatch):
 
 
 def test_unowned_slots_are_not_read(instruction_set, dtype):
-    """`cut_into_pages` fills unused slots with NaN; pages beyond the context are arbitrary."""
+    """`cut_into_pages` fills unused slots with NaN; page ids beyond the context are arbitrary."""
     pairs = sequences([66], dtype=dtype)
     keys, values, [row] = cut_into_pages(pairs, 16)
     query = random(1, 4, 3, 40, dtype=dtype)
@@ -161,8 +163,8 @@ def test_invalid_page_is_nan_in_its_sequence_only(instruction_set, dtype):
         broken = [table[0], [*table[1][:2], bad, table[1][3]], table[2]]
         actual = paged_attention(query, keys, values, padded(broken), *arguments)
         assert np.isnan(as_numpy(actual[1])).all()
-        assert_same_bits(actual[0], expected[0], "the sequence before")
-        assert_same_bits(actual[2], expected[2], "the sequence after")
+        assert_same_bits(actual[0], expected[0], "preceding sequence")
+        assert_same_bits(actual[2], expected[2], "following sequence")
 
 
 @pytest.mark.parametrize("length", [33, 999, 2**31 - 1])
@@ -172,9 +174,9 @@ def test_context_beyond_the_block_table_is_nan_in_its_sequence_only(instruction_
     tables, query = padded(table), random(2, 4, 2, 40, dtype=dtype)
     expected = paged_attention(query, keys, values, tables, mx.array([32, 20]), 8)
     actual = paged_attention(query, keys, values, tables, mx.array([length, 20]), 8)
-    assert np.isfinite(as_numpy(expected)).all(), "32 tokens fill the table"
+    assert np.isfinite(as_numpy(expected)).all(), "expected finite values: 32 tokens fill the table"
     assert np.isnan(as_numpy(actual[0])).all()
-    assert_same_bits(actual[1], expected[1], "the other sequence")
+    assert_same_bits(actual[1], expected[1], "other sequence")
 
 
 def test_out_of_range_indices_stay_in_bounds(instruction_set):
@@ -190,7 +192,7 @@ def test_out_of_range_indices_stay_in_bounds(instruction_set):
             )
             first, last = max(0, min(ends[0], 10)), max(0, min(max(ends), 10))
             out = as_numpy(out)
-            assert not out[:first].any(), "tokens of no sequence are zero"
+            assert not out[:first].any(), "expected zeros for tokens outside all sequences"
             assert not out[last:].any()
 
 
@@ -223,7 +225,7 @@ def test_pages_and_result_are_not_copied():
 
 
 @pytest.mark.parametrize("which", ["query", "key_pages", "value_pages", "table", "lengths"])
-def test_any_strides_give_the_same_bits(instruction_set, dtype, which):
+def test_any_strides_are_bitwise_equal(instruction_set, dtype, which):
     lengths = [40, 70]
     keys, values, table = cut_into_pages(sequences(lengths, dtype=dtype), 16)
     arrays = {
@@ -237,7 +239,7 @@ def test_any_strides_give_the_same_bits(instruction_set, dtype, which):
     x = arrays[which]
     views = {
         "transposed": mx.contiguous(x.T).T,
-        "every second": mx.repeat(x, 2, axis=-1)[..., ::2],
+        "strided": mx.repeat(x, 2, axis=-1)[..., ::2],
         "backwards": mx.contiguous(x[::-1])[::-1],
         "inside": mx.concatenate([x, x, x])[len(x) : 2 * len(x)],
     }
@@ -280,7 +282,7 @@ GOOD = {
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     with pytest.raises(ValueError, match=rf"\[paged_attention\] .*{message}"):
         paged_attention(**{**GOOD, **changes})
 
@@ -299,7 +301,7 @@ def test_wrong_arguments_are_named(changes, message):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_ragged_arguments_are_named(changes, message):
+def test_ragged_errors_name_the_argument(changes, message):
     good = {**GOOD, "query": mx.zeros((3, 4, 16)), "cu_seqlens_q": mx.array([0, 1, 3])}
     with pytest.raises(ValueError, match=rf"\[paged_attention_varlen\] .*{message}"):
         paged_attention_varlen(**{**good, **changes})
@@ -319,6 +321,6 @@ def test_empty_inputs(dtype):
     empty = mx.zeros((0, 2, 8, 16), dtype)
     query, table = mx.ones((1, 4, 3, 16), dtype), mx.zeros((1, 0), mx.int32)
     out = paged_attention(query, empty, empty, table, mx.array([0]), 8)
-    assert not as_numpy(out).any(), "a table without room has no keys"
+    assert not as_numpy(out).any(), "expected zeros for an empty block table"
     out = paged_attention(query, empty, empty, table, mx.array([5]), 8)
     assert np.isnan(as_numpy(out)).all(), "keys beyond the table"

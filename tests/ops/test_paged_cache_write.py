@@ -1,4 +1,4 @@
-"""`paged_cache_write`: slots written, no copy of the pool."""
+"""`paged_cache_write`: writes to slots without copying the pool."""
 
 import mlx.core as mx
 import numpy as np
@@ -75,7 +75,7 @@ def test_donated_pool_is_not_copied():
     mx.eval(pages, token, slot)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    for _ in range(3):  # evaluated step by step, and as one graph
+    for _ in range(3):  # evaluated step by step and as one graph
         pages = kernels.paged_cache_write(pages, token, slot)
         pages = kernels.paged_cache_write(pages, token, slot)
         mx.eval(pages)
@@ -107,7 +107,7 @@ def test_shared_pool_is_unchanged():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     good = {
         "pages": mx.zeros((3, 2, 4, 8)),
         "tokens": mx.zeros((5, 2, 8)),

@@ -1,4 +1,4 @@
-"""Prepacked weights: the bits of row-major weights, in operations and models."""
+"""Prepacked weights: bitwise equal to row-major weights in operations and models."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,7 +33,7 @@ READERS = [name for name in kernels.extension().instruction_sets() if name != "p
 def reader(request, monkeypatch) -> str:
     """Runs the test with each instruction set with prepacked kernels."""
     if request.param is None:
-        pytest.skip("this machine's kernels read rows")
+        pytest.skip("needs kernels that read prepacked weights")
     monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
     return request.param
 
@@ -45,7 +45,7 @@ def matrix(O, I, bits, group_size, dtype):
 
 
 def interleaved(parts):
-    """Prepacked for this machine's kernels."""
+    """The matrices, prepacked for this machine's kernels."""
     return tuple(prepack_weight(part, kernels.prepack_rows()) for part in parts)
 
 
@@ -62,7 +62,9 @@ def test_prepack_into_memory(O, W, dtype, rows):
     assert mx.array_equal(first, prepack_weight(matrix, rows))
     assert mx.array_equal(second, prepack_weight(matrix[::-1], rows))
     del memory, first
-    assert mx.array_equal(second, prepack_weight(matrix[::-1], rows)), "each keeps the memory alive"
+    assert mx.array_equal(second, prepack_weight(matrix[::-1], rows)), (
+        "each array must keep the memory alive"
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
@@ -70,7 +72,7 @@ def test_prepack_into_memory(O, W, dtype, rows):
 @pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 4097), (64, 0), (0, 8)])
 @pytest.mark.parametrize(("begin", "alone"), [(0, False), (13, True)])
 def test_prepack_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
-    """At any byte offset, in cache-sized parts, without writing past the end."""
+    """Reads at any byte offset, in cache-sized blocks, without writing past the end."""
     matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
     content = bytes(memoryview(np.array(matrix.view(mx.uint8))))
     (tmp_path / "file").write_bytes(b"x" * begin + content + b"the next tensor")
@@ -130,20 +132,20 @@ def test_negative_size_is_rejected():
         kernels.extension().large_pages(-1)
 
 
-def test_sixteen_rows_word_by_word():
+def test_words_of_sixteen_rows_are_interleaved():
     rows = mx.arange(48 * 3).reshape(48, 3).astype(mx.uint32)
     expected = np.array(rows).reshape(3, 16, 3).transpose(0, 2, 1)
     np.testing.assert_array_equal(np.array(prepack_weight(rows, 16)), expected)
 
 
-def test_no_rows_are_left_over():
+def test_leftover_rows_are_rejected():
     with pytest.raises(ValueError, match="expected a multiple of 16 rows, got 40"):
         prepack_weight(mx.zeros((40, 3)), 16)
 
 
 def test_rows_per_block_of_each_kernel(instruction_set):
-    wanted = {"neon": 8, "avx2": 16, "avx512": 64, "amx": 16}
-    assert kernels.prepack_rows() == wanted.get(instruction_set, 0)
+    expected = {"neon": 8, "avx2": 16, "avx512": 64, "amx": 16}
+    assert kernels.prepack_rows() == expected.get(instruction_set, 0)
 
 
 @pytest.mark.parametrize("M", [0, 1, 2, 3, 7, 16, 33, 193])
@@ -151,7 +153,7 @@ def test_rows_per_block_of_each_kernel(instruction_set):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("I", "group_size"), [(160, 32), (192, 64), (1152, 128)])
-def test_products_have_the_same_bits(reader, I, group_size, half, bits, blocks, M):
+def test_matmul_is_bitwise_equal(reader, I, group_size, half, bits, blocks, M):
     O = blocks * kernels.prepack_rows()
     scales, biases, words = rows = matrix(O, I, bits, group_size, half)
     a = random(M, I, dtype=half)
@@ -179,10 +181,10 @@ def test_mixed_layouts(reader):
     expected = [kernels.quantized_matmul(s, b, 64, 4, a, words) for s, b, words in rows]
     mixed = [interleaved(rows[0]), rows[1], interleaved(rows[2])]
     scales, biases, words = (list(parts) for parts in zip(*mixed, strict=True))
-    for actual, wanted in zip(
+    for actual, single in zip(
         kernels.multi_quantized_matmul(scales, biases, 64, 4, a, words), expected, strict=True
     ):
-        assert mx.array_equal(actual, wanted)
+        assert mx.array_equal(actual, single)
 
 
 def test_thread_count_changes_no_bits(reader):
@@ -201,7 +203,7 @@ def test_thread_count_changes_no_bits(reader):
 
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_rows_of_a_table_have_the_same_bits(instruction_set, dtype, bits, rows):
+def test_embedding_rows_are_bitwise_equal(instruction_set, dtype, bits, rows):
     scales, biases, words = table = matrix(192, 192, bits, 64, dtype)
     ids = mx.array([[0, 15, 16, 191], [-1, -192, 192, 99]])
     expected = as_numpy(kernels.quantized_embedding(ids, scales, biases, 64, bits, words))
@@ -220,7 +222,7 @@ def test_row_major_kernels_reject_prepacked_weights(monkeypatch):
 
 def test_course_kernels_read_row_major_weights(monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
-    assert kernels.prepack_rows() == 0, "so no model is laid out for others"
+    assert kernels.prepack_rows() == 0, "expected no prepacking"
     parts = matrix(64, 128, 4, 64, mx.bfloat16)
     scales, biases, words = (prepack_weight(part, 16) for part in parts)
     with pytest.raises(
@@ -261,7 +263,7 @@ def test_errors_name_the_argument(reader):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    """Models with an untied head and with an odd vocabulary, whose layers stay row-major."""
+    """Untied head and odd vocabulary size, so some layers stay row-major."""
     folder = tmp_path_factory.mktemp("untied")
     config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
     write_checkpoint(folder, config, bits=4, group_size=64)
@@ -274,7 +276,7 @@ def model_name(request, checkpoint) -> str:
 
 
 def quantized_layers(mlx_model):
-    """Quantized layers in name order."""
+    """Quantized layers sorted by name."""
     return [layer for _, layer in sorted(mlx_model.named_modules()) if "scales" in layer]
 
 
@@ -287,7 +289,7 @@ def rows_of(name, monkeypatch):
 
 @pytest.fixture(params=[load, load_weights])
 def load_either(request):
-    """Both ways of loading a model."""
+    """Each of the two functions that load a model."""
     return request.param
 
 
@@ -301,10 +303,10 @@ def test_loading_prepacks_eligible_layers(reader, model_name, monkeypatch):
     assert_prepacked(interleaved, rows)
 
 
-def assert_prepacked(laid_out, rows) -> None:
-    """Whether a model equals another one with eligible layers prepacked."""
+def assert_prepacked(prepacked, rows) -> None:
+    """Asserts that a model equals a row-major one with eligible layers prepacked."""
     R = kernels.prepack_rows()
-    for before, after in zip(quantized_layers(rows), quantized_layers(laid_out), strict=True):
+    for before, after in zip(quantized_layers(rows), quantized_layers(prepacked), strict=True):
         for part in ("weight", "scales", "biases"):
             expected = before[part]
             if before.weight.shape[0] % R == 0:
@@ -318,14 +320,14 @@ def test_mlx_lm_model_is_prepacked(reader, model_name, monkeypatch):
     ids = mx.array([[5, 4, 3, 2, 1]])
     expected = mlx_model(ids)
     for _ in range(2):
-        laid_out = prepack_model(mlx_model)
-        assert_prepacked(laid_out, rows)
-        assert mx.array_equal(laid_out.model.norm.weight, mlx_model.model.norm.weight)
-        assert mx.array_equal(mlx_model(ids), expected), "it can be called as before"
-    wanted = dict(tree_flatten(rows.parameters()))
+        prepacked = prepack_model(mlx_model)
+        assert_prepacked(prepacked, rows)
+        assert mx.array_equal(prepacked.model.norm.weight, mlx_model.model.norm.weight)
+        assert mx.array_equal(mlx_model(ids), expected), "the mlx_lm model must remain callable"
+    expected = dict(tree_flatten(rows.parameters()))
     given = dict(tree_flatten(mlx_model.parameters()))
-    assert given.keys() == wanted.keys()
-    assert all(mx.array_equal(given[name], wanted[name]) for name in wanted)
+    assert given.keys() == expected.keys()
+    assert all(mx.array_equal(given[name], expected[name]) for name in expected)
 
 
 def test_prepacking_is_idempotent(reader):
@@ -334,7 +336,7 @@ def test_prepacking_is_idempotent(reader):
 
 
 def test_row_major_weights_are_restored_in_any_thread(reader):
-    """MLX operations are usually bound to the creating thread."""
+    """Restoring must not depend on the thread, unlike most MLX operations."""
     mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
     expected = mx.array(layer.weight)
@@ -393,7 +395,7 @@ def test_dequantized_layer(reader, model_name, monkeypatch):
         assert layer.weight is before
 
 
-def test_logits_have_the_same_bits(reader, model_name, load_either, monkeypatch):
+def test_logits_are_bitwise_equal(reader, model_name, load_either, monkeypatch):
     rows = rows_of(model_name, monkeypatch)
     given, _ = load_either(model_name)
     for week in (2, 3, 2):
@@ -412,7 +414,7 @@ def logits(model) -> mx.array:
     return mx.concatenate(steps, axis=1)
 
 
-def test_the_engine_s_tokens_are_the_same():
+def test_engine_output_is_the_same():
     params = SamplingParams(max_tokens=12, temperature=0.8, seed=3)
     prompts = ["The harbour", "A letter to the city council", "1, 2, 3"]
     mlx_model, tokenizer = load("demo")

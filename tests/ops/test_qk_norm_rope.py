@@ -1,4 +1,4 @@
-"""`qk_norm_rope` against the readable layers and MLX's own."""
+"""`qk_norm_rope` compared with the readable layers and MLX."""
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +23,7 @@ SHAPES = [  # B, L, H, D
 
 def qk_norm_rope(x, weight, cos, sin) -> mx.array:
     result = kernels.qk_norm_rope(x, weight, EPS, cos, sin)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     return result
 
 
@@ -35,7 +35,7 @@ def problem(B, L, H, D, dtype):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_rms_norm_and_rope_bit_for_bit(instruction_set, dtype, shape):
+def test_bitwise_equal_to_rms_norm_and_rope(instruction_set, dtype, shape):
     x, weight, rope, offsets = problem(*shape, dtype)
     cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     expected = rope(kernels.rms_norm(x, weight, EPS), offsets).swapaxes(1, 2)
@@ -43,14 +43,14 @@ def test_equals_rms_norm_and_rope_bit_for_bit(instruction_set, dtype, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_readable_layers(instruction_set, dtype, shape):
+def test_equals_readable_layers(instruction_set, dtype, shape):
     x, weight, rope, offsets = problem(*shape, dtype)
     cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     expected = rope(RMSNorm(shape[-1], weight, EPS)(x), offsets).swapaxes(1, 2)
-    # Summing squares in another order occasionally changes a rounding of the norm; the rotation
+    # A different summation order occasionally changes a rounding of the norm; the rotation
     # amplifies it by at most √2 and rounds again.
     ulps = 3 if dtype != mx.float32 else 3 + shape[-1] / 16
-    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "the readable layers", ulps)
+    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "readable layers", ulps)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -66,23 +66,23 @@ def test_equals_mlx(instruction_set, dtype, shape):
             scale=1.0,
             offset=mx.array([offset.start for offset in offsets]),
         )
-    # MLX's rope rounds cosine and sine to a half dtype; positions up to 1,200 in float32.
+    # MLX's RoPE rounds cosine and sine to a half dtype; in float32, positions go up to 1,200.
     ulps = 4 if dtype != mx.float32 else 4 + shape[-1] / 16
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "mx.fast", ulps)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_without_a_weight_it_is_rope_bit_for_bit(instruction_set, dtype, shape):
+def test_without_weight_bitwise_equal_to_rope(instruction_set, dtype, shape):
     x, _, rope, offsets = problem(*shape, dtype)
     cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     expected = rope(x, offsets).swapaxes(1, 2)
     assert_close(qk_norm_rope(x, None, cos, sin), expected, "RoPE", ulps=0)
 
 
-@pytest.mark.parametrize("normalizes", [True, False], ids=["norm", "no norm"])
+@pytest.mark.parametrize("normalizes", [True, False], ids=["norm", "without norm"])
 @pytest.mark.parametrize(("W", "D"), [(1, 4), (3, 16), (8, 66), (32, 256)])
 def test_partial_rotation(instruction_set, dtype, W, D, normalizes):
-    """The first 2·W dimensions have the bits of a rotated short head; the others of the norm."""
+    """The first 2·W dimensions equal a rotated shorter head, the others the norm."""
     x, weight, _, offsets = problem(2, 5, 3, D, dtype)
     weight = weight if normalizes else None
     rope = RoPE(2 * W, 4096, base=1_000_000)
@@ -90,16 +90,18 @@ def test_partial_rotation(instruction_set, dtype, W, D, normalizes):
     normed = kernels.rms_norm(x, weight, EPS) if normalizes else x
     rotated = rope(normed[..., : 2 * W], offsets)
     expected = mx.concatenate([rotated, normed[..., 2 * W :]], axis=-1).swapaxes(1, 2)
-    assert_close(qk_norm_rope(x, weight, cos, sin), expected, f"the first {2 * W} of {D}", ulps=0)
+    assert_close(
+        qk_norm_rope(x, weight, cos, sin), expected, f"first {2 * W} of {D} dimensions", ulps=0
+    )
 
 
-def test_one_table_for_all_sequences(instruction_set, dtype):
+def test_shared_cos_and_sin(instruction_set, dtype):
     x, weight, rope, _ = problem(2, 5, 3, 16, dtype)
     cos, sin = rope.cos_sin(slice(7, 12), 2, 5)
     assert cos.shape == (1, 5, 8)
     own = rope.cos_sin([slice(7, 12)] * 2, 2, 5)
     expected = qk_norm_rope(x, weight, *own)
-    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "a shared table", ulps=0)
+    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "shared cos and sin", ulps=0)
 
 
 def test_tokens_are_batch_invariant(instruction_set, dtype):
@@ -111,7 +113,7 @@ def test_tokens_are_batch_invariant(instruction_set, dtype):
         alone = qk_norm_rope(
             x[b : b + 1, at, h : h + 1], weight, cos[b : b + 1, at], sin[b : b + 1, at]
         )
-        np.testing.assert_array_equal(as_numpy(alone)[0, 0, 0], together[b, h, l], "bit for bit")
+        np.testing.assert_array_equal(as_numpy(alone)[0, 0, 0], together[b, h, l], "bitwise")
 
 
 def test_views(instruction_set, dtype):
@@ -130,7 +132,7 @@ def test_views(instruction_set, dtype):
     x = fused[..., :48].reshape(2, 5, 3, 16)
     turned = mx.contiguous(cos.swapaxes(1, 2)).swapaxes(1, 2)
     expected = qk_norm_rope(x, weight, cos, sin)
-    assert_close(qk_norm_rope(x, weight, turned, sin), expected, "a strided table", ulps=0)
+    assert_close(qk_norm_rope(x, weight, turned, sin), expected, "strided cos and sin", ulps=0)
 
 
 def test_no_elements(instruction_set, dtype):
@@ -173,7 +175,7 @@ def half(*shape: int) -> mx.array:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     angles = mx.zeros((2, 3, 4))
     arguments = {"x": half(2, 3, 4, 8), "weight": half(8), "cos": angles, "sin": angles}
     with pytest.raises(ValueError, match=rf"\[qk_norm_rope\] .*{message}"):

@@ -1,4 +1,4 @@
-"""`quantized_embedding` against `mx.dequantize` of the same rows."""
+"""`quantized_embedding` compared with `mx.dequantize` of the same rows."""
 
 import mlx.core as mx
 import numpy as np
@@ -28,7 +28,7 @@ def look_up(ids: mx.array, table: tuple) -> np.ndarray:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("E", [128, 384, 1024])
-def test_equals_dequantize_bit_for_bit(dtype, bits, group_size, E):
+def test_bitwise_equal_to_dequantize(dtype, bits, group_size, E):
     rows = table(E, bits, group_size, dtype)
     ids = mx.random.randint(0, V, (60,))
     np.testing.assert_array_equal(look_up(ids, rows), dequantized(rows)[np.array(ids)])
@@ -44,15 +44,15 @@ def test_any_shape_of_ids(ids_dtype, shape):
     np.testing.assert_array_equal(as_numpy(actual), dequantized(rows)[np.array(ids)])
 
 
-def test_ids_at_the_ends_of_the_table_and_beyond(dtype):
+def test_first_last_and_out_of_range_ids(dtype):
     rows = table(64, 4, 32, dtype)
     plain = dequantized(rows)
     actual = look_up(mx.array([0, V - 1, -1, -V, V, -V - 1, 2**31 - 1, -(2**31)]), rows)
     np.testing.assert_array_equal(actual[:4], plain[[0, V - 1, V - 1, 0]])
-    assert np.isnan(actual[4:]).all(), "ids beyond the table"
+    assert np.isnan(actual[4:]).all(), "out-of-range ids"
     actual = look_up(mx.array([V - 1, V, 2**32 - 1], dtype=mx.uint32), rows)
     np.testing.assert_array_equal(actual[0], plain[V - 1])
-    assert np.isnan(actual[1:]).all(), "ids beyond the table"
+    assert np.isnan(actual[1:]).all(), "out-of-range ids"
 
 
 def test_views():
@@ -73,7 +73,7 @@ def test_many_rows_on_all_threads():
 
 
 @pytest.mark.parametrize("ids_dtype", [mx.int64, mx.uint8, mx.uint32], ids=str)
-def test_the_layer_takes_ids_of_any_integer_dtype(ids_dtype):
+def test_layer_accepts_ids_of_any_integer_dtype(ids_dtype):
     rows = table(64, 8, 32, mx.bfloat16)
     layer = QuantizedEmbedding(V, 64, QuantizedWeights(*rows))
     ids = mx.array([[0, 130], [7, 7]]).astype(ids_dtype)
@@ -98,7 +98,7 @@ def test_the_layer_takes_ids_of_any_integer_dtype(ids_dtype):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     names = ("scales", "biases", "group_size", "bits", "weight")
     arguments = dict(zip(names, table(64, 4, 32, mx.float16), strict=True))
     arguments["ids"] = mx.zeros((2,), mx.int32)

@@ -19,7 +19,7 @@ from tiny_llm import kernels, quantized_matmul
 @pytest.mark.parametrize("outlier", [100, 1e4, 255, -255])
 def test_outliers_and_tiny_numbers(instruction_set, bits, half, outlier):
     scales, biases, group_size, _, a, b = problem(5, 256, 40, bits, 128, half)
-    a[0, 3] = outlier  # in the first of the two groups per row
+    a[0, 3] = outlier  # in the first of two groups per row
     a[1] *= 1e-4
     a[2, :128] = 0
     a[3] = a[3] * 2.0 ** (-10 * mx.random.uniform(shape=(256,)))
@@ -35,7 +35,7 @@ def test_rows_are_batch_invariant(instruction_set, bits, half, M):
     together = as_numpy(evaluated(scales, biases, group_size, bits, a, b))
     for row in {0, 1, M // 2, M - 1}:
         alone = evaluated(scales, biases, group_size, bits, a[row : row + 1], b)
-        np.testing.assert_array_equal(as_numpy(alone)[0], together[row], "bit for bit")
+        np.testing.assert_array_equal(as_numpy(alone)[0], together[row], "bitwise")
 
 
 def test_thread_count_changes_no_bits():
@@ -54,15 +54,15 @@ def test_thread_count_changes_no_bits():
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("M", [1, 2, 3, 16, 33])
-def test_amx_and_avx2_give_the_same_bits(monkeypatch, half, bits, group_size, M):
+def test_amx_and_avx2_are_bitwise_equal(monkeypatch, half, bits, group_size, M):
     if "amx" not in kernels.extension().instruction_sets():
-        pytest.skip("this machine has no AMX")
+        pytest.skip("needs AMX")
     arguments = problem(M, 384, 70, bits, group_size, half)
     results = []
     for name in ("amx", "avx2"):
         monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
         results.append(evaluated(*arguments))
-    assert mx.array_equal(*results), "both add up the same integers and round the same floats"
+    assert mx.array_equal(*results), "both sum the same integers and round the same floats"
 
 
 def test_strided_activations(instruction_set):
@@ -111,7 +111,7 @@ def test_nan_and_infinity_stay_in_their_row(instruction_set, value):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     scales, biases, group_size, bits, a, b = problem(2, 128, 64, 4, 64, mx.bfloat16)
     arguments = {
         "scales": scales,

@@ -1,4 +1,4 @@
-"""`rms_norm` and `add_rms_norm` against the readable layer, exact arithmetic and MLX's own."""
+"""`rms_norm` and `add_rms_norm` compared with the layer, exact arithmetic and MLX."""
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 1024), (4, 1023), (30
 
 def rms_norm(x: mx.array, weight: mx.array) -> mx.array:
     result = kernels.rms_norm(x, weight, EPS)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     return result
 
 
@@ -33,24 +33,24 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     x64, w64 = as_numpy(x).astype(np.float64), as_numpy(weight).astype(np.float64)
     expected = x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS) * w64
-    # Half an epsilon each for the normalized row and its product with the weight. In float32: the
-    # sum of D squares has an error below D·ε/2, halved by the root; then root, division and
-    # product. The last term is the spacing of subnormals.
+    # Half an epsilon each for the normalized row and its product with the weight. In float32, the
+    # sum of D squares has an error below D·ε/2, halved by the root, followed by root, division
+    # and product. The last term is the spacing of subnormals.
     bound = np.abs(expected) * (EPSILON[dtype] + (shape[-1] / 4 + 3) * EPSILON[mx.float32])
     error = np.abs(as_numpy(rms_norm(x, weight)) - expected)
     assert (error <= 1.01 * bound + 2.0**-24).all(), f"{(error / (bound + 2.0**-24)).max():.2f}"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_readable_layer(instruction_set, dtype, shape):
+def test_equals_readable_layer(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     layer = RMSNorm(shape[-1], weight, eps=EPS)
-    # Summing squares in another order can change one rounding. In float32 the layer's own
-    # sequential sum has an error of up to D roundings.
+    # A different summation order can change one rounding. In float32, the layer's sequential sum
+    # has an error of up to D roundings.
     ulps = 2 if dtype != mx.float32 else 2 + shape[-1] / 16
-    assert_close(rms_norm(x, weight), layer(x), "rms_norm against RMSNorm", ulps)
+    assert_close(rms_norm(x, weight), layer(x), "rms_norm compared with RMSNorm", ulps)
     expected = mx.fast.rms_norm(x, weight, EPS, stream=mx.cpu)
-    assert_close(rms_norm(x, weight), expected, "rms_norm against mx.fast", ulps)
+    assert_close(rms_norm(x, weight), expected, "rms_norm compared with mx.fast", ulps)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -58,8 +58,8 @@ def test_add_rms_norm_equals_sum_and_norm(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     y = random(*shape, dtype=dtype)
     total, normalized = add_rms_norm(x, y, weight)
-    assert_close(total, x + y, "the sum", ulps=0)
-    assert_close(normalized, rms_norm(x + y, weight), "the norm of the sum", ulps=0)
+    assert_close(total, x + y, "sum", ulps=0)
+    assert_close(normalized, rms_norm(x + y, weight), "norm of the sum", ulps=0)
 
 
 def test_rows_are_batch_invariant(instruction_set, dtype):
@@ -67,7 +67,7 @@ def test_rows_are_batch_invariant(instruction_set, dtype):
     together = as_numpy(rms_norm(x, weight))
     for row in (0, 1, 17, 49):
         alone = as_numpy(rms_norm(x[row], weight))
-        np.testing.assert_array_equal(alone, together[row], "bit for bit")
+        np.testing.assert_array_equal(alone, together[row], "bitwise")
 
 
 def test_views(instruction_set, dtype):
@@ -97,7 +97,7 @@ def test_views(instruction_set, dtype):
 def test_shared_input_is_not_overwritten(instruction_set):
     x, weight = problem(3, 64, dtype=mx.bfloat16)
     before = as_numpy(x)
-    y = x * 2  # a donatable buffer with another pending reader
+    y = x * 2  # a donatable buffer with a second pending reader
     normalized = kernels.rms_norm(y, weight, EPS)
     total, _ = kernels.add_rms_norm(y, y, weight, EPS)
     mx.eval(normalized, total, y)
@@ -163,7 +163,7 @@ def test_compiles(instruction_set):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     zeros = mx.zeros((2, 8), mx.bfloat16)
     arguments = {"x": zeros, "y": zeros, "weight": mx.zeros((8,), mx.bfloat16), **changes}
     with pytest.raises(ValueError, match=rf"\[add_rms_norm\] .*{message}"):

@@ -1,4 +1,4 @@
-"""Sliding windows of paged attention: visibility, freed pages, and bits alone and in a batch."""
+"""Sliding windows of paged attention: visibility, freed pages and batch invariance."""
 
 import mlx.core as mx
 import numpy as np
@@ -20,18 +20,18 @@ from tiny_llm.attention import sliding_window_mask
 from tiny_llm.attention.paged import paged_attention_reference, paged_attention_varlen_reference
 from tiny_llm.kv_cache.int8_rows import dequantize_rows
 
-NEWS, LENGTHS = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
-ENDS = np.cumsum([0, *NEWS]).tolist()
+QUERY_LENS, LENGTHS = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
+ENDS = np.cumsum([0, *QUERY_LENS]).tolist()
 
 
-def freed(arrays, table, news, lengths, page_size, window):
-    """Pages and block table without the pages before each sequence's first window.
+def freed(arrays, table, query_lens, lengths, page_size, window):
+    """Pages and block table with the pages before each sequence's first window freed.
 
-    Float pages are filled with NaN, the entries of the table with invalid ids.
+    Float pages are filled with NaN, their table entries with invalid ids.
     """
     keys, values = (np.array(x.astype(mx.float32)) for x in arrays)
     rows = [list(row) for row in table]
-    for row, L, S in zip(rows, news, lengths, strict=True):
+    for row, L, S in zip(rows, query_lens, lengths, strict=True):
         for index in range(max(0, S - L + 1 - window) // page_size):
             if arrays[0].dtype != mx.int8:
                 keys[row[index]] = values[row[index]] = np.nan
@@ -45,7 +45,7 @@ def sequences(lengths, H=2, D=40, dtype=mx.float32):
 
 
 def in_float64(query, pair, L, S, window, scale):
-    """Attention of one sequence by definition: L×H_q×D from H×S×D."""
+    """Reference attention of one sequence in float64: L×H_q×D from H×S×D."""
     key, value = (as_numpy(x).astype(np.float64) for x in pair)
     query = as_numpy(query).astype(np.float64)
     out = np.zeros_like(query)
@@ -60,7 +60,7 @@ def in_float64(query, pair, L, S, window, scale):
     return out
 
 
-def test_mask_equals_that_of_transformers():
+def test_mask_equals_transformers():
     masking, torch = map(pytest.importorskip, ("transformers.masking_utils", "torch"))
     for window in (1, 2, 5, 9, 100):
         sees = masking.sliding_window_causal_mask_function(window)
@@ -71,24 +71,24 @@ def test_mask_equals_that_of_transformers():
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 129])
-def test_equals_the_definition(instruction_set, window):
-    news, lengths = [1, 9, 70], [140, 9, 200]
+def test_equals_float64_reference(instruction_set, window):
+    query_lens, lengths = [1, 9, 70], [140, 9, 200]
     pairs = sequences(lengths, D=24)
     keys, values, table = cut_into_pages(pairs, 16)
-    query, ends = random(80, 4, 24), np.cumsum([0, *news]).tolist()
+    query, ends = random(80, 4, 24), np.cumsum([0, *query_lens]).tolist()
     table = padded(table)
     actual = paged_attention_varlen(
         query, keys, values, ends, mx.array(lengths), table, 16, 0.3, window
     )
     for s, pair in enumerate(pairs):
         own = slice(ends[s], ends[s + 1])
-        expected = in_float64(query[own], pair, news[s], lengths[s], window, 0.3)
+        expected = in_float64(query[own], pair, query_lens[s], lengths[s], window, 0.3)
         np.testing.assert_allclose(as_numpy(actual[own]), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("page_size", [3, 64, 128])
 @pytest.mark.parametrize("window", [1, 63, 64, 90])
-def test_freed_pages_are_not_read_and_bits_do_not_depend_on_the_batch(
+def test_freed_pages_are_not_read_and_rows_are_batch_invariant(
     instruction_set, dtype, page_size, window
 ):
     pairs = sequences(LENGTHS, D=24, dtype=dtype)
@@ -97,14 +97,16 @@ def test_freed_pages_are_not_read_and_bits_do_not_depend_on_the_batch(
     rest = mx.array(LENGTHS), padded(table), page_size, None, window
     expected = paged_attention_varlen_reference(query, keys, values, mx.array(ENDS), *rest)
     with_all = paged_attention_varlen(query, keys, values, ENDS, *rest)
-    assert_close(with_all, expected, "the reference", ulps=16)
-    short = freed((keys, values), table, NEWS, LENGTHS, page_size, window)
+    assert_close(with_all, expected, "compared with the reference", ulps=16)
+    short = freed((keys, values), table, QUERY_LENS, LENGTHS, page_size, window)
     actual = paged_attention_varlen(
         query, *short[:2], ENDS, mx.array(LENGTHS), short[2], page_size, None, window
     )
-    assert_same_bits(actual, with_all, "pages before the windows are gone")
+    assert_same_bits(actual, with_all, "with freed pages")
     for s, length in enumerate(LENGTHS):
-        for token in list(range(ENDS[s], ENDS[s + 1]))[::13]:  # alone, with fewer keys after it
+        for token in list(range(ENDS[s], ENDS[s + 1]))[
+            ::13
+        ]:  # a single query, with only its visible keys
             visible = length - (ENDS[s + 1] - 1 - token)
             alone = paged_attention(
                 query[token][None, :, None], keys, values, padded(table)[s : s + 1],
@@ -122,7 +124,7 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
     query = random(2, group, 3, D, dtype=dtype)
     arguments = query, keys, values, padded(table), mx.array(lengths), 16, None, "causal", 70
     expected = paged_attention_reference(*arguments)
-    assert_close(paged_attention(*arguments), expected, "the reference", ulps=16)
+    assert_close(paged_attention(*arguments), expected, "compared with the reference", ulps=16)
 
 
 @pytest.mark.parametrize("window", [300, 301, 2**31 - 1])
@@ -132,7 +134,7 @@ def test_window_of_all_keys_changes_no_bits(instruction_set, dtype, window):
     query = random(ENDS[-1], 6, 24, dtype=dtype)
     rest = query, keys, values, ENDS, mx.array(LENGTHS), padded(table), 16, None
     full = paged_attention_varlen(*rest)
-    assert_same_bits(paged_attention_varlen(*rest, window), full, f"a window of {window}")
+    assert_same_bits(paged_attention_varlen(*rest, window), full, f"window of {window}")
 
 
 @pytest.mark.parametrize("page_size", [3, 64])
@@ -145,7 +147,7 @@ def test_int8_pages(instruction_set, dtype, page_size, window):
     expected = paged_attention_varlen_reference(
         query.astype(mx.float32), *floats, *rest, table, page_size, None, window
     )
-    short = freed((keys, values), table.tolist(), NEWS, LENGTHS, page_size, window)[2]
+    short = freed((keys, values), table.tolist(), QUERY_LENS, LENGTHS, page_size, window)[2]
     actual = paged_attention_varlen(query, keys, values, *rest, short, page_size, None, window)
     assert_close(actual, expected.astype(dtype), "dequantized", ulps=32)
 
@@ -153,7 +155,7 @@ def test_int8_pages(instruction_set, dtype, page_size, window):
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 150), min_size=1, max_size=4),
-    news=st.lists(st.integers(0, 70), min_size=4, max_size=4),
+    query_lens=st.lists(st.integers(0, 70), min_size=4, max_size=4),
     H=st.integers(1, 3),
     group=st.integers(1, 3),
     D=st.integers(1, 48),
@@ -161,15 +163,15 @@ def test_int8_pages(instruction_set, dtype, page_size, window):
     window=st.integers(1, 160),
     dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
 )
-def test_random_ragged_batches(lengths, news, H, group, D, page_size, window, dtype):
-    """Includes more queries than keys: those before the first key are zero."""
-    lengths = [length or new for length, new in zip(lengths, news, strict=False)]
-    news = news[: len(lengths)]
+def test_random_ragged_batches(lengths, query_lens, H, group, D, page_size, window, dtype):
+    """Includes more queries than keys; queries before the first key give zero."""
+    lengths = [length or new for length, new in zip(lengths, query_lens, strict=False)]
+    query_lens = query_lens[: len(lengths)]
     pairs = sequences(lengths, H, D, dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
-    short = freed((keys, values), table, news, lengths, page_size, window)
-    ends = mx.array(np.cumsum([0, *news]).astype(np.int32))
-    query = random(sum(news), H * group, D, dtype=dtype)
+    short = freed((keys, values), table, query_lens, lengths, page_size, window)
+    ends = mx.array(np.cumsum([0, *query_lens]).astype(np.int32))
+    query = random(sum(query_lens), H * group, D, dtype=dtype)
     lens, tables = mx.array(lengths, mx.int32), padded(table, extra=1)
     expected = paged_attention_varlen_reference(
         query, keys, values, ends, lens, tables, page_size, None, window
@@ -177,7 +179,7 @@ def test_random_ragged_batches(lengths, news, H, group, D, page_size, window, dt
     actual = paged_attention_varlen(
         query, *short[:2], ends, lens, short[2], page_size, None, window
     )
-    assert_close(actual, expected, "against gathering", ulps=16)
+    assert_close(actual, expected, "compared with gathered pages", ulps=16)
 
 
 def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, dtype):
@@ -188,15 +190,15 @@ def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, d
     rest = mx.array(lengths), 8, None, "causal", 10
     expected = paged_attention(query, keys, values, padded(table), *rest)
     assert np.isfinite(as_numpy(expected)).all()
-    for index in (9, 10, 11):  # the window of the first query begins at key 79
+    for index in (9, 10, 11):  # the first query's window starts at key 79
         broken = [table[0], [*table[1][:index], -1, *table[1][index + 1 :]], table[2]]
         actual = paged_attention(query, keys, values, padded(broken), *rest)
         assert np.isnan(as_numpy(actual[1])).all()
-        assert_same_bits(actual[::2], expected[::2], "the other sequences")
+        assert_same_bits(actual[::2], expected[::2], "other sequences")
 
 
-def test_non_finite_values_before_the_window_do_not_matter(instruction_set, dtype):
-    """Hidden keys of the page in which the window begins."""
+def test_non_finite_values_before_the_window_are_ignored(instruction_set, dtype):
+    """Masked keys in the page in which the window starts."""
     keys, values, [row] = cut_into_pages(sequences([100], dtype=dtype), 64)
     query = random(1, 4, 3, 40, dtype=dtype)
     rest = [row], [100], 64, None, "causal", 20
@@ -206,7 +208,9 @@ def test_non_finite_values_before_the_window_do_not_matter(instruction_set, dtyp
         for pages in dirty:
             pages[row[0]] = bad
             pages[row[1], :, : 78 - 64] = bad  # the first query sees keys 78 to 97
-        assert_same_bits(paged_attention(query, *dirty, *rest), expected, f"{bad} is hidden")
+        assert_same_bits(
+            paged_attention(query, *dirty, *rest), expected, f"{bad} before the window"
+        )
 
 
 def test_fallback_without_the_extension(monkeypatch):
@@ -228,7 +232,7 @@ def test_fallback_without_the_extension(monkeypatch):
         paged_attention_varlen(query, keys, values, [0, 3], [19], table, 4, None, 6)
 
 
-def test_bad_windows_are_rejected():
+def test_invalid_windows_are_rejected():
     keys, values, table = cut_into_pages(sequences([9]), 4)
     query = random(1, 4, 3, 40)
     with pytest.raises(ValueError, match="window of at least 1, or 0 for none, got -1"):

@@ -1,4 +1,4 @@
-"""`swiglu` against the readable silu, exact arithmetic and MLX's own."""
+"""`swiglu` compared with the readable silu, exact arithmetic and MLX."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     result = kernels.swiglu(gate, up)
-    mx.eval(result)  # before the environment is restored
+    mx.eval(result)  # before monkeypatch restores the environment
     return result
 
 
@@ -23,31 +23,31 @@ def problem(*shape: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_readable_layer(instruction_set, dtype, shape):
+def test_equals_readable_layer(instruction_set, dtype, shape):
     gate, up = problem(*shape, dtype=dtype)
     # The exponential may differ in its last bits, which occasionally changes a rounding.
-    assert_close(swiglu(gate, up), silu(gate) * up, "swiglu against silu · up", ulps=1)
+    assert_close(swiglu(gate, up), silu(gate) * up, "swiglu compared with silu · up", ulps=1)
     with mx.stream(mx.cpu):
         expected = nn.silu(gate) * up
-    # Different intermediate roundings: 1 + e^−x, 1/…, 1 − …, and the two products.
-    assert_close(swiglu(gate, up), expected, "swiglu against MLX's silu", ulps=3)
+    # Different intermediate roundings: 1 + e^−x, 1/…, 1 − … and the two products.
+    assert_close(swiglu(gate, up), expected, "swiglu compared with MLX's silu", ulps=3)
 
 
 @pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
-def test_every_half_equals_the_readable_layer_bit_for_bit(instruction_set, half):
-    # Exhaustive check: the exponential of a half is never within 2 float32 ulp of a rounding
-    # boundary of halves.
+def test_every_half_is_bitwise_equal_to_readable_layer(instruction_set, half):
+    # Exhaustive: the exponential of a half is never within 2 float32 ulps of a half's rounding
+    # boundary.
     gate = mx.arange(65536, dtype=mx.uint16).view(half)
     up = mx.full(gate.shape, 1.5, half)
     expected = silu(gate) * up
     mx.eval(expected)
     actual, expected = as_numpy(swiglu(gate, up)), as_numpy(expected)
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
-    # Below −87.3 the exponential is subnormal in float32, and zero in some implementations.
+    # Below −87.3, the exponential is subnormal in float32 and zero in some implementations.
     tiny = as_numpy(gate) < -87.3
     assert np.nanmax(np.abs(actual[tiny])) < 2e-36
     rest = ~tiny & ~np.isnan(expected)
-    np.testing.assert_array_equal(actual[rest], expected[rest], "bit for bit")
+    np.testing.assert_array_equal(actual[rest], expected[rest], "bitwise")
 
 
 def test_is_exact_up_to_rounding(instruction_set, dtype):
@@ -76,7 +76,7 @@ def test_views(instruction_set, dtype):
         "transposed": (both.swapaxes(0, 1), both.swapaxes(0, 1)[::-1]),
         "reversed rows": (both[0, ::-1], both[1]),
         "broadcast": (mx.broadcast_to(both[:1], both.shape), both),
-        "one array twice": (both, both),
+        "same array for both": (both, both),
     }.items():
         expected = swiglu(mx.contiguous(gate), mx.contiguous(up))
         assert_close(swiglu(gate, up), expected, name, ulps=0)
@@ -84,7 +84,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_input_is_not_overwritten(instruction_set):
     gate, up = problem(3, 64, dtype=mx.bfloat16)
-    doubled = gate * 2  # a donatable buffer with another pending reader
+    doubled = gate * 2  # a donatable buffer with a second pending reader
     result = kernels.swiglu(doubled, up)
     mx.eval(result, doubled)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(gate))
@@ -117,7 +117,7 @@ def test_nan_and_infinity_stay_in_their_element(instruction_set, dtype, value):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_arguments_are_named(changes, message):
+def test_errors_name_the_argument(changes, message):
     zeros = mx.zeros((2, 8), mx.float16)
     with pytest.raises(ValueError, match=rf"\[swiglu\] .*{message}"):
         kernels.swiglu(**{"gate": zeros, "up": zeros, **changes})

@@ -1,4 +1,4 @@
-"""`topk_softmax` against NumPy: experts, order and weights."""
+"""`topk_softmax` compared with NumPy: experts, order and weights."""
 
 import mlx.core as mx
 import numpy as np
@@ -22,7 +22,7 @@ def test_equals_numpy(device, dtype, shape, k, normalize):
     p = p / p.sum(-1, keepdims=True) if normalize else p
     assert experts.dtype == mx.uint32
     assert weights.dtype == mx.float32
-    # MLX's order of ties is unspecified, and half precision has many ties.
+    # MLX's order of ties is unspecified, and ties are frequent in half precision.
     chosen = np.take_along_axis(x, np.array(experts).astype(np.int64), -1)
     np.testing.assert_array_equal(chosen, np.take_along_axis(x, order, -1))
     assert_close(weights, mx.array(p.astype(np.float32)), "weights", ulps=40)

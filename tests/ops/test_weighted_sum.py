@@ -1,4 +1,4 @@
-"""`weighted_sum` against NumPy; same bits on every instruction set."""
+"""`weighted_sum` compared with NumPy; bitwise equal on all instruction sets."""
 
 import mlx.core as mx
 import numpy as np
@@ -12,10 +12,10 @@ from tiny_llm import kernels
 def test_equals_numpy(instruction_set, dtype, shape):
     x, weights = random(*shape, dtype=dtype), random(*shape[:-1])
     total = kernels.weighted_sum(x, weights)
-    mx.eval(total)  # before the environment is restored
+    mx.eval(total)  # before monkeypatch restores the environment
     assert total.dtype == dtype
     expected = np.zeros((*shape[:-2], shape[-1]), np.float32)
-    for k in range(shape[-2]):  # each product and sum rounded to float32
+    for k in range(shape[-2]):  # every product and sum is rounded to float32
         expected += as_numpy(weights)[..., k, None] * as_numpy(x)[..., k, :]
     assert_same_bits(total, mx.array(expected).astype(dtype), str(shape))
 
@@ -29,23 +29,25 @@ def test_base_is_added_first(instruction_set, dtype, shape):
     for k in range(shape[-2]):
         expected = expected + as_numpy(weights)[..., k, None] * as_numpy(x)[..., k, :]
     assert_same_bits(total, mx.array(expected).astype(dtype), str(shape))
-    assert_same_bits(kernels.weighted_sum(x, weights, base[..., ::-1][..., ::-1]), total, "a view")
+    assert_same_bits(kernels.weighted_sum(x, weights, base[..., ::-1][..., ::-1]), total, "view")
 
 
 def test_on_any_device(device, dtype):
     x, weights = random(4, 3, 33, dtype=dtype), random(4, 3)
     expected = (as_numpy(x) * as_numpy(weights)[..., None]).sum(-2)
-    assert_close(kernels.weighted_sum(x, weights), mx.array(expected).astype(dtype), "a sum")
+    assert_close(kernels.weighted_sum(x, weights), mx.array(expected).astype(dtype), "sum")
     base = random(4, 33, dtype=dtype)
     expected += as_numpy(base)
-    assert_close(kernels.weighted_sum(x, weights, base), mx.array(expected).astype(dtype), "a base")
+    assert_close(
+        kernels.weighted_sum(x, weights, base), mx.array(expected).astype(dtype), "with base"
+    )
 
 
 def test_views(instruction_set):
     x, weights = random(6, 4, 40, dtype=mx.bfloat16), random(4, 6)
     for view, own in ((x[::2], weights.T[::2]), (x[:, ::2, 3:20], weights.T[:, ::2])):
         expected = kernels.weighted_sum(mx.contiguous(view), mx.contiguous(own))
-        assert_same_bits(kernels.weighted_sum(view, own), expected, "a view")
+        assert_same_bits(kernels.weighted_sum(view, own), expected, "view")
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0)])

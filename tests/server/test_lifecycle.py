@@ -24,7 +24,7 @@ FAULTY_BODY = {"prompt": FAULTY_PROMPT}
         (["--max-queue", "-1"], "--max-queue: must be at least 0, got -1"),
         (["--generation-config", "mine"], "--generation-config: invalid choice: 'mine'"),
         (["--block-size", "0"], "--block-size: must be at least 1, got 0"),
-        (["--model", "nothing"], "there is no model 'nothing'"),
+        (["--model", "nothing"], "unknown model 'nothing'"),
     ],
 )
 def test_rejected_flags(capsys, monkeypatch, flags, message):

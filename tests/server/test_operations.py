@@ -202,7 +202,7 @@ def test_client_disconnect_is_logged():
         (b"\xff", "cannot be read: it is not UTF-8."),
         (
             b"a\n{% if %}",
-            "is not valid Jinja, line 2: Expected an expression, got 'end of statement",
+            "is not valid Jinja (line 2: Expected an expression, got 'end of statement",
         ),
     ],
 )

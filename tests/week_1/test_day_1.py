@@ -32,7 +32,7 @@ def test_task_1_softmax_of_masked_scores_is_zero(device, dtype):
 
 
 def test_task_1_softmax_of_long_rows_sums_to_one(device, dtype):
-    # A running half-precision sum of 4,096 ones stalls at 256 or 2,048, as `mx.softmax`'s does.
+    # A half-precision running sum of 4,096 ones stalls at 256 or 2,048, like that of `mx.softmax`.
     total = as_numpy(softmax(mx.zeros((1, 4096), dtype), -1)).sum()
     assert total == pytest.approx(1, abs=1e-3), "accumulate the sum in float32"
 
@@ -74,8 +74,8 @@ def test_task_1_float32_mask_keeps_the_dtype(device):
     mask = random(4, 4)
     actual = scaled_dot_product_attention_simple(query, key, value, mask=mask)
     assert actual.dtype == mx.bfloat16, (
-        f"expected the queries' dtype, bfloat16, got {actual.dtype}: scores + mask is float32 if "
-        "the mask is"
+        f"expected the queries' dtype, bfloat16, got {actual.dtype}: a float32 mask promotes "
+        "the scores to float32"
     )
 
 
@@ -90,7 +90,7 @@ def test_task_1_single_visible_key_returns_its_value(device, dtype):
     query, key, value = (random(4, 6, dtype=dtype) for _ in range(3))
     mask = mx.where(mx.arange(4) == 2, 0.0, -mx.inf).astype(dtype)
     actual = scaled_dot_product_attention_simple(query, key, value, mask=mask[None, :])
-    assert_close(actual, mx.broadcast_to(value[2], (4, 6)), "attention that sees key 2 alone")
+    assert_close(actual, mx.broadcast_to(value[2], (4, 6)), "attention with only key 2 visible")
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 5)])

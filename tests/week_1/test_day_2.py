@@ -12,7 +12,7 @@ SHAPES = [(1, 1, 1, 2), (1, 10, 8, 4), (2, 7, 3, 128), (3, 33, 2, 64)]
 
 
 def oracle(x: mx.array, offset: int, traditional: bool, base: float) -> mx.array:
-    """`mx.fast.rope` expects B×H×L×D."""
+    """MLX's RoPE of x: B×L×H×D; `mx.fast.rope` expects B×H×L×D."""
     rotated = mx.fast.rope(
         x.swapaxes(1, 2),
         x.shape[-1],
@@ -30,10 +30,10 @@ def check(shape, dtype, traditional, offset, base):
     rope = RoPE(shape[-1], 40_000, base=base, traditional=traditional)
     actual = rope(x, None if offset is None else slice(offset, offset + L))
     expected = oracle(x, offset or 0, traditional, base)
-    assert actual.dtype == dtype, f"RoPE returns the dtype of x, {dtype}"
+    assert actual.dtype == dtype, f"expected RoPE to return x's dtype, {dtype}"
     pairs = "(x[0], x[1]), (x[2], x[3]), …" if traditional else "(x[i], x[i + D/2])"
-    # exp(−i·log base/(D/2)) and base ** (−2i/D) differ in the last bits of a frequency, which the
-    # position multiplies.
+    # exp(−i·log base/(D/2)) and base ** (−2i/D) differ in a frequency's last bits; the position
+    # multiplies the difference.
     angle_error = ((offset or 0) + L) * EPSILON[mx.float32]
     ulps = 2 + angle_error / EPSILON[dtype]
     assert_close(actual, expected, f"RoPE at offset {offset}, pairs {pairs}", ulps=ulps)
@@ -54,7 +54,7 @@ def test_task_2_non_traditional(device, dtype, shape, offset, base):
 
 
 def test_task_2_far_positions(device):
-    # Positions in half precision would be wrong by up to 16 or 128 here.
+    # Half-precision positions would be off by up to 16 or 128 here.
     check((1, 16, 2, 128), mx.float32, False, 32_000, 1_000_000)
 
 
@@ -98,13 +98,13 @@ def test_task_3_rms_norm(device, dtype, shape, eps):
 
 
 def test_task_3_squares_are_accumulated_in_float32(device):
-    # 300² = 90,000 is beyond float16's largest number, 65,504.
+    # 300² = 90,000 exceeds float16's largest value, 65,504.
     x = mx.full((1, 16), 300.0, dtype=mx.float16)
     actual = as_numpy(RMSNorm(16, mx.ones(16, dtype=mx.float16))(x))
     assert actual == pytest.approx(1, abs=2e-3), "cast to float32 before squaring"
 
 
-def test_task_3_result_is_cast_before_the_weight(device):
+def test_task_3_result_is_cast_before_multiplying_the_weight(device):
     x = random(3, 64, dtype=mx.bfloat16)
     weight = random(64, dtype=mx.float32)
     x32 = x.astype(mx.float32)

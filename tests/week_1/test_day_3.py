@@ -120,7 +120,7 @@ def attention_from(oracle: "qwen3.Attention", args: "qwen3.ModelArgs") -> Qwen3M
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_task_3_qwen3_attention(device, dtype, heads, mask):
-    # head_dim 16 × 4 heads = 64, hidden size 48: independent sizes in Qwen3.
+    # head_dim 16 × 4 heads = 64, but hidden size 48: Qwen3's sizes are independent.
     model = tiny_model(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1])
     oracle = model.model.layers[0].self_attn
     x = random(2, 9, 48, dtype=dtype)
@@ -131,7 +131,7 @@ def test_task_3_qwen3_attention(device, dtype, heads, mask):
 
 
 def test_task_3_scores_are_in_float32(device):
-    # Large, close scores: above 64, bfloat16 has a spacing of one half.
+    # Large, close scores: above 64, bfloat16 numbers are spaced by 1/2.
     model = tiny_model(mx.bfloat16)
     oracle, args = model.model.layers[0].self_attn, model.args
     oracle.q_norm.weight = oracle.k_norm.weight = mx.full(16, 5, dtype=mx.bfloat16)
@@ -145,7 +145,7 @@ def test_task_3_scores_are_in_float32(device):
         *(part.astype(mx.float32) for part in (query, key, value)), scale=16**-0.5, mask="causal"
     ).astype(mx.bfloat16)
     expected = linear(attended.swapaxes(1, 2).reshape(1, 40, 64), layer.wo)
-    assert_close(layer(x, "causal"), expected, "attention, whose scores are in float32", ulps=2)
+    assert_close(layer(x, "causal"), expected, "attention with float32 scores", ulps=2)
 
 
 def test_task_3_mask_array(device, dtype):

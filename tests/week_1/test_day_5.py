@@ -89,7 +89,9 @@ def test_task_1_sampler_receives_logprobs():
         return mx.argmax(logprobs, axis=-1)
 
     simple_generate(scripted(b"hi"), ByteTokenizer(), PROMPT, sampler)
-    assert all(logprobs.shape == (1, 256) for logprobs in seen), "B×V, of the last position alone"
+    assert all(logprobs.shape == (1, 256) for logprobs in seen), (
+        "expected B×V logprobs of the last position"
+    )
     assert all(abs(mx.exp(logprobs).sum().item() - 1) < 1e-5 for logprobs in seen)
 
 

@@ -13,7 +13,7 @@ DRAWS = 20_000
 
 
 def distribution(seed: int = 0) -> np.ndarray:
-    """V unsorted probabilities, from a few per cent to a few tens of per cent."""
+    """V unsorted probabilities, from a few percent to tens of percent."""
     logits = np.random.default_rng(seed).normal(size=V)
     return np.exp(logits) / np.exp(logits).sum()
 
@@ -72,7 +72,9 @@ def test_task_1_top_p(device, top_p):
 
 def test_task_1_top_p_keeps_the_token_crossing_the_threshold(device):
     p = np.array([0.1, 0.5, 0.15, 0.25])
-    assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, "0.5 < 0.6, so 0.25 belongs to it"
+    assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, (
+        "0.5 < 0.6, so the token with 0.25 is kept"
+    )
     assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
 
 
@@ -89,14 +91,14 @@ def test_task_1_all_filters(device):
 
 
 def test_task_1_top_p_applies_after_top_k(device):
-    # Within {0.4, 0.3} the first has 4/7 ≥ 0.55 of the mass; within the whole, 0.4.
+    # The first token has 4/7 ≥ 0.55 of the mass of {0.4, 0.3}, but only 0.4 of the whole.
     p = np.array([0.4, 0.3, 0.2, 0.1])
     drawn = set(np.flatnonzero(draw(p, top_k=2, top_p=0.55)))
-    assert drawn == {0}, "the mass that top-p goes by is that of what top-k left, which sums to one"
+    assert drawn == {0}, "top-p must apply to the renormalized mass of the tokens kept by top-k"
 
 
 def test_task_1_filters_apply_before_temperature(device):
-    # At temperature 5 the first token's share of the mass would be below 0.5.
+    # At temperature 5, the first token's probability would be below 0.5.
     p = np.array([0.6, 0.2, 0.1, 0.1])
     assert set(np.flatnonzero(draw(p, temp=5.0, top_p=0.5))) == {0}
 
@@ -129,7 +131,7 @@ def test_task_1_same_seed_reproduces_samples(device):
     mx.random.seed(1)
     first = draws(None)
     mx.random.seed(1)
-    assert first == draws(None), "without a seed of its own a sampler draws from MLX's state"
+    assert first == draws(None), "a sampler without a seed must draw from MLX's global state"
 
 
 def test_task_1_input_is_unchanged(device):
@@ -159,7 +161,7 @@ def test_task_1_out_of_range_parameters(options, message):
         make_sampler(**{"temp": 1.0, **options})
 
 
-# Task 2: the CPU kernel, and the Metal kernel in the emulator or on a Mac's GPU.
+# Task 2: the CPU kernel, and the Metal kernel on the emulator or a Mac's GPU.
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 33, 67, 1000])
@@ -255,8 +257,10 @@ def test_task_2_axpby_in_metal(dtype, size):
 
 def test_task_2_axpby_in_metal_computes_in_float32(dtype):
     x, y = mx.ones(3, dtype=dtype), -mx.ones(3, dtype=dtype)
-    # Rounded to 16 bits, alpha is 1 and the result cancels.
+    # Rounded to 16 bits, alpha would be 1 and the result would cancel.
     launch = kernels.extension().metal.axpby_launch(3, 1 + 2.0**-12, 1.0, DTYPE_NAMES[dtype])
     z = empty((3,), DTYPE_NAMES[dtype])
     run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
-    assert as_numpy(as_array(z)).tolist() == [2.0**-12] * 3, "rounded before the end"
+    assert as_numpy(as_array(z)).tolist() == [2.0**-12] * 3, (
+        "expected a single rounding, at the end"
+    )

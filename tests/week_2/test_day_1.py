@@ -1,4 +1,4 @@
-"""Week 2, day 1: the KV cache, and the model that uses it."""
+"""Week 2, day 1: the KV cache and a model that uses it."""
 
 import mlx.core as mx
 import pytest
@@ -34,10 +34,10 @@ def test_task_1_returns_written_tokens(device, dtype, chunks):
         values.append(random(2, 3, length, 8, dtype=dtype))
         fetched = cache.update_and_fetch(keys[-1], values[-1], mask_length=length, mask="causal")
         all_keys, all_values = mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
-        assert_close(fetched[0], all_keys, "keys, the oldest first", ulps=0)
-        assert_close(fetched[1], all_values, "values, the oldest first", ulps=0)
+        assert_close(fetched[0], all_keys, "keys, oldest first", ulps=0)
+        assert_close(fetched[1], all_values, "values, oldest first", ulps=0)
         assert fetched[2] == cache.offset == all_keys.shape[2]
-        assert fetched[3] == "causal", "the mask is passed through"
+        assert fetched[3] == "causal", "expected the mask to be passed through"
     assert cache.key_values[0].shape[2] == sum(chunks)
 
 
@@ -51,7 +51,7 @@ def test_task_1_rewind(device):
     keys, _, S, _ = cache.update_and_fetch(new, new)
     assert S == 9
     expected = mx.concatenate([key[:, :, :6], new], axis=2)
-    assert_close(keys, expected, "what was forgotten is overwritten", ulps=0)
+    assert_close(keys, expected, "rewound tokens must be overwritten", ulps=0)
 
 
 def test_task_1_rewind_beyond_start():
@@ -66,7 +66,7 @@ def test_task_1_release():
     cache.update_and_fetch(mx.zeros((1, 1, 2, 4)), mx.zeros((1, 1, 2, 4)))
     cache.release()
     assert cache.offset == 0
-    assert cache.key_values is None, "expected nothing of the released tokens to be left"
+    assert cache.key_values is None, "expected the released tokens to be gone"
 
 
 def test_task_1_mismatched_shapes():
@@ -85,7 +85,7 @@ def test_task_1_appending_does_not_copy_the_history(device):
     for _ in range(600):
         mx.eval(cache.update_and_fetch(token, token)[:2])
         buffers.add(cache._keys.shape[2])
-    assert len(buffers) <= 4, "the buffer grows in steps, not with every token"
+    assert len(buffers) <= 4, "the buffer must grow in steps, not with every token"
 
 
 def test_task_1_total_copy_cost_is_linear():
@@ -98,7 +98,7 @@ def test_task_1_total_copy_cost_is_linear():
             mx.eval(buffer)
     assert copied <= 8 * tokens, (
         f"{copied / tokens:.0f} copies of each token instead of about 2: the buffer must grow by a "
-        "share of what it is, not by a constant"
+        "fraction of its size, not by a constant"
     )
 
 
@@ -107,7 +107,7 @@ def test_task_3_custom_cache():
     ours, theirs = model.create_kv_cache(), [ListCache() for _ in range(model.num_hidden_layers)]
     for start, end in ((0, 5), (5, 6), (6, 11)):
         ids = mx.array([IDS[start:end]])
-        assert_same_bits(model(ids, start, theirs), model(ids, start, ours), f"from {start} on")
+        assert_same_bits(model(ids, start, theirs), model(ids, start, ours), f"tokens from {start}")
     assert all(cache.state == [] for cache in theirs)
 
 
@@ -136,7 +136,7 @@ def test_task_2_chunked_attention_equals_mlx_lm(device, dtype, heads, chunks):
         offset += L
     actual = mx.concatenate(out, axis=1)
     assert actual.dtype == dtype
-    hint = "RoPE at the new tokens' positions; keys and values of the past come from the cache"
+    hint = "RoPE at the new tokens' positions; past keys and values come from the cache"
     expected = mlx_model.model.layers[0].self_attn(x, "causal")
     assert_close(actual, expected, f"attention with a cache ({hint})", ulps=8)
 
@@ -147,13 +147,13 @@ def test_task_2_each_token_is_written_once(device):
     rope, cache = RoPE(16, 128, base=mlx_model.args.rope_theta), TinyKvFullCache()
     for offset, L in ((0, 5), (5, 1), (6, 1)):
         attention(random(1, L, 48), rope.cos_sin(slice(offset, offset + L), 1, L), cache)
-        assert cache.offset == offset + L, "the cache grows by the new tokens alone"
+        assert cache.offset == offset + L, "the cache must grow by the new tokens only"
     keys, values = cache.key_values
     assert keys.shape == values.shape == (1, 2, 7, 16), "key/value heads, not query heads"
 
 
 def test_task_2_scores_are_in_float32(device):
-    # Large, close scores: above 64, bfloat16 has a spacing of one half.
+    # Large, close scores: above 64, bfloat16 numbers are spaced by 1/2.
     query, key, value = (
         random(1, heads, 40, 16, dtype=mx.bfloat16, scale=scale)
         for heads, scale in ((4, 5), (2, 5), (2, 1))
@@ -164,7 +164,7 @@ def test_task_2_scores_are_in_float32(device):
     )
     assert actual.dtype == mx.bfloat16
     expected = expected.astype(mx.bfloat16)
-    assert_close(actual, expected, "attention, whose scores are in float32", ulps=2)
+    assert_close(actual, expected, "attention with float32 scores", ulps=2)
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])
@@ -177,7 +177,7 @@ def test_task_3_logits_equal_week_1(device, dtype, chunks, tied):
     for length in chunks:
         logits.append(model(mx.array([IDS[offset : offset + length]]), offset, cache))
         offset += length
-    hint = "positions start at offset; query i sees the past and new tokens up to itself"
+    hint = "positions start at offset; query i sees the past and the new tokens up to itself"
     assert_close(mx.concatenate(logits, axis=1), expected, f"logits by chunks ({hint})", ulps=24)
 
 
@@ -185,7 +185,7 @@ def test_task_3_one_cache_per_layer(device):
     model = Qwen3ModelWeek2(tiny_model())
     cache = model.create_kv_cache()
     assert len(cache) == model.num_hidden_layers == 3
-    assert len({id(layer) for layer in cache}) == 3, "layers do not share a cache"
+    assert len({id(layer) for layer in cache}) == 3, "layers must not share a cache"
     model(mx.array([IDS]), 0, cache)
     assert [layer.offset for layer in cache] == [len(IDS)] * 3
     with pytest.raises(ValueError, match="expected 3 caches, one per layer, got 1"):
@@ -229,5 +229,5 @@ def test_task_4_releases_caches_at_end_of_generation(device):
     simple_generate_with_kv_cache(model, ByteTokenizer(), "hello", max_tokens=4)
     held = [cache.offset for cache in model.caches]
     assert held == [0] * len(held), (
-        f"each layer's cache holds {held} tokens in the end, instead of none"
+        f"each layer's cache still holds {held} tokens at the end, instead of none"
     )

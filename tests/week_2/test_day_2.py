@@ -1,4 +1,4 @@
-"""Week 2, day 2: quantized weights and their matrix multiplication on the CPU."""
+"""Week 2, day 2: quantized weights and quantized matmul on the CPU."""
 
 from types import SimpleNamespace
 
@@ -49,12 +49,12 @@ def test_task_2_equals_mlx(instruction_set, bits, half):
     expected = mx.quantized_matmul(
         a, b, scales, biases, transpose=True, group_size=group_size, bits=bits, stream=mx.cpu
     )
-    # MLX's CPU kernel accumulates 256 products in the activations' dtype; ours in float32.
+    # MLX's CPU kernel accumulates 256 products in the activations' dtype, ours in float32.
     assert_close(evaluated(*args), expected, "quantized_matmul against MLX's", ulps=16)
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-def test_task_2_scales_of_the_other_dtype(instruction_set, half):
+def test_task_2_scales_of_a_different_dtype(instruction_set, half):
     other = HALVES[half == mx.bfloat16]
     args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
     assert_exact_but_for_rounding(instruction_set, args)
@@ -79,7 +79,9 @@ def test_task_1_quantized_linear(bits, group_size):
     quantized.bias = random(96, dtype=mx.bfloat16, scale=5)
     weights = QuantizedWeights.from_mlx_layer(quantized)
     named = SimpleNamespace(**quantized.parameters(), group_size=group_size, bits=bits)
-    assert QuantizedWeights.from_mlx_layer(named).scales is weights.scales, "what has the names"
+    assert QuantizedWeights.from_mlx_layer(named).scales is weights.scales, (
+        "object with the layer's attributes"
+    )
     assert (weights.group_size, weights.bits) == (group_size, bits)
     x = random(2, 3, 256, dtype=mx.bfloat16)
     with mx.stream(mx.cpu):

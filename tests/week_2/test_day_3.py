@@ -1,4 +1,4 @@
-"""Week 2, day 3: the quantized matrix multiplication in Metal, and in the model."""
+"""Week 2, day 3: quantized matmul in Metal and in the model."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,11 +26,11 @@ from tiny_llm import (
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
-def test_task_3_the_readable_metal_kernel(bits, group_size, half, shape):
+def test_task_3_readable_metal_kernel(bits, group_size, half, shape):
     scales, biases, _, _, a, b = problem(*shape, bits, group_size, half)
     other = (
         mx.float16 if half == mx.bfloat16 else mx.bfloat16
-    )  # scales unsupported by the other kernels
+    )  # scales that only the readable kernel supports
     scales, biases = scales.astype(other), biases.astype(other)
     actual = reference_quantized(scales, biases, group_size, bits, a, b)
     expected = exact_quantized(scales, biases, a, b, group_size, bits)

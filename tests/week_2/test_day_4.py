@@ -1,4 +1,4 @@
-"""Week 2, day 4: flash attention, on the CPU."""
+"""Week 2, day 4: flash attention on the CPU."""
 
 import functools
 
@@ -68,7 +68,9 @@ def test_task_1_equals_mlx(dtype, mask):
         expected = mx.fast.scaled_dot_product_attention(
             *(x.astype(mx.float32) for x in (query, key, value)), scale=0.125, mask=mask
         ).astype(dtype)
-    assert_close(flash_attention(query, key, value, mask=mask), expected, "against MLX's", ulps=8)
+    assert_close(
+        flash_attention(query, key, value, mask=mask), expected, "compared with MLX", ulps=8
+    )
 
 
 def test_task_1_bool_mask_is_true_for_visible_keys():
@@ -121,7 +123,7 @@ def test_task_2_any_shape(B, H, group, L, S, D, mask, scale, dtype):
 
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
 def test_task_2_rows_are_chunk_invariant(instruction_set, dtype, S):
-    """Prefill in one chunk, several chunks or single tokens: the same bits."""
+    """Prefill in one chunk, several chunks or single tokens is bitwise equal."""
     query, key, value = problem(1, 2, 2, S, S, 40, dtype=dtype)
     whole = evaluated(query, key, value, mask="causal")
     for chunk in (1, 7, 64, 128):
@@ -135,7 +137,7 @@ def test_task_2_rows_are_chunk_invariant(instruction_set, dtype, S):
 
 
 def test_task_2_masked_keys_have_no_effect(instruction_set, dtype):
-    """NaN in masked keys too: masked keys are skipped, not multiplied by zero."""
+    """Even NaN has no effect: masked keys are skipped, not multiplied by zero."""
     query, key, value = problem(1, 1, 2, 9, 200, 24, dtype=dtype)
     alone = evaluated(query, key[:, :, :130], value[:, :, :130], mask="causal")
     key[:, :, 130:] = mx.nan
@@ -165,7 +167,7 @@ def test_task_2_context_lens_equal_separate_sequences(instruction_set, dtype, ma
     query, key, value = problem(5, 2, 2, L, 150, 24, dtype=dtype)
     made = random(5, 1, L, 150) if mask == "array" else mask
     together = evaluated(query, key, value, mask=made, context_lens=lengths)
-    assert not as_numpy(together[0]).any(), "a sequence without keys is zero"
+    assert not as_numpy(together[0]).any(), "expected zeros for a sequence without keys"
     for b, S in enumerate(lengths):
         row = slice(b, b + 1)
         own = made[row, :, :, :S] if isinstance(made, mx.array) else made
@@ -186,20 +188,22 @@ def test_task_2_fully_masked_row_is_zero(instruction_set, dtype):
     for mask in ("causal", causal_mask(70, 66, mx.float32), causal_mask(70, 66, mx.float32) == 0):
         out = as_numpy(evaluated(query, key, value, mask=mask))
         assert not out[:, :, :4].any(), "expected zeros for queries before the first key"
-        assert np.isfinite(out).all(), "expected numbers for the queries after it"
+        assert np.isfinite(out).all(), "expected finite values for the later queries"
     hidden = mx.full((70, 66), -mx.inf)
     assert not as_numpy(evaluated(query, key, value, mask=hidden)).any()
 
 
 def test_task_2_masked_tiles_are_skipped(instruction_set):
-    """A tile masked for every row is not read."""
+    """Tiles masked for every row are not read."""
     query, key, value = problem(1, 1, 1, 3, 200, 24)
     mask = mx.zeros((3, 200))
     mask[:, 64:128] = -mx.inf
     expected = evaluated(query, key, value, mask=mask)
     key[:, :, 64:128] = mx.nan
     value[:, :, 64:128] = mx.inf
-    assert_same_bits(evaluated(query, key, value, mask=mask), expected, "NaN where nobody looks")
+    assert_same_bits(
+        evaluated(query, key, value, mask=mask), expected, "NaN in a fully masked tile"
+    )
 
 
 @pytest.mark.parametrize("bad", [mx.nan, mx.inf, -mx.inf])
@@ -209,9 +213,7 @@ def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad)
     dirty = query + 0
     dirty[0, 1, 7, 3] = bad
     out = evaluated(dirty, key, value, mask="causal")
-    hint = (
-        f"a query with {bad}: expected no finite result; what is not a number is not a hidden key"
-    )
+    hint = f"a query with {bad}: expected a non-finite result; a NaN score is not a masked key"
     assert not np.isfinite(as_numpy(out)[0, 1, 7]).all(), hint
     same = np.ones((2, 4, 20), bool)
     same[0, 1, 7] = False
@@ -219,7 +221,7 @@ def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad)
     dirty = value + 0
     dirty[1, 0, 80, 5] = bad  # visible to rows 10 to 19 of the first two query heads
     out = evaluated(query, key, dirty, mask="causal")
-    hint = f"a value of {bad} that a row sees: expected no finite result"
+    hint = f"a visible value of {bad}: expected a non-finite result"
     assert not np.isfinite(as_numpy(out)[1, :2, 10:, 5]).any(), hint
     same = np.ones((2, 4, 20, 24), bool)
     same[1, :2, 10:, 5] = False
@@ -229,5 +231,7 @@ def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad)
 def test_task_2_large_scores_do_not_overflow(instruction_set, dtype):
     query, key, value = problem(1, 1, 1, 4, 100, 16, dtype=dtype)
     out = as_numpy(evaluated(query * 100, key * 100, value))
-    assert np.isfinite(out).all(), "expected numbers; an exp overflowed: is the maximum subtracted?"
+    assert np.isfinite(out).all(), (
+        "expected finite values; exp overflowed: is the maximum subtracted?"
+    )
     assert np.abs(out).max() <= np.abs(as_numpy(value)).max() * 1.01

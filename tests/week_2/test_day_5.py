@@ -1,4 +1,4 @@
-"""Week 2, day 5: flash attention in Metal, and in the model."""
+"""Week 2, day 5: flash attention in Metal and in the model."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,13 +18,13 @@ from tiny_llm import (
     kernels,
 )
 
-METAL_SHAPES = SHAPES[:6]  # in the emulator without a GPU
+METAL_SHAPES = SHAPES[:6]  # few, because the emulator is slow
 
 
 # --- task 3: the Metal kernel ---------------------------------------------------------------------
 
 
-# First: the emulator reports the line of a missing barrier or an invalid address.
+# Runs first: the emulator reports the line of a missing barrier or invalid address.
 @pytest.mark.parametrize("mode", ["asan", "race"])
 def test_task_3_no_memory_fault_or_race(mode):
     query, key, value = problem(1, 1, 2, 5, 41, 33)
@@ -33,7 +33,7 @@ def test_task_3_no_memory_fault_or_race(mode):
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("shape", METAL_SHAPES, ids=str)
-def test_task_3_the_readable_metal_kernel(dtype, kind, shape):
+def test_task_3_readable_metal_kernel(dtype, kind, shape):
     B, H, group, L, S, _ = shape
     query, key, value = problem(*shape, dtype)
     mask = make_mask(kind, B, H * group, L, S)
@@ -65,7 +65,7 @@ def quantized_model() -> Qwen3ModelWeek2:
     return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
 
 
-def test_task_4_the_model_without_flash_attention_is_the_oracle(dtype):
+def test_task_4_model_equals_model_without_flash_attention(dtype):
     mlx_model = tiny_model(dtype=dtype)
     grouped, flash = Qwen3ModelWeek2(mlx_model), Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
     expected = grouped(mx.array([IDS]), 0, grouped.create_kv_cache())
@@ -78,7 +78,7 @@ def test_task_4_custom_cache():
     ours, theirs = model.create_kv_cache(), [ListCache() for _ in range(model.num_hidden_layers)]
     for start, end in ((0, 5), (5, 6), (6, 11)):
         ids = mx.array([IDS[start:end]])
-        assert_same_bits(model(ids, start, theirs), model(ids, start, ours), f"from {start} on")
+        assert_same_bits(model(ids, start, theirs), model(ids, start, ours), f"tokens from {start}")
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 7], [10, 1], [1, 9, 1]])
@@ -92,11 +92,11 @@ def test_task_4_logits_are_chunk_invariant(instruction_set, chunks):
         mx.eval(logits)
         offset += length
     actual = mx.concatenate(logits, axis=1)
-    assert_same_bits(actual, expected, f"logits by chunks {chunks}")
+    assert_same_bits(actual, expected, f"logits with chunks {chunks}")
 
 
 def test_task_4_last_logits_only():
     model = quantized_model()
     logits = model(mx.array([IDS]), 0, model.create_kv_cache())
     last = model.next_token_logits(mx.array([IDS]), 0, model.create_kv_cache())
-    assert_same_bits(last, logits[:, -1], "the logits after the last token")
+    assert_same_bits(last, logits[:, -1], "logits of the last token")

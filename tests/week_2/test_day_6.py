@@ -26,7 +26,7 @@ def test_task_1_rope_with_per_sequence_offsets(device, dtype, traditional):
     together = rope(x, [slice(start, start + 5) for start in starts])
     for row, start in enumerate(starts):
         alone = rope(x[row : row + 1], slice(start, start + 5))
-        assert_close(together[row : row + 1], alone, f"row {row} at {start}", ulps=0)
+        assert_close(together[row : row + 1], alone, f"row {row} at position {start}", ulps=0)
 
 
 def test_task_1_rope_rejects_offsets_of_wrong_length():
@@ -71,10 +71,10 @@ def test_task_2_attention_equals_each_request_alone(device, L, lengths):
         row = slice(slot, slot + 1)
         k, v, _, _ = cache.update_and_fetch(key[row], value[row])
         expected = scaled_dot_product_attention_grouped(query[row], k, v, mask="causal")
-        assert_close(together[row], expected, f"slot {slot} (right-aligned, padding hidden)", 8)
+        assert_close(together[row], expected, f"slot {slot} (right-aligned, padding masked)", 8)
 
 
-def test_task_2_padding_and_idle_slots_are_hidden(device):
+def test_task_2_padding_and_idle_slots_are_masked(device):
     batch = BatchingKvCache(3, 64)
     batch.add_request(filled(2), 0)
     batch.add_request(filled(5), 2)
@@ -94,7 +94,7 @@ def test_task_2_slot_reuse(device):
     batch.add_request(filled(1), 0)
     new = random(2, 2, 1, 8)
     keys, _, _, mask = batch.update_and_fetch(new, new)
-    assert keys.shape[2] == 4, "nothing of the slot's former request is left"
+    assert keys.shape[2] == 4, "expected no trace of the slot's previous request"
     assert as_numpy(mask)[0, 0, 0].tolist() == [-np.inf, -np.inf, 0, 0]
 
 
@@ -103,7 +103,7 @@ def test_task_2_buffers_hold_at_most_max_seq_len_tokens(device):
     batch.add_request(filled(4), 0)
     new = random(2, 2, 1, 8)
     capacity = batch.append(new, new)[0].shape[2]
-    assert capacity <= 10, f"expected room for at most max_seq_len=10 tokens, got {capacity}"
+    assert capacity <= 10, f"expected a capacity of at most max_seq_len=10 tokens, got {capacity}"
 
 
 @pytest.mark.parametrize("L", [1, 2])

@@ -28,7 +28,7 @@ from tiny_llm.demo.prompts import BATCH_PROMPTS
 
 
 @pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2]])
-def test_task_3_a_batch_of_requests_in_the_model(device, lengths):
+def test_task_3_batched_requests_in_the_model(device, lengths):
     model = Qwen3ModelWeek2(tiny_model())
     rng = np.random.default_rng(0)
     prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
@@ -88,7 +88,7 @@ def test_task_3_batched_request_is_bitwise_equal_to_single(instruction_set, leng
         for slot, prompt in enumerate(prompts):
             if prompt is not None:
                 alone = model.next_token_logits(mx.array([ids[slot]]), offsets[slot], single[slot])
-                what = f"the logits of slot {slot} in step {step}"
+                what = f"logits of slot {slot} in step {step}"
                 assert_same_bits(together[slot], alone[0], what)
 
 
@@ -101,7 +101,7 @@ def small_model() -> Qwen3ModelWeek2:
     return Qwen3ModelWeek2(tiny_model(vocab_size=256))
 
 
-def alone(model, prompt: str, max_seq_len: int) -> str:
+def generate_alone(model, prompt: str, max_seq_len: int) -> str:
     room = max_seq_len - len(prompt.encode())
     return simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=room)
 
@@ -110,30 +110,30 @@ def alone(model, prompt: str, max_seq_len: int) -> str:
 @pytest.mark.parametrize("prefill_step", [1, 7, 128])
 def test_task_4_batched_text_equals_single_request_text(small_model, batch_size, prefill_step):
     prompts = list(PROMPTS)
-    answers = batch_generate(
+    outputs = batch_generate(
         small_model, ByteTokenizer(), prompts, 70, batch_size=batch_size, prefill_step=prefill_step
     )
-    assert prompts == PROMPTS, "the caller's list is left alone"
-    expected = [(i, alone(small_model, prompt, 70)) for i, prompt in enumerate(PROMPTS)]
-    assert_same_completions(answers, expected)
+    assert prompts == PROMPTS, "the caller's list must not change"
+    expected = [(i, generate_alone(small_model, prompt, 70)) for i, prompt in enumerate(PROMPTS)]
+    assert_same_completions(outputs, expected)
 
 
 def test_task_4_invalid_prompt_does_not_stop_the_batch(small_model):
-    answers = dict(
+    outputs = dict(
         batch_generate(small_model, ByteTokenizer(), ["ok", "y" * 90, "", "fine"], max_seq_len=30)
     )
-    assert answers[0] == alone(small_model, "ok", 30)
-    assert answers[1] == "[the prompt has 90 tokens, but max_seq_len is 30, including the output.]"
-    assert answers[2] == "[the prompt is empty; give at least one token.]"
-    assert answers[3] == alone(small_model, "fine", 30)
+    assert outputs[0] == generate_alone(small_model, "ok", 30)
+    assert outputs[1] == "[the prompt has 90 tokens, but max_seq_len is 30, including the output.]"
+    assert outputs[2] == "[the prompt is empty; give at least one token.]"
+    assert outputs[3] == generate_alone(small_model, "fine", 30)
 
 
 @pytest.mark.parametrize("room", [1, 2])
 def test_task_4_context_limit_covers_prompt_and_output(small_model, room):
     prompt = "nearly full"
     max_seq_len = len(prompt) + room
-    answers = batch_generate(small_model, ByteTokenizer(), [prompt, "short"], max_seq_len)
-    assert answers[0] == (0, alone(small_model, prompt, max_seq_len))
+    outputs = batch_generate(small_model, ByteTokenizer(), [prompt, "short"], max_seq_len)
+    assert outputs[0] == (0, generate_alone(small_model, prompt, max_seq_len))
 
 
 def test_task_4_single_string_is_rejected(small_model):
@@ -146,7 +146,7 @@ def test_task_4_no_prompts(small_model):
 
 
 @pytest.mark.parametrize("name", ["max_seq_len", "batch_size", "prefill_step"])
-def test_task_4_numbers_below_one(small_model, name):
+def test_task_4_arguments_below_one(small_model, name):
     with pytest.raises(UserError, match=f"{name} must be at least 1, got 0"):
         batch_generate(small_model, ByteTokenizer(), ["a"], **{name: 0})
 
@@ -161,7 +161,7 @@ def test_task_4_finished_request_frees_its_slot(small_model):
         for cache in batch._caches:
             held = [length for length in cache.lengths if length is not None]
             assert held == [request.offset for request in live]
-    assert [2, 1] in seen, "prompt 2 takes the slot that prompt 0 left"
+    assert [2, 1] in seen, "expected prompt 2 to take over prompt 0's slot"
     assert all(length is None for cache in batch._caches for length in cache.lengths)
 
 
@@ -169,7 +169,7 @@ def test_task_5_chunked_prefill(small_model):
     request = Request(0, small_model, ByteTokenizer(), list(range(2, 22)), prefill_step=8)
     offsets = []
     while not request.is_prefilled:
-        assert request.next_token is None, "the first token comes after the last chunk"
+        assert request.next_token is None, "the first token must follow the last chunk"
         request.try_prefill()
         offsets.append(request.offset)
     assert offsets == [8, 16, 20]
@@ -187,7 +187,7 @@ def test_task_5_chunked_prefill_equals_one_chunk(small_model, prefill_step):
 
     chunks, whole = prefilled(prefill_step), prefilled(20)
     for layer, (cache, expected) in enumerate(zip(chunks.cache, whole.cache, strict=True)):
-        hint = f"layer {layer}'s keys: a chunk begins where the one before ended"
+        hint = f"layer {layer}'s keys: each chunk must start where the previous one ended"
         assert_close(cache.key_values[0], expected.key_values[0], hint, ulps=64)
     assert chunks.next_token == whole.next_token
 
@@ -229,12 +229,12 @@ def test_task_4_invalid_max_tokens_are_rejected(small_model):
 
 
 def test_task_4_ignore_eos(small_model):
-    class EndsAtOnce(ByteTokenizer):
+    class EndsImmediately(ByteTokenizer):
         eos_token_ids = frozenset(range(256))
 
     for ignore_eos, count in ((False, 1), (True, 4)):
         batch = BatchGeneration(
-            small_model, EndsAtOnce(), ["a"], max_tokens=4, ignore_eos=ignore_eos
+            small_model, EndsImmediately(), ["a"], max_tokens=4, ignore_eos=ignore_eos
         )
         while not batch.is_done:
             batch.step()
@@ -246,7 +246,7 @@ def test_task_4_seeded_sampling_is_batch_invariant(small_model, batch_size):
     def sampler():
         return make_sampler(temp=1.0, top_p=0.9, top_k=50, seed=7)
 
-    answers = batch_generate(
+    outputs = batch_generate(
         small_model, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step=7, sampler=sampler()
     )
     for index, prompt in enumerate(PROMPTS):
@@ -254,11 +254,11 @@ def test_task_4_seeded_sampling_is_batch_invariant(small_model, batch_size):
         expected = simple_generate_with_kv_cache(
             small_model, ByteTokenizer(), prompt, sampler(), max_tokens=room
         )
-        assert answers[index] == (index, expected)
+        assert outputs[index] == (index, expected)
 
 
 class EndsOften(ByteTokenizer):
-    """Gives a random model's outputs different lengths."""
+    """Treats every ninth byte as an end token, so outputs vary in length."""
 
     eos_token_ids = frozenset(range(0, 256, 9))
 
@@ -268,7 +268,7 @@ class EndsOften(ByteTokenizer):
 def test_task_4_next_step_is_dispatched_before_tokens_are_read(
     small_model, on_cpu, monkeypatch, batch_size, seed
 ):
-    """As on a GPU: tokens computed past the end of a request are discarded."""
+    """As on a GPU: tokens computed after a request has ended are discarded."""
 
     def run():
         sampler = None if seed is None else make_sampler(1.0, seed=seed)
@@ -285,10 +285,10 @@ def test_task_4_next_step_is_dispatched_before_tokens_are_read(
         return sorted(batch.outputs.items()), num_ahead
 
     expected, num_ahead = run()
-    assert num_ahead == 0, "a CPU has no use for it"
+    assert num_ahead == 0, "expected no dispatch ahead on a CPU"
     monkeypatch.setattr(tiny_llm.batch, "kernels", SimpleNamespace(computes_on_cpu=lambda: False))
-    answers, num_ahead = run()
-    assert_same_completions(answers, expected)
+    outputs, num_ahead = run()
+    assert_same_completions(outputs, expected)
     assert num_ahead > 5
 
 
@@ -309,12 +309,12 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize(("batch_size", "prefill_step"), [(1, 7), (3, 128), (5, 1), (16, 128)])
 def test_task_5_demo_output_is_batch_invariant(demo, demo_answers, flash, batch_size, prefill_step):
     mlx_model, tokenizer = demo
     model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=flash)
     prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::2]]
-    answers = batch_generate(model, tokenizer, prompts, 512, batch_size, prefill_step)
-    assert answers == demo_answers
+    outputs = batch_generate(model, tokenizer, prompts, 512, batch_size, prefill_step)
+    assert outputs == demo_answers

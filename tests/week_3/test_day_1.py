@@ -26,11 +26,11 @@ def test_task_1_allocate_and_free():
     assert pool.page_size == 128
     assert (pool.num_pages, pool.num_free_pages) == (0, 0)
     pages = [pool.allocate_page() for _ in range(5)]
-    assert len(set(pages)) == 5, "no page twice"
+    assert len(set(pages)) == 5, "expected distinct pages"
     assert (pool.num_pages, pool.num_free_pages) == (5, 0)
     pool.free_page(pages[3])
     assert (pool.num_pages, pool.num_free_pages) == (5, 1)
-    assert pool.allocate_page() == pages[3], "a free page before a new one"
+    assert pool.allocate_page() == pages[3], "free pages must be reused before new ones"
     assert pool.num_pages == 5
 
 
@@ -40,7 +40,7 @@ def test_task_1_double_free_is_rejected():
     pool.free_page(page)
     with pytest.raises(ValueError, match=f"cannot free page {page}; it is free"):
         pool.free_page(page)
-    assert pool.num_free_pages == 1, "and is not in the pool twice"
+    assert pool.num_free_pages == 1, "the page must not be in the free list twice"
     for unknown in (-1, 1, 99):
         with pytest.raises(ValueError, match=f"cannot free page {unknown}; the pool has 1"):
             pool.free_page(unknown)
@@ -82,7 +82,7 @@ def test_task_1_partial_write_leaves_rest_of_page():
     pool.write_page_slice(page, 0, key, value)
     pool.write_page_slice(page, 3, new, new)
     expected = mx.concatenate([key[:, :, :3], new, key[:, :, 5:]], axis=2)
-    assert_same_bits(pool.read_page(page)[0], expected, "places 3 and 4")
+    assert_same_bits(pool.read_page(page)[0], expected, "slots 3 and 4")
 
 
 def test_task_1_writing_a_token_does_not_copy_the_pool():
@@ -96,14 +96,14 @@ def test_task_1_writing_a_token_does_not_copy_the_pool():
         pool.write_page_slice(page, start, token, token)
         mx.eval(pool.state)
     copied = mx.get_peak_memory() - before
-    assert copied < 100_000, f"{copied / 1e6:.1f} MB were copied instead of one token"
+    assert copied < 100_000, f"copied {copied / 1e6:.1f} MB instead of one token"
     assert pool.key_pages.shape == (64, 2, 64, 64)
 
 
 def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
-    """As in a model: a layer's write depends on the previous layer's read of the pages.
+    """As in a model, a layer's write depends on the previous layer's read of the pages.
 
-    The read is delayed long enough for an unordered write to overtake it.
+    The read is slow enough for an unordered write to overtake it.
     """
     pool = TinyKvPagedPool(page_size=16, capacity=1024)
     page = pool.allocate_page()
@@ -112,14 +112,14 @@ def test_task_1_writes_are_ordered_after_reads_of_previous_layer():
     mx.eval(pool.state)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    for place in range(1, 4):
+    for slot in range(1, 4):
         zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()  # slow, without extra memory
-        token = zero + pool.key_pages[page, :, place - 1 : place][None] + 1  # B×H×1×D
-        pool.write_page_slice(page, place, token, token)
+        token = zero + pool.key_pages[page, :, slot - 1 : slot][None] + 1  # B×H×1×D
+        pool.write_page_slice(page, slot, token, token)
     mx.eval(pool.state)
     copied = mx.get_peak_memory() - before
-    hint = "`write` must compute the new tokens before it writes: they wait for whoever reads"
-    assert copied < 100_000, f"{copied / 1e6:.1f} MB were copied instead of the tokens; {hint}"
+    hint = "`write` must evaluate the new tokens first: they depend on pending reads"
+    assert copied < 100_000, f"copied {copied / 1e6:.1f} MB instead of the tokens; {hint}"
     assert pool.read_page(page)[0][0, 0, :4, 0].tolist() == [1, 2, 3, 4]
 
 
@@ -130,7 +130,7 @@ def test_task_1_growing_preserves_contents_with_few_copies():
         page = pool.allocate_page()
         pool.write_page_slice(page, 0, tokens[number][None], tokens[number][None])
         sizes.add(pool.key_pages.shape[0])
-    assert len(sizes) <= 10, "memory grows in steps, not with every page"
+    assert len(sizes) <= 10, "memory must grow in steps, not with every page"
     for number in (0, 15, 16, 200, 299):
         for part, what in enumerate(("keys", "values")):
             same = pool.read_page(number)[part]
@@ -177,53 +177,53 @@ def test_task_1_misuse_is_rejected():
 @pytest.mark.parametrize("chunks", [[1], [5], [1] * 9, [4, 4, 1], [7, 1, 128, 1]])
 def test_task_2_returns_written_tokens(device, dtype, page_size, chunks):
     pool = TinyKvPagedPool(page_size)
-    twin = ShadowedCache(pool, dtype=dtype)
+    shadowed = ShadowedCache(pool, dtype=dtype)
     for length in chunks:
-        twin.append(length)
-        check_integrity(pool, [twin])
+        shadowed.append(length)
+        check_integrity(pool, [shadowed])
 
 
 def test_task_2_decoding_allocates_only_on_page_overflow():
     pool = TinyKvPagedPool(page_size=4)
-    twin = ShadowedCache(pool)
-    twin.append(2)
+    shadowed = ShadowedCache(pool)
+    shadowed.append(2)
     for step in range(12):
         before = pool.num_pages - pool.num_free_pages
-        was_full = twin.cache.page_lens[-1] == 4
-        twin.append(1)
+        was_full = shadowed.cache.page_lens[-1] == 4
+        shadowed.append(1)
         assert pool.num_pages - pool.num_free_pages == before + was_full, f"step {step}"
 
 
 @pytest.mark.parametrize(("n", "pages"), [(0, 3), (1, 3), (2, 2), (5, 2), (6, 1), (9, 1), (10, 0)])
 def test_task_2_rewinding_frees_whole_pages(n, pages):
     pool = TinyKvPagedPool(page_size=4)
-    twin = ShadowedCache(pool)
-    twin.append(10)
-    twin.rewind(n)
-    assert twin.cache.num_pages == pages
-    check_integrity(pool, [twin])
-    twin.append(3)
-    check_integrity(pool, [twin])
+    shadowed = ShadowedCache(pool)
+    shadowed.append(10)
+    shadowed.rewind(n)
+    assert shadowed.cache.num_pages == pages
+    check_integrity(pool, [shadowed])
+    shadowed.append(3)
+    check_integrity(pool, [shadowed])
 
 
 def test_task_2_release_returns_every_page_once():
     pool = TinyKvPagedPool(page_size=4)
-    twins = [ShadowedCache(pool), ShadowedCache(pool)]
-    for twin in twins:
-        twin.append(9)
-    twins[0].cache.release()
-    assert (twins[0].cache.offset, twins[0].cache.page_ids) == (0, [])
+    shadowed_caches = [ShadowedCache(pool), ShadowedCache(pool)]
+    for shadowed in shadowed_caches:
+        shadowed.append(9)
+    shadowed_caches[0].cache.release()
+    assert (shadowed_caches[0].cache.offset, shadowed_caches[0].cache.page_ids) == (0, [])
     assert pool.num_free_pages == 3
-    twins[0].cache.release()
-    assert pool.num_free_pages == 3, "releasing again does nothing"
-    check_integrity(pool, twins[1:])
+    shadowed_caches[0].cache.release()
+    assert pool.num_free_pages == 3, "a second release must be a no-op"
+    check_integrity(pool, shadowed_caches[1:])
 
 
 def test_task_2_misuse_is_rejected_without_side_effects():
     pool = TinyKvPagedPool(page_size=4, capacity=2)
-    twin = ShadowedCache(pool)
-    twin.append(3)
-    row, cache = mx.zeros((1, 2, 1, 8)), twin.cache
+    shadowed = ShadowedCache(pool)
+    shadowed.append(3)
+    row, cache = mx.zeros((1, 2, 1, 8)), shadowed.cache
     for action, error, message in (
         (lambda: cache.rewind(4), ValueError, "cannot rewind by 4 tokens; it has 3"),
         (lambda: cache.rewind(-1), ValueError, "cannot rewind by -1 tokens; it has 3"),
@@ -239,13 +239,13 @@ def test_task_2_misuse_is_rejected_without_side_effects():
             ValueError,
             "does not support array masks",
         ),
-        (lambda: cache.append(*twin.new_tokens(6)), OutOfPagesError, "all 2 pages"),
+        (lambda: cache.append(*shadowed.new_tokens(6)), OutOfPagesError, "all 2 pages"),
     ):
         with pytest.raises(error, match=message):
             action()
-        check_integrity(pool, [twin])
-    twin.append(5)
-    check_integrity(pool, [twin])
+        check_integrity(pool, [shadowed])
+    shadowed.append(5)
+    check_integrity(pool, [shadowed])
 
 
 @settings(max_examples=60, deadline=None, report_multiple_bugs=False)
@@ -256,25 +256,25 @@ def test_task_2_misuse_is_rejected_without_side_effects():
         st.tuples(st.integers(0, 2), st.sampled_from("aaarx"), st.integers(0, 7)), max_size=25
     ),
 )
-def test_task_2_any_sequence_of_steps_keeps_the_invariants(page_size, capacity, steps):
+def test_task_2_random_operations_keep_the_invariants(page_size, capacity, steps):
     pool = TinyKvPagedPool(page_size, capacity)
-    twins = [ShadowedCache(pool, H=1, D=2) for _ in range(3)]
+    shadowed_caches = [ShadowedCache(pool, H=1, D=2) for _ in range(3)]
     for index, action, n in steps:
-        twin = twins[index]
+        shadowed = shadowed_caches[index]
         if action == "a" and n:
-            needed = -(-(twin.cache.offset + n) // page_size) - twin.cache.num_pages
+            needed = -(-(shadowed.cache.offset + n) // page_size) - shadowed.cache.num_pages
             if capacity is not None and needed > pool.num_free_pages:
                 with pytest.raises(OutOfPagesError):
-                    twin.append(n)
+                    shadowed.append(n)
             else:
-                twin.append(n)
+                shadowed.append(n)
         elif action == "r":
-            twin.rewind(min(n, twin.cache.offset))
+            shadowed.rewind(min(n, shadowed.cache.offset))
         elif action == "x":
-            twin.rewind(twin.cache.offset)
-        check_integrity(pool, twins)
-    for twin in twins:
-        twin.cache.release()
+            shadowed.rewind(shadowed.cache.offset)
+        check_integrity(pool, shadowed_caches)
+    for shadowed in shadowed_caches:
+        shadowed.cache.release()
     assert pool.num_free_pages == pool.num_pages
 
 
@@ -286,22 +286,22 @@ def test_task_2_any_sequence_of_steps_keeps_the_invariants(page_size, capacity, 
 def test_task_3_dense_gather_equals_full_cache(device, dtype, page_size, chunks):
     pool, full = TinyKvPagedPool(page_size), TinyKvFullCache()
     first, second = TinyKvPagedCache(pool), TinyKvPagedCache(pool)
-    assert second.gather_dense() is None, "nothing is held"
+    assert second.gather_dense() is None, "expected None for an empty cache"
     for length in chunks:
         key, value = (random(1, 2, length, 8, dtype=dtype) for _ in range(2))
-        first.append(value, key)  # a second request leaves gaps between the pages
+        first.append(value, key)  # another request's pages lie in between
         expected = full.update_and_fetch(key, value, mask="causal")
         actual = second.update_and_fetch(key, value, mask="causal")
         assert_same_bits(actual[0], expected[0], "keys of a dense gather")
         assert_same_bits(actual[1], expected[1], "values of a dense gather")
         assert actual[2:] == expected[2:]
     second.release()
-    assert second.gather_dense() is None, "nothing is held any more"
+    assert second.gather_dense() is None, "expected None after release"
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])
 @pytest.mark.parametrize("page_size", [1, 4, 128])
-def test_task_3_week_2_over_a_dense_gather_has_the_same_bits(dtype, chunks, page_size):
+def test_task_3_week_2_model_with_dense_gather_is_bitwise_equal(dtype, chunks, page_size):
     model = Qwen3ModelWeek2(tiny_model(dtype), enable_flash_attn=True)
     pool = TinyKvPagedPool(page_size)
     dense = model.create_kv_cache()
@@ -309,7 +309,7 @@ def test_task_3_week_2_over_a_dense_gather_has_the_same_bits(dtype, chunks, page
     offset = 0
     for length in chunks:
         ids = mx.array([IDS[offset : offset + length]])
-        assert_same_bits(model(ids, offset, paged), model(ids, offset, dense), f"at {offset}")
+        assert_same_bits(model(ids, offset, paged), model(ids, offset, dense), f"offset {offset}")
         offset += length
 
 
@@ -319,14 +319,14 @@ def test_task_3_caches_of_all_layers_share_one_pool():
     first, second = model.create_kv_cache(), model.create_kv_cache()
     assert len(first) == model.num_hidden_layers
     pools = {id(layer.pool) for layer in first + second}
-    assert pools == {id(model.page_pool)}, "the caches of all layers use the model's one pool"
+    assert pools == {id(model.page_pool)}, "all layers' caches must share the model's pool"
     token = mx.zeros((1, model.num_kv_heads, len(IDS), model.head_dim))
     for layer in first:
         layer.append(token, token)
     owned = [page for layer in first for page in layer.page_ids]
     assert len(owned) == len(set(owned)) == model.num_hidden_layers
     assert [layer.offset for layer in first] == [len(IDS)] * 3
-    assert [layer.offset for layer in second] == [0] * 3, "independent metadata"
+    assert [layer.offset for layer in second] == [0] * 3, "caches must have independent metadata"
     for layer in first:
         layer.release()
     assert model.page_pool.num_free_pages == model.page_pool.num_pages

@@ -1,4 +1,4 @@
-"""Week 3, day 2: paged attention, in the model and in batches."""
+"""Week 3, day 2: paged attention in the model and in batches."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -42,14 +42,14 @@ from tiny_llm.demo.prompts import BATCH_PROMPTS
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
     """(batch, pool, single-request reference cache of each busy slot)."""
     pool = TinyKvPagedPool(page_size, capacity)
-    batch, twins = BatchingKvCache(len(lengths), max_seq_len), {}
+    batch, shadowed_caches = BatchingKvCache(len(lengths), max_seq_len), {}
     for slot, length in enumerate(lengths):
         if length is not None:
-            twins[slot] = ShadowedCache(pool)
+            shadowed_caches[slot] = ShadowedCache(pool)
             if length:
-                twins[slot].append(length)
-            batch._slots[slot] = twins[slot].cache  # add_request is task 4
-    return batch, pool, twins
+                shadowed_caches[slot].append(length)
+            batch._slots[slot] = shadowed_caches[slot].cache  # add_request is task 4
+    return batch, pool, shadowed_caches
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 128])
@@ -64,27 +64,27 @@ def test_task_1_single_request(device, dtype, page_size, chunks):
         assert metadata.context_lens.tolist() == [cache.offset], "with the new tokens"
         assert metadata.block_table.dtype == metadata.context_lens.dtype == mx.int32
         assert metadata.page_size == page_size
-        assert metadata.mask == "causal", "the mask is passed through"
+        assert metadata.mask == "causal", "expected the mask to be passed through"
 
 
 @pytest.mark.parametrize("L", [1, 3])
 @pytest.mark.parametrize("lengths", [[4, 9, 0], [None, 5, None], [0, None, 1], [7, 7, 7]])
 def test_task_1_slots_match_single_request_caches(L, lengths):
-    batch, pool, twins = batch_of(lengths)
+    batch, pool, shadowed_caches = batch_of(lengths)
     key, value = random(3, 2, L, 8), random(3, 2, L, 8)
     metadata = batch.update_and_fetch_paged(key, value, mask_length=L, mask="causal")
-    for slot, twin in twins.items():
-        twin.record_write(key[slot : slot + 1], value[slot : slot + 1])
-    check_integrity(pool, list(twins.values()))
-    width = max(twin.cache.num_pages for twin in twins.values())
+    for slot, shadowed in shadowed_caches.items():
+        shadowed.append_dense(key[slot : slot + 1], value[slot : slot + 1])
+    check_integrity(pool, list(shadowed_caches.values()))
+    width = max(shadowed.cache.num_pages for shadowed in shadowed_caches.values())
     rows = metadata.block_table.tolist()
     assert metadata.block_table.dtype == metadata.context_lens.dtype == mx.int32
     for slot, length in enumerate(lengths):
         if length is None:
-            assert rows[slot] == [-1] * width, "an idle slot has no pages"
+            assert rows[slot] == [-1] * width, "expected no pages for an idle slot"
             assert metadata.context_lens[slot].item() == 0
         else:
-            own = twins[slot].cache.page_ids
+            own = shadowed_caches[slot].cache.page_ids
             assert rows[slot] == own + [-1] * (width - len(own))
             assert metadata.context_lens[slot].item() == length + L
     assert (metadata.page_size, metadata.mask) == (4, "causal")
@@ -104,12 +104,12 @@ def test_task_1_rewind_and_release():
 
 
 def test_task_1_allocation_is_all_or_nothing():
-    batch, pool, twins = batch_of([4, 3, 4], capacity=4)
+    batch, pool, shadowed_caches = batch_of([4, 3, 4], capacity=4)
     row = mx.zeros((3, 2, 1, 8))
     with pytest.raises(OutOfPagesError):
         batch.update_and_fetch_paged(row, row)
-    check_integrity(pool, list(twins.values()))
-    twins[0].cache.release()  # a scheduler would preempt a request
+    check_integrity(pool, list(shadowed_caches.values()))
+    shadowed_caches[0].cache.release()  # a scheduler would preempt the request
     batch.update_and_fetch_paged(row, row)
     assert batch.lengths == [1, 4, 5]
 
@@ -145,14 +145,14 @@ def test_task_1_allocation_is_all_or_nothing():
     ],
 )
 def test_task_1_misuse_is_rejected_without_side_effects(action, message):
-    batch, pool, twins = batch_of([4, None], max_seq_len=10)
+    batch, pool, shadowed_caches = batch_of([4, None], max_seq_len=10)
     with pytest.raises(ValueError, match=message):
         action(batch, mx.zeros((2, 2, 1, 8)))
     assert batch.lengths == [4, None]
-    check_integrity(pool, list(twins.values()))
+    check_integrity(pool, list(shadowed_caches.values()))
 
 
-def test_task_1_a_dense_batch_has_no_pages():
+def test_task_1_dense_batch_has_no_pages():
     batch = BatchingKvCache(1, 10)
     row = mx.zeros((1, 2, 1, 8))
     with pytest.raises(ValueError, match="no slot is paged"):
@@ -181,10 +181,10 @@ def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
         ).astype(dtype)
         assert_close(actual[row], expected, f"sequence {row}", ulps=8)
         flash = flash_attention(query[row], k, v, mask=mask)
-        assert_same_bits(actual[row], flash, f"sequence {row}, against flash attention")
+        assert_same_bits(actual[row], flash, f"sequence {row}, compared with flash attention")
     if mask == "causal":
         default = paged_attention(query, keys, values, padded(table), lengths, page_size)
-        assert_same_bits(default, actual, "causal is the default")
+        assert_same_bits(default, actual, "expected causal by default")
 
 
 def test_task_2_paged_attention_is_exported():
@@ -205,13 +205,13 @@ def test_task_2_idle_slot_is_zero_without_side_effects():
         found.page_size,
         mask=found.mask,
     )
-    assert_close(out[1], mx.zeros_like(out[1]), "an idle slot's rows", ulps=0)
+    assert_close(out[1], mx.zeros_like(out[1]), "rows of an idle slot", ulps=0)
     assert mx.all(mx.isfinite(out)).item()
 
 
 @pytest.mark.parametrize("page_size", [3, 16])
 @pytest.mark.parametrize("mask", ["causal", None])
-def test_task_2_the_reference_gathers_and_attends(dtype, page_size, mask):
+def test_task_2_reference_gathers_and_attends(dtype, page_size, mask):
     lengths = [9, 0, 33, 2]  # the last sequence has fewer keys than queries
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -222,18 +222,18 @@ def test_task_2_the_reference_gathers_and_attends(dtype, page_size, mask):
     for row, (k, v) in enumerate(pairs):
         first = max(0, 3 - lengths[row]) if mask or not lengths[row] else 0
         hidden = actual[row, :, :first]
-        assert_close(hidden, mx.zeros_like(hidden), f"sequence {row}, whose queries see no key")
+        assert_close(hidden, mx.zeros_like(hidden), f"fully masked queries of sequence {row}")
         if lengths[row]:
             expected = scaled_dot_product_attention_grouped(
                 *(x.astype(mx.float32) for x in (query[row, :, first:], k, v)), 0.3, mask
             ).astype(dtype)
             assert_close(actual[row, :, first:], expected, f"sequence {row}", ulps=8)
-    assert_close(fast, actual, "the kernel, against the reference", ulps=16)
+    assert_close(fast, actual, "kernel compared with the reference", ulps=16)
 
 
 @pytest.mark.parametrize("mask", ["causal", None])
 @pytest.mark.parametrize("page_size", [3, 16])
-def test_task_2_the_readable_metal_kernel(dtype, page_size, mask):
+def test_task_2_readable_metal_kernel(dtype, page_size, mask):
     lengths = [9, 0, 33, 2]
     pairs = [(random(2, S, 40, dtype=dtype), random(2, S, 40, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -246,7 +246,7 @@ def test_task_2_the_readable_metal_kernel(dtype, page_size, mask):
 
 
 @pytest.mark.parametrize("mode", ["asan", "race"])
-def test_task_2_no_fault_in_metal(mode):
+def test_task_2_no_memory_fault_or_race(mode):
     keys, values, table = cut_into_pages([(random(1, 7, 33), random(1, 7, 33))], 3, spare=0)
     query = random(1, 2, 2, 33)
     paged_attend("readable", query, keys, values, padded(table), [7], mode=mode)
@@ -259,7 +259,7 @@ IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])
 @pytest.mark.parametrize("page_size", [1, 4, 128])
-def test_task_3_logits_have_week_2_s_bits(instruction_set, dtype, chunks, page_size):
+def test_task_3_logits_are_bitwise_equal_to_week_2(instruction_set, dtype, chunks, page_size):
     oracle = tiny_model(dtype)
     week2 = Qwen3ModelWeek2(oracle, enable_flash_attn=True)
     expected = week2(mx.array([IDS]), 0, week2.create_kv_cache())
@@ -296,7 +296,7 @@ def test_task_3_batch_is_bitwise_equal_to_single_requests(instruction_set, lengt
     for slot, prompt in enumerate(prompts):
         if prompt is not None:
             request, half = model.create_kv_cache(), len(prompt) // 2
-            if half:  # in two chunks; the oracle uses one
+            if half:  # in two chunks; the reference uses one
                 mx.eval(model(mx.array([prompt[:half]]), 0, request))
             mx.eval(model(mx.array([prompt[half:]]), half, request))
             mx.eval(week2(mx.array([prompt]), 0, alone[slot]))
@@ -327,7 +327,7 @@ def test_task_3_dense_batch_is_rejected():
     assert batch[0].lengths == [2]
 
 
-def test_task_3_a_step_does_not_copy_the_pool():
+def test_task_3_step_does_not_copy_the_pool():
     _, model = quantized_pair(16)
     model.page_pool = TinyKvPagedPool(16, capacity=4096)  # 2 · 4 MB
     cache = model.create_kv_cache()
@@ -337,13 +337,13 @@ def test_task_3_a_step_does_not_copy_the_pool():
     for offset in range(3, 40):
         mx.eval(model(mx.array([[5]]), offset, cache))
     copied = mx.get_peak_memory() - before
-    hint = "a layer's write copied the pool, because the attention before it was still to read it"
+    hint = "a layer's write copied the pool because the previous layer's read was pending"
     assert copied < 500_000, (
-        f"{copied / 1e6:.1f} MB more at the peak instead of a token: {hint} (task 3.1.1, write)"
+        f"peak memory grew by {copied / 1e6:.1f} MB instead of a token: {hint} (task 3.1.1, write)"
     )
 
 
-def test_task_3_text_is_week_2_s():
+def test_task_3_text_equals_week_2():
     oracle = tiny_model(vocab_size=256)
     week2 = Qwen3ModelWeek2(oracle, enable_flash_attn=True)
     model, tokenizer = Qwen3ModelWeek3(oracle, page_size=4), ByteTokenizer()
@@ -351,7 +351,7 @@ def test_task_3_text_is_week_2_s():
         expected = simple_generate_with_kv_cache(week2, tokenizer, prompt, max_tokens=30)
         assert simple_generate_with_kv_cache(model, tokenizer, prompt, max_tokens=30) == expected
         assert model.page_pool.num_free_pages == model.page_pool.num_pages, (
-            "pages are lost: decode_with_cache (task 2.1.4) must release its caches at the end"
+            "pages leaked: decode_with_cache (task 2.1.4) must release its caches at the end"
         )
 
 
@@ -360,17 +360,17 @@ def test_task_3_text_is_week_2_s():
 
 def test_task_4_add_request_does_not_copy():
     batch, pool, _ = batch_of([None, None])
-    twin = ShadowedCache(pool)
-    twin.append(9)
-    pages, memory = list(twin.cache.page_ids), pool.key_pages
-    batch.add_request(twin.cache, 1)
-    assert pool.key_pages is memory, "nothing was written"
-    del memory  # shared buffers are not overwritten
-    assert twin.cache.page_ids == pages
+    shadowed = ShadowedCache(pool)
+    shadowed.append(9)
+    pages, memory = list(shadowed.cache.page_ids), pool.key_pages
+    batch.add_request(shadowed.cache, 1)
+    assert pool.key_pages is memory, "expected no write to the pool"
+    del memory  # shared buffers cannot be written in place
+    assert shadowed.cache.page_ids == pages
     assert batch.lengths == [None, 9]
     in_use = pool.num_pages - pool.num_free_pages
     batch.remove_request(1)
-    assert pool.num_free_pages == in_use, "the slot returns the pages"
+    assert pool.num_free_pages == in_use, "expected the slot's pages to be freed"
     assert batch.lengths == [None, None]
     other = ShadowedCache(pool)
     other.append(5)
@@ -390,7 +390,7 @@ def small_pair() -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
 
 def assert_all_pages_are_free(model: Qwen3ModelWeek3) -> None:
     assert model.page_pool.num_free_pages == model.page_pool.num_pages, (
-        "some pages are not free in the end"
+        "expected all pages to be free at the end"
     )
 
 
@@ -400,15 +400,17 @@ def assert_all_pages_are_free(model: Qwen3ModelWeek3) -> None:
 def test_task_4_same_output_as_week_2(small_pair, batch_size, prefill_step, seed):
     week2, model = small_pair
 
-    def answers(of):
+    def outputs(model):
         sampler = None if seed is None else make_sampler(1.0, top_p=0.9, seed=seed)
-        return batch_generate(of, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step, sampler)
+        return batch_generate(
+            model, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step, sampler
+        )
 
-    assert_same_completions(answers(model), answers(week2))
+    assert_same_completions(outputs(model), outputs(week2))
     assert_all_pages_are_free(model)
 
 
-def test_task_4_the_invariants_hold_after_every_step(small_pair):
+def test_task_4_invariants_hold_after_every_step(small_pair):
     _, model = small_pair
     batch = BatchGeneration(model, ByteTokenizer(), PROMPTS, 70, 3, prefill_step=7)
     while not batch.is_done:
@@ -420,12 +422,16 @@ def test_task_4_the_invariants_hold_after_every_step(small_pair):
         for layer, cache in enumerate(batch._caches):
             for slot in live:
                 paged, request = cache._slots[slot], batch.slots[slot]
-                assert paged.offset == request.offset, "context length = tokens computed"
+                assert paged.offset == request.offset, (
+                    "context length must equal the tokens computed"
+                )
                 assert paged.num_pages == -(-paged.offset // 8)
                 owned += paged.page_ids
                 if request is joining:
                     kept = paged.page_ids[: len(pages[layer])]
-                    assert kept == pages[layer], "a request joins with the pages that it has"
+                    assert kept == pages[layer], (
+                        "a request must keep its pages when it joins the batch"
+                    )
         waiting = batch.prefilling.cache if batch.prefilling is not None else []
         owned += [page for layer in waiting for page in layer.page_ids]
         pool = model.page_pool
@@ -440,10 +446,10 @@ def test_task_4_failed_run_frees_its_pages(small_pair):
     def sampler(logprobs):
         calls.append(len(logprobs))
         if len(calls) == 5:
-            raise RuntimeError("no more")
+            raise RuntimeError("sampler failed")
         return mx.argmax(logprobs, axis=-1)
 
-    with pytest.raises(RuntimeError, match="no more"):
+    with pytest.raises(RuntimeError, match="sampler failed"):
         batch_generate(model, ByteTokenizer(), PROMPTS, 70, 3, prefill_step=7, sampler=sampler)
     assert_all_pages_are_free(model)
 
@@ -454,7 +460,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
-@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
 def test_task_4_demo_output(demo):
     mlx_model, tokenizer = demo
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)

@@ -1,4 +1,4 @@
-"""Week 3, day 3: ragged batches, pages and their owners, admission and the token budget."""
+"""Week 3, day 3: ragged batches, page ownership, admission and the token budget."""
 
 import gc
 
@@ -35,7 +35,7 @@ from tiny_llm.kv_cache.step_plan import layer_cache_views
 
 @pytest.mark.parametrize("page_size", [3, 64])
 def test_task_1_mixed_decode_and_prefill(dtype, page_size):
-    news, lengths = [1, 40, 1, 9], [100, 40, 7, 30]
+    counts, lengths = [1, 40, 1, 9], [100, 40, 7, 30]
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
     ends = [0, 1, 41, 42, 51]
@@ -46,10 +46,12 @@ def test_task_1_mixed_decode_and_prefill(dtype, page_size):
     for s, (k, v) in enumerate(pairs):
         own = query[ends[s] : ends[s + 1]].swapaxes(0, 1)
         expected = flash_attention(own, k, v, mask="causal").swapaxes(0, 1)
-        assert_same_bits(actual[ends[s] : ends[s + 1]], expected, f"{news[s]} of {lengths[s]}")
+        assert_same_bits(
+            actual[ends[s] : ends[s + 1]], expected, f"{counts[s]} new tokens of {lengths[s]}"
+        )
 
 
-def test_task_1_a_batch_of_equal_lengths_is_paged_attention(dtype):
+def test_task_1_equal_lengths_match_paged_attention(dtype):
     lengths = [70, 9]
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, 16)
@@ -59,11 +61,13 @@ def test_task_1_a_batch_of_equal_lengths_is_paged_attention(dtype):
     actual = paged_attention_varlen(
         query.reshape(10, 4, 16), keys, values, mx.array([0, 5, 10]), *common[::-1], 16
     )
-    assert_same_bits(actual.reshape(2, 5, 4, 16).swapaxes(1, 2), expected, "both forms")
+    assert_same_bits(
+        actual.reshape(2, 5, 4, 16).swapaxes(1, 2), expected, "ragged and batched attention"
+    )
 
 
 class Sequence:
-    """Engine-side request state: tokens, number computed, page list."""
+    """Engine-side request state: tokens, number of computed tokens, page ids."""
 
     def __init__(self, ids: list[int], pages: list[int], page_size: int):
         self.ids, self.pages, self.page_size, self.computed = ids, pages, page_size, 0
@@ -72,10 +76,10 @@ class Sequence:
         return self.pages[position // self.page_size] * self.page_size + position % self.page_size
 
 
-def ragged(sequences: list[Sequence], news: list[int]) -> tuple[list[int], RaggedBatch]:
-    """The next `news` tokens of each sequence with a nonzero count."""
+def ragged(sequences: list[Sequence], counts: list[int]) -> tuple[list[int], RaggedBatch]:
+    """The next `counts` tokens of each sequence, skipping zero counts."""
     ids, positions, slots, ends, lengths, table = [], [], [], [0], [], []
-    for sequence, new in zip(sequences, news, strict=True):
+    for sequence, new in zip(sequences, counts, strict=True):
         if not new:
             continue
         span = range(sequence.computed, sequence.computed + new)
@@ -103,9 +107,9 @@ def quantized(**changes):
 
 # One row per step: the number of new tokens of each sequence.
 PLANS = {
-    "one after the other": [[90, 0, 0, 0], [0, 33, 0, 0], [0, 0, 200, 0], [0, 0, 0, 1]],
+    "sequentially": [[90, 0, 0, 0], [0, 33, 0, 0], [0, 0, 200, 0], [0, 0, 0, 1]],
     "all at once": [[90, 33, 200, 1]],
-    "decode beside prefill": [[60, 1, 64, 0], *[[1, 1, 10, 0]] * 12, [18, 20, 16, 1]],
+    "decode with prefill": [[60, 1, 64, 0], *[[1, 1, 10, 0]] * 12, [18, 20, 16, 1]],
     "tiny chunks": [[1, 1, 2, 1], *[[1, 1, 3, 0]] * 32, [57, 0, 102, 0]],
 }
 
@@ -126,12 +130,14 @@ def test_task_1_logits_are_bitwise_equal_to_single_sequences(instruction_set, pl
         ids = rng.integers(0, 131, length).tolist()
         sequences.append(Sequence(ids, [shuffled.pop() for _ in range(count)], page_size))
         expected.append(week2(mx.array([ids]), 0, week2.create_kv_cache())[0])
-    for news in PLANS[plan]:
+    for new_tokens in PLANS[plan]:
         starts = [sequence.computed for sequence in sequences]
-        ids, batch = ragged(sequences, news)
+        ids, batch = ragged(sequences, new_tokens)
         logits = model.ragged_logits(ids, batch, list(range(len(ids))), storage)
-        alone = [e[s : s + new] for e, s, new in zip(expected, starts, news, strict=True) if new]
-        assert_same_bits(logits, mx.concatenate(alone), f"a step of {news}")
+        alone = [
+            e[s : s + new] for e, s, new in zip(expected, starts, new_tokens, strict=True) if new
+        ]
+        assert_same_bits(logits, mx.concatenate(alone), f"step with {new_tokens} new tokens")
     assert [sequence.computed for sequence in sequences] == lengths
 
 
@@ -143,7 +149,7 @@ def test_task_1_logits_of_selected_rows_only():
     everything = model.ragged_logits(ids, batch, range(20), storage)
     mx.eval(everything)  # before the next step overwrites the slots
     some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
-    assert_same_bits(some, everything[mx.array([19, 4])], "rows in the order asked for")
+    assert_same_bits(some, everything[mx.array([19, 4])], "rows in the requested order")
     assert model.ragged_logits(ids, batch, [], storage).shape == (0, 131)
 
 
@@ -157,17 +163,17 @@ def test_task_1_chunk_without_logits_is_still_written():
     actual = model.ragged_logits(ids, batch, [7], storage)
     cache = model.create_kv_cache()
     expected = model.next_token_logits(mx.array([sequence.ids]), 0, cache)
-    assert_same_bits(actual, expected, "after a chunk that asked for nothing")
+    assert_same_bits(actual, expected, "after a chunk without logits")
 
 
 def test_task_1_storage_is_written_in_place():
     model = Qwen3ModelWeek3(quantized(), 16)
-    gc.collect()  # left by earlier tests
+    gc.collect()  # frees garbage of earlier tests
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
     storage.ensure_capacity(2048)
     grown = mx.get_active_memory() - before
-    assert 0 <= grown - storage.nbytes < 4096  # MLX keeps a few small internal arrays
+    assert 0 <= grown - storage.nbytes < 4096  # MLX allocates a few small internal arrays
     assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token
     assert storage.key_pages[0].shape == (2048, 2, 16, 16)
     sequence = Sequence([5] * 40, [7, 2000, 3], 16)
@@ -221,10 +227,10 @@ def test_task_1_reference_loops_over_sequences(dtype, page_size):
     expected = paged_attention_varlen(query, keys, values, *numbers)
     actual = paged_attention_varlen_reference(query, keys, values, *numbers)
     assert actual.dtype == dtype
-    assert_close(actual, expected, "the reference, against the kernel", ulps=16)
+    assert_close(actual, expected, "reference compared with the kernel", ulps=16)
 
 
-# --- task 2: pages and their owners ---------------------------------------------------------------
+# --- task 2: page ownership -----------------------------------------------------------------------
 
 
 def test_task_2_pages_are_freed_exactly_once():
@@ -232,7 +238,7 @@ def test_task_2_pages_are_freed_exactly_once():
     first = allocator.allocate(2)
     with pytest.raises(OutOfPagesError):
         allocator.allocate(2)
-    assert allocator.num_free == 1, "an allocation that fails takes nothing"
+    assert allocator.num_free == 1, "a failed allocation must take no pages"
     for page in first:
         allocator.free(page)
     with pytest.raises(ValueError, match="is already free"):
@@ -241,17 +247,17 @@ def test_task_2_pages_are_freed_exactly_once():
     assert sorted(pages) == [0, 1, 2]
     allocator.share(pages[0])
     allocator.free(pages[0])
-    assert allocator.num_free == 0, "a page that has an owner left is not free"
+    assert allocator.num_free == 0, "a page with an owner must not be free"
     allocator.free(pages[0])
     assert allocator.num_free == 1
 
 
 class OnePrompt:
-    """Prefix cache with the pages of one prompt, in place of the tree, which is day 3.4's.
+    """Prefix cache of a single prompt; stands in for the prefix tree of day 3.4.
 
     Args:
-        pages: their owner; its pages have one owner each, the cache.
-        tokens: the prompt, whole pages.
+        pages: page manager to allocate from; the cache is the pages' only owner.
+        tokens: the prompt, a multiple of the page size.
     """
 
     def __init__(self, pages: PageManager, tokens: list[int]):
@@ -288,7 +294,7 @@ class OnePrompt:
 
 
 def pages_with_cached_prompt(num_pages: int) -> tuple[PageManager, OnePrompt]:
-    """Pages of 4 tokens; 2 of them are in the prefix cache, with the tokens 0 to 7."""
+    """Page manager with pages of 4 tokens; the prefix cache holds tokens 0 to 7 in 2 pages."""
     pages = PageManager(num_pages, 4, enable_prefix_caching=True)
     cache = OnePrompt(pages, list(range(8)))
     pages.cache = cache
@@ -302,24 +308,28 @@ def request_of(length: int) -> EngineRequest:
 def test_task_2_admission_shares_pages_and_allocates_the_rest():
     pages, cache = pages_with_cached_prompt(6)
     request = request_of(14)
-    assert pages.admit(request, cache.path, reserve=0), "expected True: 2 pages are new, 4 are free"
+    assert pages.admit(request, cache.path, reserve=0), (
+        "expected True: needs 2 new pages, 4 are free"
+    )
     shared = [node.page for node in cache.path]
     expected = [*shared, 2, 3]
-    assert list(request.page_ids) == expected, "the shared pages, then new ones, 4 for 14 tokens"
-    assert request.num_shared == 2, "expected the 2 pages of the path"
-    assert request.num_computed == 8, "expected the 8 tokens of 2 shared pages: nobody writes those"
+    assert list(request.page_ids) == expected, "expected the shared pages, then new ones"
+    assert request.num_shared == 2, "expected the path's 2 pages"
+    assert request.num_computed == 8, "expected the 8 tokens of the 2 shared pages"
     assert request.last_node is cache.path[-1], "expected the path's last node as last_node"
     readers = list(cache.readers.values())
-    assert readers == [1, 1], "acquire(path) once: each shared page has a reader"
+    assert readers == [1, 1], "expected one acquire(path): a reader per shared page"
     assert pages.allocator.num_free == 2
 
 
 def test_task_2_admission_without_a_hit_starts_at_the_root():
     pages, cache = pages_with_cached_prompt(6)
     request = request_of(5)
-    assert pages.admit(request, [], reserve=0), "expected True: 2 pages are new, 4 are free"
+    assert pages.admit(request, [], reserve=0), "expected True: needs 2 new pages, 4 are free"
     assert list(request.page_ids) == [2, 3], "expected 2 new pages for 5 tokens"
-    assert (request.num_shared, request.num_computed) == (0, 0), "nothing is shared or computed"
+    assert (request.num_shared, request.num_computed) == (0, 0), (
+        "expected no shared or computed tokens"
+    )
     assert request.last_node is cache.root, "expected root_of(adapter): the next page's parent"
 
 
@@ -327,11 +337,11 @@ def test_task_2_new_pages_do_not_evict_the_shared_ones():
     pages, cache = pages_with_cached_prompt(4)
     request = request_of(17)  # 5 pages; the pool has 4
     assert not pages.admit(request, cache.path, reserve=0), (
-        "expected False: 3 pages are new, 2 are free. The path's pages are evictable until they "
-        "are acquired, and then no longer available"
+        "expected False: needs 3 new pages, 2 are free; the path's pages, evictable until "
+        "acquired, are not available"
     )
     evicted = [node.page for node in cache.path if node not in cache.readers]
-    assert evicted == [], f"pages {evicted} were evicted, which the request was about to share"
+    assert evicted == [], f"evicted pages {evicted}, which the request was about to share"
 
 
 @pytest.mark.parametrize(("length", "reserve"), [(17, 0), (16, 1)])
@@ -342,9 +352,9 @@ def test_task_2_refused_admission_changes_nothing(length, reserve):
     needed = -(-length // 4) - 2
     assert admitted is False, f"expected False: {needed} new + {reserve} in reserve > 2 free pages"
     readers = list(cache.readers.values())
-    assert readers == [0, 0], "references that were acquired before must be released again"
-    assert list(request.page_ids) == [], "a request that waits has no pages"
-    assert pages.allocator.num_free == 2, "nothing is allocated"
+    assert readers == [0, 0], "a refused admission must release the acquired path"
+    assert list(request.page_ids) == [], "a waiting request must have no pages"
+    assert pages.allocator.num_free == 2, "expected no allocation"
 
 
 def test_task_2_admission_keeps_the_reserve():
@@ -357,80 +367,86 @@ def test_task_2_admission_keeps_the_reserve():
 
 
 def without_sharing(**changes) -> Scheduler:
-    """Scheduler without a prefix cache, which is day 3.4."""
+    """Scheduler without a prefix cache (day 3.4)."""
     return scheduler(enable_prefix_caching=False, **changes)
 
 
 def test_task_3_step_mixes_decode_and_prefill():
-    it = without_sharing(max_num_batched_tokens=8)
-    add(it, "a", 5)
-    add(it, "b", 12, first=50)
-    assert step(it) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
-    assert step(it) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
-    assert step(it) == [("a", 6, 7, 0), ("b", 10, 12, 0)]
-    assert step(it) == [("a", 7, 8, 0), ("b", 12, 13, 0)]
+    sched = without_sharing(max_num_batched_tokens=8)
+    add(sched, "a", 5)
+    add(sched, "b", 12, first=50)
+    assert step(sched) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
+    assert step(sched) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
+    assert step(sched) == [("a", 6, 7, 0), ("b", 10, 12, 0)]
+    assert step(sched) == [("a", 7, 8, 0), ("b", 12, 13, 0)]
 
 
 def test_task_3_fcfs_admission_within_memory():
-    it = without_sharing(num_pages=6, page_size=4, max_num_batched_tokens=64)
-    add(it, "large", 16, max_tokens=2)
-    add(it, "larger", 20, max_tokens=2)
-    add(it, "small", 1, max_tokens=2, first=99)
-    assert [chunk[0] for chunk in step(it)] == ["large"], "small would fit, and waits its turn"
-    assert [chunk[0] for chunk in step(it)] == ["large"]
-    assert [chunk[0] for chunk in step(it)] == ["larger"]
+    sched = without_sharing(num_pages=6, page_size=4, max_num_batched_tokens=64)
+    add(sched, "large", 16, max_tokens=2)
+    add(sched, "larger", 20, max_tokens=2)
+    add(sched, "small", 1, max_tokens=2, first=99)
+    assert [chunk[0] for chunk in step(sched)] == ["large"], (
+        "small would fit, but must wait its turn"
+    )
+    assert [chunk[0] for chunk in step(sched)] == ["large"]
+    assert [chunk[0] for chunk in step(sched)] == ["larger"]
 
 
 def test_task_3_oversized_request_is_rejected_with_reason():
-    it = without_sharing(num_pages=2, page_size=4)
-    with pytest.raises(UserError, match=r"\b4\b"):  # room for the output tokens
-        add(it, "a", 5, max_tokens=5)
+    sched = without_sharing(num_pages=2, page_size=4)
+    with pytest.raises(UserError, match=r"\b4\b"):  # remaining capacity for output tokens
+        add(sched, "a", 5, max_tokens=5)
     with pytest.raises(UserError, match="the prompt is empty"):
-        add(it, "b", 0)
-    add(it, "c", 5, max_tokens=4)
-    assert [chunk[0] for chunk in step(it)] == ["c"], "the others go on"
+        add(sched, "b", 0)
+    add(sched, "c", 5, max_tokens=4)
+    assert [chunk[0] for chunk in step(sched)] == ["c"], "other requests must continue"
 
 
-def test_task_3_prompt_counts_towards_the_context():
-    it = without_sharing(max_seq_len=10)
+def test_task_3_prompt_counts_toward_the_context():
+    sched = without_sharing(max_seq_len=10)
     with pytest.raises(UserError, match="at most 4 for this prompt"):
-        add(it, "too long", 6, max_tokens=5)
-    add(it, "fits", 6, max_tokens=4)
-    assert add(it, "open", 7, max_tokens=None).max_tokens == 3, "expected what is left of 10"
+        add(sched, "too long", 6, max_tokens=5)
+    add(sched, "fits", 6, max_tokens=4)
+    assert add(sched, "open", 7, max_tokens=None).max_tokens == 3, (
+        "expected the rest of the 10 tokens"
+    )
 
 
 def test_task_3_at_most_max_num_seqs_run():
-    it = without_sharing(max_num_seqs=2, max_num_batched_tokens=64)
+    sched = without_sharing(max_num_seqs=2, max_num_batched_tokens=64)
     for name in "abc":
-        add(it, name, 2)
-    names = [chunk.request.request_id for chunk in it.schedule().chunks]
+        add(sched, name, 2)
+    names = [chunk.request.request_id for chunk in sched.schedule().chunks]
     assert names == ["a", "b"], f"expected 2 running requests, got {names}"
 
 
 def test_task_3_abort_in_any_state():
-    it = without_sharing(max_num_seqs=1)
-    running, waiting = add(it, "running", 5), add(it, "waiting", 5)
-    plan = it.schedule()
-    assert it.abort("running")
-    assert it.abort("waiting")
-    it.update_from_output(plan, {"running": ChunkOutput([1])})
-    it.check_integrity()
+    sched = without_sharing(max_num_seqs=1)
+    running, waiting = add(sched, "running", 5), add(sched, "waiting", 5)
+    plan = sched.schedule()
+    assert sched.abort("running")
+    assert sched.abort("waiting")
+    sched.update_from_output(plan, {"running": ChunkOutput([1])})
+    sched.check_integrity()
     assert running.state is waiting.state is RequestState.ABORTED
-    assert it.pages.allocator.num_free == 16
+    assert sched.pages.allocator.num_free == 16
 
 
 def test_task_3_one_page_per_running_request_is_reserved():
-    it = without_sharing(num_pages=5, page_size=4, max_num_batched_tokens=64)
-    add(it, "runs", 8, max_tokens=3)
-    add(it, "waits", 12, max_tokens=2, first=50)
-    assert [chunk[0] for chunk in step(it)] == ["runs"], "3 pages are free, and 1 is for 'runs'"
-    assert [chunk[0] for chunk in step(it)] == ["runs"]
-    assert it.num_preemptions == 0
-    while it.has_requests:
-        step(it)
-    assert it.pages.allocator.num_free == 5
+    sched = without_sharing(num_pages=5, page_size=4, max_num_batched_tokens=64)
+    add(sched, "runs", 8, max_tokens=3)
+    add(sched, "waits", 12, max_tokens=2, first=50)
+    assert [chunk[0] for chunk in step(sched)] == ["runs"], (
+        "3 pages are free, but 1 is reserved for 'runs'"
+    )
+    assert [chunk[0] for chunk in step(sched)] == ["runs"]
+    assert sched.num_preemptions == 0
+    while sched.has_requests:
+        step(sched)
+    assert sched.pages.allocator.num_free == 5
 
 
 def test_task_3_random_workloads():
-    # Enough pages for all requests: preemption is day 3.4.
+    # Enough pages for all requests: preemption comes on day 3.4.
     assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0

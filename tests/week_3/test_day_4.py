@@ -9,11 +9,11 @@ from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.prefix_cache import PrefixCache, PrefixNode
 from tiny_llm.engine.scheduling.request import RequestState
 
-# --- task 1: the tree of pages --------------------------------------------------------------------
+# --- task 1: the prefix tree ----------------------------------------------------------------------
 
 
-class Recorder(PrefixCache):
-    """Prefix cache that records the pages of `acquire`, which is task 2."""
+class RecordingCache(PrefixCache):
+    """Records the pages passed to `acquire`, which is implemented in task 2."""
 
     def __init__(self, allocator: PageAllocator, page_size: int):
         super().__init__(allocator, page_size)
@@ -34,34 +34,34 @@ def test_task_1_lookup_matches_the_whole_prefix():
     node = cache.insert(cache.root, tuple("abcd"), page)
     cache.insert(node, tuple("efgh"), next_page)
     assert pages_of(cache.match("abcdefghi")) == [page, next_page]
-    assert pages_of(cache.match("abcdefgX!")) == [page], "part of a page is not shared"
-    assert pages_of(cache.match("abcdefgh")) == [page], "a token is left to compute"
-    assert cache.match("efghi") == [], "'efgh' was computed after 'abcd': it has other keys"
+    assert pages_of(cache.match("abcdefgX!")) == [page], "partial pages must not be shared"
+    assert pages_of(cache.match("abcdefgh")) == [page], "at least one token must be left to compute"
+    assert cache.match("efghi") == [], "'efgh' was computed after 'abcd', so its keys differ"
     cache.check_integrity()
 
 
-def test_task_1_inserted_page_belongs_to_the_tree_too():
+def test_task_1_inserted_page_is_owned_by_the_tree_too():
     allocator = PageAllocator(4)
     cache = PrefixCache(allocator, 2)
     [page] = allocator.allocate()
     node = cache.insert(cache.root, (1, 2), page)
     assert (node.page, node.tokens) == (page, (1, 2)), "expected a node of the inserted page"
     assert node.parent is cache.root, "expected the given parent"
-    assert allocator.ref_count(page) == 2, "the request and the tree own it"
+    assert allocator.ref_count(page) == 2, "expected two owners: the request and the tree"
     assert cache.num_pages == 1
 
 
-def test_task_1_duplicate_page_is_freed_and_the_known_one_acquired():
+def test_task_1_duplicate_page_is_freed_and_existing_one_acquired():
     allocator = PageAllocator(4)
-    cache = Recorder(allocator, 2)
+    cache = RecordingCache(allocator, 2)
     first, second = allocator.allocate(2)
     node = cache.insert(cache.root, (1, 2), first)
     again = cache.insert(cache.root, (1, 2), second)
-    assert again.page == first, "the second request takes over the first one's page"
-    assert again is node, "expected the known node: one node per page of tokens"
-    assert allocator.ref_count(second) == 0, "and frees its own"
-    assert cache.acquired == [first], "the known page has one reader more: acquire([known])"
-    assert cache.num_pages == 1, "nothing was added"
+    assert again.page == first, "the second request must use the first one's page"
+    assert again is node, "expected the existing node: one node per page of tokens"
+    assert allocator.ref_count(second) == 0, "the duplicate page must be freed"
+    assert cache.acquired == [first], "expected acquire([existing node])"
+    assert cache.num_pages == 1, "expected no new page in the tree"
 
 
 # --- task 2: references and eviction --------------------------------------------------------------
@@ -78,9 +78,9 @@ def test_task_2_least_recently_used_page_is_evicted():
     cache.acquire(cache.match((1, 2, 9)))
     cache.release(nodes[0])
     assert cache.evict(1) == 1
-    assert pages_of(cache.match((1, 2, 9))) == [nodes[0].page], "(1, 2) was used last"
-    assert cache.match((3, 4, 9)) == [], "what was evicted is not found"
-    assert allocator.num_free == 3, "and its page is free"
+    assert pages_of(cache.match((1, 2, 9))) == [nodes[0].page], "(1, 2) was used most recently"
+    assert cache.match((3, 4, 9)) == [], "an evicted page must not match"
+    assert allocator.num_free == 3, "the evicted page must be free"
 
 
 def test_task_2_leaf_is_evicted_before_its_parent():
@@ -90,9 +90,9 @@ def test_task_2_leaf_is_evicted_before_its_parent():
     node = cache.insert(cache.root, tuple("abcd"), page)
     node = cache.insert(node, tuple("efgh"), next_page)
     cache.release(node)
-    assert cache.num_evictable == 2, "release goes from the last page up to the root"
+    assert cache.num_evictable == 2, "release must cover the path up to the root"
     assert cache.evict(1) == 1
-    assert pages_of(cache.match("abcdefghi")) == [page], "the leaf went first"
+    assert pages_of(cache.match("abcdefghi")) == [page], "the leaf must be evicted first"
     cache.check_integrity()
 
 
@@ -104,13 +104,13 @@ def test_task_2_referenced_page_is_not_evicted():
     other = cache.insert(cache.root, (3, 4), second)
     cache.release(other)
     cache.acquire(cache.match((3, 4, 5)))
-    assert cache.evict(2) == 0, "both pages have a reader: `node` and whoever matched (3, 4)"
+    assert cache.evict(2) == 0, "both pages are referenced: by `node` and by the match of (3, 4)"
     cache.release(node)
     cache.check_integrity()
-    assert cache.evict(2) == 1, "now nobody reads page `first`"
+    assert cache.evict(2) == 1, "page `first` is no longer referenced"
     assert allocator.num_free == 2
-    assert cache.match((1, 2, 3)) == [], "what was evicted is not found"
-    assert pages_of(cache.match((3, 4, 5))) == [second], "a page that is read stays"
+    assert cache.match((1, 2, 3)) == [], "an evicted page must not match"
+    assert pages_of(cache.match((3, 4, 5))) == [second], "a referenced page must stay"
 
 
 def test_task_2_duplicate_pages_are_merged():
@@ -119,24 +119,24 @@ def test_task_2_duplicate_pages_are_merged():
     first, second = allocator.allocate(2)
     node = cache.insert(cache.root, (1, 2), first)
     again = cache.insert(cache.root, (1, 2), second)
-    assert again.page == node.page, "the second takes over the first's page"
+    assert again.page == node.page, "the second request must use the first one's page"
     assert again is node
-    assert allocator.num_free == 3, "and frees its own"
-    assert allocator.ref_count(first) == 3, "the tree and two requests own it"
+    assert allocator.num_free == 3, "the duplicate page must be freed"
+    assert allocator.ref_count(first) == 3, "expected three owners: the tree and two requests"
     cache.release(node)
-    assert cache.num_evictable == 0, "one still reads it"
+    assert cache.num_evictable == 0, "one request still references it"
     cache.release(again)
     assert cache.num_evictable == 1
     cache.check_integrity()
 
 
 def test_task_2_shared_prompt_is_computed_once():
-    it = scheduler(max_num_batched_tokens=64)
+    sched = scheduler(max_num_batched_tokens=64)
     for name in "abc":
-        add(it, name, 10)
-    assert step(it) == [("a", 0, 10, 0)]
-    assert step(it) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
-    assert it.pages.counts(it.running).shared == 2
+        add(sched, name, 10)
+    assert step(sched) == [("a", 0, 10, 0)]
+    assert step(sched) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
+    assert sched.pages.counts(sched.running).shared == 2
 
 
 def test_task_2_random_workloads():
@@ -151,10 +151,12 @@ def test_task_2_cache_hit_is_bitwise_equal(on_cpu, demo):
     [same] = llm.generate(prompt, params)
     [part] = llm.generate(other, params)
     [alone] = LLM(demo, kv_cache_bytes=2**24, enable_prefix_caching=False).generate(other, params)
-    assert cold.num_cached_tokens == alone.num_cached_tokens == 0, "nothing is cached at first"
+    assert cold.num_cached_tokens == alone.num_cached_tokens == 0, (
+        "expected no cached tokens at first"
+    )
     hits = same.num_cached_tokens, part.num_cached_tokens
     assert hits[0] > hits[1] > 24, f"expected a longer hit for the same prompt, got {hits}"
-    for what, cached, computed in (("a whole hit", same, cold), ("a partial hit", part, alone)):
+    for what, cached, computed in (("a full hit", same, cold), ("a partial hit", part, alone)):
         assert cached.token_ids == computed.token_ids, f"{what} changes the output"
         assert cached.logprobs == computed.logprobs, f"{what} changes the logprobs"
 
@@ -163,32 +165,36 @@ def test_task_2_cache_hit_is_bitwise_equal(on_cpu, demo):
 
 
 def test_task_3_youngest_request_is_preempted_and_resumed():
-    it = scheduler(num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False)
-    old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
-    while it.num_preemptions == 0:
-        step(it)
-    assert old.state == RequestState.RUNNING, "the oldest is never preempted"
-    assert young.state == RequestState.PREEMPTED, "expected the youngest to be preempted"
-    assert not young.page_ids, "a preempted request has no pages"
-    said = list(young.token_ids)
+    sched = scheduler(
+        num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False
+    )
+    old, young = add(sched, "old", 7, max_tokens=8), add(sched, "young", 3, max_tokens=8, first=50)
+    while sched.num_preemptions == 0:
+        step(sched)
+    assert old.state == RequestState.RUNNING, "the oldest request must not be preempted"
+    assert young.state == RequestState.PREEMPTED, "expected the youngest request to be preempted"
+    assert not young.page_ids, "a preempted request must have no pages"
+    token_ids = list(young.token_ids)
     while not old.is_done:
-        step(it)
-    assert step(it) == [("young", 0, len(said), 0)], "prompt and answer are computed again"
-    while it.has_requests:
-        step(it)
-    assert young.output_token_ids == [77] * 8, "the output before and after the preemption"
-    assert it.pages.allocator.num_free == 4
+        step(sched)
+    assert step(sched) == [("young", 0, len(token_ids), 0)], "prompt and output are recomputed"
+    while sched.has_requests:
+        step(sched)
+    assert young.output_token_ids == [77] * 8, "the output must survive preemption"
+    assert sched.pages.allocator.num_free == 4
 
 
 def test_task_3_no_admission_in_a_preempting_step():
-    # Because of draft pages, "young" frees more pages than its resumption needs.
-    it = scheduler(num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False)
-    add(it, "old", 1, max_tokens=3)
-    it.update_draft_tokens(add(it, "young", 6, max_tokens=7, first=50), [5] * 8)
-    while it.num_preemptions == 0:
-        chunks = step(it)
+    # With draft pages, "young" frees more pages than it needs to resume.
+    sched = scheduler(
+        num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False
+    )
+    add(sched, "old", 1, max_tokens=3)
+    sched.update_draft_tokens(add(sched, "young", 6, max_tokens=7, first=50), [5] * 8)
+    while sched.num_preemptions == 0:
+        chunks = step(sched)
     assert [chunk[0] for chunk in chunks] == ["old"], (
-        "'young' was preempted and admitted in one step: pages go back and forth"
+        "'young' was preempted and readmitted in one step"
     )
 
 
@@ -196,7 +202,7 @@ def test_task_3_random_workloads():
     preempted = run_random_workloads(500)
     assert preempted > 20, f"expected many preemptions in 500 workloads, got {preempted}"
     preempted = run_random_workloads(200, page_size=1, num_pages=28)
-    assert preempted > 20, f"expected many preemptions in pages of 1 token, got {preempted}"
+    assert preempted > 20, f"expected many preemptions with pages of 1 token, got {preempted}"
 
 
 def test_task_3_preempted_request_is_bitwise_equal(on_cpu, demo):
@@ -206,21 +212,23 @@ def test_task_3_preempted_request_is_bitwise_equal(on_cpu, demo):
     ]
     prompts = [[30 + number] * 20 for number in range(3)]
 
-    def said(tokens: int):
+    def generate(tokens: int):
         llm = LLM(demo, kv_cache_bytes=tokens * 8192, block_size=8)
         outputs = llm.generate(prompts, params)
         return [(one.token_ids, one.logprobs) for one in outputs], llm.scheduler.num_preemptions
 
-    ample, num_ample = said(1000)
-    tight, num_tight = said(104)
-    assert num_ample == 0, f"3 requests of 60 tokens in 1,000: preempted {num_ample} instead of 0"
-    assert num_tight > 0, "3 requests of 60 tokens in 104: expected preemptions, got none"
+    ample, num_ample = generate(1000)
+    tight, num_tight = generate(104)
+    assert num_ample == 0, (
+        f"3 requests of 60 tokens fit 1,000: expected 0 preemptions, got {num_ample}"
+    )
+    assert num_tight > 0, "3 requests of 60 tokens exceed 104: expected preemptions, got 0"
     for number, (actual, expected) in enumerate(zip(tight, ample, strict=True)):
         (tokens, logprobs), (expected_tokens, expected_logprobs) = actual, expected
         assert tokens == expected_tokens, (
-            f"request {number}: preempted and computed again, it says something else than with "
-            "ample memory: its tokens, seed and position must survive `_preempt`"
+            f"request {number}: expected the same output with and without preemption; its tokens, "
+            "seed and position must survive `_preempt`"
         )
         assert logprobs == expected_logprobs, (
-            f"request {number}: same tokens, other logprobs: recomputed keys or positions differ"
+            f"request {number}: logprobs differ: are keys recomputed at the right positions?"
         )

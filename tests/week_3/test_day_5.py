@@ -57,10 +57,10 @@ class TableModel:
         return self.caches[-1:]
 
     def __call__(self, inputs, offset, cache):
-        assert offset == len(cache[0].tokens), "offset is the number of tokens in the cache"
-        assert offset + inputs.shape[1] <= self.max_seq_len, "beyond the context"
+        assert offset == len(cache[0].tokens), "offset must equal the number of cached tokens"
+        assert offset + inputs.shape[1] <= self.max_seq_len, "the sequence exceeds max_seq_len"
         assert inputs.size, (
-            "expected new token ids, got none; does the cache hold all of the sequence but one?"
+            "expected new token ids, got none; does the cache hold the whole sequence?"
         )
         assert mx.issubdtype(inputs.dtype, mx.integer), f"expected token ids, got {inputs.dtype}"
         history = cache[0].tokens
@@ -113,7 +113,9 @@ def test_task_1_accepted_drafts_save_steps_and_rejected_cost_none(device):
         assert decode.statistics.target_steps == steps
         assert decode.statistics.num_accepted_tokens == accepted
         assert decode.statistics.num_draft_tokens == 4 * (steps - 1)
-        assert model.calls == [3] + [5] * (steps - 1), "n drafts and the token before them"
+        assert model.calls == [3] + [5] * (steps - 1), (
+            "expected n draft tokens and the token before them"
+        )
 
 
 def test_task_1_statistics_text():
@@ -148,7 +150,7 @@ def demo_pair(demo):
     return Qwen3ModelWeek2(load("demo-draft")[0]), Qwen3ModelWeek2(mlx_model), tokenizer
 
 
-@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
 @pytest.mark.parametrize("index", range(len(BATCH_PROMPTS)))
 def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index):
     draft, model, tokenizer = demo_pair
@@ -162,11 +164,11 @@ def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index)
         responses = stream_generate(decode, model, tokenizer, prompt, max_tokens=40)
         return [response.token for response in responses]
 
-    # Covers every number of drafts with two prompts each.
+    # Two prompts per number of drafts.
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
-@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
 def test_task_1_full_output_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
@@ -198,10 +200,10 @@ def test_task_1_paged_cache_same_text_and_no_leak():
                 )
                 assert actual == expected, f"{num_drafts} drafts"
                 for pool in (model.page_pool, draft.page_pool):
-                    assert pool.num_free_pages == pool.num_pages, "a page is lost"
+                    assert pool.num_free_pages == pool.num_pages, "a page leaked"
 
 
-@pytest.mark.slow  # minutes with a learner's kernels (plain loops)
+@pytest.mark.slow  # takes minutes with a learner's kernels (plain loops)
 def test_task_1_demo_draft_saves_target_steps(demo_pair):
     draft, model, tokenizer = demo_pair
     decode = SpeculativeDecoding(draft, num_drafts=4)
@@ -219,7 +221,7 @@ def test_task_1_demo_draft_saves_target_steps(demo_pair):
 
 @pytest.mark.parametrize("end", range(1, 12))
 def test_task_1_accepted_eos_draft_ends_generation(device, end):
-    # The model counts 2, 3, 4, …; token 1 is EOS and follows `end` other tokens.
+    # The model counts 2, 3, 4, …; EOS is token 1, after `end` other tokens.
     def logits_of(before, token):
         return 10.0 * np.eye(256)[1 if token == 64 + end else token + 1]
 
@@ -252,7 +254,7 @@ def test_task_1_max_seq_len_of_both_models(device, num_drafts, draft_context):
     draft, model = TableModel(logits_of, draft_context), TableModel(logits_of, 12)
     tokenizer = ByteTokenizer()
     text = speculative_generate(draft, model, tokenizer, tokenizer, "=>?@", num_drafts=num_drafts)
-    assert text == "ABCDEFGH", "the prompt's 4 and 8 more fill the target's context"
+    assert text == "ABCDEFGH", "4 prompt tokens and 8 more fill the target's context"
 
 
 class WordTokenizer(ByteTokenizer):
@@ -277,14 +279,14 @@ class UppercaseTokenizer(WordTokenizer):
         return super().encode(text.upper())
 
 
-def test_task_1_other_encodings_are_rejected():
+def test_task_1_mismatched_encodings_are_rejected():
     model = TableModel(random_table(256, seed=1))
     pair = UppercaseTokenizer("a", "b"), WordTokenizer("a", "b")
     with pytest.raises(UserError, match="they encode .* draft and target must share one tokenizer"):
         speculative_generate(model, model, *pair, "hello")
 
 
-def test_task_1_other_end_tokens_are_rejected():
+def test_task_1_mismatched_end_tokens_are_rejected():
     model = TableModel(random_table(256, seed=1))
     draft_tokenizer, tokenizer = WordTokenizer("a", "b"), WordTokenizer("a", "b")
     draft_tokenizer.eos_token_ids, tokenizer.eos_token_ids = {5}, {5, 7}
@@ -311,15 +313,15 @@ def test_task_2_custom_sampler_is_unchanged_by_drafts(device):
 
 
 def test_task_2_exact_matching_samples_only_output_tokens():
-    asked = []
+    shapes = []
 
     def sampler(logprobs):
-        asked.append(logprobs.shape)
+        shapes.append(logprobs.shape)
         return mx.argmax(logprobs, axis=-1)
 
     logprobs = mx.log(mx.array(np.eye(4, dtype=np.float32)[[1, 2, 3, 0]]))
     assert verify_by_matching(logprobs, mx.array([1, 0, 3]), sampler) == (1, 2)
-    assert asked == [(1, 4)] * 2
+    assert shapes == [(1, 4)] * 2
     assert verify_by_matching(logprobs, mx.array([1, 2, 3]), sampler) == (3, 0)
     assert verify_by_matching(logprobs, mx.array([1, 2, 3]), make_sampler(0)) == (3, 0)
     assert verify_by_matching(logprobs[:1], mx.array([], dtype=mx.int32), sampler) == (0, 1)
@@ -352,14 +354,16 @@ def test_task_2_single_draft_preserves_target_distribution(device, options, dist
         all_accepted += accepted
     assert_distributed(counts, as_numpy(p)[0].astype(np.float64))
     if distance == 0:
-        assert all_accepted == draws, "what the target would have said as often is kept"
+        assert all_accepted == draws, (
+            "expected every draft token of an equal distribution to be accepted"
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "width"), list(zip(SAMPLERS, [5, 4, 7, 5, 4], strict=True)), ids=str
 )
 def test_task_2_joint_distribution_of_three_tokens(device, options, width):
-    V, draws = 5, 800  # draft and target vocabularies may differ in size
+    V, draws = 5, 800  # `width`: the draft's vocabulary size, which may differ
     target = TableModel(random_table(V, seed=5))
     draft = TableModel(random_table(V, seed=5, scale=0.8, width=width))
     oracle = make_sampler(**options)
@@ -424,4 +428,4 @@ def test_task_2_residual_of_nearly_equal_distributions_is_valid():
 
     accepted, token = verify_by_rejection(p, p[:1], mx.array([1]), AlwaysRejects())
     assert accepted == 0
-    assert token in (1, 2), "never one that the target cannot say"
+    assert token in (1, 2), "expected a token of nonzero target probability"

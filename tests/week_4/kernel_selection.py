@@ -1,4 +1,4 @@
-"""Kernel selection by name, for the tests of Week 4."""
+"""Kernel selection by name for the tests of Week 4."""
 
 import mlx.core as mx
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 from tiny_llm import kernels
 
-R = 32  # weight rows per prepacked block, from day 4.3 on
+R = 32  # weight rows per prepacked block (day 4.3)
 
 SIMD_ISAS = [
     name
@@ -30,8 +30,8 @@ def use_kernel(
     Args:
         variable: TINY_LLM_MATMUL or TINY_LLM_ATTENTION.
         name: value of the variable.
-        instruction_set: one of `SIMD_ISAS`; None skips the test on machines without SIMD
-            kernels; without the built extension the test runs, and fails.
+        instruction_set: one of `SIMD_ISAS`; None, on machines without SIMD kernels, skips the
+            test, unless the extension is not built: then it fails.
         monkeypatch: restores the environment.
     """
     monkeypatch.setenv(variable, name)
@@ -48,11 +48,11 @@ def _use_isa(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> No
     if instruction_set is not None:
         monkeypatch.setenv("TINY_LLM_CPU_ISA", instruction_set)
     elif kernels.is_built():
-        pytest.skip("no SIMD kernel is compiled for this machine")
+        pytest.skip("no SIMD kernel supports this machine")
 
 
 def prepacked_args(scales, biases, group_size, bits, a, b):
-    """The same arguments with weights prepacked by NumPy, independent of task 1."""
+    """The arguments with weights prepacked by NumPy, independently of task 1."""
     return _prepacked(scales), _prepacked(biases), group_size, bits, a, _prepacked(b)
 
 

@@ -18,7 +18,7 @@ from tiny_llm.kernels.roofline import (
 
 
 class Machine:
-    """Simulated clock, advanced by each kernel evaluation's configured seconds.
+    """Simulated clock; each kernel evaluation advances it by the kernel's configured time.
 
     Attributes:
         now: current time in seconds.
@@ -35,7 +35,7 @@ class Machine:
     def kernel(self, name: str, *seconds: float):
         """Function whose arrays advance the clock when evaluated, not when created.
 
-        Successive runs take the given seconds; the last value repeats.
+        Successive runs take the given seconds; later runs repeat the last value.
         """
         left = list(seconds)
 
@@ -69,8 +69,8 @@ def machine(monkeypatch) -> Machine:
 
 def test_task_1_lazy_arrays_are_evaluated_while_timed(machine):
     times = time_runs(machine.kernel("a", 2.0), repeats=3, clock=machine.clock)
-    assert times == Timings(2.0, 2.0), "expected 2 s a run: evaluation counts"
-    assert machine.ran == ["a"] * 4, "expected one run to warm up, and three that count"
+    assert times == Timings(2.0, 2.0), "expected 2 s per run, including evaluation"
+    assert machine.ran == ["a"] * 4, "expected one warm-up run and three measured runs"
 
 
 def test_task_1_warmup_runs_are_excluded(machine):
@@ -79,7 +79,7 @@ def test_task_1_warmup_runs_are_excluded(machine):
     assert times == Timings(median=2.0, minimum=1.0)
 
 
-def test_task_1_a_real_computation():
+def test_task_1_real_computation():
     x = mx.random.normal((64, 64))
     times = time_runs(lambda: x @ x, repeats=5)
     assert 0 < times.minimum <= times.median
@@ -88,7 +88,7 @@ def test_task_1_a_real_computation():
 def test_task_2_odd_rounds_run_in_reverse_order(machine):
     runs = {name: machine.kernel(name, 1.0) for name in "abc"}
     compare(runs, rounds=3, clock=machine.clock)
-    assert "".join(machine.ran[:3]) == "abc", "each is warmed up once"
+    assert "".join(machine.ran[:3]) == "abc", "expected one warm-up run per kernel"
     assert "".join(machine.ran[3:]) == "abccbaabc"
 
 
@@ -99,24 +99,24 @@ def test_task_2_warmup_run_is_excluded(machine):
 
 
 def test_task_2_slowdown_affects_both_equally(machine):
-    """Each run is slower than the previous one, whichever kernel runs."""
+    """Every run is slower than the previous one, regardless of the kernel."""
 
     def run():
         return _Lazy(machine, "x", 1 + 0.01 * len(machine.ran))
 
     times = compare({"a": run, "b": run}, rounds=40, clock=machine.clock)
     ratio = times["a"].median / times["b"].median
-    assert abs(ratio - 1) < 0.005, f"expected equal kernels, got a ratio of {ratio:.3f}"
+    assert abs(ratio - 1) < 0.005, f"expected equal medians, got a ratio of {ratio:.3f}"
 
 
-def test_task_3_a_product_s_bytes_and_operations():
+def test_task_3_matmul_bytes_and_flops():
     # 151,936×1,024 4-bit weights, and 2+2 bytes per group of 128.
     head = matmul_cost(1, 151_936, 1024, 4, 128)
     assert head.num_bytes == 151_936 * 1024 * 4.25 / 8 + 2 * (1024 + 151_936)
     assert head.flops == 2 * 151_936 * 1024
     many = matmul_cost(64, 3072, 1024, 8, 32)
     assert many.num_bytes == 3072 * (1024 + 4 * 32) + 2 * 64 * (1024 + 3072)
-    assert many.flops == 64 * 2 * 3072 * 1024, "expected every row's operations"
+    assert many.flops == 64 * 2 * 3072 * 1024, "expected the FLOPs of all rows"
 
 
 def test_task_3_attention_reads_kv_once_per_group():
@@ -129,7 +129,9 @@ def test_task_3_memory_and_arithmetic_overlap():
     limits = HardwareLimits(read_bytes_per_s=10e9, flops_per_s=100e9)
     assert roofline_seconds(KernelCost(10e9, 1e9), limits) == 1.0
     assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, "expected the slower of the two"
-    assert roofline_seconds(KernelCost(10e9, 100e9), limits) == 1.0, "expected no sum of the two"
+    assert roofline_seconds(KernelCost(10e9, 100e9), limits) == 1.0, (
+        "expected the maximum, not the sum"
+    )
 
 
 def test_task_4_share_uses_best_time():
@@ -141,9 +143,9 @@ def test_task_4_share_uses_best_time():
 def test_task_4_worst_kernel_has_lowest_share():
     limits = HardwareLimits(10e9, 100e9)
     measured = {
-        "head": Timings(2.2, 2.0),  # 20e9 bytes: at its limit
+        "head": Timings(2.2, 2.0),  # 20e9 bytes: at the limit
         "down": Timings(0.5, 0.4),  # 1e9 bytes: a quarter
-        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 % at best, 20 % median
+        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60% at best, median 20%
     }
     costs = {
         "head": KernelCost(20e9, 1e9),

@@ -28,24 +28,24 @@ SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # M, I, O
 
 @pytest.fixture
 def factored(monkeypatch, on_cpu) -> str:
-    """Selects task 1's kernel; returns "portable", whose tolerance excludes fixed point."""
+    """Selects task 1's kernel; "portable" selects the tolerance without fixed point."""
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
     return "portable"
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> str:
-    """Selects task 2's kernel, on each supported instruction set."""
+    """Selects task 2's kernel on each supported instruction set."""
     use_matmul_kernel("vectors", request.param, monkeypatch)
     return "portable"
 
 
-def rows_alone_and_together(bits: int, group_size: int):
-    """Asserts that 33 rows have the same bits in one product and in single-row products."""
+def assert_rows_are_batch_invariant(bits: int, group_size: int):
+    """Asserts that a 33-row matmul is bitwise equal to 33 single-row matmuls."""
     scales, biases, *_, a, b = problem(33, 384, 70, bits, group_size, mx.bfloat16)
     together = evaluated(scales, biases, group_size, bits, a, b)
     alone = [evaluated(scales, biases, group_size, bits, row[None], b) for row in a]
-    assert_close(together, mx.concatenate(alone), "each row alone", ulps=0)
+    assert_close(together, mx.concatenate(alone), "rows multiplied separately", ulps=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -57,7 +57,7 @@ def test_task_1_is_exact_up_to_rounding(factored, bits, group_size, half, shape)
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-def test_task_1_scales_of_the_other_dtype(factored, half):
+def test_task_1_scales_of_a_different_dtype(factored, half):
     other = HALVES[half == mx.bfloat16]
     args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
     assert_exact_but_for_rounding(factored, args)
@@ -65,7 +65,7 @@ def test_task_1_scales_of_the_other_dtype(factored, half):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_task_1_rows_are_batch_invariant(factored, bits):
-    rows_alone_and_together(bits, 64)
+    assert_rows_are_batch_invariant(bits, 64)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -77,7 +77,7 @@ def test_task_2_is_exact_up_to_rounding(vectors, bits, group_size, half, shape):
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-def test_task_2_scales_of_the_other_dtype(vectors, half):
+def test_task_2_scales_of_a_different_dtype(vectors, half):
     other = HALVES[half == mx.bfloat16]
     args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
     assert_exact_but_for_rounding(vectors, args)
@@ -85,11 +85,11 @@ def test_task_2_scales_of_the_other_dtype(vectors, half):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_task_2_rows_are_batch_invariant(vectors, bits):
-    rows_alone_and_together(bits, 128)
+    assert_rows_are_batch_invariant(bits, 128)
 
 
 def test_task_2_each_weight_multiplies_its_activation(vectors):
-    """With a one-hot activation the product is a column of the weights."""
+    """With a one-hot activation, the result is a column of the weights."""
     scales, biases, group_size, bits, _, b = problem(1, 256, 16, 4, 128, mx.bfloat16)
     plain = mx.dequantize(b, scales.astype(mx.float32), biases.astype(mx.float32), 128, 4)
     actual = evaluated(scales, biases, group_size, bits, mx.eye(256, dtype=mx.bfloat16), b)
@@ -106,13 +106,13 @@ def test_task_2_one_kernel_per_instruction_set(vectors, monkeypatch):
         evaluated(scales, biases, group_size, bits, a, b)
 
 
-# --- task 3: matrix times a few rows on a GPU -----------------------------------------------------
+# --- task 3: the weight matrix times a few rows, on a GPU -----------------------------------------
 
 MATVEC = "quantized_matmul/quantized_matmul_matvec.metal"
 
 
 def matvec(scales, biases, group_size, bits, a, b, mode="plain"):
-    """Product by task 3's kernel, on the GPU or in the emulator."""
+    """Matmul with task 3's kernel, on the GPU or the emulator."""
     check_is_written(MATVEC)
     (M, I), O, dtype = a.shape, b.shape[0], DTYPE_NAMES[a.dtype]
     launch = kernels.extension().metal.quantized_matmul_launch(
@@ -163,10 +163,12 @@ def test_task_3_traffic_and_instruction_counts():
     )
     read = counts.device_bytes_read_by_buffer[3]
     assert read == b.nbytes, f"expected each weight to be read once for four rows, got {read} bytes"
-    assert counts.integer_divisions == 0, "expected no division"
+    assert counts.integer_divisions == 0, "expected no integer divisions"
     accesses, integers = (n / (O * I) for n in (counts.device_accesses, counts.integer_operations))
     assert accesses <= 0.7, (
-        f"expected at most 0.7 accesses of memory a weight, got {accesses:.2f}: are activations "
-        "loaded four at a time, and weights 8 or 16 bytes?"
+        f"expected at most 0.7 memory accesses per weight, got {accesses:.2f}: are activations "
+        "loaded four at a time, and weights 8 or 16 bytes at a time?"
     )
-    assert integers <= 1.6, f"expected at most 1.6 integer operations a weight, got {integers:.2f}"
+    assert integers <= 1.6, (
+        f"expected at most 1.6 integer operations per weight, got {integers:.2f}"
+    )

@@ -21,13 +21,13 @@ SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # M, I, O
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
-def ordered(request, monkeypatch, on_cpu) -> None:
-    """Selects task 2's kernel, on each supported instruction set."""
+def prepacked(request, monkeypatch, on_cpu) -> None:
+    """Selects task 2's kernel on each supported instruction set."""
     use_matmul_kernel("prepacked", request.param, monkeypatch)
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
-def fetched(request, monkeypatch, on_cpu) -> None:
+def prefetched(request, monkeypatch, on_cpu) -> None:
     """Selects task 3's kernel."""
     use_matmul_kernel("prefetched", request.param, monkeypatch)
 
@@ -35,39 +35,44 @@ def fetched(request, monkeypatch, on_cpu) -> None:
 def test_task_1_first_words_of_rows_are_adjacent():
     matrix = mx.arange(8, dtype=mx.uint32).reshape(4, 2)  # rows 0 1, 2 3, 4 5, 6 7
     actual = prepack_weight(matrix, 2).reshape(-1).tolist()
-    assert actual == [0, 2, 1, 3, 4, 6, 5, 7], f"expected two rows at a time, got {actual}"
+    assert actual == [0, 2, 1, 3, 4, 6, 5, 7], (
+        f"expected words of two rows interleaved, got {actual}"
+    )
 
 
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES], ids=str)
 def test_task_1_pack_and_unpack_round_trip(dtype):
     matrix = mx.arange(96 * 5).reshape(96, 5).astype(dtype)
-    laid_out = prepack_weight(matrix, R)
-    assert laid_out.shape == (3, 5, R)
-    assert laid_out.dtype == dtype
+    packed = prepack_weight(matrix, R)
+    assert packed.shape == (3, 5, R)
+    assert packed.dtype == dtype
     assert_close(
-        to_row_major(laid_out).astype(mx.float32), matrix.astype(mx.float32), "back by row", ulps=0
+        to_row_major(packed).astype(mx.float32),
+        matrix.astype(mx.float32),
+        "unpacked matrix",
+        ulps=0,
     )
-    assert laid_out[2, 4, 7].item() == matrix[2 * R + 7, 4].item(), "expected word 4 of row 71"
+    assert packed[2, 4, 7].item() == matrix[2 * R + 7, 4].item(), "expected word 4 of row 71"
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 128])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_task_2_is_exact_up_to_rounding(ordered, bits, group_size, half, shape):
+def test_task_2_is_exact_up_to_rounding(prepacked, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-def test_task_2_scales_of_the_other_dtype(ordered, half):
+def test_task_2_scales_of_a_different_dtype(prepacked, half):
     other = HALVES[half == mx.bfloat16]
     args = problem(2, 256, 64, 4, 128, half, scale_dtype=other)
     assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
-def test_task_2_each_output_has_its_own_scales(ordered):
-    """With all weights and activations 1, an output is (scale + bias) · inputs."""
+def test_task_2_each_output_uses_its_scales(prepacked):
+    """With all weights and activations 1, each output is (scale + bias) · I."""
     O, I = 64, 128
     words = mx.full((O, I // 8), 0x11111111, dtype=mx.uint32)
     scales = mx.arange(O).reshape(O, 1).astype(mx.bfloat16)
@@ -77,19 +82,19 @@ def test_task_2_each_output_has_its_own_scales(ordered):
     assert_close(evaluated(*args), expected, "(scale + bias) · I of each output", ulps=1)
 
 
-def test_task_2_scale_term_is_added_before_bias(ordered):
+def test_task_2_scale_term_is_added_before_bias(prepacked):
     """The second half of the groups cancels the first: only rounding errors remain.
 
     Sums within a group are exact integers in float32, in any order.
     """
-    O, half, size = 64, 4, 64  # groups of half a row
+    O, half, size = 64, 4, 64  # two groups per row
     words = mx.random.randint(0, 2**31 - 1, (O, half * size // 8)).astype(mx.uint32)
     row = mx.random.randint(-127, 128, (1, half * size)).astype(mx.bfloat16)
     added = [
         (mx.random.normal((O, half)) * 2.0 ** mx.random.randint(0, 12, (O, half))).astype(
             mx.bfloat16
         )
-        for _ in range(2)  # magnitudes far enough apart for sums to round
+        for _ in range(2)  # magnitudes far enough apart that sums round
     ]
     scales, biases = (mx.concatenate([x, -x], axis=1) for x in added)
     a, b = mx.concatenate([row, row], axis=1), mx.concatenate([words, words], axis=1)
@@ -97,52 +102,54 @@ def test_task_2_scale_term_is_added_before_bias(ordered):
     activations = np.array(a.astype(mx.float32)).reshape(2 * half, size)
     products = (integers.reshape(O, 2 * half, size) * activations).sum(axis=-1)
     total = np.zeros(O)
-    for g in range(2 * half):  # exact product in float64, one rounding to float32, as fma
+    for g in range(2 * half):  # as fma: exact product in float64, one rounding to float32
         for factor, part in ((scales, products[:, g]), (biases, activations[g].sum())):
             of_group = np.array(factor[:, g].astype(mx.float32), dtype=np.float64)
             total = (total + of_group * part).astype(np.float32).astype(np.float64)
     expected = mx.array(total.astype(np.float32))[None].astype(mx.bfloat16)
     actual = evaluated(*prepacked_args(scales, biases, size, 4, a, b))
-    assert_close(actual, expected, "after each group fma(scale, …), then fma(bias, …)", ulps=0)
+    assert_close(
+        actual, expected, "expected fma(scale, …), then fma(bias, …) after each group", ulps=0
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_2_rows_are_batch_invariant(ordered, bits):
+def test_task_2_rows_are_batch_invariant(prepacked, bits):
     *weights, a, b = prepacked_args(*problem(9, 384, 96, bits, 64, mx.bfloat16))
     together = evaluated(*weights, a, b)
     alone = [evaluated(*weights, row[None], b) for row in a]
-    assert_close(together, mx.concatenate(alone), "each row alone", ulps=0)
+    assert_close(together, mx.concatenate(alone), "rows multiplied separately", ulps=0)
 
 
-def test_task_2_leftover_outputs_use_the_row_major_kernel(ordered):
-    """33 outputs, no multiple of 32, stay row-major and use day 2's kernel."""
+def test_task_2_leftover_outputs_use_the_row_major_kernel(prepacked):
+    """33 outputs, not a multiple of 32, stay row-major and use day 2's kernel."""
     assert kernels.prepack_rows() == R
     assert_exact_but_for_rounding("portable", problem(2, 256, 33, 4, 128, mx.bfloat16))
 
 
-def test_task_2_model_uses_prepacked_weights(ordered):
-    """Prepacked weights reach the learner's kernel through the learner's model."""
+def test_task_2_model_uses_prepacked_weights(prepacked):
+    """The learner's model passes prepacked weights to the learner's kernel."""
     mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=4)
     tokens = mx.array([[1, 2, 3]])
     model = Qwen3ModelWeek2(mlx_model)
     actual = model(tokens, 0, model.create_kv_cache())
     words = model.layers[0].mlp.w_down.weight
-    assert words.ndim == 3, f"expected words of 32 rows together, got shape {words.shape}"
+    assert words.ndim == 3, f"expected words of 32 rows interleaved, got shape {words.shape}"
     assert_close(actual, mlx_model(tokens), "mlx_lm's logits", ulps=16)
 
 
 @pytest.mark.parametrize("ahead", ["0", "4096", "1000000"])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_task_3_prefetch_changes_no_bits(fetched, monkeypatch, ahead, bits):
+def test_task_3_prefetch_changes_no_bits(prefetched, monkeypatch, ahead, bits):
     args = prepacked_args(*problem(2, 256, 96, bits, 64, mx.bfloat16))
     monkeypatch.setenv("TINY_LLM_PREFETCH", ahead)
     actual = evaluated(*args)
     monkeypatch.setenv("TINY_LLM_MATMUL", "prepacked")
-    assert_close(actual, evaluated(*args), "the product without prefetching", ulps=0)
+    assert_close(actual, evaluated(*args), "matmul with prefetching", ulps=0)
 
 
-def test_task_3_invalid_distance_is_rejected(fetched, monkeypatch):
+def test_task_3_invalid_distance_is_rejected(prefetched, monkeypatch):
     args = prepacked_args(*problem(1, 128, 32, 4, 64, mx.bfloat16))
     for wrong in ("far", "-64", "64 bytes"):
         monkeypatch.setenv("TINY_LLM_PREFETCH", wrong)
@@ -153,12 +160,16 @@ def test_task_3_invalid_distance_is_rejected(fetched, monkeypatch):
 def test_task_3_lines_in_flight():
     # 100 ns at 31 GB/s: about 50 cache lines.
     assert bytes_in_flight(100e-9, 31e9) == pytest.approx(3100)
-    assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), "expected twice as many in twice"
+    assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), (
+        "expected twice the bytes at twice the latency"
+    )
 
 
 def test_task_3_ties_pick_the_shortest_distance():
     measured = {256: Timings(9.0, 8.0), 1024: Timings(9.0, 5.05), 4096: Timings(6.0, 5.0)}
-    assert best_prefetch_distance(measured) == 1024, "expected 1 % to count as noise, by minima"
+    assert best_prefetch_distance(measured) == 1024, (
+        "expected a 1% difference of minima to count as noise"
+    )
     assert best_prefetch_distance(measured, tolerance=0) == 4096
     assert best_prefetch_distance({**measured, 512: Timings(6.0, 6.0)}) == 1024
     assert best_prefetch_distance({4096: Timings(1.0, 1.0), 64: Timings(1.0, 1.0)}) == 64

@@ -12,13 +12,13 @@ from tests.ops.quantized_matmul_problems import (
 from tests.support import assert_close
 from tests.week_4.kernel_selection import SIMD_ISAS, prepacked_args, use_matmul_kernel
 
-# M, I, O: full and partial row tiles, for every instruction set.
+# M, I, O: full and partial row tiles on every instruction set.
 SHAPES = [(1, 128, 32), (3, 128, 64), (8, 384, 32), (13, 256, 96)]
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def panels(request, monkeypatch, on_cpu) -> None:
-    """Selects task 1's kernel, on each supported instruction set."""
+    """Selects task 1's kernel on each supported instruction set."""
     use_matmul_kernel("panels", request.param, monkeypatch)
 
 
@@ -28,8 +28,8 @@ def pairs(request, monkeypatch, on_cpu) -> None:
     use_matmul_kernel("pairs", request.param, monkeypatch)
 
 
-def assert_each_weight_meets_its_activation():
-    """With a one-hot activation the product is a column of the weights."""
+def assert_each_weight_multiplies_its_activation():
+    """Asserts that the result for a one-hot activation is a column of the weights."""
     args = problem(1, 256, 32, 8, 128, mx.bfloat16)
     scales, biases, *_, b = args
     plain = mx.dequantize(b, scales.astype(mx.float32), biases.astype(mx.float32), 128, 8)
@@ -38,12 +38,12 @@ def assert_each_weight_meets_its_activation():
     assert_close(actual, plain.T.astype(mx.bfloat16), "columns of the weights", ulps=4)
 
 
-def assert_rows_alone_and_together(bits: int):
-    """Asserts that 17 rows have the same bits in one product and in single-row products."""
+def assert_rows_are_batch_invariant(bits: int):
+    """Asserts that a 17-row matmul is bitwise equal to 17 single-row matmuls."""
     *weights, a, b = prepacked_args(*problem(17, 384, 64, bits, 64, mx.bfloat16))
     together = evaluated(*weights, a, b)
     alone = [evaluated(*weights, row[None], b) for row in a]
-    assert_close(together, mx.concatenate(alone), "each row alone", ulps=0)
+    assert_close(together, mx.concatenate(alone), "rows multiplied separately", ulps=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -56,12 +56,12 @@ def test_task_1_is_exact_up_to_rounding(panels, bits, group_size, half, shape):
 
 
 def test_task_1_each_weight_multiplies_its_activation(panels):
-    assert_each_weight_meets_its_activation()
+    assert_each_weight_multiplies_its_activation()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_task_1_rows_are_batch_invariant(panels, bits):
-    assert_rows_alone_and_together(bits)
+    assert_rows_are_batch_invariant(bits)
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
@@ -69,7 +69,7 @@ def test_task_1_is_bitwise_equal_to_day_3_kernel(panels, monkeypatch, half):
     args = prepacked_args(*problem(13, 256, 64, 4, 128, half))
     actual = evaluated(*args)
     monkeypatch.setenv("TINY_LLM_MATMUL", "prepacked")
-    assert_close(actual, evaluated(*args), "the kernel for one row", ulps=0)
+    assert_close(actual, evaluated(*args), "kernel for a single row", ulps=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -82,9 +82,9 @@ def test_task_2_is_exact_up_to_rounding(pairs, bits, group_size, half, shape):
 
 
 def test_task_2_each_weight_multiplies_its_activation(pairs):
-    assert_each_weight_meets_its_activation()
+    assert_each_weight_multiplies_its_activation()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_task_2_rows_are_batch_invariant(pairs, bits):
-    assert_rows_alone_and_together(bits)
+    assert_rows_are_batch_invariant(bits)

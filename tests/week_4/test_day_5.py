@@ -13,34 +13,40 @@ from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
 
 EPS = 1e-6
-SIZES = [1, 7, 64, 130, 1023]  # row sizes: less than a vector, whole vectors, with a remainder
+SIZES = [
+    1,
+    7,
+    64,
+    130,
+    1023,
+]  # row sizes: less than a vector, whole vectors, whole vectors and a remainder
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> None:
-    """Selects the day's SIMD kernels, on each supported instruction set."""
+    """Selects the day's SIMD kernels on each supported instruction set."""
     use_fused_kernels(request.param, monkeypatch)
 
 
 @pytest.fixture
-def claimed(on_cpu):
+def dynamic_schedule(on_cpu):
     """Enables dynamic chunk claiming for all operations of the process."""
     kernels.extension().set_schedule("dynamic")
     yield
     kernels.extension().set_schedule("")
 
 
-def claims(threads: int, chunks: int, held: bool = False) -> list[list[int]]:
-    """Chunks claimed by each thread; a thread of an earlier job must claim none."""
-    late, *by_thread = kernels.extension().simulate_schedule("dynamic", threads, chunks, held)
-    assert late == [], f"expected nothing for a thread that slept through its job, got chunk {late}"
+def claims(threads: int, chunks: int, stalled: bool = False) -> list[list[int]]:
+    """Chunks claimed by each thread; asserts that a thread of an earlier job claims none."""
+    late, *by_thread = kernels.extension().simulate_schedule("dynamic", threads, chunks, stalled)
+    assert late == [], f"expected no chunk for a thread that missed its job, got {late}"
     return by_thread
 
 
 @pytest.mark.parametrize(("threads", "chunks"), [(1, 5), (2, 8), (4, 40), (4, 3), (3, 0)])
 def test_task_1_each_chunk_is_computed_once(threads, chunks):
-    got = sorted(chunk for mine in claims(threads, chunks) for chunk in mine)
-    assert got == list(range(chunks)), f"expected each of {chunks} chunks once, got {got}"
+    claimed = sorted(chunk for mine in claims(threads, chunks) for chunk in mine)
+    assert claimed == list(range(chunks)), f"expected {chunks} chunks once each, got {claimed}"
 
 
 def test_task_1_own_range_is_claimed_first():
@@ -49,17 +55,17 @@ def test_task_1_own_range_is_claimed_first():
         begin, end = chunks * thread // threads, chunks * (thread + 1) // threads
         own = [chunk for chunk in mine if begin <= chunk < end]
         assert mine[: len(own)] == sorted(own), (
-            f"expected thread {thread} to take its run {begin} … {end - 1} first, got {mine}"
+            f"expected thread {thread} to claim its range {begin} … {end - 1} first, got {mine}"
         )
 
 
 def test_task_1_work_is_stolen_from_a_stalled_thread():
-    held, *others = claims(3, 30, held=True)
-    assert len(held) <= 1, f"expected the others to do the rest, but it did {held} by itself"
+    stalled, *others = claims(3, 30, stalled=True)
+    assert len(stalled) <= 1, f"expected the other threads to claim the rest, got {stalled}"
     assert sum(map(len, others)) >= 29
 
 
-BITS = """
+CHECKSUM_PROGRAM = """
 import mlx.core as mx
 from tiny_llm import kernels
 mx.set_default_device(mx.cpu)
@@ -72,27 +78,29 @@ print(kernels.swiglu(normed, total).view(mx.uint16).astype(mx.int64).sum().item(
 """
 
 
-def test_task_1_thread_count_changes_no_bits(claimed, monkeypatch):
+def test_task_1_thread_count_changes_no_bits(dynamic_schedule, monkeypatch):
     def run(schedule: str, threads: int | None) -> str:
         if threads is not None:
             monkeypatch.setenv("TINY_LLM_NUM_THREADS", str(threads))
-        program = BITS.format(schedule=schedule, threads=threads)
+        program = CHECKSUM_PROGRAM.format(schedule=schedule, threads=threads)
         return subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout
 
     expected = run("static", 1)
     actual = run("dynamic", 3)
-    assert actual == expected, f"expected the sum {expected} on three threads, got {actual}"
+    assert actual == expected, f"expected checksum {expected} on three threads, got {actual}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("D", SIZES)
-def test_task_2_the_sum_and_its_norm(vectors, dtype, D):
+def test_task_2_sum_and_norm(vectors, dtype, D):
     x, y, weight = random(5, D, dtype=dtype), random(5, D, dtype=dtype), random(D, dtype=dtype)
     total, normed = kernels.add_rms_norm(x, y, weight, EPS)
-    assert_same_bits(total, x + y, "the sum")
-    assert_close(normed, RMSNorm(D, weight, EPS)(x + y), "Week 1's norm of the sum", ulps=4)
+    assert_same_bits(total, x + y, "residual sum")
+    assert_close(
+        normed, RMSNorm(D, weight, EPS)(x + y), "norm of the sum, compared with Week 1", ulps=4
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -100,7 +108,10 @@ def test_task_2_norm_without_residual(vectors, dtype):
     wide, weight = random(2, 3, 300, dtype=dtype, scale=40), random(130, dtype=dtype)
     x = wide[..., 7:137]  # strided rows
     assert_close(
-        kernels.rms_norm(x, weight, EPS), RMSNorm(130, weight, EPS)(x), "Week 1's norm", ulps=2
+        kernels.rms_norm(x, weight, EPS),
+        RMSNorm(130, weight, EPS)(x),
+        "norm, compared with Week 1",
+        ulps=2,
     )
 
 
@@ -108,12 +119,12 @@ def test_task_2_rows_are_batch_invariant(vectors):
     x, weight = random(300, 130, dtype=mx.bfloat16), random(130, dtype=mx.bfloat16)
     together = kernels.rms_norm(x, weight, EPS)
     alone = mx.concatenate([kernels.rms_norm(x[m][None], weight, EPS) for m in (0, 17, 299)])
-    assert_same_bits(together[mx.array([0, 17, 299])], alone, "rows alone")
+    assert_same_bits(together[mx.array([0, 17, 299])], alone, "rows computed separately")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("D", [2, 8, 34, 128])
-@pytest.mark.parametrize("norm", [True, False], ids=["with a norm", "without"])
+@pytest.mark.parametrize("norm", [True, False], ids=["with norm", "without"])
 def test_task_3_equals_week_1_rope(vectors, dtype, D, norm):
     B, L, H = 2, 3, 4
     x, weight = random(B, L, H, D, dtype=dtype), random(D, dtype=dtype)
@@ -122,7 +133,9 @@ def test_task_3_equals_week_1_rope(vectors, dtype, D, norm):
     actual = kernels.qk_norm_rope(x, weight if norm else None, EPS, *rope.cos_sin(positions, B, L))
     normed = kernels.rms_norm(x, weight, EPS) if norm else x
     expected = rope(normed, positions).swapaxes(1, 2)
-    assert_same_bits(actual, mx.contiguous(expected), "norm, then Week 1's RoPE, head by head")
+    assert_same_bits(
+        actual, mx.contiguous(expected), "norm and RoPE, compared with Week 1 head by head"
+    )
 
 
 def test_task_3_rotation_by_a_right_angle(vectors):

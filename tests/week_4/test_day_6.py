@@ -28,7 +28,7 @@ LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
 
 @pytest.fixture(params=SIMD_ISAS or [None])
 def scores(request, monkeypatch, on_cpu) -> None:
-    """Selects task 1's attention kernel, on each supported instruction set."""
+    """Selects task 1's attention kernel on each supported instruction set."""
     use_kernel("TINY_LLM_ATTENTION", "scores", request.param, monkeypatch)
 
 
@@ -50,15 +50,15 @@ def assert_exact_but_for_rounding(shape, dtype, mask):
     assert_exact(evaluated(query, key, value, mask=mask), *solution)
 
 
-def assert_the_same_alone_and_together(S: int):
-    """Asserts the same bits for batched, single-row and paged attention."""
+def assert_batch_invariant(S: int):
+    """Asserts that batched, single-row and paged attention are bitwise equal."""
     lengths = [S, 1, 64, 0]
     query, key, value = problem(4, 2, 3, 9, S, 24, dtype=mx.bfloat16)
     together = evaluated(query, key, value, mask="causal", context_lens=lengths)
     alone = evaluated(query[:1], key[:1], value[:1], mask="causal")
-    assert_same_bits(alone, together[:1], "a sequence alone")
+    assert_same_bits(alone, together[:1], "a single sequence")
     token = evaluated(query[:1, :, 8:], key[:1], value[:1], mask="causal")
-    assert_same_bits(token, together[:1, :, 8:], "its last token alone")
+    assert_same_bits(token, together[:1, :, 8:], "its last token")
     dense = [(key[b, :, :length], value[b, :, :length]) for b, length in enumerate(lengths)]
     *pages, table = cut_into_pages(dense, 10)
     paged = kernels.paged_attention(query, *pages, padded(table), mx.array(lengths))
@@ -76,7 +76,7 @@ def test_task_1_is_exact_up_to_rounding(scores, dtype, shape, mask):
 
 
 def test_task_1_scores_of_individual_keys(scores):
-    """Key s scores s / 8 and has a one-hot value: the output is the weights."""
+    """Key s has score s / 8 and a one-hot value, so the output is the weights."""
     S = 37
     query, key = mx.ones((1, 1, 1, S)), mx.zeros((1, 1, S, S))
     key[0, 0, :, S - 1] = mx.arange(S) / 8
@@ -87,7 +87,7 @@ def test_task_1_scores_of_individual_keys(scores):
 
 
 def test_task_1_rows_are_batch_invariant(scores):
-    assert_the_same_alone_and_together(70)
+    assert_batch_invariant(70)
 
 
 def test_task_1_array_mask_falls_back_to_loops(scores, monkeypatch):
@@ -95,7 +95,7 @@ def test_task_1_array_mask_falls_back_to_loops(scores, monkeypatch):
     hidden = mx.arange(70) % 3 == 0
     actual = evaluated(query, key, value, mask=hidden)
     monkeypatch.setenv("TINY_LLM_ATTENTION", "loops")
-    assert_same_bits(actual, evaluated(query, key, value, mask=hidden), "with a mask")
+    assert_same_bits(actual, evaluated(query, key, value, mask=hidden), "with an array mask")
 
 
 def test_task_1_unknown_kernel_is_rejected(scores, monkeypatch):
@@ -117,23 +117,23 @@ def test_task_2_is_exact_up_to_rounding(online, dtype, shape, mask):
     assert_exact_but_for_rounding(shape, dtype, mask)
 
 
-def weights_beside_one(x: np.ndarray) -> np.ndarray:
+def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
     """2ˣ / (1 + 2ˣ) of each x: the weight of a key next to a key of score 0."""
     key = mx.zeros((len(x), 1, 2, 1))
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
     one = mx.ones((len(x), 1, 1, 1))
-    ln_2 = 0.693147182  # times log₂ e, as float32: 1
+    ln_2 = 0.693147182  # times log₂ e is 1 in float32
     assert np.float32(ln_2) * np.float32(1.44269504) == 1
     return as_numpy(evaluated(one, key, value, ln_2)).reshape(-1)
 
 
-def test_task_2_a_power_of_two_is_within_its_bound(online):
+def test_task_2_power_of_two_is_within_its_bound(online):
     """Bound: 2.4e-7, plus one rounding each for the sum and the division."""
     x = np.concatenate([np.linspace(-1, 0, 4001), np.linspace(-125, -1, 999)]).astype(np.float32)
     exact_weights = 2.0 ** x.astype(np.float64)
     expected = exact_weights / (1 + exact_weights)
-    error = np.abs(weights_beside_one(x) / expected - 1)
+    error = np.abs(weights_next_to_zero_score(x) / expected - 1)
     worst = error.argmax()
     assert error[worst] <= 2.4e-7 + 2.0**-23, (
         f"2^{x[worst]}: expected an error of at most 3.6e-7, got {error[worst]:.1e}"
@@ -142,9 +142,9 @@ def test_task_2_a_power_of_two_is_within_its_bound(online):
 
 def test_task_2_weight_underflows_to_zero(online):
     x = np.array([-126.5, -127, -200, -5000, -1e30], np.float32)
-    actual = weights_beside_one(x)
-    np.testing.assert_array_less(actual, 2.0**-125, err_msg=f"weights of 2^{x}: expected none")
-    assert (actual >= 0).all(), f"expected weights of at least 0, got {actual}"
+    actual = weights_next_to_zero_score(x)
+    np.testing.assert_array_less(actual, 2.0**-125, err_msg=f"weights of 2^{x}: expected 0")
+    assert (actual >= 0).all(), f"expected non-negative weights, got {actual}"
 
 
 def test_task_2_increasing_scores_rescale_the_accumulator(online, dtype):
@@ -159,18 +159,18 @@ def test_task_2_masked_keys_are_not_read(online, dtype):
     expected = evaluated(query, key[:, :, :100], value[:, :, :100], mask="causal")
     key[:, :, 100:], value[:, :, 100:] = mx.nan, mx.nan
     actual = evaluated(query, key, value, mask="causal", context_lens=[100])
-    assert_same_bits(actual, expected, "NaN beyond the last key")
+    assert_same_bits(actual, expected, "NaN after the last key")
 
 
 def test_task_2_nan_score_is_not_masked(online, dtype):
     query, key, value = problem(1, 1, 2, 2, 90, 24, dtype=dtype)
     query[0, 1, 1, 3] = mx.nan
     finite = np.isfinite(as_numpy(evaluated(query, key, value))).all(axis=-1)
-    assert finite.tolist() == [[[True, True], [True, False]]], "expected one row without numbers"
+    assert finite.tolist() == [[[True, True], [True, False]]], "expected one NaN row"
 
 
 def test_task_2_rows_are_batch_invariant(online):
-    assert_the_same_alone_and_together(70)
+    assert_batch_invariant(70)
 
 
 # --- task 3: split keys ---------------------------------------------------------------------------
@@ -182,10 +182,10 @@ def test_task_3_is_exact_up_to_rounding(split, dtype, shape, mask):
     assert_exact_but_for_rounding(shape, dtype, mask)
 
 
-@pytest.mark.parametrize("place", [3, PART + 3, 2 * PART + 3])
-def test_task_3_maximum_in_any_split(split, place):
+@pytest.mark.parametrize("position", [3, PART + 3, 2 * PART + 3])
+def test_task_3_maximum_in_any_split(split, position):
     query, key, value = problem(1, 1, 1, 1, 2 * PART + 77, 24)
-    key[0, 0, place] = 2 * query[0, 0, 0]
+    key[0, 0, position] = 2 * query[0, 0, 0]
     assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
 
 
@@ -193,7 +193,7 @@ def test_task_3_single_split_is_bitwise_equal_to_task_2(split, monkeypatch):
     query, key, value = problem(1, 2, 2, 3, PART, 24, dtype=mx.bfloat16)
     actual = evaluated(query, key, value, mask="causal")
     monkeypatch.setenv("TINY_LLM_ATTENTION", "online")
-    assert_same_bits(actual, evaluated(query, key, value, mask="causal"), "one part")
+    assert_same_bits(actual, evaluated(query, key, value, mask="causal"), "a single split")
 
 
 def test_task_3_fully_masked_row_is_zero(split):
@@ -204,11 +204,11 @@ def test_task_3_fully_masked_row_is_zero(split):
 
 
 def test_task_3_rows_are_batch_invariant(split):
-    assert_the_same_alone_and_together(PART + 70)
+    assert_batch_invariant(PART + 70)
 
 
 def test_task_3_thread_count_changes_no_bits(split):
-    evaluated(*problem(1, 1, 1, 1, 3, 8))  # an unwritten task raises here, with its name
+    evaluated(*problem(1, 1, 1, 1, 3, 8))  # an unwritten task raises its error here
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"

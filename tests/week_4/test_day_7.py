@@ -1,4 +1,4 @@
-"""Week 4, day 7: cost of a graph node, and capturing a step as one node."""
+"""Week 4, day 7: cost per graph node and capturing a step as one node."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")  # captured nodes are CPU-only
 def test_task_1_per_node_cost_is_the_slope():
     # 30 µs per evaluation and 5 µs per node; medians are noise.
     measured = {n: Timings(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
-    assert seconds_per_node(measured) == pytest.approx(5e-6), "expected 5 µs for one node more"
+    assert seconds_per_node(measured) == pytest.approx(5e-6), "expected 5 µs per node"
 
 
 def test_task_1_fit_uses_all_measurements():
@@ -35,19 +35,19 @@ def test_task_1_fit_uses_all_measurements():
         4: Timings(1, 13e-6),
     }
     # By hand: Σ(n − 2.5)(t − 11.5) / Σ(n − 2.5)² = 7 / 5.
-    assert seconds_per_node(measured) == pytest.approx(1.4e-6), "expected the line of least squares"
+    assert seconds_per_node(measured) == pytest.approx(1.4e-6), "expected a least-squares fit"
 
 
 def test_task_1_remaining_step_time():
     assert captured_time_fraction(170, 20, 4e-6, 2e-3) == pytest.approx(0.7), (
-        "expected 150 nodes less"
+        "expected the time of 20 nodes to remain"
     )
     assert captured_time_fraction(20, 20, 4e-6, 2e-3) == 1
-    assert captured_time_fraction(1000, 10, 5e-6, 1e-3) == 0, "expected no time below zero"
+    assert captured_time_fraction(1000, 10, 5e-6, 1e-3) == 0, "expected at least 0"
 
 
 def steps_of(function, *given):
-    """Captured plan of a function of these arrays."""
+    """Captured steps of a function of the given arrays."""
     graph_cache = kernels.extension().GraphCache()
     blanks = graph_cache.placeholders(given)
     try:
@@ -55,7 +55,7 @@ def steps_of(function, *given):
     except RuntimeError as error:
         if "yours to write" in str(error):
             raise
-        pytest.fail(f"expected a recording, got: {error}")
+        pytest.fail(f"expected the function to be captured, got: {error}")
     return graph_cache.steps()
 
 
@@ -84,7 +84,7 @@ def test_task_2_any_input_may_vary():
     assert [step[:3] for step in found] == [
         ("TinyLlmRmsNorm", [1, None], [2]),
         ("TinyLlmSwiglu", [None, 2], [3]),
-    ], f"expected a step of the second input, got {found}"
+    ], f"expected a step that reads the second input, got {found}"
 
 
 def test_task_2_buffer_lives_until_its_last_reader():
@@ -98,7 +98,7 @@ def test_task_2_buffer_lives_until_its_last_reader():
 
     last_uses = [step[3] for step in steps_of(function, x)]
     assert last_uses == [[0], [], [2], [1, 3]], (
-        f"expected x to be needed by step 0, the first norm by the last step, got {last_uses}"
+        f"expected x to live until step 0, the first norm until the last step, got {last_uses}"
     )
 
 
@@ -115,7 +115,7 @@ def test_task_2_view_shares_its_buffer():
         ("Reshape", []),
         ("TinyLlmRmsNorm", []),
         ("TinyLlmSwiglu", [1, 2, 3]),
-    ], f"expected array 1 to be needed as long as its view, array 2, got {steps}"
+    ], f"expected array 1 to live as long as its view, array 2, got {steps}"
 
 
 def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
@@ -123,79 +123,81 @@ def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
 
     def function(x):
         first = norm(x)
-        _, normed = kernels.add_rms_norm(first, x, mx.ones(E), 1e-6)  # the sum is dead
+        _, normed = kernels.add_rms_norm(first, x, mx.ones(E), 1e-6)  # the sum is unused
         return first, norm(normed)
 
     last_uses = [step[3] for step in steps_of(function, x)]
     assert last_uses == [[], [0, 2], [3]], (
-        f"expected outputs 1 and 4 to stay, and the unused sum, 2, to go at once, got {last_uses}"
+        f"expected outputs 1 and 4 to be kept and the unused sum, 2, to be dropped, got {last_uses}"
     )
 
 
 @pytest.fixture
-def recording(monkeypatch) -> None:
+def capture_enabled(monkeypatch) -> None:
     """Raises on an unwritten task instead of skipping it."""
     monkeypatch.setenv(CAPTURE_VARIABLE, "on")
 
 
-def test_task_3_one_node_with_the_bits_of_the_function(recording):
+def test_task_3_captured_function_is_one_bitwise_equal_node(capture_enabled):
     function = block()
-    recorded = CapturedFunction(function)
+    captured = CapturedFunction(function)
     for B, L in [(1, 1), (1, 1), (2, 3), (1, 1)]:
         given = inputs(B, L)
         mx.eval(given)
-        actual = recorded(*given)
+        actual = captured(*given)
         names = node_names(actual)
-        assert names == ["TinyLlmReplay"], f"expected one node that replays, got {names}"
+        assert names == ["TinyLlmReplay"], f"expected one replay node, got {names}"
         assert_same(actual, function(*given), f"{B}×{L}")
 
 
-def test_task_3_function_is_called_once_per_shape_and_dtype(recording):
+def test_task_3_function_is_called_once_per_shape_and_dtype(capture_enabled):
     calls = CallCounter(lambda x: (norm(x, mx.ones(E, x.dtype)),))
-    recorded = CapturedFunction(calls)
+    captured = CapturedFunction(calls)
     for dtype, L in [(mx.float32, 1), (mx.float32, 1), (mx.bfloat16, 1), (mx.float32, 2)] * 2:
         x = random(1, L, E).astype(dtype)
-        (actual,) = recorded(x)
+        (actual,) = captured(x)
         assert_same_bits(actual, norm(x, mx.ones(E, dtype)), f"{dtype}, {L} tokens")
-    assert calls.count == 3, f"expected 3 calls, for 3 kinds of input, got {calls.count}"
+    assert calls.count == 3, (
+        f"expected 3 calls for 3 combinations of shape and dtype, got {calls.count}"
+    )
 
 
-def test_task_3_capture_can_require_a_repeated_shape(recording):
+def test_task_3_capture_can_require_a_repeated_shape(capture_enabled):
     calls = CallCounter(block())
-    recorded = CapturedFunction(calls, on_first_call=False)
+    captured = CapturedFunction(calls, on_first_call=False)
     counts = []
     for B in (1, 2, 1, 1, 2, 2):
-        mx.eval(recorded(*inputs(B, 1)))
+        mx.eval(captured(*inputs(B, 1)))
         counts.append(calls.count)
-    assert counts == [1, 2, 3, 3, 4, 4], f"expected a recording when a shape comes again: {counts}"
+    assert counts == [1, 2, 3, 3, 4, 4], f"expected a capture when a shape repeats: {counts}"
 
 
-def test_task_3_uncapturable_function_runs_eagerly(recording):
+def test_task_3_uncapturable_function_runs_eagerly(capture_enabled):
     function = mlx_only()
-    recorded = CapturedFunction(function)
+    captured = CapturedFunction(function)
     for _ in range(3):
         given = inputs(1, 2)
-        assert_same(recorded(*given), function(*given), "MLX's operations")
+        assert_same(captured(*given), function(*given), "MLX operations")
 
 
-def test_task_3_external_buffer_is_written_in_place(recording):
+def test_task_3_external_buffer_is_written_in_place(capture_enabled):
     def write(x, buffer, offsets):
         return norm(x, mx.ones(E, x.dtype)), kernels.cache_write(buffer, x[None], offsets)
 
-    recorded = CapturedFunction(write)
+    captured = CapturedFunction(write)
     x = random(1, 2, E).astype(mx.bfloat16)
     buffers = [random(1, 1, 8, E).astype(mx.bfloat16) for _ in range(2)]
     mx.eval(x, buffers)
-    for number, place in ((0, 0), (1, 3), (0, 5), (1, 6)):
+    for number, offset in ((0, 0), (1, 3), (0, 5), (1, 6)):
         before = mx.array(buffers[number])
         expected = mx.concatenate(
-            [before[:, :, :place], x[None], before[:, :, place + 2 :]], axis=2
+            [before[:, :, :offset], x[None], before[:, :, offset + 2 :]], axis=2
         )
         mx.eval(expected)
         del before
-        _, buffers[number] = recorded(x, buffers[number], mx.array([place], mx.int32))
+        _, buffers[number] = captured(x, buffers[number], mx.array([offset], mx.int32))
         mx.eval(buffers)
-        assert_same_bits(buffers[number], expected, f"buffer {number} with tokens at {place}")
+        assert_same_bits(buffers[number], expected, f"buffer {number}, tokens at offset {offset}")
 
 
 @pytest.fixture(scope="module")
@@ -214,33 +216,33 @@ def model(mlx_model) -> Qwen3ModelWeek2:
 
 
 @pytest.mark.parametrize("B", [1, 2])
-def test_task_4_model_steps_are_captured(recording, monkeypatch, model, B):
-    caches = {wanted: model.create_kv_cache() for wanted in ("on", "off")}
+def test_task_4_model_steps_are_captured(capture_enabled, monkeypatch, model, B):
+    caches = {setting: model.create_kv_cache() for setting in ("on", "off")}
     replays = []
     for offset, token in enumerate((3, 1, 4, 1)):
         logits = {}
-        for wanted, cache in caches.items():
-            monkeypatch.setenv(CAPTURE_VARIABLE, wanted)
-            logits[wanted] = model(mx.array([[token]] * B), offset, cache)
+        for setting, cache in caches.items():
+            monkeypatch.setenv(CAPTURE_VARIABLE, setting)
+            logits[setting] = model(mx.array([[token]] * B), offset, cache)
         replays.append(node_names([logits["on"]]).count("TinyLlmReplay"))
         assert_same_bits(logits["on"], logits["off"], f"logits of step {offset}")
     assert replays == [0, 1, 1, 1], (
-        f"expected one node for all layers once the caches have room, got {replays}"
+        f"expected one node for all layers once the caches have capacity, got {replays}"
     )
 
 
-def test_task_4_layers_without_flash_attention_run_eagerly(recording, monkeypatch, mlx_model):
+def test_task_4_layers_without_flash_attention_run_eagerly(capture_enabled, monkeypatch, mlx_model):
     """Plain MLX attention has no plan: its layers are not captured."""
     model = Qwen3ModelWeek2(mlx_model)
-    caches = {wanted: model.create_kv_cache() for wanted in ("on", "off")}
+    caches = {setting: model.create_kv_cache() for setting in ("on", "off")}
     for offset, token in enumerate((3, 1)):
         logits = {}
-        for wanted, cache in caches.items():
-            monkeypatch.setenv(CAPTURE_VARIABLE, wanted)
+        for setting, cache in caches.items():
+            monkeypatch.setenv(CAPTURE_VARIABLE, setting)
             try:
-                logits[wanted] = model(mx.array([[token]]), offset, cache)
+                logits[setting] = model(mx.array([[token]]), offset, cache)
             except TypeError as error:
-                pytest.fail(f"expected a model whose _plan is None to run each layer, got: {error}")
+                pytest.fail(f"expected eager execution of layers without a plan, got: {error}")
         names = node_names([logits["on"]])
-        assert "TinyLlmReplay" not in names, f"expected nothing to be recorded, got {names}"
+        assert "TinyLlmReplay" not in names, f"expected no captured node, got {names}"
         assert_same_bits(logits["on"], logits["off"], f"logits of step {offset}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
@@ -33,12 +33,12 @@ from tiny_llm.server.protocol.streaming import (
 )
 from tiny_llm.server.settings import Settings
 
-LONG = 1000.0  # seconds; longer than any test
+LONG = 1000.0  # seconds, longer than any test
 TEXTS = ["Paris", "", 'She said "no" \\o/', "two\nlines", "\r\n\r\n", "\n\ndata: forged", "né 🦆 "]
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:
-    """Runs a test's coroutine; fails instead of waiting forever."""
+    """Runs a test's coroutine with a timeout."""
 
     async def limited() -> None:
         async with asyncio.timeout(10):
@@ -47,11 +47,11 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
     try:
         asyncio.run(limited())
     except TimeoutError:
-        pytest.fail("expected an end, got none: something waits that nobody wakes")
+        pytest.fail("expected the coroutine to finish, got a deadlock")
 
 
 def parse_events(stream: bytes) -> list[tuple[str, str]]:
-    """(type, data) of each event, as the HTML standard parses them."""
+    """(type, data) of each event, parsed as the HTML standard specifies."""
     events: list[tuple[str, str]] = []
     name = ""
     data: list[str] = []
@@ -69,23 +69,23 @@ def parse_events(stream: bytes) -> list[tuple[str, str]]:
 
 
 class ScriptedHandle:
-    """A request whose outputs are known in advance: batches of texts, or an error.
+    """Request handle with scripted outputs: batches of texts, or an error.
 
     Attributes:
-        asked: number of batches that have been asked for.
-        num_closed: number of calls of `close`.
+        num_requested: number of requested batches.
+        num_closed: number of `close` calls.
         on_slow_reader: see `RequestHandle`.
     """
 
     def __init__(self, *script: list[str] | BaseException, waits: bool = False):
-        self.asked = self.num_closed = 0
+        self.num_requested = self.num_closed = 0
         self.on_slow_reader: Any = None
         self._script, self._waits = script, waits
 
     async def stream_outputs(self) -> AsyncIterator[list[StreamOutput]]:
-        """Yields the batches; then waits forever with `waits`."""
+        """Yields the batches, then waits forever if `waits` is set."""
         for item in self._script:
-            self.asked += 1
+            self.num_requested += 1
             if isinstance(item, BaseException):
                 raise item
             yield [StreamOutput("0", 0, text, (7,), None, None) for text in item]  # type: ignore[arg-type]
@@ -93,12 +93,12 @@ class ScriptedHandle:
             await asyncio.Event().wait()
 
     def close(self) -> None:
-        """Counts the calls."""
+        """Counts calls."""
         self.num_closed += 1
 
 
 class PlainSerializer:
-    """Serializes outputs as their texts, between `<` and `>`."""
+    """Serializes a stream as the outputs' texts between `<` and `>`."""
 
     def start_events(self) -> bytes:
         return b"<"
@@ -113,11 +113,11 @@ class PlainSerializer:
         return f"({error.status}: {error.message})".encode()
 
 
-class Wire:
-    """ASGI's `send`: the messages that the server has received.
+class SendRecorder:
+    """ASGI `send` callable that records messages.
 
     Args:
-        pause: what `send` waits for, like a client's full socket; None for nothing.
+        pause: event that `send` awaits, like a full socket; None to return at once.
     """
 
     def __init__(self, pause: asyncio.Event | None = None):
@@ -136,7 +136,7 @@ class Wire:
 
     @property
     def num_heads(self) -> int:
-        """How often the headers were sent."""
+        """Number of times the headers were sent."""
         return sum(one["type"] == "http.response.start" for one in self.messages)
 
 
@@ -146,8 +146,8 @@ def response_of(handle: ScriptedHandle) -> EventSourceResponse:
 
 
 @pytest.fixture(autouse=True)
-def patient_headers(monkeypatch):
-    """Headers wait for the first output, however slow the machine is."""
+def long_header_delay(monkeypatch):
+    """Makes headers wait for the first output, even on a slow machine."""
     monkeypatch.setattr(streaming, "HEADER_DELAY", LONG)
 
 
@@ -162,14 +162,14 @@ def patient_headers(monkeypatch):
     ],
     ids=["default type", "named"],
 )
-def test_task_1_an_example(data, name, expected):
+def test_task_1_example(data, name, expected):
     event = sse_event(data, name)
     assert event == expected, f"expected {expected!r}, got {event!r}"
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=repr)
-def test_task_1_a_client_reads_the_same_texts(text):
-    """Whatever the model writes, it does not end the event or begin another one."""
+def test_task_1_client_reads_the_same_texts(text):
+    """Generated text cannot end an event or start another one."""
     stream = sse_event({"text": text}) + sse_event({"text": "next"}, "named")
     actual = [(name, json.loads(data)["text"]) for name, data in parse_events(stream)]
     expected = [("message", text), ("named", "next")]
@@ -184,34 +184,34 @@ def test_task_1_template_equals_the_event(text):
     template = EventTemplate(event(TEXT_PLACEHOLDER))
     assert template(text) == event(text), f"expected {event(text)!r}, got {template(text)!r}"
     again = template("again")
-    assert again == event("again"), f"expected to fill it in twice, got {again!r}"
+    assert again == event("again"), f"expected a reusable template, got {again!r}"
 
 
-# --- task 2: a response in pieces ----------------------------------------------------------------
+# --- task 2: a streamed response -----------------------------------------------------------------
 
 
 def test_task_2_each_batch_is_one_write():
     async def main() -> None:
-        handle, wire = ScriptedHandle(["Par", "is"], ["", ""], ["."]), Wire()
-        end = await response_of(handle)._send_outputs(wire)
-        assert wire.bodies == [b"<Paris", b"."], (
-            f"expected the start events with the first batch, and no write for a batch without "
-            f"events; got {wire.bodies}"
+        handle, recorder = ScriptedHandle(["Par", "is"], ["", ""], ["."]), SendRecorder()
+        end = await response_of(handle)._send_outputs(recorder)
+        assert recorder.bodies == [b"<Paris", b"."], (
+            f"expected the start events with the first batch and no write for a batch without "
+            f"events, got {recorder.bodies}"
         )
         assert end == b">", f"expected the end events to be returned, got {end!r}"
-        more = [one.get("more_body") for one in wire.messages[1:]]
-        assert more == [True, True], f"expected more_body while the stream goes on, got {more}"
+        more = [one.get("more_body") for one in recorder.messages[1:]]
+        assert more == [True, True], f"expected more_body until the stream ends, got {more}"
 
     run(main())
 
 
 def test_task_2_headers_come_first_and_once():
     async def main() -> None:
-        wire = Wire()
-        await response_of(ScriptedHandle(["a"], ["b"], ["c"]))._send_outputs(wire)
-        kinds = [one["type"].rpartition(".")[2] for one in wire.messages]
+        recorder = SendRecorder()
+        await response_of(ScriptedHandle(["a"], ["b"], ["c"]))._send_outputs(recorder)
+        kinds = [one["type"].rpartition(".")[2] for one in recorder.messages]
         assert kinds == ["start", "body", "body", "body"], f"expected one start, got {kinds}"
-        head = wire.messages[0]
+        head = recorder.messages[0]
         content_type = dict(head["headers"])[b"content-type"]
         assert head["status"] == 200
         assert content_type.startswith(b"text/event-stream"), (
@@ -221,52 +221,57 @@ def test_task_2_headers_come_first_and_once():
     run(main())
 
 
-def test_task_2_headers_are_sent_once_beside_a_keep_alive():
-    """While `send` waits for the client, a timer may send a keep-alive."""
+def test_task_2_headers_are_sent_once_despite_keep_alive():
+    """A timer may send a keep-alive while `send` waits for the client."""
 
     async def main() -> None:
         open_socket = asyncio.Event()
-        response, wire = response_of(ScriptedHandle()), Wire(open_socket)
-        both = asyncio.gather(response._send(wire, b"token"), response._send(wire, b": ping"))
+        response, recorder = response_of(ScriptedHandle()), SendRecorder(open_socket)
+        both = asyncio.gather(
+            response._send(recorder, b"token"), response._send(recorder, b": ping")
+        )
         await asyncio.sleep(0)
         open_socket.set()
         await both
-        assert wire.num_heads == 1, f"expected the headers once, got them {wire.num_heads} times"
+        assert recorder.num_heads == 1, (
+            f"expected the headers once, got them {recorder.num_heads} times"
+        )
 
     run(main())
 
 
 def test_task_2_start_events_wait_for_the_first_output():
-    """They may contain what is known only then, such as the number of cached tokens."""
+    """They can depend on it, for example on the number of cached tokens."""
 
     async def main() -> None:
         handle, made_at = ScriptedHandle(["a"], ["b"]), []
 
         class Serializer(PlainSerializer):
             def start_events(self) -> bytes:
-                made_at.append(handle.asked)
+                made_at.append(handle.num_requested)
                 return b"<"
 
         response = EventSourceResponse(Serializer(), handle, LONG)  # type: ignore[arg-type]
-        await response._send_outputs(Wire())
-        assert made_at == [1], f"expected them after batch 1, and once, got after {made_at}"
+        await response._send_outputs(SendRecorder())
+        assert made_at == [1], (
+            f"expected start events once, after batch 1, got them after {made_at}"
+        )
 
     run(main())
 
 
-def test_task_2_the_next_batch_waits_for_the_client():
-    """Nobody asks for outputs that cannot be sent: that is where backpressure begins."""
+def test_task_2_next_batch_waits_for_the_client():
+    """Backpressure: outputs that cannot be sent are not requested."""
 
     async def main() -> None:
         open_socket, handle = asyncio.Event(), ScriptedHandle(["a"], ["b"], ["c"])
-        task = asyncio.create_task(response_of(handle)._send_outputs(Wire(open_socket)))
+        task = asyncio.create_task(response_of(handle)._send_outputs(SendRecorder(open_socket)))
         for _ in range(20):
             await asyncio.sleep(0)
         if task.done():
             task.result()
-        assert handle.asked == 1, (
-            f"expected to wait for the first write before asking for batch 2, got {handle.asked}"
-            " batches"
+        assert handle.num_requested == 1, (
+            f"expected to request batch 2 after the first write, got {handle.num_requested} batches"
         )
         open_socket.set()
         await task
@@ -274,14 +279,14 @@ def test_task_2_the_next_batch_waits_for_the_client():
     run(main())
 
 
-def test_task_2_the_last_piece_ends_the_body():
+def test_task_2_last_chunk_ends_the_body():
     async def main() -> None:
-        wire = Wire()
+        recorder = SendRecorder()
         response = response_of(ScriptedHandle())
-        await response._send(wire, b"a")
-        await response._send(wire, b"b", is_last=True)
-        more = [one["more_body"] for one in wire.messages[1:]]
-        assert more == [True, False], f"expected the body to end with its last piece, got {more}"
+        await response._send(recorder, b"a")
+        await response._send(recorder, b"b", is_last=True)
+        more = [one["more_body"] for one in recorder.messages[1:]]
+        assert more == [True, False], f"expected the last chunk to end the body, got {more}"
 
     run(main())
 
@@ -289,53 +294,55 @@ def test_task_2_the_last_piece_ends_the_body():
 # --- task 3: an error after the headers ----------------------------------------------------------
 
 
-def send_all(*script: Any) -> tuple[Wire, list[bytes]]:
-    """Runs a whole stream; returns what was sent."""
-    wire = Wire()
-    run(response_of(ScriptedHandle(*script))._send_all(wire))
-    return wire, wire.bodies
+def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
+    """Runs a whole stream; returns the recorder and the bodies."""
+    recorder = SendRecorder()
+    run(response_of(ScriptedHandle(*script))._send_all(recorder))
+    return recorder, recorder.bodies
 
 
-def test_task_3_a_stream_ends_with_its_end_events():
-    wire, bodies = send_all(["a"], ["b"])
-    assert bodies == [b"<a", b"b", b">"], f"expected the end events at the end, got {bodies}"
-    assert wire.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
+def test_task_3_stream_ends_with_its_end_events():
+    recorder, bodies = send_all(["a"], ["b"])
+    assert bodies == [b"<a", b"b", b">"], f"expected the end events last, got {bodies}"
+    assert recorder.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
 
 
-def test_task_3_an_api_error_becomes_the_last_event():
-    wire, bodies = send_all(["a"], ApiError(504, "Too slow."))
+def test_task_3_api_error_becomes_the_last_event():
+    recorder, bodies = send_all(["a"], ApiError(504, "Too slow."))
     expected = [b"<a", b"(504: Too slow.)"]
     assert bodies == expected, f"expected {expected}, got {bodies}"
-    assert wire.num_heads == 1, f"expected the headers once, got {wire.num_heads}"
-    assert wire.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
+    assert recorder.num_heads == 1, f"expected the headers once, got {recorder.num_heads}"
+    assert recorder.messages[-1]["more_body"] is False, "expected the body to end, got more_body"
 
 
-def test_task_3_an_error_before_the_first_output():
+def test_task_3_error_before_the_first_output():
     _, bodies = send_all(ApiError(504, "Too slow."))
     assert bodies == [b"<(504: Too slow.)"], f"expected start events and an error, got {bodies}"
 
 
-def test_task_3_a_bug_is_logged_but_not_sent(caplog):
+def test_task_3_internal_error_is_logged_but_not_sent(caplog):
     _, bodies = send_all(["a"], RuntimeError("the password is duck"))
     expected = [b"<a", f"(500: {INTERNAL_ERROR})".encode()]
-    assert bodies == expected, f"expected a general sentence for the client, got {bodies}"
+    assert bodies == expected, f"expected a generic message for the client, got {bodies}"
     assert "the password is duck" in caplog.text, "expected the traceback in the log, got none"
 
 
-def test_task_3_a_cancellation_sends_nothing():
-    """The client has gone, or the server shuts down: nobody is there to read an error."""
+def test_task_3_cancellation_sends_nothing():
+    """The client has disconnected or the server is shutting down."""
 
     async def main() -> None:
-        wire = Wire()
-        task = asyncio.create_task(response_of(ScriptedHandle(["a"], waits=True))._send_all(wire))
-        while not wire.bodies:
+        recorder = SendRecorder()
+        task = asyncio.create_task(
+            response_of(ScriptedHandle(["a"], waits=True))._send_all(recorder)
+        )
+        while not recorder.bodies:
             if task.done():
                 task.result()
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        assert task.cancelled(), "expected the cancellation to be passed on, got a normal end"
-        assert wire.bodies == [b"<a"], f"expected nothing more to be sent, got {wire.bodies}"
+        assert task.cancelled(), "expected CancelledError to propagate, got a normal return"
+        assert recorder.bodies == [b"<a"], f"expected no further writes, got {recorder.bodies}"
 
     run(main())
 
@@ -361,7 +368,7 @@ def test_task_3_no_keep_alive_follows_the_end():
 
 
 class Connection:
-    """ASGI's `receive`: messages that the test puts in."""
+    """ASGI `receive` callable fed by the test."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -374,36 +381,36 @@ class Connection:
 
 
 def watch(connection: Connection, handle: Any) -> CancelOnDisconnect:
-    """A context manager as `EventSourceResponse` uses it."""
+    """The context manager that `EventSourceResponse` uses."""
     return CancelOnDisconnect(connection, handle)
 
 
-async def turns() -> None:
-    """Lets all ready tasks run; nobody may cancel this one meanwhile."""
+async def run_ready_tasks() -> None:
+    """Runs all ready tasks; fails if one of them cancels the current task."""
     try:
         for _ in range(20):
             await asyncio.sleep(0)
     except asyncio.CancelledError:
-        pytest.fail("expected nobody to cancel the task outside the block, got a cancellation")
+        pytest.fail("expected no cancellation outside the block, got one")
 
 
-def test_task_4_only_a_disconnect_ends_the_wait():
+def test_task_4_only_disconnect_ends_the_wait():
     async def main() -> None:
         connection = Connection()
         task = asyncio.create_task(wait_for_disconnect(connection))
         connection.put("http.request")
         connection.put("http.request")
-        await turns()
+        await run_ready_tasks()
         if task.done():
             task.result()
-        assert not task.done(), "expected to go on waiting after http.request, got an end"
+        assert not task.done(), "expected the wait to continue after http.request, got a return"
         connection.put("http.disconnect")
         await task
 
     run(main())
 
 
-def test_task_4_a_disconnect_cancels_the_block_and_closes_the_request():
+def test_task_4_disconnect_cancels_the_block_and_closes_the_request():
     async def main() -> None:
         connection, handle, reached = Connection(), ScriptedHandle(), []
         with watch(connection, handle):
@@ -414,52 +421,52 @@ def test_task_4_a_disconnect_cancels_the_block_and_closes_the_request():
         assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
         task = asyncio.current_task()
         assert task is not None
-        assert task.cancelling() == 0, "expected no cancellation to be left, got one"
+        assert task.cancelling() == 0, "expected no pending cancellation, got one"
 
     run(main())
 
 
-def test_task_4_a_normal_end_closes_the_request_and_stops_watching():
+def test_task_4_normal_exit_closes_the_request_and_stops_watching():
     async def main() -> None:
         connection, handle = Connection(), ScriptedHandle()
         with watch(connection, handle) as cancel_scope:
             pass
-        await turns()
+        await run_ready_tasks()
         assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
-        assert handle.on_slow_reader is None, "expected no callback after the end, got one"
+        assert handle.on_slow_reader is None, "expected no callback after the block, got one"
         assert cancel_scope._disconnect_task.done(), (
-            "expected the task that waits for a disconnect to be cancelled, got it still waiting"
+            "expected the disconnect task to be cancelled, got a pending task"
         )
 
     run(main())
 
 
-def test_task_4_a_late_disconnect_cancels_nothing():
-    """A connection lives on after a response: it may be the next request's."""
+def test_task_4_late_disconnect_cancels_nothing():
+    """After a response, the connection may already serve the next request."""
 
     async def main() -> None:
         connection, handle = Connection(), ScriptedHandle()
         with watch(connection, handle) as cancel_scope:
             pass
         cancel_scope._cancel_task()
-        await turns()
+        await run_ready_tasks()
 
     run(main())
 
 
-def test_task_4_exceptions_leave_the_block():
+def test_task_4_exceptions_propagate():
     async def main() -> None:
         handle = ScriptedHandle()
-        with pytest.raises(KeyError, match="a bug"), watch(Connection(), handle):
-            raise KeyError("a bug")
+        with pytest.raises(KeyError, match="internal error"), watch(Connection(), handle):
+            raise KeyError("internal error")
         assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
 
     run(main())
 
 
 @pytest.mark.parametrize("client_leaves", [False, True], ids=["alone", "with a disconnect"])
-def test_task_4_a_foreign_cancellation_leaves_the_block(client_leaves):
-    """A shutdown cancels the task, too: then it must end, not go on after the block."""
+def test_task_4_external_cancellation_propagates(client_leaves):
+    """A task cancelled by a shutdown must not continue after the block."""
 
     async def main() -> None:
         connection, handle, reached = Connection(), ScriptedHandle(), []
@@ -472,34 +479,40 @@ def test_task_4_a_foreign_cancellation_leaves_the_block(client_leaves):
             reached.append("the code after the block")
 
         task = asyncio.create_task(respond())
-        asyncio.get_running_loop().call_soon(task.cancel)  # once the task is in its block
+        asyncio.get_running_loop().call_soon(task.cancel)  # after the task has entered its block
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is not None:
             task.result()
-        assert reached == [], f"expected the task to be cancelled, got to {reached[0]}"
+        assert reached == [], f"expected the task to be cancelled, but it reached {reached[0]}"
         assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
 
     run(main())
 
 
-def test_task_4_a_closed_stream_closes_its_request():
-    """The whole response: a client that leaves after the first token."""
+def test_task_4_closed_stream_closes_its_request():
+    """Whole response: the client disconnects after the first token."""
 
     async def main() -> None:
-        connection, handle, wire = Connection(), ScriptedHandle(["a"], waits=True), Wire()
-        task = asyncio.create_task(response_of(handle)({}, connection, wire))
-        while not wire.bodies and not task.done():
+        connection, handle, recorder = (
+            Connection(),
+            ScriptedHandle(["a"], waits=True),
+            SendRecorder(),
+        )
+        task = asyncio.create_task(response_of(handle)({}, connection, recorder))
+        while not recorder.bodies and not task.done():
             await asyncio.sleep(0)
         connection.put("http.disconnect")
         await task
-        assert wire.bodies == [b"<a"], f"expected nothing after the disconnect, got {wire.bodies}"
+        assert recorder.bodies == [b"<a"], (
+            f"expected nothing after the disconnect, got {recorder.bodies}"
+        )
         assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
 
     run(main())
 
 
 def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
-    """A client without an engine thread, whose commands stay queued; and its one request."""
+    """A client without an engine thread, whose commands stay queued, and its request."""
     client = EngineClient(
         Settings(),
         queue.SimpleQueue(),
@@ -514,7 +527,7 @@ def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
 
 
 def commands(client: EngineClient) -> list[Any]:
-    """All queued commands."""
+    """Drains the queued commands."""
     queued = []
     while not client.command_queue.empty():
         queued.append(client.command_queue.get())
@@ -525,7 +538,7 @@ def test_task_4_every_unfinished_prompt_is_aborted():
     async def main() -> None:
         client, handle = client_with_requests(3)
         first, second, third = handle.request_ids
-        del client._handles[second], client._unfinished[second]  # the engine has ended it
+        del client._handles[second], client._unfinished[second]  # finished by the engine
         handle.close()
         expected = [AbortRequest(first), AbortRequest(third)]
         actual = commands(client)
@@ -535,8 +548,8 @@ def test_task_4_every_unfinished_prompt_is_aborted():
     run(main())
 
 
-def test_task_4_an_aborted_request_is_load_until_the_engine_has_ended_it():
-    """It has its pages until then: the limit of running requests still counts it."""
+def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
+    """It holds its pages until then, so it counts toward the limit of running requests."""
 
     async def main() -> None:
         client, handle = client_with_requests(1)
@@ -553,13 +566,13 @@ def test_task_4_an_aborted_request_is_load_until_the_engine_has_ended_it():
     run(main())
 
 
-def test_task_4_the_client_is_idle_after_the_last_close():
+def test_task_4_client_is_idle_after_the_last_close():
     async def main() -> None:
         client, handle = client_with_requests(1)
         [request_id] = handle.request_ids
         del client._handles[request_id], client._unfinished[request_id]
         handle.close()
-        assert commands(client) == [], "expected nothing to abort, got a command"
+        assert commands(client) == [], "expected no abort, got a command"
         assert client._idle.is_set(), "expected the client to be idle, got requests in flight"
 
     run(main())

@@ -1,4 +1,4 @@
-"""Week 5, day 2, optional: bounded output queue, engine thread, waking the event loop."""
+"""Week 5, day 2, optional: bounded output queue, engine thread and coalescing."""
 
 import asyncio
 import queue
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
@@ -33,7 +33,7 @@ PARAMS = SamplingParams(max_tokens=9)
 
 
 def output(text: str, index: int = 0, request_id: str = "0", **fields: Any) -> StreamOutput:
-    """One output, with a token for each character."""
+    """An output with one token per character."""
     tokens = tuple(map(ord, text))
     return StreamOutput(request_id, index, text, tokens, None, None, **fields)  # type: ignore[arg-type]
 
@@ -41,17 +41,17 @@ def output(text: str, index: int = 0, request_id: str = "0", **fields: Any) -> S
 def output_queue(
     limit: int = 4, stall_timeout: float = 30, clock: Callable[[], float] = lambda: 1.0
 ) -> OutputQueue:
-    """A queue that wakes its reader at once."""
+    """A queue that wakes its reader immediately."""
     return OutputQueue(limit, stall_timeout, lambda wake: wake(), clock)
 
 
 def queued(outputs: OutputQueue) -> list[Any]:
-    """The items in the queue, which stay there."""
+    """The queued items, without removing them."""
     return list(outputs._items)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:
-    """Runs a test's coroutine; fails instead of waiting forever."""
+    """Runs a test's coroutine with a timeout."""
 
     async def limited() -> None:
         async with asyncio.timeout(10):
@@ -60,13 +60,13 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
     try:
         asyncio.run(limited())
     except TimeoutError:
-        pytest.fail("expected the reader to be woken, got no end")
+        pytest.fail("expected the reader to be woken, got a deadlock")
 
 
-# --- task 1: a queue that merges -----------------------------------------------------------------
+# --- task 1: a merging queue ---------------------------------------------------------------------
 
 
-def test_task_1_below_the_limit_outputs_stay_separate():
+def test_task_1_outputs_below_the_limit_stay_separate():
     outputs = output_queue(limit=3)
     for text in "abc":
         outputs.put(output(text))
@@ -88,13 +88,13 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
         expected = "".join(chr(ord("a") + (step + index) % 26) for step in range(1000))
         assert text == expected, (
             f"expected the whole text of completion {index} in order, got {len(text)} characters, "
-            f"which begin with {text[:30]!r} and end with {text[-30:]!r}"
+            f"from {text[:30]!r} to {text[-30:]!r}"
         )
         assert tokens == tuple(map(ord, expected)), f"expected 1000 tokens, got {len(tokens)}"
 
 
 def test_task_1_completions_are_not_mixed():
-    """Requests and completions share a queue; ids of requests tell them apart, then indices."""
+    """Completions in a shared queue differ in request id or index."""
     outputs = output_queue(limit=3)
     for request_id, index in (("0", 0), ("0", 1), ("1", 0)):
         outputs.put(output("x", index, request_id))
@@ -105,8 +105,8 @@ def test_task_1_completions_are_not_mixed():
     assert actual == expected, f"expected {expected}, got {actual}"
 
 
-def test_task_1_a_completion_without_queued_output_is_added():
-    """The limit is exceeded by at most one output of each completion."""
+def test_task_1_completion_without_queued_output_is_added():
+    """The limit may be exceeded by one output per completion."""
     outputs = output_queue(limit=1)
     outputs.put(output("a", 0))
     outputs.put(output("b", 1))
@@ -115,7 +115,7 @@ def test_task_1_a_completion_without_queued_output_is_added():
     assert actual == [(0, "a"), (1, "bc")], f"expected [(0, 'a'), (1, 'bc')], got {actual}"
 
 
-def test_task_1_an_error_is_never_merged():
+def test_task_1_errors_are_never_merged():
     outputs, error = output_queue(limit=1), ApiError(504, "Too slow.")
     outputs.put(output("a"))
     outputs.put(error)
@@ -143,7 +143,7 @@ def test_task_1_merged_fields():
     for name, value in expected.items():
         actual = getattr(merged, name)
         assert actual == value, f"{name}: expected {value!r}, got {actual!r}"
-    assert (old.text, new.text) == ("ab", "c"), "expected both outputs to stay as they were"
+    assert (old.text, new.text) == ("ab", "c"), "expected both outputs to be unchanged"
 
 
 def test_task_1_merged_without_logprobs():
@@ -151,7 +151,7 @@ def test_task_1_merged_without_logprobs():
     assert merged.logprobs is None, f"expected None without logprobs, got {merged.logprobs!r}"
 
 
-# --- task 2: the reader, and a reader that stalls ------------------------------------------------
+# --- task 2: the reader and stalls ---------------------------------------------------------------
 
 
 def test_task_2_get_returns_all_items_in_order():
@@ -178,7 +178,9 @@ def test_task_2_get_waits_for_an_output():
         for expected in ([], [["a"]], [["a"], ["b"]]):
             for _ in range(10):
                 await asyncio.sleep(0)
-            assert received == expected, f"expected the reader to have {expected}, got {received}"
+            assert received == expected, (
+                f"expected the reader to have received {expected}, got {received}"
+            )
             if reader.done():
                 break
             outputs.put(output("ab"[len(expected)]))
@@ -187,7 +189,7 @@ def test_task_2_get_waits_for_an_output():
     run(main())
 
 
-def test_task_2_a_full_queue_stalls_after_a_while():
+def test_task_2_full_queue_stalls_after_the_timeout():
     now = 100.0
     outputs = output_queue(limit=1, stall_timeout=10, clock=lambda: now)
     states = [outputs.is_stalled]
@@ -200,7 +202,7 @@ def test_task_2_a_full_queue_stalls_after_a_while():
         states.append(outputs.is_stalled)
     expected = [False, False, False, False, False, True]
     assert states == expected, (
-        "expected a queue to be stalled 10 s after the first output that had no room, not earlier: "
+        "expected a stall more than 10 s after the first output that did not fit: "
         f"{expected}, got {states}"
     )
 
@@ -216,13 +218,13 @@ def test_task_2_reading_ends_a_stall():
         await outputs.get()
         assert not outputs.is_stalled, "expected a read to end the stall, got is_stalled == True"
         outputs.put(output("b"))
-        assert not outputs.is_stalled, "expected an empty queue to begin anew, got a stall"
+        assert not outputs.is_stalled, "expected no stall in an emptied queue, got one"
 
     run(main())
 
 
-def test_task_2_a_slow_reader_harms_nobody():
-    """Two clients: one reads nothing. The other gets everything, one by one."""
+def test_task_2_slow_reader_does_not_delay_others():
+    """While one client reads nothing, the other receives every output separately."""
 
     async def main() -> None:
         slow, quick = output_queue(limit=4), output_queue(limit=4)
@@ -233,7 +235,7 @@ def test_task_2_a_slow_reader_harms_nobody():
             texts += [item.text for item in await quick.get()]  # type: ignore[union-attr]
         assert texts == ["q"] * 100, f"expected 100 separate outputs, got {len(texts)}"
         waiting = "".join(item.text for item in await slow.get())  # type: ignore[union-attr]
-        assert waiting == "s" * 100, f"expected all 100 to wait for the other, got {len(waiting)}"
+        assert waiting == "s" * 100, f"expected 100 outputs for the slow reader, got {len(waiting)}"
 
     run(main())
 
@@ -242,16 +244,16 @@ def test_task_2_a_slow_reader_harms_nobody():
 
 
 class ScriptedQueue(queue.SimpleQueue[Any]):
-    """A command queue that fails where a thread would wait forever.
+    """Command queue that fails instead of waiting forever.
 
     Attributes:
-        num_waits: how often `get` found nothing.
+        num_waits: number of blocking `get` calls on an empty queue.
     """
 
     num_waits = 0
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """See `SimpleQueue.get`; a timeout expires at once."""
+        """See `SimpleQueue.get`; timeouts expire immediately."""
         try:
             return super().get_nowait()
         except queue.Empty:
@@ -260,7 +262,7 @@ class ScriptedQueue(queue.SimpleQueue[Any]):
                 "expected get(timeout=MEMORY_CHECK_INTERVAL), so that memory is checked while the "
                 "engine is idle; got a wait without a timeout"
             )
-            assert self.num_waits < 10, "expected the loop to end, got the tenth wait in vain"
+            assert self.num_waits < 10, "expected the loop to end, got a tenth wait"
             raise
 
     def get_nowait(self) -> Any:
@@ -269,11 +271,11 @@ class ScriptedQueue(queue.SimpleQueue[Any]):
 
 
 class Engine:
-    """An engine whose requests take a number of steps; it writes down what happens.
+    """Fake engine whose requests take a number of steps; records calls.
 
     Args:
         commands: the thread's queue.
-        arrivals: commands that arrive during a step, by its number from 1.
+        arrivals: commands that arrive during a step, keyed by step number (from 1).
     """
 
     def __init__(self, commands: ScriptedQueue, arrivals: dict[int, list[Any]]):
@@ -281,7 +283,7 @@ class Engine:
         self.history: list[str] = []
         self.running: dict[str, int] = {}
         self.memory_is_short = False
-        self.num_pages_left = 3  # of a likely prefix
+        self.num_pages_left = 3  # of a prefix to precompute
         self._commands, self._arrivals, self._steps = commands, arrivals, 0
 
     @property
@@ -297,7 +299,7 @@ class Engine:
         self.running.pop(request_id, None)
 
     def step(self) -> list[StreamOutput]:
-        assert self.running, "expected a step only with requests, got one without"
+        assert self.running, "expected no step without requests, got one"
         self._steps += 1
         self.history.append("step of " + ", ".join(self.running))
         for command in self._arrivals.pop(self._steps, ()):
@@ -317,15 +319,15 @@ class Engine:
 
 
 def add(name: str, steps: int = 1) -> AddRequest:
-    """A request that takes some steps."""
+    """A request that takes the given number of steps."""
     return AddRequest(name, [7] * steps, PARAMS)
 
 
-class Rig:
-    """An engine thread's loop, run in the test's own thread.
+class LoopHarness:
+    """Runs an engine thread's loop in the test's thread.
 
     Args:
-        commands: queued before the loop begins.
+        commands: queued before the loop starts.
         arrivals: see `Engine`.
     """
 
@@ -348,7 +350,7 @@ class Rig:
 
     @property
     def updates(self) -> list[list[str]]:
-        """Updates of each report after the first, which says that the engine is ready."""
+        """Updates of each report after the initial `EngineReady`."""
         return [
             [f"{type(one).__name__} {one.request_id}" for one in report.updates]
             for report in self.reports[1:]
@@ -357,106 +359,110 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def no_statistics(monkeypatch):
-    """The scripted engine has none."""
+    """Stubs engine statistics, which the fake engine lacks."""
     monkeypatch.setattr(engine_thread, "_engine_stats", lambda llm: EngineStats())
 
 
 def test_task_3_commands_are_processed_between_steps():
-    """An abort that arrives during a step takes effect before the next one."""
-    rig = Rig(add("a", 9), add("b", 2), arrivals={1: [AbortRequest("a")], 2: [Shutdown()]})
-    rig.run()
+    """An abort that arrives during a step takes effect before the next step."""
+    harness = LoopHarness(
+        add("a", 9), add("b", 2), arrivals={1: [AbortRequest("a")], 2: [Shutdown()]}
+    )
+    harness.run()
     expected = ["add a", "add b", "step of a, b", "abort a", "step of b"]
-    assert rig.engine.history == expected, f"expected {expected}, got {rig.engine.history}"
+    assert harness.engine.history == expected, f"expected {expected}, got {harness.engine.history}"
 
 
-def test_task_3_all_queued_commands_come_before_a_step():
-    """So that requests that arrive together are computed together."""
+def test_task_3_all_queued_commands_are_handled_before_a_step():
+    """Requests that arrive together are batched together."""
     names = [f"r{number}" for number in range(8)]
-    rig = Rig(*map(add, names), arrivals={1: [Shutdown()]})
-    rig.run()
+    harness = LoopHarness(*map(add, names), arrivals={1: [Shutdown()]})
+    harness.run()
     expected = [*(f"add {name}" for name in names), f"step of {', '.join(names)}"]
-    assert rig.engine.history == expected, f"expected {expected}, got {rig.engine.history}"
+    assert harness.engine.history == expected, f"expected {expected}, got {harness.engine.history}"
 
 
-def test_task_3_a_running_request_never_waits_for_a_command():
-    rig = Rig(add("a", 5), arrivals={5: [Shutdown()]})
-    rig.run()
-    steps = rig.engine.history.count("step of a")
-    assert steps == 5, f"expected 5 steps without a further command, got {steps}"
-    assert rig.commands.num_waits == 0, (
-        f"expected no wait while a request runs, got {rig.commands.num_waits}"
+def test_task_3_running_requests_do_not_wait_for_commands():
+    harness = LoopHarness(add("a", 5), arrivals={5: [Shutdown()]})
+    harness.run()
+    steps = harness.engine.history.count("step of a")
+    assert steps == 5, f"expected 5 steps without further commands, got {steps}"
+    assert harness.commands.num_waits == 0, (
+        f"expected no wait while a request runs, got {harness.commands.num_waits}"
     )
 
 
-def test_task_3_an_idle_engine_waits_and_checks_memory():
-    rig = Rig()
+def test_task_3_idle_engine_waits_and_checks_memory():
+    harness = LoopHarness()
 
     def check_memory() -> bool:
-        rig.engine.history.append("check memory")
-        if rig.engine.history.count("check memory") == 3:
-            rig.commands.put(Shutdown())
+        harness.engine.history.append("check memory")
+        if harness.engine.history.count("check memory") == 3:
+            harness.commands.put(Shutdown())
         return False
 
-    rig.engine.check_memory = check_memory  # type: ignore[method-assign]
-    rig.run()
+    harness.engine.check_memory = check_memory  # type: ignore[method-assign]
+    harness.run()
     expected = ["check memory"] * 3
-    assert rig.engine.history == expected, (
-        f"expected a check after each timeout and nothing else, got {rig.engine.history}"
+    assert harness.engine.history == expected, (
+        f"expected a check after each timeout and nothing else, got {harness.engine.history}"
     )
-    assert len(rig.reports) == 1, (
-        f"expected no report while nothing happens, got {len(rig.reports) - 1}"
+    assert len(harness.reports) == 1, (
+        f"expected no report while idle, got {len(harness.reports) - 1}"
     )
 
 
-def test_task_3_short_memory_ends_the_wait():
-    """Pages have been evicted: a report tells the client how many are free."""
-    rig = Rig()
-    rig.engine.memory_is_short = True
-    on_report = rig.thread._report
+def test_task_3_memory_pressure_ends_the_wait():
+    """After pages are evicted, a report updates the client's count of free pages."""
+    harness = LoopHarness()
+    harness.engine.memory_is_short = True
+    on_report = harness.thread._report
 
     def report_and_shut_down(report: Any) -> None:
         on_report(report)
-        if len(rig.reports) == 2:
-            rig.commands.put(Shutdown())
+        if len(harness.reports) == 2:
+            harness.commands.put(Shutdown())
 
-    rig.thread._report = report_and_shut_down
-    rig.run()
-    assert len(rig.reports) == 2, f"expected a report of the check, got {len(rig.reports) - 1}"
-
-
-def test_task_3_likely_prefixes_are_computed_while_idle():
-    """Work without a request: the loop does not wait, but a command interrupts it."""
-    rig = Rig(Precompute((1, 2)), add("a"), arrivals={1: [Shutdown()]})
-    rig.run()
-    assert rig.engine.history == ["add a", "step of a"], (
-        f"expected requests first, got {rig.engine.history}"
+    harness.thread._report = report_and_shut_down
+    harness.run()
+    assert len(harness.reports) == 2, (
+        f"expected a report after the check, got {len(harness.reports) - 1}"
     )
-    rig = Rig(Precompute((1, 2)))
+
+
+def test_task_3_prefixes_are_precomputed_while_idle():
+    """The loop precomputes without waiting; commands take precedence."""
+    harness = LoopHarness(Precompute((1, 2)), add("a"), arrivals={1: [Shutdown()]})
+    harness.run()
+    assert harness.engine.history == ["add a", "step of a"], (
+        f"expected requests first, got {harness.engine.history}"
+    )
+    harness = LoopHarness(Precompute((1, 2)))
     with pytest.raises(AssertionError, match="tenth wait"):
-        rig.run()
+        harness.run()
     expected = ["precompute a page"] * 3
-    assert rig.engine.history[:4] == [*expected, "check memory"], (
-        f"expected three pages one after the other, then a wait, got {rig.engine.history[:4]}"
+    assert harness.engine.history[:4] == [*expected, "check memory"], (
+        f"expected three consecutive pages, then a wait, got {harness.engine.history[:4]}"
     )
 
 
 def test_task_3_every_step_is_reported_in_order():
-    rig = Rig(add("a", 2), arrivals={1: [add("b")], 2: [Shutdown()]})
-    rig.run()
+    harness = LoopHarness(add("a", 2), arrivals={1: [add("b")], 2: [Shutdown()]})
+    harness.run()
     expected = [
         ["RequestAccepted a", "StreamOutput a"],
         ["RequestAccepted b", "StreamOutput a", "StreamOutput b"],
     ]
-    assert rig.updates == expected, f"expected the updates {expected}, got {rig.updates}"
+    assert harness.updates == expected, f"expected the updates {expected}, got {harness.updates}"
 
 
 @pytest.mark.parametrize(("command", "expected"), [(UnloadModel(), True), (Shutdown(), False)])
-def test_task_3_unloading_is_no_shutdown(command, expected):
-    rig = Rig(add("a"), command, add("b"))
-    actual = rig.run()
+def test_task_3_unload_is_not_a_shutdown(command, expected):
+    harness = LoopHarness(add("a"), command, add("b"))
+    actual = harness.run()
     assert actual is expected, f"expected {expected} after {command}, got {actual}"
-    assert rig.engine.history == ["add a"], (
-        f"expected no step and no command after {command}, got {rig.engine.history}"
+    assert harness.engine.history == ["add a"], (
+        f"expected no step and no command after {command}, got {harness.engine.history}"
     )
 
 
@@ -464,10 +470,10 @@ def test_task_3_unloading_is_no_shutdown(command, expected):
 
 
 class Loop:
-    """An event loop that writes down what it is asked to call.
+    """Event loop that records scheduled callbacks.
 
     Args:
-        closed: whether it refuses, as after the process has begun to exit.
+        closed: whether calls raise, as during interpreter exit.
     """
 
     def __init__(self, closed: bool = False):
@@ -487,7 +493,7 @@ class Loop:
 
 
 def coalescer(loop: Loop, next_flush: float = 0.0) -> tuple[Coalescer, list[Any]]:
-    """A coalescer with a flush in the past or the future; and the messages it has delivered."""
+    """A coalescer whose next flush is in the past or future, and its delivered messages."""
     delivered: list[Any] = []
     made = Coalescer(delivered.append, lambda: 1000.0)
     made._loop, made._next_flush = loop, next_flush  # type: ignore[assignment]
@@ -495,25 +501,27 @@ def coalescer(loop: Loop, next_flush: float = 0.0) -> tuple[Coalescer, list[Any]
 
 
 def report(*updates: Any) -> StepReport:
-    """Report of a step."""
+    """A step's report."""
     return StepReport(updates, EngineStats())
 
 
-def test_task_4_a_message_after_a_pause_wakes_the_loop():
+def test_task_4_message_after_a_pause_wakes_the_loop():
     loop = Loop()
     made, delivered = coalescer(loop)
     message = report(output("a"))
     made.post(message)
     names = [name for name, _ in loop.calls]
     assert names == ["call_soon_threadsafe"], (
-        f"expected the loop to be woken by its one thread-safe method, got {names}"
+        f"expected the loop to be woken by call_soon_threadsafe, got {names}"
     )
-    assert delivered == [], "expected the loop to deliver the message, got the engine's thread"
+    assert delivered == [], "expected delivery by the event loop, not the engine thread"
     loop.calls[0][1]()
-    assert delivered == [message], f"expected the message in the loop's thread, got {delivered}"
+    assert delivered == [message], (
+        f"expected the message to be delivered by the loop, got {delivered}"
+    )
 
 
-def test_task_4_tokens_before_a_flush_wait():
+def test_task_4_tokens_wait_for_the_next_flush():
     loop = Loop()
     made, delivered = coalescer(loop, next_flush=float("inf"))
     for text in "abc":
@@ -521,7 +529,9 @@ def test_task_4_tokens_before_a_flush_wait():
     assert loop.calls == [], f"expected no call before the flush is due, got {len(loop.calls)}"
     made._flush()
     texts = [message.updates[0].text for message in delivered]
-    assert texts == ["a", "b", "c"], f"expected the flush to deliver all in order, got {texts}"
+    assert texts == ["a", "b", "c"], (
+        f"expected the flush to deliver all messages in order, got {texts}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -531,7 +541,7 @@ def test_task_4_tokens_before_a_flush_wait():
         report(RequestAccepted("0")),
         report(output("a"), output("b", is_first=True)),
     ],
-    ids=["first token", "accepted", "one of two"],
+    ids=["first token", "accepted", "first token among others"],
 )
 def test_task_4_urgent_messages_do_not_wait(urgent):
     loop = Loop()
@@ -539,25 +549,25 @@ def test_task_4_urgent_messages_do_not_wait(urgent):
     made.post(report(output("x")))
     made.post(urgent)
     assert len(loop.calls) == 1, (
-        f"expected the urgent message alone to wake the loop, got {len(loop.calls)} calls"
+        f"expected only the urgent message to wake the loop, got {len(loop.calls)} calls"
     )
     loop.calls[0][1]()
-    assert len(delivered) == 2, f"expected the earlier one with it, got {len(delivered)} messages"
-    assert delivered[1] is urgent, "expected the order of posting, got the urgent message first"
+    assert len(delivered) == 2, f"expected both messages to be delivered, got {len(delivered)}"
+    assert delivered[1] is urgent, "expected messages in posting order, got the urgent one first"
 
 
-def test_task_4_a_closed_loop_does_not_end_the_engine():
+def test_task_4_closed_loop_does_not_end_the_engine():
     made, _ = coalescer(Loop(closed=True))
     try:
-        made.post(report(output("a")))  # the process is exiting: nobody waits for it
+        made.post(report(output("a")))  # the process is exiting, so the message can be dropped
     except RuntimeError as error:
         if "closed" not in str(error):
             raise
         pytest.fail("expected a closed loop to be ignored, got its RuntimeError")
 
 
-def test_task_4_a_thread_and_a_loop():
-    """Messages of a real thread arrive in a real loop, all of them and in order."""
+def test_task_4_thread_and_event_loop():
+    """A real event loop receives all messages of a real thread in order."""
 
     async def main() -> None:
         arrived: list[Any] = []
@@ -581,6 +591,6 @@ def test_task_4_a_thread_and_a_loop():
         await asyncio.to_thread(engine)
         await done.wait()
         assert arrived == expected, f"expected 500 messages in order, got {len(arrived)}"
-        assert threads == {loop_thread}, "expected one thread to deliver, got the engine's as well"
+        assert threads == {loop_thread}, "expected delivery only on the event loop's thread"
 
     run(main())

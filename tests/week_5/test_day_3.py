@@ -1,4 +1,4 @@
-"""Week 5, day 3, optional: arrivals, latencies, the open loop and goodput, in virtual time."""
+"""Week 5, day 3, optional: arrivals, latency, open-loop load and goodput in virtual time."""
 
 import itertools
 import math
@@ -19,12 +19,12 @@ from tiny_llm.cli.batching.workload import Workload
 
 
 class VirtualEngine:
-    """Engine and clock: a step takes `step_seconds` and gives each running request one token.
+    """Fake engine and clock: each step generates a token per running request.
 
     Args:
         step_seconds: duration of a step.
         max_num_seqs: maximum running requests; the others wait.
-        clock_tick: seconds that pass when the clock is read.
+        clock_tick: seconds that each clock read takes.
 
     Attributes:
         now: virtual time.
@@ -39,7 +39,7 @@ class VirtualEngine:
         self._step_seconds = step_seconds
         self._max_num_seqs = max_num_seqs
         self._clock_tick = clock_tick
-        self._remaining: dict[str, int] = {}  # output tokens to come
+        self._remaining: dict[str, int] = {}  # remaining output tokens
 
     def clock(self) -> float:
         self.now += self._clock_tick
@@ -62,7 +62,7 @@ class VirtualEngine:
         return request_id
 
     def step(self) -> list[Any]:
-        assert self._remaining, "expected no step without requests: an idle engine waits"
+        assert self._remaining, "expected no step without requests, got one"
         self.now += self._step_seconds
         running = list(itertools.islice(self._remaining, self._max_num_seqs))
         for request_id in running:
@@ -73,18 +73,18 @@ class VirtualEngine:
 
 
 def run(engine: VirtualEngine, output_lens: list[int], arrivals: list[float]) -> list[RequestTimes]:
-    """Runs requests with these output lengths on a virtual engine."""
+    """Runs requests with the given output lengths on a virtual engine."""
     workload = Workload([[number] for number in range(len(output_lens))], output_lens)
     llm: Any = engine
     return run_open_loop(llm, workload, arrivals, engine.clock, engine.sleep)
 
 
-def test_task_1_arrivals_begin_at_zero_and_ascend():
+def test_task_1_arrivals_start_at_zero_and_ascend():
     assert poisson_arrivals(1, 5.0, seed=0) == [0.0]
     arrivals = poisson_arrivals(500, 5.0, seed=0)
     assert len(arrivals) == 500, f"expected 500 arrivals, got {len(arrivals)}"
     assert arrivals[0] == 0, f"expected the first arrival at 0, got {arrivals[0]}"
-    assert arrivals == sorted(arrivals), "expected ascending times: sums of the gaps"
+    assert arrivals == sorted(arrivals), "expected ascending times, the cumulative gaps"
 
 
 @pytest.mark.parametrize("rate", [0.5, 8.0])
@@ -103,17 +103,19 @@ def test_task_1_gaps_are_exponential(rate):
         )
 
 
-def test_task_1_a_seed_is_reproducible_and_scales_with_the_rate():
+def test_task_1_arrivals_are_reproducible_and_scale_with_the_rate():
     arrivals = poisson_arrivals(50, 2.0, seed=1)
-    assert poisson_arrivals(50, 2.0, seed=1) == arrivals, "expected the same from the same seed"
-    assert poisson_arrivals(50, 2.0, seed=2) != arrivals, "expected others from another seed"
+    assert poisson_arrivals(50, 2.0, seed=1) == arrivals, "expected equal arrivals for equal seeds"
+    assert poisson_arrivals(50, 2.0, seed=2) != arrivals, (
+        "expected different arrivals for different seeds"
+    )
     four_times = poisson_arrivals(50, 8.0, seed=1)
     assert four_times == pytest.approx([each / 4 for each in arrivals]), (
-        "expected the same arrivals, four times as fast"
+        "expected the same arrivals at four times the rate"
     )
 
 
-def test_task_2_latencies_of_one_request():
+def test_task_2_latency_of_one_request():
     request = RequestTimes(arrival=10.0)
     for now in (10.5, 10.625, 11.25):
         request.record(now, 1)
@@ -123,7 +125,7 @@ def test_task_2_latencies_of_one_request():
     )
 
 
-def test_task_2_one_event_may_have_several_tokens():
+def test_task_2_event_may_have_several_tokens():
     request = RequestTimes(arrival=0.0)
     for now, num_tokens in ((1.0, 1), (2.0, 4), (3.0, 3)):
         request.record(now, num_tokens)
@@ -156,7 +158,7 @@ def test_task_3_requests_are_added_when_due():
 
 
 def test_task_3_latencies_count_from_the_arrival():
-    """A request that arrives during a step waits for its end, and that counts."""
+    """Latency includes the wait for the end of the step in progress."""
     requests = run(VirtualEngine(step_seconds=2.0), [1, 1], [0.0, 0.5])
     ttft = [one.ttft for one in requests]
     assert ttft == [2.0, 3.5], (
@@ -164,17 +166,17 @@ def test_task_3_latencies_count_from_the_arrival():
     )
 
 
-def test_task_3_the_queue_grows_when_requests_arrive_too_fast():
+def test_task_3_queue_grows_under_overload():
     engine = VirtualEngine(max_num_seqs=1)
     requests = run(engine, [2] * 5, [float(second) for second in range(5)])
     assert engine.added == [100, 101, 102, 103, 104], (
-        f"expected a request each second, though each takes two, got {engine.added}"
+        f"expected a request every second, although each takes two, got {engine.added}"
     )
     ttft = [one.ttft for one in requests]
-    assert ttft == [1, 2, 3, 4, 5], f"expected a second more for each request, got {ttft}"
+    assert ttft == [1, 2, 3, 4, 5], f"expected one second more for every request, got {ttft}"
 
 
-def test_task_3_all_that_are_due_are_added():
+def test_task_3_all_due_requests_are_added():
     engine = VirtualEngine()
     requests = run(engine, [3, 1, 2], [0.0, 0.25, 0.5])
     assert engine.added == [100, 101, 101], (
@@ -184,7 +186,7 @@ def test_task_3_all_that_are_due_are_added():
     assert [one.num_tokens for one in requests] == [3, 1, 2]
 
 
-def test_task_3_time_passes_between_two_looks_at_the_clock():
+def test_task_3_time_passes_between_clock_reads():
     gaps = [1.5 + number / 20 for number in range(40)]
     requests = run(VirtualEngine(clock_tick=0.3), [1] * 40, list(itertools.accumulate(gaps)))
     assert [one.num_tokens for one in requests] == [1] * 40
@@ -195,20 +197,20 @@ def test_task_4_percentiles_of_an_example():
     for percent, expected in ((25, 0.1), (26, 0.2), (50, 0.2), (75, 0.3), (76, 0.4), (100, 0.4)):
         actual = percentile(values, percent)
         assert actual == expected, f"p{percent} of {values}: expected {expected}, got {actual}"
-    assert values == [0.4, 0.1, 0.3, 0.2], "expected the given list to keep its order"
+    assert values == [0.4, 0.1, 0.3, 0.2], "expected the input list to be unchanged"
 
 
 @pytest.mark.parametrize("percent", [1, 50, 90, 95, 99, 100])
-def test_task_4_a_percentile_is_not_exceeded_by_its_share(percent):
+def test_task_4_percentile_bounds_its_share_of_values(percent):
     for count in range(1, 60):
         values = [(37 * number % 101) / 10 for number in range(count)]
         actual = percentile(values, percent)
-        assert actual in values, f"p{percent} of {values}: expected one of them, got {actual}"
+        assert actual in values, f"p{percent} of {values}: expected one of the values, got {actual}"
         within = sum(value <= actual for value in values)
         below = sum(value < actual for value in values)
         assert 100 * within >= percent * count > 100 * below, (
-            f"p{percent} of {count} values: expected the smallest that {percent} % do not exceed, "
-            f"got {actual}, not exceeded by {within}"
+            f"p{percent} of {count} values: expected the smallest value that {percent}% do not "
+            f"exceed, got {actual}, not exceeded by {within}"
         )
 
 
@@ -222,16 +224,18 @@ def test_task_4_both_bounds_must_hold():
     cases = {(0.5, 0.25): True, (0.25, 0.125): True, (0.75, 0.125): False, (0.25, 0.5): False}
     actual = {case: slo.is_met(times(8.0, *case)) for case in cases}
     assert actual == cases, f"expected {cases} by (ttft, tpot), got {actual}"
-    assert slo.is_met(times(8.0, 0.5, 0.0, num_tokens=1)) is True, "a single token in time"
-    assert SLO().is_met(times(0.0, 1e6, 1e6)) is True, "without bounds every request is good"
+    assert slo.is_met(times(8.0, 0.5, 0.0, num_tokens=1)) is True, (
+        "expected True for a single token in time"
+    )
+    assert SLO().is_met(times(0.0, 1e6, 1e6)) is True, "expected True without bounds"
 
 
 def test_task_4_goodput_counts_good_requests_per_second():
     requests = [
         times(10.0, 0.5, 0.25),  # ends at 11.5
-        times(11.0, 2.0, 0.25),  # too late
+        times(11.0, 2.0, 0.25),  # exceeds the TTFT bound
         times(12.0, 0.5, 0.25),
-        times(12.0, 0.5, 1.0),  # too slow; ends at 16.5
+        times(12.0, 0.5, 1.0),  # exceeds the TPOT bound; ends at 16.5
         times(14.0, 0.5, 0.25),  # ends at 15.5
     ]
     actual = goodput(requests, SLO(ttft=1.0, tpot=0.5))
@@ -242,13 +246,13 @@ def test_task_4_goodput_counts_good_requests_per_second():
 
 
 def test_task_4_goodput_falls_under_overload():
-    """Eight at a time, 0.8 s each: at most ten requests per second."""
+    """Eight concurrent requests of 0.8 s: at most ten requests per second."""
     found = {}
     for rate in (4, 8, 40):
         engine = VirtualEngine(step_seconds=0.1, max_num_seqs=8)
         requests = run(engine, [8] * 300, poisson_arrivals(300, rate, seed=0))
         found[rate] = goodput(requests, SLO(ttft=1.0))
-    told = {rate: round(good, 2) for rate, good in found.items()}
-    assert found[4] > 3, f"expected nearly every request of four per second to be good, got {told}"
-    assert found[8] > found[4], f"expected more good ones of eight per second, got {told}"
-    assert found[40] < 2, f"expected few good ones of forty per second: a queue, got {told}"
+    goodputs = {rate: round(good, 2) for rate, good in found.items()}
+    assert found[4] > 3, f"expected nearly all of 4 requests/s to be good, got {goodputs}"
+    assert found[8] > found[4], f"expected more goodput at 8 requests/s, got {goodputs}"
+    assert found[40] < 2, f"expected low goodput at 40 requests/s, got {goodputs}"

@@ -1,4 +1,4 @@
-"""Week 5, day 4, optional: the grammar of JSON, bitmasks and forced tokens."""
+"""Week 5, day 4, optional: JSON grammar, bitmasks and forced tokens."""
 
 import json
 import random
@@ -75,7 +75,9 @@ def test_task_1_valid_prefix(text, num_valid):
     assert number == num_valid, (
         f"expected {text[:num_valid]!r} of {text!r} to be valid, got {text[:number]!r}"
     )
-    assert is_complete == (num_valid == len(text)), f"expected the end of {text!r} to be found"
+    assert is_complete == (num_valid == len(text)), (
+        f"expected {text!r} to be recognized as complete"
+    )
 
 
 def random_value(rng: random.Random, depth: int = 0) -> Any:
@@ -88,11 +90,11 @@ def random_value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def test_task_1_random_documents_and_edits():
-    """A whole text is valid if and only if `json` reads it."""
+    """A complete text is valid if and only if `json` parses it."""
     rng, num_broken = random.Random(5), 0
     for _ in range(1500):
         text = json.dumps([random_value(rng)])
-        if rng.random() < 0.7:  # one character more, less or other
+        if rng.random() < 0.7:  # insert, delete or replace a character
             place = rng.randrange(len(text))
             text = text[:place] + rng.choice(["", *'{}[]:,"1 ']) + text[place + rng.randrange(2) :]
         try:
@@ -117,7 +119,7 @@ def test_task_1_text_cut_anywhere():
 
 
 def test_task_1_token_mask_by_definition():
-    """A token is allowed if each of its characters continues the text."""
+    """A token is allowed if all of its characters continue the text."""
     vocabulary = [*'{}]":, 1x', '"}', ": [", ', "', "1}", "tr", "]]"]
     for text, allowed in [
         ("{", ["}", '"', " ", '"}']),
@@ -137,7 +139,7 @@ def test_task_1_token_mask_by_definition():
 # ------------------------------------------------------------------ task 2
 
 
-def test_task_2_an_example():
+def test_task_2_example():
     packed = mx.array([[0b0101], [0b1000]], mx.int32)
     expected = [[True, False, True, False], [False, False, False, True]]
     actual = unpack_bitmask(packed, 4).tolist()
@@ -177,14 +179,16 @@ def test_task_2_only_constrained_rows_change(monkeypatch, constrained):
     for row, mask in zip(constrained, masks[:, 0], strict=False):
         expected[row, [token for token in range(4) if not mask >> token & 1]] = -np.inf
     assert actual.tolist() == expected.tolist(), f"expected {expected}, got {actual}"
-    assert as_numpy(logits).tolist() == before.tolist(), "expected the argument to be unchanged"
+    assert as_numpy(logits).tolist() == before.tolist(), (
+        "expected the logits argument to be unchanged"
+    )
 
 
 # ------------------------------------------------------------------ task 3
 
 
 def rows_of(*drafts_of_requests: list[tuple[int, ...]]) -> tuple[list[Any], list[Any]]:
-    """Rows with the given draft tokens: one list for each request."""
+    """Rows with the given draft tokens, one list per request."""
     grammars = [f"grammar {number}" for number in range(len(drafts_of_requests))]
     rows = []
     for grammar, row_drafts in zip(grammars, drafts_of_requests, strict=True):
@@ -244,7 +248,7 @@ def allowed_tokens(text: str) -> list[int]:
 
 
 def test_task_3_masks_equal_brute_force(compiler):
-    """Two requests with draft tokens and a row without a grammar, in one step."""
+    """One step with two requests with draft tokens and a row without a grammar."""
     grammars = [compiler.compile(StructuredOutputs(regex=LANGUAGE)) for _ in range(2)]
     first, second = map(plain_request, grammars)
     drafts = {id(first): (3, 0, 2), id(second): (4,)}
@@ -254,7 +258,7 @@ def test_task_3_masks_equal_brute_force(compiler):
         rows += [SamplingRow(request, n, tokens[:n]) for n in range(len(tokens) + 1)]
     for _ in range(2):  # a draft token does not advance the matcher
         masked = as_numpy(apply_grammar_bitmask(mx.zeros((len(rows), V)), rows))
-        assert np.isfinite(masked[0]).all(), "expected no mask without a grammar"
+        assert np.isfinite(masked[0]).all(), "expected no mask for a row without a grammar"
         for row, logits in zip(rows[1:], masked[1:], strict=True):
             text = "".join(TOKENS[token] for token in row.draft_tokens)
             expected = [TOKENS[token] for token in allowed_tokens(text)]
@@ -266,7 +270,7 @@ def test_task_3_masks_equal_brute_force(compiler):
 
 
 class FakeMatcher:
-    """Forces given tokens, of which the grammar accepts some."""
+    """Forces the given tokens; the grammar accepts the first `num_valid`."""
 
     def __init__(self, tokens: list[int], num_valid: int):
         self.tokens, self.num_valid = tokens, num_valid
@@ -275,7 +279,7 @@ class FakeMatcher:
         return self.tokens
 
     def validate_tokens(self, tokens: list[int]) -> int:
-        assert tokens, "expected no check of an empty list"
+        assert tokens, "expected no validation of an empty list"
         return self.num_valid
 
 
@@ -298,7 +302,7 @@ def test_task_4_bounded_proposal(number):
 
 
 @pytest.mark.parametrize("regex", ["a+", "abba", "(ab|ba)ac", "a{4}c?", "bcbcb?c"])
-def test_task_4_forced_tokens_are_the_only_allowed_ones(compiler, regex):
+def test_task_4_forced_tokens_are_the_only_allowed_tokens(compiler, regex):
     grammar = compiler.compile(StructuredOutputs(regex=regex))
     request = plain_request(grammar)
     while not grammar.matcher.is_stopped():
@@ -315,7 +319,7 @@ def test_task_4_forced_tokens_are_the_only_allowed_ones(compiler, regex):
 
 
 def test_task_4_forced_tokens_save_steps(demo):
-    """The same output in fewer steps: each forced token is accepted."""
+    """Forced tokens are all accepted: same output, fewer steps."""
     from tiny_llm import LLM
 
     llm = LLM(demo, kv_cache_bytes=2**23)
@@ -333,4 +337,6 @@ def test_task_4_forced_tokens_save_steps(demo):
     assert accepted == drafted, f"expected all {drafted} drafts to be accepted, got {accepted}"
     assert outputs[0] == outputs[1], f"with and without draft tokens: expected equal, got {outputs}"
     with_drafts, without = steps[1], steps[2] - steps[1]
-    assert with_drafts < without / 2, f"expected less than half of {without} steps: {with_drafts}"
+    assert with_drafts < without / 2, (
+        f"expected less than half of {without} steps, got {with_drafts}"
+    )

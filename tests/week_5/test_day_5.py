@@ -31,7 +31,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": [25]}}\n</tool_
 
 
 def chunkings(text: str) -> list[list[str]]:
-    """The text as a whole, in characters, and cut at any one or two of some places."""
+    """The text whole, in characters, and split at one or two of several positions."""
     found = [[text], list(text)]
     found += [[text[:cut], text[cut:]] for cut in range(1, len(text))]
     places = range(1, len(text), 1 + len(text) // 16)
@@ -39,7 +39,7 @@ def chunkings(text: str) -> list[list[str]]:
 
 
 def merged(deltas: list[ParsedDelta]) -> list[tuple[str, str]]:
-    """Deltas as (kind, text), equal neighbours joined; a call has its name and arguments."""
+    """Deltas as (kind, text), with adjacent deltas of a kind joined."""
     found: list[tuple[str, str]] = []
     for delta in deltas:
         if isinstance(delta, ToolCallDelta):
@@ -56,7 +56,7 @@ def merged(deltas: list[ParsedDelta]) -> list[tuple[str, str]]:
 
 
 def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) -> None:
-    """Asserts what a text is parsed into, however it is cut."""
+    """Asserts the parsed deltas of a text for all chunkings."""
     settings = {"thinking_enabled": True, "reasoning_open": False, "tool_calls": None} | options
     for chunks in chunkings(text):
         parser = OutputParser(**settings)
@@ -80,7 +80,7 @@ def assert_parsed(text: str, expected: list[tuple[str, str]], **options: Any) ->
         ("", ("<tool>",), 0),
         ("5 ]", ("[CALL]",), 0),
         ("see [C", ("<tool>", "[CALL]"), 2),
-        ("x aab", ("aabaac",), 3),  # not 1, although "a" of "aa" fits as well
+        ("x aab", ("aabaac",), 3),  # not 1, although "a" is also a prefix of "aa"
         ("x aabaa", ("aabaac",), 5),  # "aabaa", not its end "aa"
         ("<a", ("<", "<a>"), 2),
     ],
@@ -119,13 +119,13 @@ def test_task_1_text_is_emitted_as_early_as_possible():
     actual = fed(parser, "Hello", " wor<", "b>", " 1 <tool_box>", " ")
     expected = [
         [TextDelta("Hello")],
-        [TextDelta(" wor")],  # `<` may begin a tag
+        [TextDelta(" wor")],  # `<` may start a tag
         [TextDelta("<b>")],
         [TextDelta(" 1 <tool_box>")],
-        [],  # whitespace before a tag is dropped, so it waits
+        [],  # held back, since whitespace before a tag is dropped
     ]
     assert actual == expected, f"expected {expected}, got {actual}"
-    assert parser.feed("x") == [TextDelta(" x")], "expected the space before the text"
+    assert parser.feed("x") == [TextDelta(" x")], "expected the held-back space before the text"
 
 
 def test_task_1_held_back_text_is_emitted_at_the_end():
@@ -166,7 +166,7 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
     expected: list[list[ParsedDelta]] = [
         [],
         [ReasoningDelta("Hm")],
-        [ReasoningDelta(" then.")],  # the newline may be before the end tag
+        [ReasoningDelta(" then.")],  # the newline may precede the end tag
         [],
         [TextDelta("Y")],
         [TextDelta("es")],
@@ -174,14 +174,16 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
     assert actual == expected, f"expected {expected}, got {actual}"
     parser = OutputParser(True, False)
     actual = fed(parser, "<th", "ree>")
-    assert actual == [[], [TextDelta("<three>")]], f"expected nothing, then all text, got {actual}"
+    assert actual == [[], [TextDelta("<three>")]], (
+        f"expected nothing, then the whole text, got {actual}"
+    )
 
 
 # ------------------------------------------------------------------ task 3
 
 
 def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
-    """Runs a reader to its end; returns what it yields, then its result or its error's name."""
+    """Runs a reader to its end; returns its yields, then its result or its error's name."""
     found: list[Any] = []
     remaining = list(chunks)
     while True:
@@ -195,7 +197,7 @@ def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
         if event is None and remaining:
             source.buffer += remaining.pop(0)
         elif event is None:
-            assert not source.has_ended, "expected no waiting after the end of the output"
+            assert not source.has_ended, "expected no wait after the end of the output"
             source.has_ended = True
 
 
@@ -236,7 +238,7 @@ def test_task_3_events_of_a_call():
     assert actual == expected, f"expected an event for each chunk: {expected}, got {actual}"
 
 
-def test_task_3_call_is_the_same_however_it_is_cut():
+def test_task_3_call_does_not_depend_on_chunking():
     arguments = '{"a": 17, "b": [25]}'
     expected = [("content", "Well."), ("call of add", arguments)]
     assert_parsed(f"Well.\n{CALL}", expected, thinking_enabled=False, tool_calls=TOOLS)
@@ -284,10 +286,10 @@ def test_task_3_cut_call_is_a_prefix_of_the_call():
         parser = OutputParser(False, False, TOOLS)
         actual = merged(parser.feed(CALL[:cut]))
         expected = [("call of add", CALL[begin:cut])]
-        assert actual == expected, f"{CALL[:cut]!r}: expected {expected} at once, got {actual}"
+        assert actual == expected, f"{CALL[:cut]!r}: expected {expected} immediately, got {actual}"
         rest = merged(parser.finish(is_truncated=True))
-        assert rest == [], f"{CALL[:cut]!r}: expected nothing more at the end, got {rest}"
-        assert parser.has_incomplete_call, "expected an incomplete call"
+        assert rest == [], f"{CALL[:cut]!r}: expected no further deltas at the end, got {rest}"
+        assert parser.has_incomplete_call, "expected the call to be incomplete"
 
 
 def test_task_3_output_ends_inside_the_arguments():
@@ -314,7 +316,7 @@ START, END = 8, 9
         ([START, 1], [], False, None),
         ([START, 1, 2], [], False, END),
         ([START], [1, 2], False, END),
-        ([START, 1], [2, END], False, None),  # a draft token ends it
+        ([START, 1], [2, END], False, None),  # a draft token ends the reasoning
         ([START, 1, 2, END, 3, 4], [], False, None),
         ([START, 1, END, 5, 5, START], [2], False, END),  # both blocks count
         ([1, 2], [], True, END),
@@ -338,15 +340,15 @@ def test_task_4_budget_of_zero():
 
 
 def test_task_4_rejected_draft_tokens_do_not_count():
-    """One budget, asked for every row of every step."""
+    """The budget is queried for every row of every step."""
     budget, tokens = ThinkingBudget(1, 3, START, END, in_thinking=True), [0]
-    for draft_tokens in ([1], [1, 1], [END, 5], []):  # none of them is accepted
+    for draft_tokens in ([1], [1, 1], [END, 5], []):  # all rejected
         budget.forced_token(tokens, draft_tokens)
     for count in range(3):
         actual = budget.forced_token(tokens, [])
         assert actual is None, f"after {count} tokens of 3: expected None, got {actual}"
         tokens.append(7)
-    for _ in range(2):  # the same question twice has the same answer
+    for _ in range(2):  # queries are idempotent
         actual = budget.forced_token(tokens, [])
         assert actual == END, f"after 3 tokens of 3: expected {END}, got {actual}"
 

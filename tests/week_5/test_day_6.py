@@ -1,4 +1,4 @@
-"""Week 5, day 6, optional: verification, acceptance rates, the n-gram index and its drafts."""
+"""Week 5, day 6, optional: verification, acceptance rates and n-gram drafts."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ Target = Callable[[Sequence[int]], int]  # text -> next token
         ([4], [5, 6], [5]),
         ([4, 5, 6], [4, 5, 6, 7], [4, 5, 6, 7]),
     ],
-    ids=["the last differs", "the first differs", "one in the middle", "one draft", "all agree"],
+    ids=["last differs", "first differs", "middle differs", "one draft token", "all match"],
 )
-def test_task_1_longest_agreeing_prefix_and_one_more(drafts, sampled, expected):
+def test_task_1_longest_matching_prefix_and_one_more(drafts, sampled, expected):
     actual = list(accepted_tokens(drafts, sampled))
     assert actual == expected, (
         f"drafts {drafts}, samples {sampled}: expected {expected}, got {actual}"
@@ -38,7 +38,7 @@ def test_task_1_longest_agreeing_prefix_and_one_more(drafts, sampled, expected):
 
 
 def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) -> list[int]:
-    """Decodes with drafts of three tokens."""
+    """Decodes with three draft tokens per step."""
     text = list(prompt)
     while len(text) < len(prompt) + max_tokens:
         drafts: list[int] = []
@@ -50,8 +50,8 @@ def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) ->
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
-def test_task_1_the_output_is_the_targets(period):
-    """Whatever the draft: here it is wrong at every multiple of the period."""
+def test_task_1_output_equals_the_target(period):
+    """The output does not depend on a draft that is wrong at every multiple of `period`."""
 
     def target(text: Sequence[int]) -> int:
         return (3 * text[-1] + text[-2] + 1) % 11
@@ -69,7 +69,7 @@ def test_task_1_the_output_is_the_targets(period):
 @pytest.mark.parametrize("num_running", [1, 3, 8, 24, 200])
 def test_task_2_break_even(num_running):
     probability = break_even_probability(num_running)
-    seconds = FREE_TOKENS_PER_STEP + num_running  # of a step, in units of a token's time
+    seconds = FREE_TOKENS_PER_STEP + num_running  # step time, in units of the time per token
     plain, drafted = num_running / seconds, (num_running + probability) / (seconds + 1)
     assert drafted == pytest.approx(plain), (
         f"{num_running} running: expected a draft token of probability {probability:.3f} to leave "
@@ -77,18 +77,18 @@ def test_task_2_break_even(num_running):
     )
 
 
-def test_task_2_acceptance_rates_move_towards_what_happened():
+def test_task_2_acceptance_rates_move_toward_outcomes():
     rates = AcceptanceRates()
     assert rates.rate(2) == 0.5
     rates.update(2, True)
     expected = 0.5 + 0.5 / ESTIMATE_WINDOW
     assert rates.rate(2) == pytest.approx(expected), (
-        f"expected an eighth of the way from 0.5 to 1, {expected:.4f}, got {rates.rate(2):.4f}"
+        f"expected {expected:.4f}, an eighth of the way from 0.5 to 1, got {rates.rate(2):.4f}"
     )
     rates.update(2, False)
     expected -= expected / ESTIMATE_WINDOW
     assert rates.rate(2) == pytest.approx(expected), (
-        f"expected an eighth of the way to 0, {expected:.4f}, got {rates.rate(2):.4f}"
+        f"expected {expected:.4f}, an eighth of the way to 0, got {rates.rate(2):.4f}"
     )
     assert rates.rate(3) == pytest.approx(2 / 3), (
         f"expected the rates of other lengths unchanged, 0.667, got {rates.rate(3):.3f}"
@@ -105,11 +105,13 @@ def test_task_2_long_matches_share_a_rate():
             f"length {length}: expected {expected:.4f}, got {rates.rate(length):.4f}"
         )
     low = rates.rate(MAX_MATCH_LENGTH - 1)
-    assert low == pytest.approx(1 - 1 / (MAX_MATCH_LENGTH - 1)), "expected shorter ones unchanged"
+    assert low == pytest.approx(1 - 1 / (MAX_MATCH_LENGTH - 1)), (
+        "expected shorter lengths to be unchanged"
+    )
 
 
 def match_of(text: Sequence[int]) -> tuple[int, int]:
-    """Position of the predicted token, and length of the match."""
+    """Position of the predicted token and length of the match."""
     index = NgramIndex(text)
     index.update()
     return index.next_position, index.match_length
@@ -128,14 +130,14 @@ def match_of(text: Sequence[int]) -> tuple[int, int]:
         ([7, 7, 7], (2, 2)),
     ],
     ids=[
-        "nothing repeats",
-        "a pair",
-        "the text goes on as predicted",
-        "the text goes on differently",
-        "the last of two occurrences",
-        "the next match",
-        "a pair is not its own match",
-        "overlapping itself",
+        "no repetition",
+        "repeated pair",
+        "correct prediction",
+        "wrong prediction",
+        "last of two occurrences",
+        "next match",
+        "no match with itself",
+        "overlapping match",
     ],
 )
 def test_task_3_examples(text, expected):
@@ -145,7 +147,7 @@ def test_task_3_examples(text, expected):
     )
 
 
-def test_task_3_four_tokens_before_two():
+def test_task_3_longer_match_takes_precedence():
     """The last pair `3 4` is followed by 8, the last `1 2 3 4` by 5."""
     text = [1, 2, 3, 4, 5, 3, 4, 8, 6, 1, 2, 7, 1, 2, 3, 4]
     index = NgramIndex(text)
@@ -156,7 +158,7 @@ def test_task_3_four_tokens_before_two():
 
 
 def naive_match(text: Sequence[int]) -> tuple[int, int]:
-    """Oracle: follows each match, and searches the whole text for a new one."""
+    """Reference: extends each match, and searches the whole text for new ones."""
     expected, matched = -1, 0
     for end in range(1, len(text) + 1):
         if expected >= 0:
@@ -172,7 +174,7 @@ def naive_match(text: Sequence[int]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("vocabulary", [2, 3, 6])
-def test_task_3_equals_a_search_of_the_whole_text(vocabulary):
+def test_task_3_equals_naive_search(vocabulary):
     draw = random.Random(vocabulary)
     text: list[int] = []
     index = NgramIndex(text)
@@ -211,9 +213,9 @@ QUOTE = list(range(100, 130))
         ([1, 2, 9, 1, 2], 7, [9, 1, 2, 9, 1, 2, 9]),
         ([8, 8, 8], 3, [8, 8, 8]),
     ],
-    ids=["a quotation", "one token", "no match", "into the draft itself", "one token repeated"],
+    ids=["quotation", "one token", "no match", "continues into the draft", "repeated token"],
 )
-def test_task_4_what_followed(text, max_tokens, expected):
+def test_task_4_draft_follows_the_match(text, max_tokens, expected):
     actual = NgramIndex(text).draft_tokens(0.0, max_tokens)
     assert actual == expected, f"after {text}: expected {expected}, got {actual}"
 
@@ -222,26 +224,26 @@ def test_task_4_what_followed(text, max_tokens, expected):
     ("min_probability", "expected"), [(0.34, 0), (0.33, 1), (0.26, 1), (0.2, 2), (0.16, 3)]
 )
 def test_task_4_probabilities_are_multiplied(min_probability, expected):
-    """A match of 2 has failed three times; the rates of longer ones are 2/3, 3/4, 4/5."""
+    """Matches of length 2 failed three times; longer ones have rates 2/3, 3/4 and 4/5."""
     index = NgramIndex([1, 2, 3, 4, 5, 6, 7, 1, 2])
     index.acceptance.update(2, False)  # 1/2 → 7/16
     index.acceptance.update(2, False)  # 7/16 → 0.383
     index.acceptance.update(2, False)  # 0.383 → 0.335
     actual = len(index.draft_tokens(min_probability))
     assert actual == expected, (
-        f"probabilities 0.335, · 2/3 = 0.223, · 3/4 = 0.167: expected {expected} of at least "
-        f"{min_probability}, got {actual}"
+        f"probabilities 0.335, · 2/3 = 0.223, · 3/4 = 0.167: expected {expected} drafts with at "
+        f"least {min_probability}, got {actual}"
     )
 
 
 def test_task_4_fewer_drafts_under_load():
     text = [*QUOTE, 7, 100, 101, 102]
     counts = [len(NgramIndex(text).draft_tokens(break_even_probability(n))) for n in (1, 4, 16)]
-    assert counts == [7, 4, 1], f"expected fewer for 1, 4 and 16 sequences, [7, 4, 1], got {counts}"
+    assert counts == [7, 4, 1], f"expected [7, 4, 1] drafts for 1, 4 and 16 sequences, got {counts}"
 
 
-def test_task_4_an_edit_takes_few_steps():
-    """The target repeats a text of the prompt and changes three of its tokens."""
+def test_task_4_edited_text_takes_few_steps():
+    """The target repeats the prompt's text with three changed tokens."""
     draw = random.Random(0)
     original = [draw.randrange(1000) for _ in range(120)]
     edited = [*original[:40], 2001, *original[41:80], 2002, 2003, *original[82:]]

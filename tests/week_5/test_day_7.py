@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
 from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
@@ -19,7 +19,7 @@ TURN = [{"role": "user", "content": "What is two?"}]
 
 
 def key_of(**body: Any) -> str:
-    """Routing key of a request with this body."""
+    """Routing key of a request with the given body."""
     return routing_key(json.dumps(body).encode())
 
 
@@ -41,7 +41,7 @@ def test_task_1_key_of_each_protocol(body, expected):
 
 
 def test_task_1_fields_are_in_prompt_order():
-    """Messages has the system message beside the turns; a client may send it last."""
+    """The Messages API has a separate system field, which clients may send last."""
     first = key_of(system="S", messages=TURN)
     last = key_of(messages=TURN, system="S")
     assert first == last == "S\nWhat is two?", f"expected the system message first, got {last!r}"
@@ -51,16 +51,18 @@ def test_task_1_next_turn_extends_the_key():
     first = key_of(model="demo", messages=TURN, temperature=0)
     turns = [*TURN, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And 3?"}]
     second = key_of(temperature=1, messages=turns, stream=True)
-    assert second == first + " 2 And 3?", f"expected {first!r} and more, got {second!r}"
+    assert second == first + " 2 And 3?", (
+        f"expected the key to start with {first!r}, got {second!r}"
+    )
 
 
 def test_task_1_different_tokens_have_different_keys():
     one, other = key_of(prompt=[1, 22]), key_of(prompt=[12, 2])
-    assert one != other, f"expected two keys, got {one!r} instead of both"
+    assert one != other, f"expected two keys, got {one!r} for both"
 
 
 def test_task_1_deeply_nested_body():
-    """As deep as the JSON parser allows."""
+    """The body is nested as deeply as the JSON parser allows."""
     key = routing_key(b'{"prompt": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b"}")
     assert key == "x", f"expected 'x', got {key!r}"
 
@@ -75,10 +77,10 @@ def test_task_2_whole_pieces_have_hashes(length):
     )
 
 
-def test_task_2_hash_depends_on_the_pieces_before():
+def test_task_2_hash_depends_on_preceding_pieces():
     assert piece_hashes(A + B) == piece_hashes(A + B + "rest"), "expected equal hashes"
     both = set(piece_hashes(A + C)) & set(piece_hashes(B + C))
-    assert not both, f"expected no common hash of AC and BC, got {len(both)}"
+    assert not both, f"expected no common hashes of AC and BC, got {len(both)}"
     repeated = set(piece_hashes(A * 3))
     assert len(repeated) == 3, f"expected three hashes of AAA, got {len(repeated)}"
 
@@ -135,11 +137,11 @@ def test_task_2_match_does_not_count_as_use():
     index.insert(B)
     index.match(A)
     index.insert(C)
-    assert index.match(A) == 0, "expected A to be evicted: it was asked for, not sent"
+    assert index.match(A) == 0, "expected A to be evicted: it was matched, not inserted"
 
 
 def router_with(*keys: str, **options: Any) -> PrefixAwareRouter:
-    """A router that has sent key i to replica i."""
+    """A router that has routed key i to replica i."""
     router = PrefixAwareRouter(100, **options)
     for replica, key in enumerate(keys):
         router.choose(key, {replica: 0})
@@ -162,7 +164,7 @@ def test_task_3_least_busy_without_a_match():
     assert_chosen(router, "", {0: 3, 1: 2, 2: 1}, 2)
 
 
-def test_task_3_equally_busy_fewest_pieces():
+def test_task_3_ties_go_to_the_fewest_pieces():
     router = router_with(A + B + C, A, A + B)
     assert_chosen(router, D, {0: 1, 1: 1, 2: 1}, 1)
 
@@ -170,22 +172,22 @@ def test_task_3_equally_busy_fewest_pieces():
 @pytest.mark.parametrize(
     ("loads", "expected"),
     [({0: 4, 1: 0}, 0), ({0: 5, 1: 0}, 1), ({0: 7, 1: 4}, 0), ({0: 9, 1: 4}, 1)],
-    ids=["at the limit", "too busy", "both busy", "both busy, one too busy"],
+    ids=["at the limit", "too busy", "both busy", "both busy, one over the limit"],
 )
 def test_task_3_too_busy_replica_is_not_chosen(loads, expected):
     assert_chosen(router_with(A + B, max_imbalance=4), A + B, loads, expected)
 
 
 def test_task_3_short_match_does_not_count():
-    """A common system message must not attract all conversations."""
+    """A common system message must not route all conversations to one replica."""
     router = router_with(A, min_match=0.5)
     assert_chosen(router, A + B + C, {0: 1, 1: 0}, 1)
     router = router_with(A + B, min_match=0.5)
     assert_chosen(router, A + B + C + D, {0: 1, 1: 0}, 0)
 
 
-def test_task_3_chosen_replica_is_remembered_at_once():
-    """Three requests with a new prompt, none of which has begun."""
+def test_task_3_chosen_replica_is_remembered_immediately():
+    """Three requests with the same new prompt, none of them started."""
     router = PrefixAwareRouter(100)
     assert_chosen(router, A + B, {0: 1, 1: 0}, 1)
     assert_chosen(router, A + B, {0: 1, 1: 1}, 1)
@@ -202,7 +204,7 @@ def test_task_3_only_given_replicas_are_chosen():
     assert_chosen(router_with(A, B, C), C, {0: 0, 1: 0}, 0)
 
 
-def test_task_3_conversations_stay_and_are_spread():
+def test_task_3_conversations_stay_and_are_balanced():
     router, homes = PrefixAwareRouter(1000), dict[int, list[int]]()
     for turn in range(1, 5):
         for user in range(6):
@@ -215,7 +217,7 @@ def test_task_3_conversations_stay_and_are_spread():
 
 
 class ScriptedReplica:
-    """Yields bodies, raises exceptions, and waits for `go` at each None."""
+    """Fake replica: yields bodies, raises exceptions, and awaits `go` at each None."""
 
     def __init__(self, *steps: Any):
         self.steps = steps
@@ -236,29 +238,29 @@ class ScriptedReplica:
             self.num_closed += 1
 
 
-class NotingRouter:
-    """The first replica of `loads`; notes what it is asked and told."""
+class RecordingRouter:
+    """Chooses the first replica; records calls."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[int, int]]] = []
+        self.choices: list[tuple[str, dict[int, int]]] = []
         self.forgotten: list[int] = []
 
     def choose(self, key: str, loads: Any) -> int:
-        self.asked.append((key, dict(loads)))
+        self.choices.append((key, dict(loads)))
         return min(loads)
 
     def forget(self, replica: int) -> None:
         self.forgotten.append(replica)
 
 
-def pool_of(*replicas: ScriptedReplica) -> tuple[RoutedReplicaPool, NotingRouter]:
+def pool_of(*replicas: ScriptedReplica) -> tuple[RoutedReplicaPool, RecordingRouter]:
     """A pool and its router."""
-    router = NotingRouter()
+    router = RecordingRouter()
     return RoutedReplicaPool(replicas, router), router
 
 
 def stream(pool: RoutedReplicaPool, prompt: str = "Once") -> Any:
-    """Stream of one request."""
+    """Response stream of one request."""
     return pool.stream(ReplicaRequest({"type": "http"}, b"", prompt))
 
 
@@ -279,7 +281,9 @@ def test_task_4_response_is_streamed_and_counted():
         rest = await bodies(batches)
         assert rest == [b"2"], f"expected [b'2'], got {rest}"
         assert pool.loads == {0: 0, 1: 0}, f"expected none in flight, got {pool.loads}"
-        assert router.asked == [("Once", {0: 0, 1: 0})], f"expected its key, got {router.asked}"
+        assert router.choices == [("Once", {0: 0, 1: 0})], (
+            f"expected the request's key, got {router.choices}"
+        )
 
     asyncio.run(run())
 
@@ -294,18 +298,18 @@ def test_task_4_closed_stream_is_no_longer_counted():
         await anext(batches)
         await batches.aclose()
         assert pool.loads == {0: 0}, f"expected none in flight, got {pool.loads}"
-        assert replica.num_closed == 1, "expected the replica's generator to be closed in time"
+        assert replica.num_closed == 1, "expected the replica's generator to be closed"
         assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
 
     asyncio.run(run())
 
 
 def test_task_4_failed_request_is_no_longer_counted():
-    """An error of the replica's code is not the loss of the replica."""
+    """An internal error of a replica does not mean that the replica is lost."""
 
     async def run() -> None:
-        pool, router = pool_of(ScriptedReplica(RuntimeError("a mistake")))
-        with pytest.raises(RuntimeError, match="a mistake"):
+        pool, router = pool_of(ScriptedReplica(RuntimeError("internal error")))
+        with pytest.raises(RuntimeError, match="internal error"):
             await bodies(stream(pool))
         assert pool.loads == {0: 0}, f"expected none in flight, got {pool.loads}"
         assert router.forgotten == [], f"expected no lost replica, got {router.forgotten}"
@@ -319,8 +323,10 @@ def test_task_4_lost_replica_gets_no_further_requests():
         pool, router = pool_of(lost, other)
         with pytest.raises(ReplicaLostError):
             await bodies(stream(pool))
-        assert pool.loads == {1: 0}, f"expected replica 1 alone, got {pool.loads}"
-        assert router.forgotten == [0], f"expected replica 0 forgotten, got {router.forgotten}"
+        assert pool.loads == {1: 0}, f"expected only replica 1, got {pool.loads}"
+        assert router.forgotten == [0], (
+            f"expected replica 0 to be forgotten, got {router.forgotten}"
+        )
         retried = await bodies(stream(pool))
         assert retried == [b"2"], f"expected the other replica's response, got {retried}"
         number = pool.add(ScriptedReplica(b"3"))
@@ -329,7 +335,7 @@ def test_task_4_lost_replica_gets_no_further_requests():
     asyncio.run(run())
 
 
-def test_task_4_replica_is_lost_once_for_all_its_requests():
+def test_task_4_lost_replica_fails_all_its_requests():
     async def run() -> None:
         lost = ScriptedReplica(b"1", None, ReplicaLostError())
         pool, _ = pool_of(lost)
@@ -340,13 +346,15 @@ def test_task_4_replica_is_lost_once_for_all_its_requests():
         lost.go.set()
         results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
         kinds = [type(result).__name__ for result in results]
-        assert kinds == ["ReplicaLostError"] * 2, f"expected both to be lost, got {results}"
+        assert kinds == ["ReplicaLostError"] * 2, (
+            f"expected ReplicaLostError for both, got {results}"
+        )
         assert pool.loads == {}, f"expected no replica, got {pool.loads}"
 
     asyncio.run(run())
 
 
-def test_task_4_new_requests_see_those_in_flight():
+def test_task_4_new_requests_see_requests_in_flight():
     """Three requests arrive before any has a first token."""
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the optional days."""
+"""Fixtures of Week 6."""
 
 import mlx.core as mx
 import pytest

@@ -22,20 +22,22 @@ ROUTERS = [((1,), 4, 1), ((7,), 16, 4), ((2, 3), 128, 8), ((5,), 6, 6)]
 
 
 def stacked_experts(**changes: Any) -> Any:
-    """Stacked experts of a random layer: six, with 128 inputs and 64 features."""
+    """Stacked experts of a random layer: 6 experts, 128 inputs, 64 features."""
     return random_checkpoint({**MIXTURE, **changes}).layers[1].mlp.switch_mlp
 
 
-@pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
-def test_task_1_an_example(normalized):
+@pytest.mark.parametrize("normalized", [False, True], ids=["unnormalized", "normalized"])
+def test_task_1_example(normalized):
     logits = mx.log(mx.array([[0.1, 0.4, 0.2, 0.3]]))
     experts, routing_weights = select_experts(logits, 2, normalized)
-    assert experts.tolist() == [[1, 3]], f"expected the likeliest first, got {experts.tolist()}"
+    assert experts.tolist() == [[1, 3]], (
+        f"expected the most likely expert first, got {experts.tolist()}"
+    )
     expected = [[4 / 7, 3 / 7]] if normalized else [[0.4, 0.3]]
     assert_close(routing_weights, mx.array(expected), "routing weights of 0.4 and 0.3", ulps=8)
 
 
-@pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
+@pytest.mark.parametrize("normalized", [False, True], ids=["unnormalized", "normalized"])
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
 def test_task_1_weights_equal_numpy(dtype, router, normalized):
     leading, num_experts, k = router
@@ -50,7 +52,9 @@ def test_task_1_weights_equal_numpy(dtype, router, normalized):
     )
     assert_close(routing_weights, mx.array(p.astype(np.float32)), "routing weights", ulps=40)
     chosen = mx.take_along_axis(logits, experts, axis=-1)
-    assert_close(chosen, mx.array(-np.sort(-x, axis=-1)[..., :k]), "their logits", ulps=0)
+    assert_close(
+        chosen, mx.array(-np.sort(-x, axis=-1)[..., :k]), "logits of the chosen experts", ulps=0
+    )
 
 
 def test_task_1_large_logits():
@@ -63,20 +67,22 @@ def test_task_1_large_logits():
     )
 
 
-def test_task_2_an_example():
+def test_task_2_example():
     experts = mx.array([3, 0, 3, 1, 0, 3], mx.uint32)
-    order, places = sort_by_expert(experts)
-    assert order.tolist() == [1, 4, 3, 0, 2, 5], f"expected their own order, got {order.tolist()}"
-    assert places.tolist() == [3, 0, 4, 2, 1, 5], f"expected the way back, got {places.tolist()}"
+    order, inverse = sort_by_expert(experts)
+    assert order.tolist() == [1, 4, 3, 0, 2, 5], f"expected a stable sort, got {order.tolist()}"
+    assert inverse.tolist() == [3, 0, 4, 2, 1, 5], (
+        f"expected the inverse permutation, got {inverse.tolist()}"
+    )
 
 
 @pytest.mark.parametrize("num_products", [1, 2, 17, 400])
 def test_task_2_sort_round_trip(num_products):
     experts = mx.random.randint(0, 16, (num_products,)).astype(mx.uint32)
-    order, places = sort_by_expert(experts)
-    there = experts[order]
-    assert there.tolist() == sorted(experts.tolist())
-    assert there[places].tolist() == experts.tolist(), "expected the products in their own order"
+    order, inverse = sort_by_expert(experts)
+    in_order = experts[order]
+    assert in_order.tolist() == sorted(experts.tolist())
+    assert in_order[inverse].tolist() == experts.tolist(), "expected the original order"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_task_2_sort_round_trip(num_products):
         ([1, 2, 4], [(1, 0, 1), (2, 1, 2), (4, 2, 3)]),
         ([2] * 9, [(2, 0, 9)]),
     ],
-    ids=["three runs", "one product", "one each", "all alike"],
+    ids=["three runs", "one product", "all different", "all equal"],
 )
 def test_task_2_runs(experts, expected):
     runs = [tuple(run) for run in expert_segments(mx.array(experts, mx.uint32))]
@@ -95,7 +101,7 @@ def test_task_2_runs(experts, expected):
 
 
 def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:
-    """Reference: runs each token through its experts one by one."""
+    """Reference: runs each token through its experts one at a time."""
     gate, up, down = (stacked[name].weight for name in ("gate_proj", "up_proj", "down_proj"))
     outputs = [
         (nn.silu(token @ gate[e].T) * (token @ up[e].T)) @ down[e].T
@@ -129,7 +135,7 @@ def test_task_3_only_selected_experts_run_once_each():
     x = mx.array([[1.0], [2.0], [3.0]])
     outputs = mlps(x, mx.array([[4, 1], [5, 2], [4, 2]], mx.uint32))
     assert calls == {4: [2], 1: [1], 5: [1], 2: [2]}, (
-        f"expected each chosen expert to be called once, with all its rows, got {calls}"
+        f"expected one call per chosen expert, with all its rows, got {calls}"
     )
     expected = mx.array([[1e4, 1e1], [2e5, 2e2], [3e4, 3e2]])[..., None]
     assert_close(outputs, expected, "outputs T×K×E", ulps=0)
@@ -175,4 +181,4 @@ def test_task_4_logits_equal_mlx_lm():
 def test_task_4_unnormalized_weights():
     outputs = mx.ones((1, 2, 3))
     total = combine_experts(outputs, mx.array([[0.25, 0.125]]))
-    assert_close(total, mx.full((1, 3), 0.375), "a quarter and an eighth of 1", ulps=0)
+    assert_close(total, mx.full((1, 3), 0.375), "1/4 and 1/8 of 1", ulps=0)

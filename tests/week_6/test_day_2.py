@@ -1,4 +1,4 @@
-"""Week 6, day 2, optional: tensor parallelism: shards and collectives."""
+"""Week 6, day 2, optional: tensor parallelism with shards and collectives."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ from tiny_llm.models.parallel.layers import (
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 LLAMA = read_config({**FAMILIES["llama"], "intermediate_size": 256})
-SECONDS = 60  # start, generation and exit of two ranks
+TIMEOUT = 60  # seconds, for start, generation and exit of two ranks
 
 
 def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
@@ -36,7 +36,7 @@ def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
 
 
 def evaluated(*arrays: mx.array) -> list[mx.array]:
-    """Evaluates the arrays: a rank is a thread, and threads cannot share lazy graphs."""
+    """Evaluates the arrays: ranks are threads, which cannot share lazy graphs."""
     mx.eval(arrays)
     return list(arrays)
 
@@ -60,13 +60,13 @@ def test_task_1_vocabulary_range_of_a_rank(vocab_size, size, expected):
 def test_task_1_rank_owns_kv_heads_of_its_query_heads(H_q, H, size):
     for part in parts_of(size, num_attention_heads=H_q, num_key_value_heads=H):
         own = range(part.rank * H_q // size, (part.rank + 1) * H_q // size)
-        wanted = sorted({head // (H_q // H) for head in own})
+        expected = sorted({head // (H_q // H) for head in own})
         heads = list(part.kv_head_range)
-        assert heads == wanted, (
+        assert heads == expected, (
             f"rank {part.rank} of {size} has query heads {own.start} to {own.stop - 1} of {H_q}: "
-            f"expected key/value heads {wanted} of {H}, got {heads}"
+            f"expected key/value heads {expected} of {H}, got {heads}"
         )
-        assert part.config.num_key_value_heads == len(wanted)
+        assert part.config.num_key_value_heads == len(expected)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -83,7 +83,7 @@ def test_task_2_concatenated_shards_equal_the_matrix(layer, axis, size):
         assert_close(
             mx.concatenate(cut, axis).astype(mx.float32), whole.astype(mx.float32), kind, 0
         )
-        assert len({each.shape for each in cut}) == 1, "expected parts of one shape"
+        assert len({each.shape for each in cut}) == 1, "expected shards of equal shape"
 
 
 def test_task_2_kv_shards_by_head_and_embedding_by_token():
@@ -91,8 +91,10 @@ def test_task_2_kv_shards_by_head_and_embedding_by_token():
     cut = [
         part.slice_tensor("model.layers.0.self_attn.k_proj.weight", heads) for part in parts_of(4)
     ]
-    assert [each.shape for each in cut] == [(32, 8)] * 4, "expected a whole head on each rank"
-    assert [each[0, 0].item() for each in cut] == [0, 0, 1, 1], "expected neighbours to share"
+    assert [each.shape for each in cut] == [(32, 8)] * 4, "expected one whole head per rank"
+    assert [each[0, 0].item() for each in cut] == [0, 0, 1, 1], (
+        "expected adjacent ranks to share a head"
+    )
     table = mx.arange(211)[:, None]
     cut = [part.slice_tensor("model.embed_tokens.weight", table) for part in parts_of(2)]
     assert [(each[0].item(), each.shape[0]) for each in cut] == [(0, 106), (106, 105)]
@@ -118,7 +120,10 @@ def test_task_2_row_biases_are_sharded_and_sum_biases_added_once():
         assert own.tolist() == list(range(1 + 64 * part.rank, 65 + 64 * part.rank))
     added = [part.slice_tensor("model.layers.0.mlp.down_proj.bias", bias) for part in parts_of(2)]
     assert_close(
-        (added[0] + added[1]).astype(mx.float32), bias.astype(mx.float32), "added by both ranks", 0
+        (added[0] + added[1]).astype(mx.float32),
+        bias.astype(mx.float32),
+        "bias added once by two ranks",
+        0,
     )
 
 
@@ -136,16 +141,16 @@ def test_task_2_mlp_shards_sum_to_the_full_output():
         return (nn.silu(x @ w_gate.T) * (x @ w_up.T)) @ w_down.T
 
     total = sum((mlp(part) for part in parts_of(4)), mx.zeros((3, 128)))
-    assert_close(total, mlp(None), "the sum of four parts", ulps=64)
+    assert_close(total, mlp(None), "sum of four shards' outputs", ulps=64)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_task_3_all_ranks_get_the_same_sum(ranks, dtype, size):
+def test_task_3_all_ranks_receive_the_same_sum(ranks, dtype, size):
     arrays = evaluated(*(random(5, 67, dtype=dtype) for _ in range(size)))
     sums = ranks(size).run(lambda group: all_reduce(arrays[group.rank()], group))
     expected = sum((each.astype(mx.float32) for each in arrays[1:]), arrays[0].astype(mx.float32))
     for rank, total in enumerate(sums):
-        assert_same_bits(total, expected.astype(dtype), f"the sum on rank {rank}")
+        assert_same_bits(total, expected.astype(dtype), f"sum on rank {rank}")
 
 
 def test_task_3_sum_is_position_invariant(ranks):
@@ -154,14 +159,14 @@ def test_task_3_sum_is_position_invariant(ranks):
     for row in range(6):
         one = evaluated(*(each[row : row + 1] for each in arrays))
         alone = ranks(3).run(lambda group, one=one: all_reduce(one[group.rank()], group))[0]
-        assert_same_bits(together[row : row + 1], alone, f"row {row}, alone and together")
+        assert_same_bits(together[row : row + 1], alone, f"row {row}, separately and in a batch")
 
 
-def test_task_3_large_arrays_are_sent_in_pieces(ranks):
+def test_task_3_large_arrays_are_split_into_messages(ranks):
     arrays = evaluated(*(random(3, MAX_MESSAGE_BYTES // 4) for _ in range(2)))
     together = ranks(2)
     total = together.run(lambda group: all_reduce(arrays[group.rank()], group))[0]
-    assert_same_bits(total, arrays[0] + arrays[1], "the sum")
+    assert_same_bits(total, arrays[0] + arrays[1], "sum")
     largest = max(int(np.prod(shape)) * 4 for shape in together.sums + together.gathers)
     assert largest <= MAX_MESSAGE_BYTES, (
         f"expected messages of at most {MAX_MESSAGE_BYTES} B, got {largest}"
@@ -190,9 +195,9 @@ def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
         return block(mx.array([5.0]), None, (mx.zeros(1), mx.zeros(1)), Writer())  # type: ignore[arg-type]
 
     for rank, (x, update) in enumerate(ranks(2).run(layer)):
-        told = f"on rank {rank}"
-        assert x.item() == 8.0, f"{told}: expected 5 + (1 + 2) = 8 after attention, got {x.item()}"
-        assert update.item() == 880.0, f"{told}: expected 8·10 + 8·100 = 880, got {update.item()}"
+        where = f"on rank {rank}"
+        assert x.item() == 8.0, f"{where}: expected 5 + (1 + 2) = 8 after attention, got {x.item()}"
+        assert update.item() == 880.0, f"{where}: expected 8·10 + 8·100 = 880, got {update.item()}"
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -208,12 +213,12 @@ def test_task_4_every_rank_embeds_all_tokens(ranks, size):
 
     mx.eval(ids)
     for rank, rows in enumerate(ranks(size).run(look_up)):
-        assert_same_bits(rows, table[ids], f"rows on rank {rank}")
+        assert_same_bits(rows, table[ids], f"embeddings on rank {rank}")
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])
 @pytest.mark.parametrize("size", [2, 4])
-def test_task_4_every_rank_has_all_logits(ranks, size, num_rows):
+def test_task_4_every_rank_receives_all_logits(ranks, size, num_rows):
     head, x = evaluated(random(10, 16), random(num_rows, 16))
     [expected] = evaluated(x @ head.T)
     parts = parts_of(size, vocab_size=10)
@@ -239,16 +244,16 @@ for size in (2, 1):
 
 
 def test_task_4_two_processes_match_one():
-    """The demo on two ranks over loopback, compared with one process."""
+    """The demo model on two ranks over loopback, compared with one process."""
     done = subprocess.run(
         [sys.executable, "-c", ANSWER],
         env={**os.environ, "TINY_LLM_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, "\n".join(done.stderr.strip().splitlines()[-3:])
     two, one = done.stdout.splitlines()
-    assert two == one, f"expected {one!r}, as one process answers, got {two!r}"
+    assert two == one, f"expected {one!r}, the output of one process, got {two!r}"
     assert "Tokyo" in two

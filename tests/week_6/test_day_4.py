@@ -1,4 +1,4 @@
-"""Week 6, day 4, optional: causal convolution, delta rule and gated norm of a DeltaNet."""
+"""Week 6, day 4, optional: causal convolution, delta rule and gated norm."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ def exact(x: mx.array) -> np.ndarray:
     return as_numpy(x).astype(np.float64)
 
 
-def test_task_1_an_example():
-    """Sums so large that SiLU does not change them."""
+def test_task_1_example():
+    """The sums are so large that SiLU does not change them."""
     x, weight = mx.array([[1.0], [2], [3]]), mx.array([[1.0, 10, 100]])
     y, _ = causal_conv1d_sequence(x, weight, mx.zeros((2, 1)))
     actual = y.flatten().tolist()
@@ -47,7 +47,9 @@ def test_task_1_tail_after_each_token():
     _, tails = causal_conv1d_sequence(x, mx.array([[1.0, 10, 100]]), tail)
     actual = [each.flatten().tolist() for each in tails]
     expected = [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
-    assert actual == expected, f"the last two inputs after each token: {expected}, got {actual}"
+    assert actual == expected, (
+        f"expected the last two inputs after each token, {expected}, got {actual}"
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 1), (2, 4, 7), (9, 4, 33), (5, 3, 8)], ids=str)
@@ -60,11 +62,11 @@ def test_task_1_equals_numpy(dtype, shape):
     total = np.stack([(inputs[t : t + K] * exact(weight).T).sum(0) for t in range(L)])
     assert y.dtype == mx.float32, f"expected sums in float32, got {y.dtype}"
     assert_close(y, float32(total * sigmoid(total)), "SiLU of the sums", ulps=32)
-    assert_same_bits(tails[-1], mx.concatenate([tail, x])[L:], "the last tail")
+    assert_same_bits(tails[-1], mx.concatenate([tail, x])[L:], "last tail")
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_task_1_chunks_have_the_same_bits(dtype, chunk):
+def test_task_1_chunks_are_bitwise_equal(dtype, chunk):
     x, weight, tail = random(9, 6, dtype=dtype), random(6, 4, dtype=dtype), mx.zeros((3, 6), dtype)
     whole, _ = causal_conv1d_sequence(x, weight, tail)
     rows = []
@@ -76,7 +78,7 @@ def test_task_1_chunks_have_the_same_bits(dtype, chunk):
     assert_same_bits(mx.concatenate(rows), whole, f"outputs in chunks of {chunk}")
 
 
-def test_task_2_an_example():
+def test_task_2_example():
     beta, gamma = delta_gates(mx.zeros((1, 1)), mx.zeros((1, 1)), mx.zeros(1), mx.zeros(1))
     assert beta.item() == 0.5, f"sigmoid(0): expected 0.5, got {beta.item()}"
     assert_close(gamma, mx.array([[0.5]]), "exp(−exp(0) · softplus(0)) = exp(−ln 2)", ulps=4)
@@ -93,8 +95,8 @@ def test_task_2_gates_equal_numpy(dtype):
     assert_close(gamma, float32(expected), "γ", ulps=64)
 
 
-def test_task_2_large_logits_of_the_decay():
-    """exp(100) is infinite in float32; softplus(100) is 100."""
+def test_task_2_large_decay_logits():
+    """exp(100) overflows float32, but softplus(100) is 100."""
     _, gamma = delta_gates(mx.array([[100.0]]), mx.zeros((1, 1)), mx.array([-5.0]), mx.zeros(1))
     expected = np.exp(-100 * np.exp(-5.0))
     assert abs(gamma.item() - expected) < 1e-4, f"γ: expected {expected:.4f}, got {gamma.item()}"
@@ -130,7 +132,7 @@ def test_task_2_small_keys():
     q, k, v = query_key_value_heads(mx.concatenate([keys, keys, keys[:, :1]], axis=1), 1, 8, 1, 1)
     expected = 1e-3 / (8e-6 + 1e-6) ** 0.5
     assert abs(k[0, 0, 0].item() - expected) < 1e-4, (
-        f"a key of eight times 0.001: expected {expected:.4f}, got {k[0, 0, 0].item():.4f}"
+        f"a key of eight 0.001s: expected {expected:.4f}, got {k[0, 0, 0].item():.4f}"
     )
     assert k[1].tolist() == [[0.0] * 8], f"a key of zeros: expected zeros, got {k[1].tolist()}"
     assert q.shape == k.shape
@@ -138,7 +140,7 @@ def test_task_2_small_keys():
 
 
 def write(state: mx.array, k: Any, v: Any, beta: float = 1, gamma: float = 1) -> mx.array:
-    """Writes a value for a key into the state of one head."""
+    """Writes a key's value into the state of one head."""
     key, value = mx.array([k], mx.float32), mx.array([v], mx.float32)
     return delta_rule_step(state, key, key, value, mx.array([beta]), mx.array([gamma]))[0]
 
@@ -151,33 +153,35 @@ def read(state: mx.array, k: Any) -> list[float]:
 ANNA, BEN, RED, BLUE, GREEN = [1, 0], [0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 0]
 
 
-def test_task_3_a_new_value_replaces_the_old_one():
+def test_task_3_new_value_replaces_the_old_one():
     state = mx.zeros((1, 2, 3))
     for key, value in ((ANNA, RED), (BEN, BLUE), (ANNA, GREEN)):
         state = write(state, key, value)
     actual = read(state, ANNA)
-    assert actual == GREEN, f"Anna was red and is green: expected {GREEN}, got {actual}"
+    assert actual == GREEN, f"Anna is now green: expected {GREEN}, got {actual}"
     actual = read(state, BEN)
     assert actual == BLUE, f"Ben is blue: expected {BLUE}, got {actual}"
 
 
-def test_task_3_beta_is_the_share_of_the_correction():
+def test_task_3_beta_scales_the_correction():
     state = write(mx.zeros((1, 2, 3)), ANNA, [8, 0, 0])
     actual = read(write(state, ANNA, [0, 4, 0], beta=0.25), ANNA)
     expected = [6.0, 1.0, 0.0]
-    assert actual == expected, f"a quarter of the way to [0, 4, 0]: {expected}, got {actual}"
+    assert actual == expected, (
+        f"a quarter of the way to [0, 4, 0]: expected {expected}, got {actual}"
+    )
 
 
 def test_task_3_decay_comes_first():
-    """The old values decay, the new one does not, and is compared with the decayed one."""
+    """Decay applies to the old values, before the correction is computed."""
     state = write(mx.zeros((1, 2, 3)), ANNA, [8, 0, 0])
     state = write(state, BEN, [0, 0, 5], gamma=0.5)
     for key, expected in ((ANNA, [4.0, 0.0, 0.0]), (BEN, [0.0, 0.0, 5.0])):
         actual = read(state, key)
-        assert actual == expected, f"after a decay of a half: expected {expected}, got {actual}"
+        assert actual == expected, f"after a decay of 1/2: expected {expected}, got {actual}"
     actual = read(write(state, ANNA, [0, 0, 0], beta=0.5, gamma=0.5), ANNA)
     expected = [1.0, 0.0, 0.0]
-    assert actual == expected, f"half of the decayed 2: expected {expected}, got {actual}"
+    assert actual == expected, f"half of the decayed value 2: expected {expected}, got {actual}"
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 3), (4, 24, 32), (2, 33, 10)], ids=str)
@@ -205,8 +209,8 @@ def test_task_4_gated_norm_equals_numpy(dtype, shape):
     actual = gated_rms_norm_reference(o, z, weight, 1e-6)
     normed = exact(o) / np.sqrt((exact(o) ** 2).mean(-1, keepdims=True) + 1e-6)
     expected = normed * exact(weight) * exact(z) * sigmoid(exact(z))
-    assert actual.dtype == dtype, f"expected {dtype}, as the gate has, got {actual.dtype}"
-    # Rounded once: half a unit in 16 bits, several roundings in float32.
+    assert actual.dtype == dtype, f"expected the gate's dtype, {dtype}, got {actual.dtype}"
+    # 16-bit results are rounded once, by half a unit; float32 results several times.
     ulps = 16 if dtype == mx.float32 else 0.51
     assert_close(actual, float32(expected), "RMSNorm(o) · weight · SiLU(z)", ulps=ulps)
 
@@ -223,8 +227,8 @@ def test_task_4_logits_equal_mlx_lm():
     assert_close(sequence_logits(model, IDS), expected, "logits", ulps=1024)
 
 
-def test_task_4_chunks_have_the_logits_of_the_whole_prompt():
-    """Each chunk continues from the states that the one before it has written."""
+def test_task_4_chunked_logits_equal_whole_prompt():
+    """Each chunk continues from the state written by the previous one."""
     model = serving_model("hybrid", random_checkpoint(FLOAT32), 16, "reference")
     whole = sequence_logits(model, IDS)
     for ends in ([1, 2, 7, 12], list(range(1, 13))):
@@ -232,8 +236,8 @@ def test_task_4_chunks_have_the_logits_of_the_whole_prompt():
         assert_close(chunked, whole, f"logits of chunks that end at {ends}", ulps=256)
 
 
-def test_task_4_kernels_have_the_same_logits():
-    """Your layer, run with the extension's kernels in place of your functions."""
+def test_task_4_kernel_logits_equal_reference():
+    """The layer with the extension's kernels in place of the learner's functions."""
     checkpoint = random_checkpoint(FLOAT32)
     reference, kernels = (
         sequence_logits(serving_model("hybrid", checkpoint, 16, backend), IDS)

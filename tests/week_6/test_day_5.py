@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def extend(node: PrefixNode, num_pages: int, first: int = 0) -> list[PrefixNode]:
-    """Appends a chain of pages of one token to a node; returns their nodes."""
+    """Appends a chain of one-token pages to a node; returns their nodes."""
     path = []
     for token in range(first, first + num_pages):
         child = PrefixNode(node, (token,), token)
@@ -35,18 +35,20 @@ def extend(node: PrefixNode, num_pages: int, first: int = 0) -> list[PrefixNode]
 
 
 def tree_of(num_pages: int, num_slots: int = 4) -> tuple[list[PrefixNode], Checkpoints, Any]:
-    """A path of pages, an empty table of checkpoints, and the allocator of their slots."""
+    """A path of pages, an empty checkpoint table and its slot allocator."""
     allocator = PageAllocator(num_slots)
     return extend(PrefixNode(None, (), -1), num_pages), Checkpoints(allocator), allocator
 
 
-def put(into: Checkpoints, node: PrefixNode, pages: int = 1, priority: int = 0) -> Checkpoint:
-    """Places a checkpoint without a value of its own."""
+def put(
+    checkpoints: Checkpoints, node: PrefixNode, pages: int = 1, priority: int = 0
+) -> Checkpoint:
+    """Stores a checkpoint with the given number of pages and priority."""
     root = node
     while root.parent is not None:
         root = root.parent
-    checkpoint = Checkpoint(into.allocate(), pages, False, priority, root)
-    into.by_node[node] = checkpoint
+    checkpoint = Checkpoint(checkpoints.allocate(), pages, False, priority, root)
+    checkpoints.by_node[node] = checkpoint
     return checkpoint
 
 
@@ -64,14 +66,14 @@ def test_task_1_hit_ends_at_the_last_checkpoint(depths, expected):
     )
 
 
-def test_task_1_checkpoints_of_other_branches_are_no_hit():
+def test_task_1_checkpoint_of_another_branch_is_not_a_hit():
     path, checkpoints, _ = tree_of(3)
     put(checkpoints, extend(path[1], 1, first=50)[0])
     actual = checkpoints.last(path)
-    assert actual == 0, f"the only state is of another branch: expected 0 pages, got {actual}"
+    assert actual == 0, f"the only checkpoint is in another branch: expected 0 pages, got {actual}"
 
 
-def test_task_1_a_hit_adds_an_owner():
+def test_task_1_hit_adds_an_owner():
     path, checkpoints, allocator = tree_of(3)
     checkpoint = put(checkpoints, path[2])
     slot = checkpoints.hit(path[2])
@@ -82,31 +84,33 @@ def test_task_1_a_hit_adds_an_owner():
     assert path[2] not in checkpoints.evictable
 
 
-def test_task_1_a_hit_makes_a_checkpoint_young():
+def test_task_1_hit_refreshes_a_checkpoint():
     path, checkpoints, _ = tree_of(3)
     checkpoint = put(checkpoints, path[2], pages=5, priority=5)
     checkpoints._clock = 30
     checkpoints.hit(path[2])
     assert checkpoint.priority == 35, (
-        f"5 pages, used at 30 on the clock: expected priority 35, got {checkpoint.priority}"
+        f"5 pages, used at clock 30: expected priority 35, got {checkpoint.priority}"
     )
 
 
-def running_request(of: StateSlots, num_tokens: int, num_computed: int = 0) -> EngineRequest:
+def running_request(states: StateSlots, num_tokens: int, num_computed: int = 0) -> EngineRequest:
     """A running request with a current slot."""
     request = EngineRequest("r", list(range(num_tokens)), SamplingParams())
     request.num_computed = num_computed
-    request.state_slots = RequestSlots(current=of._allocator.allocate()[0])
+    request.state_slots = RequestSlots(current=states._allocator.allocate()[0])
     return request
 
 
-def planned(of: StateSlots, request: EngineRequest, start: int, end: int, drafts: int = 0) -> Chunk:
+def planned(
+    states: StateSlots, request: EngineRequest, start: int, end: int, drafts: int = 0
+) -> Chunk:
     step_output = SchedulerOutput(0, (Chunk(request, start, end, drafts, samples=False),))
-    return of.plan(step_output, None).chunks[0]
+    return states.plan(step_output, None).chunks[0]
 
 
 @pytest.mark.parametrize("is_checkpoint", [True, False])
-def test_task_2_a_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
+def test_task_2_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
     states = StateSlots(4, 4, enable_prefix_caching=True)
     request = running_request(states, 12, num_computed=8)
     slots = request.state_slots
@@ -120,10 +124,10 @@ def test_task_2_a_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
         monkeypatch.setattr(states, "_allocate_next", lambda request: 3)
     states.begin_step([request], [])
     if not is_checkpoint:
-        assert slots.next == -1, f"a slot of the request alone needs no other, got {slots.next}"
+        assert slots.next == -1, f"expected no next slot for an unshared slot, got {slots.next}"
         return
     assert slots.next not in (-1, slots.current), (
-        f"slot {slots.current} is a checkpoint; expected another one for the next state, got "
+        f"slot {slots.current} is a checkpoint: expected another slot for the next state, got "
         f"{slots.next}"
     )
     before = slots.next
@@ -138,7 +142,7 @@ def test_task_2_a_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
     )
 
 
-def test_task_2_a_new_sequence_begins_with_zeros():
+def test_task_2_new_sequence_starts_from_zeros():
     states = StateSlots(4, 4, enable_prefix_caching=False)
     request = running_request(states, 6)
     slot = request.state_slots.current
@@ -154,7 +158,7 @@ def test_task_2_a_new_sequence_begins_with_zeros():
 
 
 def test_task_2_states_after_draft_tokens():
-    """The last accepted one is known only after the step."""
+    """All are written, since acceptance is known only after the step."""
     states = StateSlots(6, 4, enable_prefix_caching=False)
     request = running_request(states, 9, num_computed=8)
     slots = request.state_slots
@@ -166,7 +170,7 @@ def test_task_2_states_after_draft_tokens():
 
 
 def test_task_2_checkpoints_inside_a_chunk():
-    """The state at position p is the one after token p − 1 of the prompt."""
+    """The state at position p is the state after token p − 1 of the prompt."""
     states = StateSlots(6, 4, enable_prefix_caching=True)
     request = running_request(states, 30, num_computed=8)
     request.state_slots.positions = {12, 20}
@@ -186,13 +190,13 @@ def test_task_2_checkpoints_inside_a_chunk():
         (100, 32, {64, 96}),  # the template may render the last 4 tokens differently
         (125, 32, {96}),
         (129, 32, {96, 128}),
-        (128, 32, {96}),  # the last token is computed again
-        (112, 32, {96}),  # 16 tokens: all that the template may change
+        (128, 32, {96}),  # the last token is recomputed
+        (112, 32, {96}),  # 16 tokens: all that the template may render differently
         (111, 32, {64, 96}),
         (40, 16, {16, 32}),
     ],
 )
-def test_task_3_positions_at_the_end_of_a_prompt(num_tokens, page_size, expected):
+def test_task_3_positions_at_the_prompt_end(num_tokens, page_size, expected):
     actual = prompt_end_positions(num_tokens, page_size)
     assert actual == expected, (
         f"a prompt of {num_tokens} tokens, pages of {page_size}: expected {sorted(expected)}, got "
@@ -212,7 +216,7 @@ def test_task_3_positions_at_the_end_of_a_prompt(num_tokens, page_size, expected
     ],
     ids=str,
 )
-def test_task_3_branch_is_where_the_pages_end(tokens, hit, expected):
+def test_task_3_branch_is_where_cached_pages_end(tokens, hit, expected):
     root = PrefixNode(None, (), -1)
     path = extend(root, 5)
     extend(path[1], 2, first=50)
@@ -224,18 +228,18 @@ def test_task_3_branch_is_where_the_pages_end(tokens, hit, expected):
     )
 
 
-def test_task_4_value_is_the_pages_to_compute_again():
+def test_task_4_value_is_the_number_of_pages_to_recompute():
     path, checkpoints, allocator = tree_of(9)
     for depth, expected in ((3, 3), (8, 5), (9, 1), (5, 2)):
         checkpoints.add(path[depth - 1], allocator.allocate()[0], False, False)
         actual = checkpoints.by_node[path[depth - 1]].pages
         assert actual == expected, (
-            f"a state after page {depth}: expected a value of {expected} pages, got {actual}"
+            f"checkpoint after page {depth}: expected a value of {expected} pages, got {actual}"
         )
 
 
-def full_of(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
-    """Checkpoints of branches of these lengths, and no free slot."""
+def full_table(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
+    """Checkpoints of branches of the given lengths, with no free slot."""
     _, checkpoints, allocator = tree_of(0, len(values))
     root = PrefixNode(None, (), -1)
     nodes = [extend(root, value, first=100 * i)[-1] for i, value in enumerate(values)]
@@ -244,26 +248,28 @@ def full_of(*values: int) -> tuple[list[PrefixNode], Checkpoints, Any]:
     return nodes, checkpoints, allocator
 
 
-def test_task_4_the_cheapest_is_evicted():
-    nodes, checkpoints, _ = full_of(7, 2, 5)
+def test_task_4_lowest_value_is_evicted():
+    nodes, checkpoints, _ = full_table(7, 2, 5)
     checkpoints.allocate()
     kept = [i for i, node in enumerate(nodes) if node in checkpoints.by_node]
     assert kept == [0, 2], f"values 7, 2 and 5: expected 0 and 2 to be kept, got {kept}"
 
 
 @pytest.mark.parametrize(("below", "can_evict"), [(2, False), (3, True), (-math.inf, False)])
-def test_task_4_nothing_is_evicted_for_less(below, can_evict):
-    _, checkpoints, _ = full_of(7, 2, 5)
+def test_task_4_eviction_requires_a_lower_priority(below, can_evict):
+    _, checkpoints, _ = full_table(7, 2, 5)
     slot = checkpoints.allocate(below=below)
-    assert (slot >= 0) == can_evict, f"the cheapest has 2, below={below}: got slot {slot}"
+    assert (slot >= 0) == can_evict, (
+        f"lowest priority 2, below={below}: expected eviction: {can_evict}, got slot {slot}"
+    )
     expected = 2 if can_evict else 3
     actual = len(checkpoints.by_node)
     assert actual == expected, f"below={below}: expected {expected} checkpoints, got {actual}"
 
 
 def test_task_4_unused_checkpoints_age():
-    """A long prompt that nobody continues goes in the end; one that is used stays."""
-    nodes, checkpoints, _ = full_of(20, 20, 1)
+    """An unused long prompt is eventually evicted; a used one stays."""
+    nodes, checkpoints, _ = full_table(20, 20, 1)
     root = nodes[0]
     while root.parent is not None:
         root = root.parent
@@ -274,13 +280,13 @@ def test_task_4_unused_checkpoints_age():
         slot = checkpoints.allocate()
         assert slot >= 0
         checkpoints.add(short, slot, False, False)
-    assert nodes[0] in checkpoints.by_node, "expected the one that is used to be kept"
+    assert nodes[0] in checkpoints.by_node, "expected the used checkpoint to be kept"
     assert nodes[1] not in checkpoints.by_node, (
-        "expected 60 newer checkpoints to replace one that nobody uses, although it saves 20 pages"
+        "expected 60 newer checkpoints to replace an unused one that saves 20 pages"
     )
 
 
-def test_task_4_the_next_checkpoint_inherits_the_pages():
+def test_task_4_next_checkpoint_inherits_the_pages():
     path, checkpoints, allocator = tree_of(9)
     other = extend(path[0].parent, 4, first=50)  # type: ignore[arg-type]
     for node in (path[2], path[7], other[3]):
@@ -295,22 +301,22 @@ def test_task_4_the_next_checkpoint_inherits_the_pages():
     checkpoints.check_integrity()
 
 
-def serve(to: Scheduler, name: str, prompt: list[int], max_tokens: int = 1) -> EngineRequest:
-    """Runs a request to its end."""
-    request: EngineRequest = add(to, name, len(prompt), max_tokens)
+def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1) -> EngineRequest:
+    """Runs a request to completion."""
+    request: EngineRequest = add(sched, name, len(prompt), max_tokens)
     request.token_ids[:] = prompt
     while not request.is_done:
-        step(to)
+        step(sched)
     return request
 
 
-def test_task_4_every_turn_continues_from_the_last_one():
-    """The end of each prompt, the generation prompt, is dropped in the next turn."""
-    of = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=900)
+def test_task_4_every_turn_continues_from_the_previous_one():
+    """The generation prompt at the end of each prompt is dropped in the next turn."""
+    sched = scheduler(num_state_slots=6, page_size=16, num_pages=200, max_seq_len=900)
     history: list[int] = list(range(1_000, 1_030))
     expected = 0
     for turn in range(8):
-        actual = serve(of, f"turn {turn}", [*history, *[5] * 8]).num_cached_tokens
+        actual = serve(sched, f"turn {turn}", [*history, *[5] * 8]).num_cached_tokens
         assert actual == expected, (
             f"turn {turn}, after a prompt whose last 8 tokens are dropped: expected {expected} "
             f"cached tokens, got {actual}"
@@ -319,17 +325,17 @@ def test_task_4_every_turn_continues_from_the_last_one():
         history += range(2_000 + 100 * turn, 2_040 + 100 * turn)
 
 
-def test_task_4_a_shared_system_prompt_is_computed_twice_at_most():
-    """The second request shows where the two diverge; the third continues from there."""
-    of = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
+def test_task_4_shared_system_prompt_is_computed_at_most_twice():
+    """The second request reveals the branch; the third continues from there."""
+    sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
     cached = [
-        serve(of, name, system + [50 + n] * 40).num_cached_tokens for n, name in enumerate("abc")
+        serve(sched, name, system + [50 + n] * 40).num_cached_tokens for n, name in enumerate("abc")
     ]
     assert cached == [0, 0, 16], f"expected [0, 0, 16] cached tokens, got {cached}"
 
 
-def test_task_4_the_second_turn_has_the_tokens_of_a_cold_run():
+def test_task_4_second_turn_equals_a_cold_run():
     """A hybrid model in the engine, with and without the first turn's checkpoints."""
     model: Any = random_checkpoint(CONFIG), load("demo")[1]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -341,8 +347,8 @@ def test_task_4_the_second_turn_has_the_tokens_of_a_cold_run():
     [expected], [output] = cold.generate([second], params), warm.generate([second], params)
     warm.scheduler.check_integrity()
     assert output.num_cached_tokens == 64, (
-        f"expected 64 cached tokens, the prompt's whole pages, got {output.num_cached_tokens}"
+        f"expected 64 cached tokens, the prompt's full pages, got {output.num_cached_tokens}"
     )
     assert output.token_ids == expected.token_ids, (
-        f"expected {expected.token_ids}, as computed from the start, got {output.token_ids}"
+        f"expected the cold run's output {expected.token_ids}, got {output.token_ids}"
     )

@@ -34,11 +34,11 @@ def key_of_prefix(*pages: list[int], root: bytes = ROOT) -> bytes:
     return root
 
 
-def test_task_1_a_key_has_20_bytes_and_repeats():
+def test_task_1_key_is_deterministic_and_has_20_bytes():
     key = page_key(ROOT, [1, 2, 3])
     assert isinstance(key, bytes), f"expected bytes, got {type(key).__name__}"
     assert len(key) == KEY_BYTES, f"expected {KEY_BYTES} bytes, got {len(key)}"
-    assert page_key(ROOT, (1, 2, 3)) == key, "expected the same key for the same tokens"
+    assert page_key(ROOT, (1, 2, 3)) == key, "expected equal keys for equal tokens"
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,18 @@ def test_task_1_different_tokens_have_different_keys(one, other):
     )
 
 
-def test_task_1_a_key_depends_on_everything_before():
-    """The same page after another prefix has other keys and values."""
+def test_task_1_key_depends_on_the_whole_prefix():
+    """The same tokens after another prefix have different keys and values."""
     first, second = key_of_prefix([1, 2], [7, 8]), key_of_prefix([3, 4], [7, 8])
-    assert first != second, "expected two keys for [7, 8] after [1, 2] and [3, 4], got the same"
+    assert first != second, (
+        "expected different keys for [7, 8] after [1, 2] and [3, 4], got the same"
+    )
     model, other = page_key(b"a" * KEY_BYTES, [7, 8]), page_key(b"b" * KEY_BYTES, [7, 8])
-    assert model != other, "expected other keys for another model's fingerprint, got the same"
+    assert model != other, "expected different keys for another model's fingerprint, got the same"
     assert key_of_prefix([1, 2], [7, 8]) == first
 
 
-def test_task_1_the_leading_pages_that_are_stored():
+def test_task_1_leading_stored_pages():
     pages = [[1, 2], [3, 4], [5, 6], [7, 8]]
     keys = [key_of_prefix(*pages[:n]) for n in (1, 2, 3, 4)]
     for stored, expected in (
@@ -80,7 +82,7 @@ def test_task_1_the_leading_pages_that_are_stored():
         )
 
 
-def test_task_2_the_header():
+def test_task_2_header():
     header = page_header(KEY, PAYLOAD)
     assert len(header) == HEADER_BYTES, f"expected {HEADER_BYTES} bytes, got {len(header)}"
     assert header[:16] == MAGIC, f"expected {MAGIC!r}, got {header[:16]!r}"
@@ -94,16 +96,16 @@ def test_task_2_the_header():
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 5120])
-def test_task_2_the_file_is_header_and_payload(tmp_path, num_bytes):
+def test_task_2_file_is_header_and_payload(tmp_path, num_bytes):
     write_page_file(tmp_path / "page", KEY, memoryview(PAYLOAD)[:num_bytes])
     data, expected = (tmp_path / "page").read_bytes(), page_header(KEY, PAYLOAD[:num_bytes])
     assert len(data) == HEADER_BYTES + num_bytes, (
         f"expected {HEADER_BYTES} + {num_bytes} bytes, got {len(data)}"
     )
-    assert data == expected + PAYLOAD[:num_bytes], "expected the header, then the payload"
+    assert data == expected + PAYLOAD[:num_bytes], "expected the header followed by the payload"
 
 
-def test_task_2_all_of_it_is_synced(tmp_path, monkeypatch):
+def test_task_2_whole_file_is_synced(tmp_path, monkeypatch):
     sizes = []
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (sizes.append(os.fstat(fd).st_size), sync(fd)))
@@ -114,7 +116,7 @@ def test_task_2_all_of_it_is_synced(tmp_path, monkeypatch):
 
 
 class ShortWrites:
-    """A raw file that writes at most 1,000 bytes per call, as an OS may."""
+    """A raw file that writes at most 1,000 bytes per call, as the OS may."""
 
     def __init__(self, file: Any):
         self._file = file
@@ -132,13 +134,13 @@ class ShortWrites:
         self._file.close()
 
 
-def test_task_2_a_raw_write_may_be_partial(tmp_path, monkeypatch):
+def test_task_2_short_writes_are_continued(tmp_path, monkeypatch):
     opened = Path.open
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", lambda *args, **kw: ShortWrites(opened(*args, **kw)))
         write_page_file(tmp_path / "page", KEY, PAYLOAD)
     size, whole = (tmp_path / "page").stat().st_size, HEADER_BYTES + len(PAYLOAD)
-    assert size == whole, f"expected {whole} bytes in pieces of 1,000, got {size}"
+    assert size == whole, f"expected {whole} bytes after short writes, got {size}"
 
 
 def test_task_3_round_trip(tmp_path):
@@ -157,51 +159,51 @@ def assert_is_corrupt(path: Path, what: str) -> None:
     pytest.fail(f"{what}: expected CorruptPageError, got a payload of {len(payload)} bytes")
 
 
-def damage(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+def flip_bit(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
 
 WHOLE = HEADER_BYTES + len(PAYLOAD)
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "a bit of the payload": lambda data: damage(data, HEADER_BYTES + 777),
-    "the last bit": lambda data: damage(data, WHOLE - 1),
-    "a bit of the magic": lambda data: damage(data, 3),
-    "a bit of the key": lambda data: damage(data, 20),
-    "a bit of the length": lambda data: damage(data, 40),
-    "a bit of the checksum": lambda data: damage(data, 45),
-    "the last byte missing": lambda data: data[:-1],
-    "an empty file": lambda data: b"",
-    "a byte too many": lambda data: data + b"x",
+CORRUPTIONS: dict[str, Callable[[bytes], bytes]] = {
+    "bit flip in the payload": lambda data: flip_bit(data, HEADER_BYTES + 777),
+    "bit flip in the last byte": lambda data: flip_bit(data, WHOLE - 1),
+    "bit flip in the magic": lambda data: flip_bit(data, 3),
+    "bit flip in the key": lambda data: flip_bit(data, 20),
+    "bit flip in the length": lambda data: flip_bit(data, 40),
+    "bit flip in the checksum": lambda data: flip_bit(data, 45),
+    "last byte missing": lambda data: data[:-1],
+    "empty file": lambda data: b"",
+    "extra byte": lambda data: data + b"x",
     "zeros": lambda data: bytes(len(data)),
 }
 
 
-@pytest.mark.parametrize("what", DAMAGES)
-def test_task_3_damage_is_noticed(tmp_path, what):
+@pytest.mark.parametrize("what", CORRUPTIONS)
+def test_task_3_corruption_is_detected(tmp_path, what):
     path = tmp_path / "page"
-    path.write_bytes(DAMAGES[what](page_header(KEY, PAYLOAD) + PAYLOAD))
+    path.write_bytes(CORRUPTIONS[what](page_header(KEY, PAYLOAD) + PAYLOAD))
     assert_is_corrupt(path, what)
 
 
-def test_task_3_another_page_under_this_name_is_noticed(tmp_path):
-    """A file copied to another page's name has a correct checksum."""
+def test_task_3_renamed_page_is_detected(tmp_path):
+    """A file copied to another page's name has a valid checksum."""
     other = bytes(reversed(KEY))
     (tmp_path / "page").write_bytes(page_header(other, PAYLOAD) + PAYLOAD)
     assert_is_corrupt(tmp_path / "page", "another page's file")
 
 
 class KilledError(BaseException):
-    """The process ends: no handler of errors runs."""
+    """Simulated kill: no exception handler runs."""
 
 
-class Machine:
-    """Kills the process before its nth change of the disk; then the power fails.
+class CrashingDisk:
+    """Kills the process before its nth disk operation, then loses power.
 
-    Changes are `os.fsync`, `os.replace`, `os.rename` and an addition to the index. A file that was
-    not synced loses its contents.
+    Operations are `os.fsync`, `os.replace`, `os.rename` and additions to the index. Files that were
+    not synced lose their contents.
 
     Attributes:
-        log: the changes, in order.
+        log: the operations, in order.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, survives: int):
@@ -223,7 +225,7 @@ class Machine:
         return call
 
     def lose_power(self) -> None:
-        """Empties files that were not synced."""
+        """Truncates files that were not synced."""
         for folder in ("pages", "writing"):
             for path in (self._directory / folder).rglob("*"):
                 if path.is_file() and path.stat().st_ino not in self._synced:
@@ -237,17 +239,17 @@ def open_store(directory: Path) -> PageStore:
     return PageStore(directory, 10**6, b"model")
 
 
-def assert_index_is_true(directory: Path, where: str) -> int:
-    """Checks that each indexed page is on disk, whole; returns their number."""
+def assert_index_is_consistent(directory: Path, where: str) -> int:
+    """Asserts that all indexed pages are intact on disk; returns their number."""
     store = open_store(directory)
     present = [page for page in PAGES if page.key in store]
     for page in present:
         try:
             payload = store.read(page.key, len(page.payload))
         except FileNotFoundError:
-            pytest.fail(f"{where}: page {page.depth} is in the index; expected its file, got none")
+            pytest.fail(f"{where}: expected a file of indexed page {page.depth}, got none")
         except CorruptPageError as error:
-            pytest.fail(f"{where}: page {page.depth} is indexed; expected it whole, got: {error}")
+            pytest.fail(f"{where}: expected indexed page {page.depth} to be intact, got: {error}")
         assert payload == page.payload, f"{where}: expected the payload of page {page.depth}"
     store.close()
     return len(present)
@@ -258,38 +260,40 @@ def test_task_4_pages_are_stored(tmp_path):
     size = store.write(PAGES)
     assert size == store.num_bytes > 9000, f"expected all three pages, got {store.num_bytes} bytes"
     left = [path.name for path in (tmp_path / "writing").iterdir()]
-    assert not left, f"expected no file in writing/ afterwards, got {left}"
-    assert assert_index_is_true(tmp_path, "after a write") == 3, "expected three indexed pages"
+    assert not left, f"expected no files left in writing/, got {left}"
+    assert assert_index_is_consistent(tmp_path, "after a write") == 3, (
+        "expected three indexed pages"
+    )
 
 
-def test_task_4_killed_at_any_moment(tmp_path, monkeypatch):
-    """Indexed pages are whole, and the next process can write what is missing."""
+def test_task_4_crash_at_any_operation(tmp_path, monkeypatch):
+    """Indexed pages are intact, and the next process can write the missing ones."""
     for survives in range(100):
         directory = tmp_path / str(survives)
         with monkeypatch.context() as patch:
-            machine = Machine(patch, directory, survives)
+            disk = CrashingDisk(patch, directory, survives)
             store, was_killed = open_store(directory), False
             try:
                 store.write(PAGES)
             except KilledError:
                 was_killed = True
-            machine.lose_power()
+            disk.lose_power()
             store.close()
-        where = f"killed after {', '.join(machine.log) or 'no change'}"
-        assert_index_is_true(directory, where)
+        where = f"killed after {', '.join(disk.log) or 'no operation'}"
+        assert_index_is_consistent(directory, where)
         store = open_store(directory)
         try:
             store.write(PAGES)
         except OSError as error:
             pytest.fail(f"{where}: expected the next process to write the pages, got {error!r}")
         store.close()
-        assert assert_index_is_true(directory, f"{where}, then written again") == 3
+        assert assert_index_is_consistent(directory, f"{where}, then rewritten") == 3
         if not was_killed:
             break
-    assert machine.log.count("fsync") == 3, f"expected each file to be synced, got {machine.log}"
+    assert disk.log.count("fsync") == 3, f"expected an fsync per file, got {disk.log}"
 
 
-def test_task_4_readers_never_see_a_file_that_is_being_written(tmp_path, monkeypatch):
+def test_task_4_readers_never_see_partial_files(tmp_path, monkeypatch):
     store, seen = open_store(tmp_path), []
 
     def write(path: Path, key: bytes, payload: bytes) -> None:
@@ -298,10 +302,12 @@ def test_task_4_readers_never_see_a_file_that_is_being_written(tmp_path, monkeyp
 
     monkeypatch.setattr(store_module, "write_page_file", write)
     store.write(PAGES)
-    assert seen == [False] * 3, f"expected no file under a page's name yet, got {seen}"
+    assert seen == [False] * 3, (
+        f"expected no file under the page's name during the write, got {seen}"
+    )
 
 
-def test_task_4_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_task_4_full_disk_leaves_no_files_behind(tmp_path, monkeypatch):
     def write(path: Path, key: bytes, payload: bytes) -> None:
         if key == PAGES[1].key:
             path.write_bytes(b"half")
@@ -315,14 +321,16 @@ def test_task_4_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
         store.write(PAGES)
     except OSError as raised:
         error = raised
-    assert error is not None, "expected the disk's OSError to reach the caller, got none"
+    assert error is not None, "expected OSError to reach the caller, got none"
     left = [path.name[-6:] for path in (tmp_path / "writing").iterdir()]
     assert not left, f"expected the temporary files to be deleted, got {left}"
-    assert assert_index_is_true(tmp_path, "after a full disk") == 0, "expected no page in the index"
+    assert assert_index_is_consistent(tmp_path, "after a full disk") == 0, (
+        "expected no indexed pages"
+    )
 
 
-def test_task_4_a_restart_remembers(tmp_path, demo):
-    """The second engine's first answer begins with pages of the first one."""
+def test_task_4_cache_survives_a_restart(tmp_path, demo):
+    """The second engine's first request hits pages of the first engine."""
     open_store(tmp_path / "one page").write(PAGES[:1])
     with engine(tmp_path, demo) as llm:
         first = generate_one(llm)
@@ -334,5 +342,5 @@ def test_task_4_a_restart_remembers(tmp_path, demo):
     assert read == pages * 32, f"expected {pages} pages of 32 tokens from disk, got {read} tokens"
     assert second.num_cached_tokens == read, f"expected {read}, got {second.num_cached_tokens}"
     assert second.token_ids == first.token_ids, (
-        f"expected the answer of the first engine {first.token_ids}, got {second.token_ids}"
+        f"expected the first engine's output {first.token_ids}, got {second.token_ids}"
     )

@@ -1,4 +1,4 @@
-"""Threaded ranks: MLX's collectives without processes.
+"""Ranks as threads: MLX's collectives without processes.
 
 One rank computes at a time. An exchange blocks until all ranks have sent, so the results equal
 those of a ring of processes.
@@ -30,7 +30,7 @@ class Ranks:
     def __post_init__(self) -> None:
         self._sent: list[Any] = [None] * self.size
         self._barrier = Barrier(self.size, timeout=SECONDS)
-        self._turn = Lock()  # held by the computing rank
+        self._turn = Lock()  # held by the rank that computes
 
     def exchange(self, rank: int, array: mx.array) -> list[mx.array]:
         """Sends a rank's array and returns the arrays of all ranks."""
@@ -38,9 +38,9 @@ class Ranks:
         self._sent[rank] = array
         self._wait()
         received = list(self._sent)
-        self._wait()  # until all ranks have read
+        self._wait()  # wait until all ranks have read
         shapes = {each.shape for each in received}
-        assert len(shapes) == 1, f"expected all ranks to send one shape, got {sorted(shapes)}"
+        assert len(shapes) == 1, f"expected equal shapes on all ranks, got {sorted(shapes)}"
         return received
 
     def run(self, of_rank: Callable[["Rank"], Any]) -> list[Any]:
@@ -67,7 +67,7 @@ class Ranks:
         for thread in threads:
             thread.join()
         if errors:
-            raise errors[0]  # later ones are BrokenBarrierError
+            raise errors[0]  # the first exception; later ones are BrokenBarrierError
         return results
 
     def _wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of Week 7's tests: expected errors, and well-formed conversations."""
+"""Assertions of Week 7's tests: expected errors and well-formed conversations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from tiny_llm.agent import Message, ToolError, assistant
 
 
 def error_of(function: Callable[..., Any], *arguments: Any) -> str:
-    """Message of the `ToolError` that a call must raise."""
+    """Message of the `ToolError` that a function must raise."""
     try:
         value = function(*arguments)
     except ToolError as error:
@@ -22,7 +22,7 @@ def error_of(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def assert_messages(actual: Sequence[Message], expected: Sequence[Message], what: str) -> None:
-    """Compares conversations; names the first message that differs."""
+    """Asserts equal conversations; reports the first different message."""
     for index, (one, other) in enumerate(zip(actual, expected, strict=False)):
         assert one == other, f"{what}: expected messages[{index}] to be {other}, got {one}"
     count = f"{what}: expected {len(expected)} messages, got {len(actual)}"
@@ -30,7 +30,7 @@ def assert_messages(actual: Sequence[Message], expected: Sequence[Message], what
 
 
 def assert_complete(messages: Sequence[Message]) -> None:
-    """Checks that each call is followed by its result, and each result preceded by its call."""
+    """Asserts that calls and their results are paired and in order."""
     ids: list[str] = []
     for index, message in enumerate(messages):
         if message["role"] == "tool":
@@ -45,7 +45,7 @@ def assert_complete(messages: Sequence[Message]) -> None:
 
 
 def conversation(results: Sequence[int], calls: int = 1) -> list[Message]:
-    """A task and turns of one or several calls, with results of the given lengths."""
+    """A task followed by turns of `calls` calls with results of the given lengths."""
     messages: list[Message] = [
         {"role": "system", "content": "You read files."},
         {"role": "user", "content": "Which file has the error?"},

@@ -1,4 +1,4 @@
-"""Week 7, day 1, optional: validated calls, and the loop around the model."""
+"""Week 7, day 1, optional: validated tool calls and the agent loop."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,7 @@ TOOLS = [
     READ,
     failing("wrong", ToolError("the text does not occur")),
     failing("missing", FileNotFoundError(2, "No such file", "a.txt")),
-    failing("broken", KeyError("a mistake in our code")),
+    failing("broken", KeyError("internal error")),
 ]
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
@@ -55,20 +55,20 @@ def test_task_1_valid_arguments(text, expected):
     assert actual == expected, f"expected {expected}, got {actual}"
 
 
-def test_task_1_no_text_means_no_arguments():
+def test_task_1_empty_text_means_no_arguments():
     actual = parse_arguments(BY_NAME["wrong"], "")
     assert actual == {}, f"expected an empty object, got {actual}"
 
 
 @pytest.mark.parametrize("text", ['{"path": "a.txt"', "path=a.txt", "{'path': 1}", "[" * 200_000])
-def test_task_1_text_that_is_not_json(text):
+def test_task_1_invalid_json(text):
     message = error_of(parse_arguments, READ, text)
     assert "read" in message, f"expected the tool's name in the message, got: {message}"
     assert "JSON" in message, f"expected 'not JSON' in the message, got: {message}"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("{}", "$: 'path' is a required property"),
         ('{"path": 3}', "$.path: 3 is not of type 'string'"),
@@ -77,9 +77,9 @@ def test_task_1_text_that_is_not_json(text):
         ('["a.txt"]', "$: ['a.txt'] is not of type 'object'"),
     ],
 )
-def test_task_1_violations_say_where_and_what(text, told):
+def test_task_1_violations_have_path_and_reason(text, expected):
     message = error_of(parse_arguments, READ, text)
-    assert told in message, f"expected '{told}' in the message, got: {message}"
+    assert expected in message, f"expected '{expected}' in the message, got: {message}"
     assert "read" in message, f"expected the tool's name in the message, got: {message}"
 
 
@@ -96,7 +96,7 @@ def test_task_2_result():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "expected"),
     [
         ("reed", {"path": "a.txt"}, ["reed", "read, wrong, missing, broken"]),
         ("read", '{"path', ["read", "JSON"]),
@@ -106,7 +106,7 @@ def test_task_2_result():
     ],
     ids=["unknown tool", "not JSON", "invalid", "tool error", "operating system error"],
 )
-def test_task_2_mistakes_of_the_model_are_results(name, arguments, told):
+def test_task_2_model_errors_are_results(name, arguments, expected):
     try:
         actual = run_call(call(name, arguments), BY_NAME)
     except NotImplementedError:  # an unwritten task
@@ -116,12 +116,12 @@ def test_task_2_mistakes_of_the_model_are_results(name, arguments, told):
     content = actual["content"]
     assert content.startswith("error: "), f"expected 'error: …', got {content!r}"
     assert actual == {"role": "tool", "tool_call_id": "call_7_0", "content": content}
-    for text in told:
+    for text in expected:
         assert text in content, f"expected '{text}' in the result, got {content!r}"
 
 
-def test_task_2_our_mistakes_are_not_results():
-    with pytest.raises(KeyError, match="a mistake in our code"):
+def test_task_2_internal_errors_are_not_results():
+    with pytest.raises(KeyError, match="internal error"):
         run_call(call("broken", {}), BY_NAME)
 
 
@@ -129,7 +129,7 @@ def test_task_2_invalid_calls_do_not_run():
     ran: list[str] = []
     tool = Tool("run", "", READ.parameters, lambda **arguments: str(ran.append("run")))
     run_call(call("run", {"path": 3}), {"run": tool})
-    assert ran == [], "expected an invalid call not to run the function, got a run"
+    assert ran == [], "expected an invalid call not to run the function"
 
 
 def agent_of(script: Any, **options: Any) -> tuple[Agent, ScriptedModel]:
@@ -150,8 +150,8 @@ def test_task_3_calls_and_their_results():
     agent.step(transcript)
     results = [run_call(each, BY_NAME) for each in message["tool_calls"]]
     expected = [*START, message, *results]
-    assert_messages(transcript.messages, expected, "a message and its three results")
-    assert_messages(transcript.context, expected, "the context")
+    assert_messages(transcript.messages, expected, "message and three results")
+    assert_messages(transcript.context, expected, "context")
     state = transcript.steps, transcript.stop_reason
     assert state == (1, None), f"expected one step and no stop reason, got {state}"
 
@@ -165,7 +165,7 @@ def test_task_3_message_without_calls_is_the_answer(calls):
         agent.step(transcript)
     except (LookupError, TypeError) as error:
         pytest.fail(f"expected {message} to be an answer, got {type(error).__name__}: {error}")
-    assert_messages(transcript.messages, [*START, message], "an answer")
+    assert_messages(transcript.messages, [*START, message], "answer")
     state = transcript.steps, transcript.stop_reason, transcript.answer
     expected = (1, "answer", "In b.txt.")
     assert state == expected, f"expected steps, stop reason and answer {expected}, got {state}"
@@ -190,9 +190,9 @@ def test_task_3_request_to_the_model():
     assert seeds == [5, 6], f"expected the seeds 5 and 6, got {seeds}"
     names = [tool["function"]["name"] for tool in definitions[0]]
     assert names == list(BY_NAME), f"expected the definitions of all tools, got {names}"
-    assert_messages(model.prompts[1], transcript.messages[1:3], "the compacted context")
+    assert_messages(model.prompts[1], transcript.messages[1:3], "compacted context")
     assert len(transcript.messages) == 4, (
-        f"expected 4 messages in the record, got {len(transcript.messages)}"
+        f"expected 4 messages in the transcript, got {len(transcript.messages)}"
     )
 
 
@@ -226,7 +226,7 @@ def test_task_4_step_limit(limit, reason):
     agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=limit)
     transcript = agent.run("Read a.txt and b.txt.")
     count = len(model.prompts)
-    assert count == min(limit, 3), f"expected {min(limit, 3)} requests to the model, got {count}"
+    assert count == min(limit, 3), f"expected {min(limit, 3)} model requests, got {count}"
     assert transcript.stop_reason == reason, f"expected {reason}, got {transcript.stop_reason}"
     assert_complete(transcript.messages)
 
@@ -237,7 +237,7 @@ def test_task_4_limit_counts_earlier_steps():
     agent.step(transcript)
     agent.resume(transcript)
     count = len(model.prompts)
-    assert count == 2, f"expected one more step after the first of two, got {count} in total"
+    assert count == 2, f"expected 2 steps in total, got {count}"
 
 
 def test_task_4_forks_and_finished_runs():
@@ -247,11 +247,11 @@ def test_task_4_forks_and_finished_runs():
     start = agent.start("Read a.txt and b.txt.")
     agent.step(start)
     answers = [agent.resume(start.fork(), seed).answer for seed in (3, 4)]
-    assert answers == ["3", "4"], f"expected one answer for each seed, got {answers}"
-    assert start.stop_reason is None, "expected the original of the forks not to go on"
+    assert answers == ["3", "4"], f"expected one answer per seed, got {answers}"
+    assert start.stop_reason is None, "expected the forked transcript to be unchanged"
     finished = agent.resume(start)
     requests = len(model.prompts)
-    assert agent.resume(finished) is finished, "expected the transcript itself"
+    assert agent.resume(finished) is finished, "expected the same transcript object"
     count = len(model.prompts) - requests
     assert count == 0, f"expected no request for a finished run, got {count}"
 

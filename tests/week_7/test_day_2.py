@@ -1,4 +1,4 @@
-"""Week 7, day 2, optional: a workspace that nothing leaves, edits, and bounded output."""
+"""Week 7, day 2, optional: sandboxed workspace, edits and bounded output."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from tiny_llm.agent.workspace import MIN_OUTPUT, cut_note, replace_once, truncat
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Folder `files`, a secret beside it, and links in, out and in a circle."""
+    """Folder `files` next to a secret, with symlinks inside, outside and in a cycle."""
     root = tmp_path / "files"
     (root / "src").mkdir(parents=True)
     (root / "src" / "a.txt").write_text("one\ntwo\n")
@@ -41,7 +41,7 @@ def workspace(tmp_path: Path) -> Workspace:
 )
 def test_task_1_paths_inside(workspace, path, expected):
     actual = workspace.resolve(path)
-    assert actual == workspace.root / expected, f"expected {expected} in the root, got {actual}"
+    assert actual == workspace.root / expected, f"expected {expected} under the root, got {actual}"
 
 
 def test_task_1_absolute_path_inside(workspace):
@@ -82,7 +82,7 @@ def test_task_1_tools_of_a_workspace_stay_inside(workspace):
         ("read_file", {"path": "a\0b"}),
     ]:
         content = result(name, **arguments)
-        assert content.startswith("error: "), f"expected an error of {arguments}, got {content!r}"
+        assert content.startswith("error: "), f"expected an error for {arguments}, got {content!r}"
 
 
 def json_of(arguments: dict[str, Any]) -> str:
@@ -113,18 +113,20 @@ def test_task_2_only_occurrence(text, old, new, expected):
 def test_task_2_several_occurrences(text, old):
     message = error_of(replace_once, text, old, "new")
     never = error_of(replace_once, text, "no such text", "new")
-    assert message != never, f"expected other words than for no occurrence, got: {message}"
+    assert message != never, (
+        f"expected a different message from that for no occurrence, got: {message}"
+    )
 
 
 def test_task_2_no_occurrence():
     for text in ("", "One", "o\nne"):
         message = error_of(replace_once, text, "one", "two")
-        assert len(message) > 20, f"expected what is wrong and what to do, got: {message}"
+        assert len(message) > 20, f"expected the problem and a remedy, got: {message}"
 
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Records `fsync` (bytes in the file) and `replace` (both paths, and the target's content)."""
+    """Records `fsync` (file size) and `replace` (both paths and the target's content)."""
     events: list[tuple[str, Any]] = []
     fsync, replace = os.fsync, os.replace
 
@@ -145,7 +147,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("old", [None, b"old content", b""], ids=["new file", "old file", "empty"])
-def test_task_3_replaced_in_one_step(tmp_path, events, old):
+def test_task_3_file_is_replaced_atomically(tmp_path, events, old):
     path = tmp_path / "a.txt"
     if old is not None:
         path.write_bytes(old)
@@ -155,11 +157,15 @@ def test_task_3_replaced_in_one_step(tmp_path, events, old):
     assert [path] == list(tmp_path.iterdir()), f"expected one file, got {list(tmp_path.iterdir())}"
     kinds = [kind for kind, _ in events]
     assert kinds == ["fsync", "replace"], f"expected fsync, then replace, got {kinds}"
-    assert events[0][1] == 13, f"expected all 13 bytes to be written at fsync, got {events[0][1]}"
+    assert events[0][1] == 13, (
+        f"expected all 13 bytes to be written before fsync, got {events[0][1]}"
+    )
     source, target, before = events[1][1]
-    assert source.parent == path.parent, f"expected a file in the same folder, got {source}"
+    assert source.parent == path.parent, (
+        f"expected a temporary file in the same folder, got {source}"
+    )
     assert (target, before) == (path, old), (
-        f"expected the old content {old!r} until the replacement, got {before!r}"
+        f"expected the old content {old!r} until the replace, got {before!r}"
     )
 
 
@@ -211,13 +217,13 @@ def test_task_4_head_note_and_tail(more, limit):
     cut = length - len(head) - len(tail)
     expected = cut_note(cut, length).strip("\n")
     assert f"[… {note} …]" == expected, f"expected the note {expected}, got [… {note} …]"
-    assert text.startswith(head), f"expected the text's beginning, got {head!r}"
-    assert text.endswith(tail), f"expected the text's end, got {tail!r}"
+    assert text.startswith(head), f"expected the start of the text, got {head!r}"
+    assert text.endswith(tail), f"expected the end of the text, got {tail!r}"
     difference = abs(len(head) - len(tail))
     assert difference <= 1, f"expected equal halves, got {len(head)} and {len(tail)} characters"
 
 
-def test_task_4_results_of_a_workspace(tmp_path):
+def test_task_4_workspace_results_are_truncated(tmp_path):
     (tmp_path / "log.txt").write_text("start\n" + "…\n" * 1000 + "error: disk full\n")
     text = Workspace(tmp_path, 200).read_file("log.txt")
     assert text.startswith("start"), f"expected the log's first line, got {text!r}"

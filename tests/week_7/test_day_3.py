@@ -1,4 +1,4 @@
-"""Week 7, day 3, optional: compaction in rare, large steps."""
+"""Week 7, day 3, optional: context compaction in rare, large steps."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ HEAD = 2  # messages before the first turn of `conversation`
         (0, 1, 1, []),
     ],
 )
-def test_task_1_results_before_the_last_turns(turns, calls, keep, expected):
+def test_task_1_tool_results_before_the_last_turns(turns, calls, keep, expected):
     actual = old_results(conversation([30] * turns, calls), keep)
     assert actual == expected, (
         f"{turns} turns with {calls} results, the last {keep} kept: expected {expected}, got "
@@ -45,13 +45,13 @@ def test_task_1_turn_without_calls_counts():
 @pytest.mark.parametrize("turns", [0, 1, 5])
 def test_task_2_nothing_to_drop(turns):
     messages = conversation([100] * turns)
-    assert_messages(drop_turns(messages, size(messages), 2), messages, "a short conversation")
+    assert_messages(drop_turns(messages, size(messages), 2), messages, "short conversation")
 
 
 @pytest.mark.parametrize("turns", [1, 2])
 def test_task_2_last_turns_are_kept_at_any_length(turns):
     messages = conversation([100] * turns)
-    assert_messages(drop_turns(messages, 10, 2), messages, "nothing but the last turns")
+    assert_messages(drop_turns(messages, 10, 2), messages, "only the last turns")
 
 
 @pytest.mark.parametrize("calls", [1, 3])
@@ -68,7 +68,7 @@ def test_task_2_as_few_turns_as_possible(calls, dropped):
 def test_task_2_kept_turns_above_the_target():
     messages = conversation([200] * 8)
     actual = drop_turns(messages, 10, 3)
-    assert_messages(actual[-6:], messages[-6:], "the last three turns")
+    assert_messages(actual[-6:], messages[-6:], "last three turns")
     count = len(actual)
     assert count == HEAD + 1 + 6, f"expected head, note and three turns, got {count} messages"
 
@@ -79,15 +79,15 @@ def test_task_2_one_note_after_several_compactions():
     twice = drop_turns(once, size(once) - 400, 2)
     notes = [message for message in twice if message["content"] == NOTE]
     assert len(notes) == 1, f"expected one note, got {len(notes)}"
-    assert_messages(twice[: HEAD + 1], once[: HEAD + 1], "the head after a second compaction")
+    assert_messages(twice[: HEAD + 1], once[: HEAD + 1], "head after a second compaction")
     assert_complete(twice)
 
 
-def test_task_2_the_callers_list_is_not_changed():
+def test_task_2_argument_is_not_modified():
     messages: list[Any] = conversation([200] * 8)
     before = copy.deepcopy(messages)
     drop_turns(messages, 10, 1)
-    assert_messages(messages, before, "the caller's messages")
+    assert_messages(messages, before, "caller's messages")
 
 
 def contents(messages: Sequence[Message]) -> list[int]:
@@ -98,7 +98,7 @@ def contents(messages: Sequence[Message]) -> list[int]:
 def test_task_3_unchanged_up_to_the_limit():
     messages = conversation([500] * 6)
     actual = Compaction(limit=size(messages), target=100)(messages)
-    assert_messages(actual, messages, "a conversation of exactly the limit")
+    assert_messages(actual, messages, "conversation of exactly the limit")
 
 
 def test_task_3_oldest_results_are_shortened_to_the_target():
@@ -110,12 +110,12 @@ def test_task_3_oldest_results_are_shortened_to_the_target():
     assert lengths[3:] == [600] * 3, f"expected the last three results unchanged, got {lengths}"
     assert max(lengths[:3]) <= 100, f"expected the first three shortened to 100, got {lengths}"
     others = [index for index in range(len(messages)) if index not in (3, 5, 7)]
-    assert_messages([actual[i] for i in others], [before[i] for i in others], "the others")
-    assert_messages(messages, before, "the caller's messages")
+    assert_messages([actual[i] for i in others], [before[i] for i in others], "other messages")
+    assert_messages(messages, before, "caller's messages")
     assert_complete(actual)
 
 
-def test_task_3_recent_turns_stay():
+def test_task_3_recent_turns_are_kept():
     messages = conversation([600] * 4)
     actual = Compaction(limit=1000, target=200, keep_turns=3)(messages)
     lengths = contents(actual)[-3:]
@@ -123,17 +123,17 @@ def test_task_3_recent_turns_stay():
     assert_complete(actual)
 
 
-def test_task_3_turns_are_dropped_if_short_results_are_too_long():
+def test_task_3_turns_are_dropped_if_shortening_is_not_enough():
     messages = conversation([300] * 20)
     target = 2500
     actual = Compaction(limit=4000, target=target)(messages)
     assert size(actual) <= target, f"expected at most {target} characters, got {size(actual)}"
-    assert_messages(actual[:HEAD], messages[:HEAD], "the head")
+    assert_messages(actual[:HEAD], messages[:HEAD], "head")
     assert_complete(actual)
 
 
 def test_task_3_rare_steps_keep_the_prefix():
-    """A run of 60 turns: how much of each prompt is a prefix of the one before?"""
+    """Prefix shared with the previous prompt, over a run of 60 turns."""
     compaction = Compaction(limit=9000, target=4500)
     turns = conversation([400] * 60)
     context, last, reused, total, changes = turns[:HEAD], "", 0, 0, 0
@@ -144,12 +144,14 @@ def test_task_3_rare_steps_keep_the_prefix():
         changes += common < len(last)
         reused, total, last = reused + common, total + len(prompt), prompt
         context += turns[start : start + 2]
-    assert changes <= 8, f"expected at most 8 of 60 prompts to change the one before, got {changes}"
+    assert changes <= 8, (
+        f"expected at most 8 of 60 prompts not to extend the previous one, got {changes}"
+    )
     rate = reused / total
-    assert rate >= 0.8, f"expected at least 80 % of the characters to be reused, got {rate:.0%}"
+    assert rate >= 0.8, f"expected at least 80% of the characters to be reused, got {rate:.0%}"
 
 
 def common_prefix(one: str, other: str) -> int:
-    """Number of equal characters at the beginning."""
+    """Length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

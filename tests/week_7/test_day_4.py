@@ -1,4 +1,4 @@
-"""Week 7, day 4, optional: branches of a run: fork, select, vote, shared pages."""
+"""Week 7, day 4, optional: forking runs, selection, voting and shared pages."""
 
 from pathlib import Path
 from typing import Any
@@ -12,27 +12,27 @@ from tiny_llm.engine.execution.sampler import completion_seed
 NO_ARGUMENTS: dict[str, Any] = {"properties": {}, "required": []}
 
 
-def a_run(folder: Path) -> tuple[Transcript, Path]:
-    """A run with one step behind it, and its workspace with two files."""
+def start_run(folder: Path) -> tuple[Transcript, Path]:
+    """A run after its first step, and its workspace with two files."""
     workspace = folder / "run"
     (workspace / "notes").mkdir(parents=True)
     (workspace / "total.txt").write_text("7")
     (workspace / "notes" / "a.txt").write_text("old")
-    agent = Agent(ScriptedModel([assistant("", ("look", {}))]), [look()])
+    agent = Agent(ScriptedModel([assistant("", ("look", {}))]), [look_tool()])
     transcript = agent.start("Add 5 to the total.")
     agent.step(transcript)
     return transcript, workspace
 
 
-def look() -> Tool:
-    """A tool without effect."""
+def look_tool() -> Tool:
+    """A tool without side effects."""
     return Tool("look", "Looks.", NO_ARGUMENTS, lambda: "7")
 
 
 def branch_with(
     folder: Path, text: str | None = None, steps: int = 2, answer: str | None = "Done."
 ) -> Branch:
-    """A finished branch whose file total.txt has a text; at its step limit without an answer."""
+    """A finished branch with `text` in total.txt; without an answer, it hit the step limit."""
     workspace = folder / f"workspace_{len(list(folder.iterdir()))}"
     workspace.mkdir()
     if text is not None:
@@ -43,7 +43,7 @@ def branch_with(
 
 
 def total_is_12(workspace: Path) -> bool:
-    """The check of these tests."""
+    """Passes if total.txt contains 12."""
     return int((workspace / "total.txt").read_text()) == 12
 
 
@@ -52,8 +52,8 @@ def assert_chosen(branches: list[Branch], chosen: Branch | None, expected: int |
     assert number == expected, f"expected branch {expected}, got {number}"
 
 
-def test_task_1_branches_begin_with_the_run(tmp_path):
-    transcript, workspace = a_run(tmp_path)
+def test_task_1_branches_start_from_the_run(tmp_path):
+    transcript, workspace = start_run(tmp_path)
     branches = fork(transcript, workspace, 3, tmp_path)
     assert len(branches) == 3, f"expected 3 branches, got {len(branches)}"
     for number, branch in enumerate(branches):
@@ -64,8 +64,8 @@ def test_task_1_branches_begin_with_the_run(tmp_path):
         assert files == {"total.txt": "7", "a.txt": "old"}, f"expected the run's files, got {files}"
 
 
-def test_task_1_messages_of_a_branch_are_its_own(tmp_path):
-    transcript, workspace = a_run(tmp_path)
+def test_task_1_branches_have_separate_messages(tmp_path):
+    transcript, workspace = start_run(tmp_path)
     length = len(transcript.messages)
     first, second = fork(transcript, workspace, 2, tmp_path)
     first.transcript.append(assistant("12"))
@@ -74,8 +74,8 @@ def test_task_1_messages_of_a_branch_are_its_own(tmp_path):
     assert lengths == expected, f"run, branch 0, branch 1: expected {expected}, got {lengths}"
 
 
-def test_task_1_files_of_a_branch_are_its_own(tmp_path):
-    transcript, workspace = a_run(tmp_path)
+def test_task_1_branches_have_separate_files(tmp_path):
+    transcript, workspace = start_run(tmp_path)
     first, second = fork(transcript, workspace, 2, tmp_path)
     (first.workspace / "notes" / "a.txt").write_text("new")
     folders = (workspace, first.workspace, second.workspace)
@@ -84,7 +84,7 @@ def test_task_1_files_of_a_branch_are_its_own(tmp_path):
 
 
 def test_task_1_seeds(tmp_path):
-    transcript, workspace = a_run(tmp_path)
+    transcript, workspace = start_run(tmp_path)
     seeds = []
     for seed in (0, 1):
         (tmp_path / str(seed)).mkdir()
@@ -92,12 +92,12 @@ def test_task_1_seeds(tmp_path):
         seeds += [branch.seed for branch in branches]
     assert len(set(seeds)) == 8, f"expected 8 seeds of 2 × 4 branches, got {len(set(seeds))}"
     expected = [completion_seed(seed, number) for seed in (0, 1) for number in range(4)]
-    assert seeds == expected, f"expected those of `completion_seed`, got {seeds}"
+    assert seeds == expected, f"expected the seeds of `completion_seed`, got {seeds}"
 
 
 def test_task_1_branches_run_independently(tmp_path):
-    """The model's message depends on the seed; each branch writes to its own file."""
-    transcript, workspace = a_run(tmp_path)
+    """The model's message depends on the seed; each branch writes to its workspace."""
+    transcript, workspace = start_run(tmp_path)
 
     def make_agent(folder: Path) -> Agent:
         def add() -> str:
@@ -110,7 +110,7 @@ def test_task_1_branches_run_independently(tmp_path):
                 return assistant(None, ("add", {}))
             return assistant(f"{messages[-1]['content']}, says {seed}.")
 
-        return Agent(ScriptedModel(script), [look(), Tool("add", "Adds.", NO_ARGUMENTS, add)])
+        return Agent(ScriptedModel(script), [look_tool(), Tool("add", "Adds.", NO_ARGUMENTS, add)])
 
     branches = fork(transcript, workspace, 2, tmp_path)
     for branch in branches:
@@ -135,8 +135,8 @@ def test_task_2_check_of_files(tmp_path, text, expected):
     assert actual is expected, f"total.txt has {text!r}: expected {expected}, got {actual}"
 
 
-def test_task_2_mistake_in_the_check_is_raised(tmp_path):
-    """Otherwise a misspelled check would fail every branch, unnoticed."""
+def test_task_2_bug_in_the_check_is_raised(tmp_path):
+    """Otherwise a typo in the check would silently fail every branch."""
     with pytest.raises(NameError):
         passes(lambda workspace: workspase.exists(), tmp_path)  # type: ignore[name-defined]  # noqa: F821
 
@@ -150,17 +150,17 @@ def test_task_2_mistake_in_the_check_is_raised(tmp_path):
         (["7", None, "x"], [1, 2, 3], None),
         ([], [], None),
     ],
-    ids=["one passes", "fewest steps", "first of equal ones", "none", "no branches"],
+    ids=["one passes", "fewest steps", "first of equals", "none", "no branches"],
 )
 def test_task_2_selection(tmp_path, texts, steps, expected):
     branches = [branch_with(tmp_path, *pair) for pair in zip(texts, steps, strict=True)]
     assert_chosen(branches, select(branches, total_is_12), expected)
 
 
-def test_task_2_files_decide_not_words(tmp_path):
+def test_task_2_files_decide_not_answers(tmp_path):
     branches = [
         branch_with(tmp_path, "7", 1, "The total is now 12."),
-        branch_with(tmp_path, "12", 9, None),  # at its step limit
+        branch_with(tmp_path, "12", 9, None),  # hit the step limit
     ]
     assert_chosen(branches, select(branches, total_is_12), 1)
 
@@ -204,14 +204,14 @@ def test_task_3_vote(tmp_path, answers, expected):
         ([[0], []], (1, 0, 0)),
         ([], (0, 0, 0)),
     ],
-    ids=["two", "three", "equal", "nothing shared", "one branch", "an empty one", "none"],
+    ids=["two", "three", "equal", "nothing shared", "one branch", "one empty branch", "none"],
 )
 def test_task_4_page_counts(pages, expected):
     counts = tuple(count_pages(pages))
     assert counts == expected, f"stored, shared, saved: expected {expected}, got {counts}"
 
 
-def test_task_4_counts_have_names():
+def test_task_4_count_fields():
     counts = count_pages([[0, 1, 2], [0, 1, 3], [0, 4, 5]])
     assert counts.stored == 6, f"expected 6 pages, got {counts.stored}"
     assert counts.shared == 2, f"expected pages 0 and 1 to be shared, got {counts.shared}"

@@ -1,4 +1,4 @@
-"""Week 7, day 5, optional: evaluation by outcomes, with seeds and an interval."""
+"""Week 7, day 5, optional: evaluation by outcome, with seeds and intervals."""
 
 import math
 import random
@@ -25,7 +25,7 @@ WRITE = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 
 def total_is_12(workspace: Path) -> bool:
-    """The check of these tests."""
+    """Passes if total.txt contains 12."""
     return (workspace / "total.txt").read_text() == "12"
 
 
@@ -33,7 +33,7 @@ TASK = EvalTask("add", "Add 5 to the total.", total_is_12, {"total.txt": "7"})
 
 
 def writing(script: Callable[[Any, int], Any], max_steps: int = 3) -> Callable[[Path], Agent]:
-    """Agents with a tool that writes total.txt."""
+    """Agent factory with a tool that writes total.txt."""
 
     def make_agent(workspace: Path) -> Agent:
         def write(text: str) -> str:
@@ -47,7 +47,7 @@ def writing(script: Callable[[Any, int], Any], max_steps: int = 3) -> Callable[[
 
 
 def writes(text: str, answer: str) -> Callable[[Any, int], Any]:
-    """A model that writes a text and gives an answer."""
+    """Model script that writes a text, then answers."""
 
     def script(messages: Any, seed: int) -> Any:
         if messages[-1]["role"] == "user":
@@ -63,7 +63,7 @@ def writes(text: str, answer: str) -> Callable[[Any, int], Any]:
     ids=["add 0", "add 1", "not ASCII"],
 )
 def test_task_1_known_seeds(task, number, expected):
-    """Numbers of another process: a seed that depends on this one differs."""
+    """Seeds from another process: they must not depend on the process."""
     seed = case_seed(task, number)
     assert seed == expected, f"seed of {task}/{number}: expected {expected}, got {seed}"
 
@@ -73,18 +73,18 @@ def test_task_1_seeds_of_cases_differ():
     assert len(seeds) == 60, f"expected 60 seeds, got {len(seeds)}"
 
 
-def test_task_2_right_file_passes():
+def test_task_2_correct_file_passes():
     result = run_case(TASK, 3, writing(writes("12", "I am not sure.")))
     expected = Result("add", 3, True, 2, "answer")
     assert result == expected, f"expected {expected}, got {result}"
 
 
-def test_task_2_files_decide_not_words():
+def test_task_2_files_decide_not_answers():
     result = run_case(TASK, 0, writing(writes("75", "The total is now 12.")))
     assert result.passed is False, f"expected a failure: the file has 75, got {result}"
 
 
-def test_task_2_model_gets_the_seed_of_the_case():
+def test_task_2_model_receives_the_case_seed():
     seeds = []
 
     def script(messages: Any, seed: int) -> Any:
@@ -142,9 +142,9 @@ def test_task_2_rejected_request_ends_the_run():
     assert result == expected, f"expected {expected}, got {result}"
 
 
-def test_task_2_mistake_in_the_code_is_raised():
+def test_task_2_internal_error_is_raised():
     def script(messages: Any, seed: int) -> Any:
-        raise ZeroDivisionError("a mistake in the harness")
+        raise ZeroDivisionError("internal error")
 
     with pytest.raises(ZeroDivisionError):
         run_case(TASK, 0, writing(script))
@@ -169,13 +169,13 @@ def test_task_3_known_intervals(passed, total, low, high):
 
 @pytest.mark.parametrize("z", [1.0, 1.96, 2.576])
 @pytest.mark.parametrize(("passed", "total"), [(3, 7), (18, 20), (1, 400)])
-def test_task_3_ends_are_z_deviations_away(passed, total, z):
+def test_task_3_bounds_are_z_deviations_away(passed, total, z):
     for p in wilson_interval(passed, total, z):
         away = abs(passed / total - p) / math.sqrt(p * (1 - p) / total)
         assert away == pytest.approx(z), f"{p:.4f}: expected {z} deviations, got {away:.4f}"
 
 
-def test_task_3_inside_0_and_1():
+def test_task_3_bounds_are_within_0_and_1():
     for total in range(1, 200):
         low, high = wilson_interval(0, total)[0], wilson_interval(total, total)[1]
         assert low >= 0, f"0 of {total}: expected at least 0, got {low}"
@@ -217,9 +217,11 @@ def test_task_4_report_does_not_depend_on_the_order():
 def test_task_4_digest_covers_every_field(change):
     changed = [replace(RESULTS[0], **change), *RESULTS[1:]]
     digest = report(changed).splitlines()[-1]
-    assert digest != report(RESULTS).splitlines()[-1], f"{change}: expected another {digest}"
+    assert digest != report(RESULTS).splitlines()[-1], (
+        f"{change}: expected a digest other than {digest}"
+    )
 
 
 def test_task_4_known_digest():
     digest = report(RESULTS).splitlines()[-1]
-    assert digest == DIGEST, f"expected '{DIGEST}', as in another process, got '{digest}'"
+    assert digest == DIGEST, f"expected '{DIGEST}', the digest of another process, got '{digest}'"

@@ -1,7 +1,7 @@
-"""`python -m tools.agent.branches`: branches of one run, and the pages that they share.
+"""`python -m tools.agent.branches`: forks a run and shows the shared pages.
 
-The demo model does a subtraction, with a temperature. One branch is selected by the file that it
-has written, another one by vote.
+The demo model solves a subtraction in several sampled branches. One branch is selected by checking
+its result file, another by majority vote.
 """
 
 import argparse
@@ -20,7 +20,7 @@ TASK = TASKS[-1]
 
 
 def show(number: int, branch: Branch) -> str:
-    """A line about a branch: its calls, its file, its answer."""
+    """One-line summary of a branch: tool calls, result file and answer."""
     calls = [
         f"{call['function']['name']}{call['function']['arguments']}"
         for message in branch.transcript.messages
@@ -33,7 +33,7 @@ def show(number: int, branch: Branch) -> str:
 
 
 def main(count: int, seed: int) -> None:
-    """Forks, runs, selects, and prints the page map."""
+    """Forks a run, runs and selects branches, and prints their pages."""
     llm = LLM("demo")
     model = LocalModel(llm, TEMPERATURE, max_tokens=64)
     make_agent = agents(model)
@@ -46,14 +46,14 @@ def main(count: int, seed: int) -> None:
         for number, branch in enumerate(branches):
             branch.run(make_agent)
             print(show(number, branch), flush=True)
-        for how, chosen in (("file", select(branches, TASK.check)), ("vote", vote(branches))):
-            print(f"by {how}:", "none" if chosen is None else f"branch {branches.index(chosen)}")
+        for method, chosen in (("file", select(branches, TASK.check)), ("vote", vote(branches))):
+            print(f"by {method}:", "none" if chosen is None else f"branch {branches.index(chosen)}")
     pages = [
         model.cached_pages(branch.transcript.context, agent.definitions) for branch in branches
     ]
     print(f"\npages of {llm.scheduler.config.page_size} tokens")
-    for number, own in enumerate(pages):
-        print(f"branch {number}:", " ".join(f"{page:2}" for page in own))
+    for number, page_ids in enumerate(pages):
+        print(f"branch {number}:", " ".join(f"{page:2}" for page in page_ids))
     counts = count_pages(pages)
     saved = counts.saved * llm.runner.nbytes / llm.runner.target.num_allocated_pages
     print(f"{counts.stored} pages, {counts.shared} of them shared")
@@ -64,7 +64,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=4, metavar="N", help="branches (4)")
+    parser.add_argument("--count", type=int, default=4, metavar="N", help="number of branches (4)")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     add_solution_argument(parser)
     args = parser.parse_args()

@@ -1,6 +1,6 @@
 """`python -m tools.agent.evaluation`: evaluates the demo model on arithmetic.
 
-The report is the same in each run, on one machine and with one version.
+The report is reproducible on the same machine and version.
 """
 
 import argparse

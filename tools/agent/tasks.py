@@ -1,4 +1,4 @@
-"""Tasks that the demo model can sometimes do: arithmetic, with results in a file."""
+"""Arithmetic tasks that the demo model sometimes solves."""
 
 import sys
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from ..course.solution_flag import restart_in_tree
 RESULT = "result.txt"
 
 
-def writing(tool: Tool, workspace: Path) -> Tool:
-    """A tool that also writes its result to `RESULT`."""
+def with_result_file(tool: Tool, workspace: Path) -> Tool:
+    """Wraps a tool so that it also writes its result to the file `RESULT`."""
 
     def function(**arguments: float) -> str:
         result = tool.function(**arguments)
@@ -28,16 +28,18 @@ def writing(tool: Tool, workspace: Path) -> Tool:
 
 
 def agents(model: ChatModel) -> MakeAgent:
-    """Agents with a calculator that writes its results to their workspace."""
+    """Factory of agents whose calculator writes results to their workspace."""
 
     def make_agent(workspace: Path) -> Agent:
-        return Agent(model, [writing(tool, workspace) for tool in calculator()], max_steps=4)
+        return Agent(
+            model, [with_result_file(tool, workspace) for tool in calculator()], max_steps=4
+        )
 
     return make_agent
 
 
 def result_is(expected: int) -> Check:
-    """Whether `RESULT` has a number."""
+    """A check that the file `RESULT` contains the expected number."""
     return lambda workspace: float((workspace / RESULT).read_text(encoding="utf-8")) == expected
 
 
@@ -51,7 +53,7 @@ TASKS = (
 def run_in(tree: Path | None, module: str, main: Callable[[], None]) -> None:
     """Calls `main` in a process that imports the selected tree's `tiny_llm`.
 
-    An unwritten task ends it with the task's name and exit status 2.
+    If a task is unwritten, prints its name and exits with status 2.
     """
     restart_in_tree(tree, module)
     try:

@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-# Functions and methods without side effects. An iterator that `all` or `sum` consumes is left to
-# reviews.
+# Functions and methods without side effects. Consuming an iterator in `all` or `sum` is not
+# detected.
 PURE_CALLS = frozenset(
     {
         *("all", "any", "is_relative_to", "isinstance", "items", "keys", "len", "map", "max"),
@@ -36,7 +36,7 @@ def impure_asserts(package: Path) -> list[str]:
 
 
 def _assigning_properties(tree: ast.Module) -> Iterator[str]:
-    """Yields properties that change an attribute when read; cached ones have another decorator."""
+    """Yields names of properties that assign to an attribute when read, except cached ones."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and any(
             isinstance(decorator, ast.Name) and decorator.id == "property"

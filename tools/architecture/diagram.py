@@ -11,7 +11,7 @@ from .rules import LAYER, LAYERS, reachable_components
 COLUMN = {
     component: column for components in LAYERS.values() for component, column in components.items()
 }
-# Column in which a long arrow passes the layers between its ends.
+# Column in which a long arrow crosses the layers between its ends.
 EDGE_COLUMN = {("models", "demo"): -0.2, ("generate", "sampler"): 9.9}
 
 WIDTH = 960
@@ -82,7 +82,11 @@ def draw(components: Mapping[str, set[str]], folders: set[str]) -> str:
 
 def _direct(component: str, others: set[str], components: Mapping[str, set[str]]) -> set[str]:
     """Imports of a component that are not also transitive."""
-    implied = {far for other in others for far in reachable_components(other, components) - {other}}
+    implied = {
+        indirect
+        for other in others
+        for indirect in reachable_components(other, components) - {other}
+    }
     return others - implied
 
 
@@ -93,7 +97,11 @@ def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> li
     start_x = _port(
         component, sorted(_direct(component, components[component], components), key=_column), other
     )
-    above = [each for each in components if other in _direct(each, components[each], components)]
+    above = [
+        importer
+        for importer in components
+        if other in _direct(importer, components[importer], components)
+    ]
     end_x = _port(other, sorted(above, key=_column), component)
     bend = LAYER_HEIGHT - BOX_HEIGHT
     if (component, other) in EDGE_COLUMN:

@@ -10,15 +10,15 @@ DYNAMIC_IMPORTS = {"import_module", "__import__", "exec", "eval"}
 
 @dataclass(frozen=True)
 class Module:
-    """One module and its imports, type-checking imports included.
+    """One module and its imports, including those for type checking.
 
     Attributes:
         name: name relative to the package: `cli.main`; `cli` and "" for `__init__` modules.
-        internal: imported modules of the package, parent packages included.
+        internal: imported modules of the package, including their parent packages.
         external: top-level names of all other imports.
         has_star_import: whether it has an `import *`.
         has_getattr: whether it defines a module-level `__getattr__`.
-        dynamic_imports: functions it uses that can import modules.
+        dynamic_imports: functions used that can import modules.
     """
 
     name: str
@@ -67,11 +67,11 @@ def _read(name: str, file: Path, modules: Collection[str]) -> Module:
             dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {"eval"}  # mx.eval is harmless
         elif isinstance(node, ast.Name):
             dynamic_imports |= {node.id} & DYNAMIC_IMPORTS
-    with_folders = {folder for module in internal for folder in _and_folders(module)}
-    around = set(_and_folders(name)) | {""}
+    modules_and_parents = {folder for module in internal for folder in _with_parents(module)}
+    ancestors = set(_with_parents(name)) | {""}
     return Module(
         name,
-        frozenset((with_folders - around) | (internal - {name})),
+        frozenset((modules_and_parents - ancestors) | (internal - {name})),
         frozenset(external),
         has_star_import,
         any(_defines(node, "__getattr__") for node in tree.body),
@@ -89,7 +89,7 @@ def _internal(node: ast.ImportFrom, package: str, modules: Collection[str]) -> I
         yield submodule if submodule in modules else ".".join(base)
 
 
-def _and_folders(module: str) -> Iterator[str]:
+def _with_parents(module: str) -> Iterator[str]:
     """Yields a module and its parent packages: `a.b.c`, `a.b`, `a`."""
     while module:
         yield module
@@ -97,7 +97,7 @@ def _and_folders(module: str) -> Iterator[str]:
 
 
 def _defines(node: ast.stmt, function: str) -> bool:
-    """Whether a module-level statement defines a function, inside `if` or `try` included."""
+    """Whether a module-level statement defines a function, also inside `if` or `try`."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name == function
     if isinstance(node, ast.ClassDef):

@@ -18,7 +18,7 @@ BLOCK = re.compile(r"(?<=```text\n)tiny-llm/\n.*?(?=```)", re.DOTALL)
 WIDTH = 118
 HIDDEN = {"__init__.py", "__main__.py", "__pycache__"}
 
-# Folders outside the package: a text for those without a docstring, and whether the tree shows
+# Folders outside the package: description if they have no docstring, and whether the tree shows
 # their modules and their sub-folders.
 OUTSIDE = {
     "src/extensions": ("C++ extension: one folder of src/ per operation", False, False),

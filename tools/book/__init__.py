@@ -1,14 +1,14 @@
 """Builds and checks the book: chapters in `book/pages`, the site in `build/book/site`.
 
-source.py    excerpts of source files, by task, function or signature
-chapters.py  chapters: headings, code blocks and tasks
-task_locations.py    files and functions of a task, from the markers
-expand.py    expands directives to code and figures
-links.py     checks the links of the built site
-commands.py  runs runnable code blocks
-tasks.py     compares the chapters' tasks with the tests'
-build.py     pdm run book, pdm run book-build
-check.py     pdm run book-check
+source.py          excerpts of source files, by task, function or signature
+chapters.py        chapters: headings, code blocks and tasks
+task_locations.py  files and functions of a task, from the markers
+expand.py          expands directives into code and figures
+links.py           checks the links of the built site
+commands.py        runs runnable code blocks
+tasks.py           compares the tasks of chapters and tests
+build.py           pdm run book, pdm run book-build
+check.py           pdm run book-check
 """
 
 from pathlib import Path

@@ -14,28 +14,28 @@ from . import BOOK, BUILD, ROOT, BookError
 from .expand import expand_all
 from .links import broken_links
 
-CONFIG = BUILD / "zensical.toml"  # a copy, since Zensical writes beside its configuration
+CONFIG = BUILD / "zensical.toml"  # a copy: Zensical writes its output next to its configuration
 
 
 def build() -> Path:
-    """Builds the site and checks all its links.
+    """Builds the site and checks its links.
 
     Returns:
         The site's folder.
 
     Raises:
-        BookError: a broken directive, link or anchor, or a warning of Zensical.
+        BookError: a broken directive, link or anchor, or a Zensical warning.
     """
     prepare()
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(CONFIG)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    if done.returncode != 0:
-        said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # colours
-        raise BookError(f"zensical build --strict:\n{said or done.stderr}")
+    if result.returncode != 0:
+        output = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)  # color codes
+        raise BookError(f"zensical build --strict:\n{output or result.stderr}")
     site = BUILD / "site"
     errors = broken_links(site)
     if errors:

@@ -1,4 +1,4 @@
-"""`pdm run book-check`: build, links, commands, tasks and spelling of the book."""
+"""`pdm run book-check`: checks build, links, commands, tasks and spelling."""
 
 import argparse
 import subprocess
@@ -16,7 +16,7 @@ def check_spelling() -> None:
     Raises:
         BookError: misspellings.
     """
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -30,8 +30,8 @@ def check_spelling() -> None:
         capture_output=True,
         text=True,
     )
-    if done.returncode != 0:
-        raise BookError(done.stdout + done.stderr)
+    if result.returncode != 0:
+        raise BookError(result.stdout + result.stderr)
 
 
 def main() -> int:

@@ -2,10 +2,10 @@
 
     ```sh runnable                 every line must succeed, from the root of the tree
     ```python runnable             the same in Python
-    ```sh runnable clang           the same, only with a clang for the Metal emulator
+    ```sh runnable clang           the same, skipped if the Metal emulator has no clang
     ```text output                 expected output of the preceding block; … matches anything
 
-Only standard output is compared. `pdm` is the project's.
+Only standard output is compared. In commands, `pdm` runs the project's `pdmw`.
 """
 
 import os
@@ -79,7 +79,7 @@ def run(command: Command) -> None:
             "TINY_LLM_MINE": f"{folder}/mine",  # does not exist: the commands use the solution
         }
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 arguments,
                 cwd=ROOT,
                 env=environment,
@@ -90,14 +90,14 @@ def run(command: Command) -> None:
             )
         except subprocess.TimeoutExpired as error:
             raise BookError(f"{place}: timeout after {TIMEOUT} seconds") from error
-    if done.returncode != 0:
-        raise BookError(f"{place}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    if command.output is not None and not matches(done.stdout, command.output):
-        raise BookError(f"{place}: printed\n{done.stdout}\nbut the chapter says\n{command.output}")
+    if result.returncode != 0:
+        raise BookError(f"{place}: exit status {result.returncode}\n{result.stdout}{result.stderr}")
+    if command.output is not None and not matches(result.stdout, command.output):
+        raise BookError(f"{place}: got output\n{result.stdout}\nexpected\n{command.output}")
 
 
 def matches(printed: str, expected: str) -> bool:
-    """Whether the output is as expected; … matches anything, newlines included."""
+    """Whether the output matches; … stands for any text, including newlines."""
     parts = [re.escape(part) for part in _trimmed(expected).split("…")]
     return re.fullmatch(".*".join(parts), _trimmed(printed), re.DOTALL) is not None
 

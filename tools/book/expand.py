@@ -2,12 +2,12 @@
 
     {{ include src/tiny_llm/basics.py function softmax }}    an excerpt, see source.py
     {{ solution src/tiny_llm/basics.py function softmax }}   the same, collapsed
-    {{ figure attention_shapes: The shapes of attention. }}  a drawing of book/diagrams
+    {{ figure attention_shapes: The shapes of attention. }}  a drawing from book/diagrams
     {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.PENDING
 
-A task's heading is followed by its files and functions, from the markers in the sources. A link to
-`src:PATH` points to a page with that file. `runnable`, `clang` and `output` after a fence, which
-are for commands.py, are removed. Errors have chapter and line.
+Below a task's heading, its files and functions are listed, from the markers in the sources. A link
+to `src:PATH` points to a page with that file. `runnable`, `clang` and `output` after a fence, which
+are for commands.py, are removed. Errors name chapter and line.
 """
 
 import html
@@ -29,12 +29,12 @@ from .task_locations import task_locations_line
 from .tasks import PENDING
 
 # Text after the heading of a task without markers.
-UNCUT = (
-    "*The starter does not cut this task out yet: your tree has the solution's code. To write it "
-    "yourself, empty the functions named here, in a branch of the repository.*"
+NO_MARKERS = (
+    "*The starter still has the solution's code for this task. To write it yourself, delete the "
+    "bodies of the functions named here, in a branch of the repository.*"
 )
 
-NARROW = 480  # units: drawings up to this width are legible on a phone
+NARROW = 480  # SVG units; drawings up to this width are legible on a phone
 DIRECTIVE = re.compile(r"^(\s*)\{\{\s*(\w+)\s+(.*?)\s*\}\}\s*$")
 SOURCE_LINK = re.compile(r"\]\(src:([^)#\s]+)\)")
 
@@ -90,13 +90,13 @@ class Expander:
                 fenced = FENCE.match(line)
                 if fenced and not fence:
                     fence = fenced[2]
-                    line = _without_own_words(line)
+                    line = _without_keywords(line)
                 elif fence:
                     fence = "" if line.strip() == fence else fence
                 else:
                     line = self._directive(line, chapter)
                     line = SOURCE_LINK.sub(lambda link: self._link(link[1], chapter), line)
-                    line += _places(line, day)
+                    line += _locations(line, day)
             except BookError as error:
                 raise BookError(f"{where(chapter, number)}: {error}") from error
             lines.append(line)
@@ -144,7 +144,7 @@ class Expander:
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
         caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", caption)
         caption = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", caption)
-        return (  # one line, so that Markdown leaves it alone
+        return (  # one line, which Markdown does not modify
             f'<figure class="diagram{narrow}"><div class="drawing">{svg}</div>'
             f"<figcaption>{caption}</figcaption></figure>"
         )
@@ -163,20 +163,20 @@ def _pending_note(rest: str) -> str:
     task, _, note = rest.partition(":")
     if task not in TASKS:
         raise BookError(f"unknown task {task}")
-    return f'!!! note "Where this stands"\n\n    {note.strip()}' if task in PENDING else ""
+    return f'!!! note "Work in progress"\n\n    {note.strip()}' if task in PENDING else ""
 
 
-def _places(line: str, day: tuple[int, int] | None) -> str:
-    """Text after a task's heading: files and functions; empty for other lines."""
+def _locations(line: str, day: tuple[int, int] | None) -> str:
+    """Locations to insert below a task's heading; empty for other lines."""
     task = TASK.match(line)
     if task is None or day is None:
         return ""
-    places = task_locations_line(f"{course_day(*day).id}.{task[1]}")
-    return f"\n\n{places or UNCUT}"
+    locations = task_locations_line(f"{course_day(*day).id}.{task[1]}")
+    return f"\n\n{locations or NO_MARKERS}"
 
 
-def _without_own_words(fence: str) -> str:
-    """A fence without the words for commands.py."""
+def _without_keywords(fence: str) -> str:
+    """A fence without the keywords for commands.py."""
     return re.sub(r"\s+(runnable|output|clang)\b", "", fence)
 
 
@@ -191,7 +191,7 @@ def _source_page(path: str) -> str:
 
 
 def _figures() -> dict[str, Callable[[], str]]:
-    """Drawings: all public functions of book/diagrams without parameters."""
+    """Drawing functions by name: the public functions of book/diagrams."""
     package = importlib.import_module("book.diagrams")
     found: dict[str, Callable[[], str]] = {}
     for module_info in pkgutil.iter_modules(package.__path__):

@@ -35,13 +35,13 @@ class Page(HTMLParser):
         self._in_code += tag in ("code", "script", "style")
         values = dict(attrs)
         # Relations that browsers do not fetch.
-        silent = tag == "link" and values.get("rel") in ("canonical", "prev", "next")
+        not_fetched = tag == "link" and values.get("rel") in ("canonical", "prev", "next")
         for name, value in attrs:
             if value is None:
                 continue
             if name == "id" or (tag == "a" and name == "name"):
                 self.anchors.add(value)
-            elif (tag, name) in LOADED and not silent:
+            elif (tag, name) in LOADED and not not_fetched:
                 self.links.append((value, True))
             elif (tag, name) == ("a", "href"):
                 self.links.append((value, False))
@@ -62,7 +62,7 @@ def broken_links(site: Path) -> list[str]:
     errors = []
     for file, page in sorted(pages.items()):
         name = file.relative_to(site.resolve())
-        errors += [f"{name}: {text!r} is markup that nothing understood" for text in page.markup]
+        errors += [f"{name}: {text!r} is unprocessed markup" for text in page.markup]
         for link, loaded in page.links:
             problem = _problem(link, loaded, file, site.resolve(), pages)
             if problem:
@@ -91,8 +91,8 @@ def _problem(
     target = (site / path.lstrip("/") if path.startswith("/") else file.parent / path).resolve()
     target = file if not path else target / "index.html" if target.is_dir() else target
     if not target.exists():
-        return f"the link {link} leads nowhere"
+        return f"the target of link {link} does not exist"
     anchor = unquote(parts.fragment)
     if anchor and target in pages and anchor not in pages[target].anchors:
-        return f"the link {link} names an anchor that the page does not have"
+        return f"the page of link {link} does not have its anchor"
     return None

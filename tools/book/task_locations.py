@@ -8,20 +8,20 @@ from tools.course.starter import placeholder
 
 from . import ROOT
 
-TOLD = re.compile(r"task \d+: (\S+) is yours to write")
+PLACEHOLDER = re.compile(r"task \d+: (\S+) is yours to write")
 
 
 @cache
 def functions_of_tasks() -> dict[str, dict[str, list[str]]]:
-    """Files of each task, such as "1.1.1", with the functions to implement."""
+    """Functions to implement, by task id (such as "1.1.1") and file."""
     found: dict[str, dict[str, list[str]]] = {}
     for path, block in all_blocks(ROOT / "src").values():
         assert block.task is not None
         text = path.read_text(encoding="utf-8")
-        said = placeholder(text, block, path)
+        lines = placeholder(text, block, path)
         # The message is split into string literals or comments, one per line.
-        message = " ".join(line.strip().strip('"/ );') for line in said)
-        function = TOLD.search(re.sub(r"\s+", " ", message))
+        message = " ".join(line.strip().strip('"/ );') for line in lines)
+        function = PLACEHOLDER.search(re.sub(r"\s+", " ", message))
         name = function[1] if function else block.name
         files = found.setdefault(block.task, {})
         names = files.setdefault(path.relative_to(ROOT).as_posix(), [])

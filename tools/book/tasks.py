@@ -1,7 +1,7 @@
 """Consistency of tasks between chapters, tests and the course's table.
 
-A task of a chapter is a heading `## Task K…`; one of the tests is a function `test_task_K_…` in the
-file that `pdm run test --week N --day M` runs; the table is tools/course/tasks.py.
+Chapters have headings `## Task K…`; tests are functions `test_task_K_…` in the file that
+`pdm run test --week N --day M` runs; the table is tools/course/tasks.py.
 """
 
 import ast
@@ -46,7 +46,7 @@ def check_tasks(tested: set[str]) -> list[str]:
         for task, line in tasks_of(chapter).items():
             task_id = f"{course_day(*day).id}.{task}"
             if task_id in described:
-                errors.append(f"{where(chapter, line)}: task {task_id} has a chapter already")
+                errors.append(f"{where(chapter, line)}: task {task_id} already has a chapter")
             if task_id not in TASKS:
                 errors.append(f"{where(chapter, line)}: the course has no task {task_id}")
             described.add(task_id)
@@ -55,7 +55,9 @@ def check_tasks(tested: set[str]) -> list[str]:
                 errors.append(f"{where(chapter, line)}: the command `{command}` is missing")
     errors += [f"task {task} has no chapter" for task in sorted(TASKS.keys() - described)]
     errors += [f"task {task} has no test" for task in sorted(TASKS.keys() - tested - PENDING)]
-    errors += [f"task {task} has tests, and is in PENDING" for task in sorted(PENDING & tested)]
+    errors += [
+        f"task {task} has tests; remove it from PENDING" for task in sorted(PENDING & tested)
+    ]
     return errors
 
 
@@ -76,10 +78,10 @@ def _wrong_commands(chapter: Path, known: set[str]) -> list[str]:
 
 
 def check_all() -> None:
-    """Raises the result of `check_tasks` and `_wrong_commands`.
+    """Compares table, chapters and tests.
 
     Raises:
-        BookError: any difference.
+        BookError: all differences.
     """
     errors = check_tasks(tasks_of_tests())
     if errors:

@@ -4,14 +4,14 @@
 
 Runs the extension's CMakeLists.txt with a cross-compiler (the package ziglang), against the headers
 and the libmlx.dylib of MLX's macOS wheel and with nanobind. This compiles the Mac-only files: the
-GPU launch code and the NEON kernels. Warnings are errors, and so are symbols that neither MLX, the
-system nor the Python interpreter defines. The resulting module is inspected (module.py), not run.
+GPU launch code and the NEON kernels. Warnings are errors, as are symbols that are undefined in MLX,
+the system and the Python interpreter. The resulting module is inspected (module.py), not run.
 
-Its packages come from the Python package index, once. If the index is unreachable, the check is
-skipped with the reason.
+The first run downloads MLX's macOS wheel from the Python package index. If the index is
+unreachable, the check is skipped.
 
 Not covered: Apple's own compiler, linker and C++ library (clang and libc++ are ziglang's; the C++
-library is linked statically into the module), and the module's behaviour at run time. Python's
+library is linked statically into the module), and the module's behavior at run time. Python's
 headers are those of the running interpreter.
 """
 
@@ -30,34 +30,34 @@ WORK = ROOT / "build" / "check-mac"
 
 
 def main() -> int:
-    """Exit status: 0 if the module is correct or cannot be built here; 1 if it is not correct."""
+    """Exit status: 0 if the module is correct or the check was skipped; 1 otherwise."""
     argparse.ArgumentParser(
         prog="check-mac", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     ).parse_args()
     if sys.platform == "darwin":
-        return skip("this is a Mac, where `pdm run build-ext` builds the extension itself")
+        return skip("this is a Mac; `pdm run build-ext` builds the extension")
     if importlib.util.find_spec("ziglang") is None:
         return skip("the package ziglang is not installed; `./pdmw run check-mac` installs it")
     wheel = macos_wheel(WORK)
     if wheel is None:
         return skip("MLX's macOS wheel could not be downloaded")
-    begun = time.monotonic()
+    started = time.monotonic()
     module, output = build(ROOT / "src" / "extensions", WORK, wheel)
     if module is None:
-        print(f"{output}\ncheck-mac: the extension does not build for a Mac; see above.")
+        print(f"{output}\ncheck-mac: the extension does not build for macOS; see above.")
         return 1
     kernels = WORK / "objects" / "CMakeFiles" / "kernels_neon.dir"
     problems = examine(module) + compare_with_objects(module, sorted(kernels.rglob("*.o")))
     for problem in problems:
         print(f"check-mac: {problem}")
     if not problems:
-        print(f"{describe(module)}\nbuilt in {time.monotonic() - begun:.0f} s; not run")
+        print(f"{describe(module)}\nbuilt in {time.monotonic() - started:.0f} s; not run")
     return 1 if problems else 0
 
 
 def skip(reason: str) -> int:
     """Prints why the check was skipped."""
-    print(f"check-mac: skipped, as {reason}.", file=sys.stderr)
+    print(f"check-mac: skipped: {reason}.", file=sys.stderr)
     return 0
 
 

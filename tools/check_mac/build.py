@@ -1,4 +1,4 @@
-"""Runs a CMakeLists.txt for macOS on Apple Silicon, with ziglang as compiler."""
+"""Runs a CMakeLists.txt for macOS on Apple Silicon, with ziglang as the compiler."""
 
 import importlib.util
 import os
@@ -21,10 +21,10 @@ set(CMAKE_CXX_LINKER_LAUNCHER "{python}" "{link}")
 set(CMAKE_CXX_FLAGS_INIT "-isystem \\"{system}/usr/include\\"")
 set(CMAKE_MODULE_LINKER_FLAGS_INIT
     "-F\\"{system}/System/Library/Frameworks\\" -L\\"{system}/usr/lib\\" -linterpreter")
-# CMake tries the compiler without linking: ziglang compiles its C++ library for the first link.
+# Tests the compiler without linking: ziglang compiles its C++ library at the first link.
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 """
-# ziglang's warning, once per file, about the framework folder of MLX's own build machine.
+# ziglang's warning, once per file, about a framework folder of MLX's build machine.
 NOISE = "warning: unable to open library directory"
 
 
@@ -41,7 +41,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     """
     write_toolchain(work)
     objects = work / "objects"
-    # Cached paths may belong to another version. The objects are kept.
+    # Its paths may belong to another version. The objects are kept.
     (objects / "CMakeCache.txt").unlink(missing_ok=True)
     configure = ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(objects)]
     configure += [f"-DCMAKE_TOOLCHAIN_FILE={work / 'toolchain.cmake'}"]
@@ -53,7 +53,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-darwin"
     configure += [f"-DSKBUILD_SOABI={tag}", "-DTINY_LLM_UNITY=ON"]
     configure += ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
-    # The module is not run. The kernels' own flags keep -O3, which determines clang's warnings.
+    # -O1 suffices, as the module is not run. The kernels keep -O3, which affects clang's warnings.
     configure += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
     output = ""
     # The environment's CMake and Ninja, regardless of PATH.
@@ -75,7 +75,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
 
 
 def write_toolchain(work: Path) -> None:
-    """Writes CMake's toolchain file, a wrapper of ziglang's archiver, and the system's stubs."""
+    """Writes CMake's toolchain file, wrappers of ziglang's archiver, and the system stubs."""
     zig = package("ziglang") / "zig"
     write_system(work / "system", interpreter_symbols(package("nanobind") / "cmake"))
     for tool in ("ar", "ranlib"):
@@ -96,8 +96,8 @@ def write_toolchain(work: Path) -> None:
 def python_headers(work: Path) -> Path:
     """Folder of Python.h.
 
-    Debian's selects its pyconfig.h by processor and rejects a Mac's; then a copy with this
-    machine's is used: both have 64 bits.
+    Debian's pyconfig.h dispatches on the processor and rejects a Mac's. A copy of the headers with
+    this machine's pyconfig.h is then used: both platforms are 64-bit.
     """
     installed = Path(sysconfig.get_path("include"))
     architecture = sysconfig.get_config_var("MULTIARCH") or ""

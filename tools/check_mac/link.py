@@ -1,12 +1,12 @@
-"""Translates CMake's and nanobind's flags for Apple's linker to ziglang's.
+"""Translates flags for Apple's linker, from CMake and nanobind, to ziglang's.
 
     python link.py ZIG c++ …
 
 CMake calls this in front of the linker (CMAKE_CXX_LINKER_LAUNCHER). Three flags differ:
 
-  -bundle           ziglang makes only dynamic libraries; Python loads either
-  -Wl,@file         names that may be undefined: ziglang finds them in the stub `interpreter`
-  -Wl,-x, -Wl,-S    would strip the names that module.py inspects
+  -bundle           unsupported by ziglang; Python also loads a dynamic library
+  -Wl,@file         symbols that may stay undefined; the stub `interpreter` has them
+  -Wl,-x, -Wl,-S    would strip the symbols that module.py inspects
 """
 
 import os

@@ -15,9 +15,9 @@ MLX = "@rpath/libmlx.dylib"
 # MLX's library relative to our module's folder: the packages are siblings.
 RPATH = "@loader_path/../mlx/lib"
 ENTRY = "_PyInit__ext"
-# Symbols without a library: resolved anywhere at load time.
+# Symbols without a library, which any loaded library may resolve.
 OPEN = "anywhere"
-# In n_desc: one definition of several, as an inline function has in each file that uses it.
+# Flag in n_desc: a weak definition, such as an inline function.
 WEAK = 0x80
 # Mangled namespace of the NEON kernels.
 NEON = "__ZN12tiny_llm_ext4neon"
@@ -30,22 +30,24 @@ def examine(module: Path) -> list[str]:
     if header.header.cputype != ARM64:
         problems.append(f"the module is for processor {header.header.cputype:#x}, not for arm64")
     if strings(module, "LC_RPATH") != [RPATH]:
-        problems.append(f"the module looks for MLX in {strings(module, 'LC_RPATH')}, not [{RPATH}]")
+        problems.append(
+            f"the module searches for MLX in {strings(module, 'LC_RPATH')}, not [{RPATH}]"
+        )
     libraries = strings(module, "LC_LOAD_DYLIB")
     if MLX not in libraries:
         problems.append(f"the module does not load {MLX}, but {libraries}")
     for library in libraries:
         if not library.startswith(("/usr/lib/", "/System/")) and library not in (MLX, INTERPRETER):
-            problems.append(f"the module loads {library}, which no Mac has")
+            problems.append(f"the module loads {library}, which macOS does not have")
     undefined = imported(module)
-    problems += [f"{name} is defined nowhere, and was left open" for name in undefined[OPEN]]
+    problems += [f"{name} is undefined in all libraries" for name in undefined[OPEN]]
     if ENTRY not in defined(module):
         problems.append(f"the module has no {ENTRY}, which Python calls to load it")
     return problems
 
 
 def compare_with_objects(module: Path, objects: list[Path]) -> list[str]:
-    """NEON kernels of these object files that are missing in the module, in sentences."""
+    """Reports NEON kernels of the object files that are missing from the module."""
     names = defined(module)
     problems = []
     for file in objects:
@@ -53,7 +55,7 @@ def compare_with_objects(module: Path, objects: list[Path]) -> list[str]:
         if not kernels:
             problems.append(f"{file.stem} has no kernel for NEON")
         for name in sorted(kernels - names):
-            problems.append(f"the module lacks the NEON kernel {name} of {file.stem}")
+            problems.append(f"the module lacks the NEON kernel {name} from {file.stem}")
     if not objects:
         problems.append("no file was compiled for NEON")
     return problems
@@ -72,7 +74,7 @@ def describe(module: Path) -> str:
 
 
 def strings(module: Path, command: str) -> list[str]:
-    """Paths in the load commands of a kind."""
+    """Paths in the load commands of one kind."""
     return [
         data.rstrip(b"\0").decode()
         for load, _, data in MachO(str(module)).headers[0].commands

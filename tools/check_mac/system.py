@@ -29,8 +29,8 @@ def write_system(folder: Path, interpreter_symbols: list[str]) -> None:
     write(folder / "usr/lib/libinterpreter.tbd", stub(INTERPRETER, interpreter_symbols))
     for name in FRAMEWORKS:
         bundle = f"System/Library/Frameworks/{name}.framework"
-        passed_on = OBJC if name == "Foundation" else None
-        text = stub(f"/{bundle}/Versions/A/{name}", [], passed_on)
+        reexported = OBJC if name == "Foundation" else None
+        text = stub(f"/{bundle}/Versions/A/{name}", [], reexported)
         write(folder / bundle / f"{name}.tbd", text)
 
 
@@ -41,22 +41,22 @@ def write(file: Path, text: str) -> None:
         file.write_text(text)
 
 
-def stub(library: str, symbols: list[str], passed_on: str | None = None) -> str:
+def stub(library: str, symbols: list[str], reexported: str | None = None) -> str:
     """Text-based stub (version 4) of a library: path, symbols and re-exports."""
     targets = "targets: [ arm64-macos ]"
     lines = ["--- !tapi-tbd", "tbd-version: 4", targets, f"install-name: '{library}'"]
-    if passed_on:
-        lines += ["reexported-libraries:", f"  - {targets}", f"    libraries: [ '{passed_on}' ]"]
+    if reexported:
+        lines += ["reexported-libraries:", f"  - {targets}", f"    libraries: [ '{reexported}' ]"]
     if symbols:
         lines += ["exports:", f"  - {targets}", f"    symbols: [ {', '.join(symbols)} ]"]
     return "\n".join([*lines, "...", ""])
 
 
 def interpreter_symbols(nanobind: Path) -> list[str]:
-    """Symbols of Python's C API, which nanobind leaves undefined at link time on a Mac.
+    """Symbols of Python's C API, which stay undefined at link time on a Mac.
 
     Args:
-        nanobind: its `cmake` folder, with darwin-ld-cpython.sym: one `-U name` per line.
+        nanobind: `cmake` folder of nanobind, with darwin-ld-cpython.sym: one `-U name` per line.
     """
     lines = (nanobind / "darwin-ld-cpython.sym").read_text().splitlines()
     return [line.split()[1] for line in lines if line.startswith("-U ")]

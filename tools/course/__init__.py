@@ -2,7 +2,7 @@
 
 tasks            table of days and tasks
 markers          parser for task markers in the sources
-starter          replaces task blocks by errors
+starter          replaces task blocks with errors
 tree             layout of the learner's tree
 runner           runs tests and collects outcomes; result_cache and results rerun only changes
 wrong_solutions  applies the mistakes of tests/course/wrong; mutants is a quiz about them

@@ -14,7 +14,7 @@ STALE = "your extension's sources were changed after it was built: `pdm run buil
 # Suffixes of build inputs. Without a Mac, the tests compile the Metal kernels.
 COMPILED = {".cpp", ".h", ".cmake", ".txt"} | ({".metal"} if sys.platform == "darwin" else set())
 
-# CMake options for tests of correctness: two thirds of the build time, the same bits.
+# CMake options for correctness tests: bit-identical results in two thirds of the build time.
 LESS_OPTIMIZED = ("-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DTINY_LLM_KERNEL_OPTIMIZATION=-O1")
 
 
@@ -31,7 +31,7 @@ def build_tree(tree: Path, *options: str) -> str | None:
     source, objects, package = tree / EXTENSION, tree / "build" / "objects", tree / "build/package"
     configure = ["cmake", "-S", str(source), "-B", str(objects), "-G", "Ninja"]
     configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DTINY_LLM_UNITY=untasked", *options]
-    begun = time.time()
+    started = time.time()
     install = ["cmake", "--install", str(objects), "--prefix", str(package)]
     for command in (configure, ["cmake", "--build", str(objects)], install):
         run = subprocess.run(
@@ -46,7 +46,7 @@ def build_tree(tree: Path, *options: str) -> str | None:
     for file in (source / "tiny_llm_ext").glob("*.py"):
         shutil.copy(file, package / "tiny_llm_ext")
     _stamp(tree).touch()
-    os.utime(_stamp(tree), (begun, begun))
+    os.utime(_stamp(tree), (started, started))
     return None
 
 

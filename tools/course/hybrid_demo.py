@@ -2,7 +2,7 @@
 
 `memory` runs a growing context through your DeltaNet and through the extension's kernels.
 `conversation` serves the turns of a chat with and without the prefix cache's checkpoints. Random
-weights generate noise, but need the memory of trained ones and hit the same checkpoints.
+weights generate noise, but use as much memory as trained ones and hit the same checkpoints.
 """
 
 import argparse
@@ -42,12 +42,12 @@ CONFIG: dict[str, Any] = {
 }
 PAGE_SIZE, CHUNK = 32, 64
 CONTEXTS = (64, 256, 1024)
-LARGEST_DIFFERENCE = 1e-3  # rounding errors are below 1e-5
+TOLERANCE = 1e-3  # rounding errors are below 1e-5
 FACTS = "The trams of Lenmora are yellow. A festival takes place in September. "
 
 
 def memory() -> Iterator[str]:
-    """Rows of bytes by context, and the difference between your functions and the kernels.
+    """Memory by context length, and the difference between your functions and the kernels.
 
     Raises:
         ValueError: the logits differ by more than rounding.
@@ -68,7 +68,7 @@ def memory() -> Iterator[str]:
         span = Span(ids, start, page_ids, 0 if start else -1, [(CHUNK - 1, 0)])
         actual, expected = (model.logits([span], [CHUNK - 1]) for model in (mine, kernels))
         difference = float(mx.max(mx.abs(actual - expected)) / mx.max(mx.abs(expected)))
-        if not difference < LARGEST_DIFFERENCE:
+        if not difference < TOLERANCE:
             raise ValueError(f"after {start + CHUNK} tokens, logits differ by {difference:.1e}.")
         context = start + CHUNK
         if context in CONTEXTS:
@@ -96,7 +96,7 @@ def turns(number: int) -> Iterator[list[dict[str, str]]]:
 
 
 def conversation(number: int = 6) -> Iterator[str]:
-    """Rows of cached tokens and time to first token by turn."""
+    """Cached tokens and time to first token of each turn."""
     from tiny_llm import LLM, SamplingParams, load
     from tiny_llm.models.checkpoint.dummy import random_checkpoint
 

@@ -1,7 +1,7 @@
 """`pdm run json-demo`: the demo model writes JSON, with and without a grammar, for day 5.4.
 
-At a high temperature, the free model seldom writes what was asked for. Under the grammar, it cannot
-write anything else, and what the grammar forces takes no steps of its own.
+At a high temperature, unconstrained output seldom matches the schema. With the grammar it always
+does, and tokens that the grammar forces need no extra steps.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def marked_steps(llm: Any, params: Any) -> tuple[str, int, int]:
 
 
 def main() -> int:
-    """Prints both counts, and the steps of one output."""
+    """Prints the counts with and without a grammar, and the steps of one output."""
     parser = argparse.ArgumentParser(
         prog="json-demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

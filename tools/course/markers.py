@@ -74,13 +74,13 @@ def find_blocks(text: str, where: str | Path) -> list[Block]:
             if opened is not None:
                 raise MarkerError(
                     f"{where}:{index + 1}: [{label}] begins inside [{opened[0]}] of line "
-                    f"{opened[1] + 1}; blocks do not overlap."
+                    f"{opened[1] + 1}; blocks must not be nested."
                 )
             _split(label, f"{where}:{index + 1}")
             opened = label, index
         elif opened is None or opened[0] != label:
-            expected = "nothing is open" if opened is None else f"[{opened[0]}] is open"
-            raise MarkerError(f"{where}:{index + 1}: [/{label}] closes nothing; {expected}.")
+            expected = "no block is open" if opened is None else f"[{opened[0]}] is open"
+            raise MarkerError(f"{where}:{index + 1}: [/{label}] does not match; {expected}.")
         else:
             task, name = _split(label, f"{where}:{index + 1}")
             blocks.append(Block(task, name, opened[1] + 1, index))

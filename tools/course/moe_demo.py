@@ -54,25 +54,25 @@ def write_moe_demo(folder: Path, seed: int = 0) -> None:
 def moe_weights_from(
     weights: dict[str, mx.array], config: dict[str, int], seed: int
 ) -> dict[str, mx.array]:
-    """Tensors of the mixture, from a dense model's.
+    """Converts a dense model's tensors to those of the mixture.
 
     Args:
         weights: tensors by name.
         config: configuration of the model.
         seed: seed of the routers.
     """
-    found: dict[str, mx.array] = {}
+    tensors: dict[str, mx.array] = {}
     for name, array in weights.items():
         parts = name.split(".")
         if parts[-2] in PROJECTIONS:  # …mlp.up_proj.scales
             name = ".".join([*parts[:-2], "switch_mlp", *parts[-2:]])
             array = mx.repeat(array[None], NUM_EXPERTS, axis=0)  # X×O×I
-        found[name] = array
+        tensors[name] = array
     keys = mx.random.split(mx.random.key(seed), config["num_hidden_layers"])
     for layer, key in enumerate(keys):
         router = mx.random.normal((NUM_EXPERTS, config["hidden_size"]), mx.bfloat16, key=key)
-        found[f"model.layers.{layer}.mlp.gate.weight"] = router
-    return found
+        tensors[f"model.layers.{layer}.mlp.gate.weight"] = router
+    return tensors
 
 
 def main(argv: list[str] | None = None) -> int:

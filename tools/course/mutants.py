@@ -2,7 +2,7 @@
 
 Each question shows the failing tests and their messages, as they would appear for the learner's
 code, and a list of that day's mutations, one of which was applied. The diff follows the answer.
-Mutations in C++ come last. They are compiled: minutes for the first, seconds for the others. The
+Mutations in C++ come last. Compiling takes minutes for the first, seconds for the others. The
 score is stored in the tree's history. Without --day it lists the days with their best scores.
 """
 
@@ -104,41 +104,43 @@ def mistakes_of(day: Day) -> list[Wrong]:
 
 
 def questions(mistakes: Sequence[Wrong], count: int, seed: int) -> list[tuple[Wrong, list[Wrong]]]:
-    """Draws mistakes and their multiple-choice options; deterministic per seed.
+    """Selects random mistakes and their multiple-choice options; deterministic per seed.
 
     Compiled mistakes come last. The options prefer mistakes of the same task, which are the hardest
     to distinguish.
     """
     order = random.Random(seed)
     found = []
-    for made in order.sample(mistakes, min(count, len(mistakes))):
-        others = [wrong for wrong in mistakes if wrong is not made and wrong.what != made.what]
+    for applied in order.sample(mistakes, min(count, len(mistakes))):
+        others = [
+            wrong for wrong in mistakes if wrong is not applied and wrong.what != applied.what
+        ]
         order.shuffle(others)
-        others.sort(key=lambda wrong: wrong.tested_by != made.tested_by)
-        choices = [made, *others[: CHOICES - 1]]
+        others.sort(key=lambda wrong: wrong.tested_by != applied.tested_by)
+        choices = [applied, *others[: CHOICES - 1]]
         order.shuffle(choices)
-        found.append((made, choices))
+        found.append((applied, choices))
     return sorted(found, key=lambda question: suffix_of(question[0]) not in INTERPRETED)
 
 
 def play(
-    round_of: Sequence[tuple[Wrong, list[Wrong]]],
+    quiz: Sequence[tuple[Wrong, list[Wrong]]],
     ask: Callable[[int], int | None],
     console: Console,
 ) -> tuple[int, int]:
-    """Asks the questions.
+    """Plays one round of the quiz.
 
     Args:
-        round_of: output of `questions`.
-        ask: number of options -> chosen option, from 1, or None to stop.
+        quiz: output of `questions`.
+        ask: maps the number of options to the selected option (from 1), or None to stop.
         console: output.
 
     Returns:
         Number of correct answers, number of answers.
     """
     named = asked = 0
-    for number, ((made, choices), outcomes) in enumerate(test_failures(round_of, console), 1):
-        console.rule(f"mistake {number} of {len(round_of)}, task {made.task}")
+    for number, ((applied, choices), outcomes) in enumerate(test_failures(quiz, console), 1):
+        console.rule(f"mistake {number} of {len(quiz)}, task {applied.task}")
         show_symptoms(outcomes, console)
         for place, wrong in enumerate(choices, 1):
             console.print(f"  {place}  {wrong.what}", markup=False)
@@ -146,33 +148,33 @@ def play(
         if answer is None:
             break
         asked += 1
-        right = answer == choices.index(made) + 1
-        named += right
-        verdict = "[green]yes[/]" if right else "[red]no[/]"
-        console.print(f"{verdict}: {made.what}")
-        change = [f"-{line}" for line in made.find.split("\n")]
-        change += [f"+{line}" for line in made.replace.split("\n")]
+        is_correct = answer == choices.index(applied) + 1
+        named += is_correct
+        verdict = "[green]yes[/]" if is_correct else "[red]no[/]"
+        console.print(f"{verdict}: {applied.what}")
+        change = [f"-{line}" for line in applied.find.split("\n")]
+        change += [f"+{line}" for line in applied.replace.split("\n")]
         console.print(Syntax("\n".join(change), "diff", background_color="default"))
     return named, asked
 
 
 def test_failures(
-    round_of: Sequence[tuple[Wrong, list[Wrong]]], console: Console
+    quiz: Sequence[tuple[Wrong, list[Wrong]]], console: Console
 ) -> Iterator[tuple[tuple[Wrong, list[Wrong]], list[Outcome]]]:
     """Applies the mistakes one by one, on demand, and runs the tests of each task."""
     complete = ROOT / "build" / "mutants" / "mine"
     with Runner() as runner, tempfile.TemporaryDirectory() as folder:
-        for number, question in enumerate(round_of):
-            made = question[0]
-            if suffix_of(made) in INTERPRETED:
+        for number, question in enumerate(quiz):
+            applied = question[0]
+            if suffix_of(applied) in INTERPRETED:
                 with console.status("running the tests"):
                     tree = Path(folder) / str(number)
-                    outcomes = run_interpreted(runner, tree, made)
+                    outcomes = run_interpreted(runner, tree, applied)
             else:
                 with console.status("compiling, which takes minutes the first time"):
                     write_complete_tree(complete)
                     build_tree(complete, *LESS_OPTIMIZED)
-                    outcomes = run_compiled(runner, complete, made)
+                    outcomes = run_compiled(runner, complete, applied)
             yield question, outcomes
 
 
@@ -193,7 +195,7 @@ def show_symptoms(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 class PromptedAnswers:
-    """Interactive input of a number."""
+    """Prompts for the number of an option."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -223,7 +225,7 @@ class ScriptedAnswers:
 
 
 def overview(tree: Path | None) -> Table:
-    """Days with their numbers of mistakes and best scores."""
+    """Table of the days, with number of mistakes and best score."""
     table = Table("day", "", "mistakes", "best round")
     played = history.entries(tree, KIND)
     for day in DAYS:

@@ -20,7 +20,7 @@ from .tree import ROOT
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the table. Exit status: 0, or 1 if some tests could not run."""
+    """Prints the table of tasks. Exit status: 0, or 1 if some tests could not run."""
     parser = argparse.ArgumentParser(prog="progress", description=__doc__)
     parser.add_argument("--week", type=int, metavar="N", help="only this week")
     parser.add_argument("--again", action="store_true", help="also run unchanged days")
@@ -84,8 +84,8 @@ def state(outcomes: list[Outcome]) -> tuple[str, str]:
         if is_done(outcomes):
             return DONE, ""
         return "[yellow]skipped[/]", first_line(outcomes[0].message).replace("[", "\\[")
-    waiting = next((outcome for outcome in failed if outcome.is_unwritten), None)
-    if waiting is not None:
+    unwritten = next((outcome for outcome in failed if outcome.is_unwritten), None)
+    if unwritten is not None:
         return TO_WRITE, ""
     if any(outcome.is_not_built for outcome in failed):
         return "[yellow]not built yet[/]", "`pdm run build-ext` builds your extension"

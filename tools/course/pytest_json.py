@@ -9,7 +9,7 @@ REPORT = os.environ.get("TINY_LLM_REPORT")
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Records the running test: it is the one that a crash ends."""
+    """Records the running test, to name it after a crash."""
     if REPORT is not None:
         Path(REPORT).with_suffix(".running").write_text(nodeid, encoding="utf-8")
 

@@ -14,8 +14,10 @@ import pytest
 from .runner import NOT_BUILT, NOT_WRITTEN
 
 SHOWN_CASES = 6
-# Of "RuntimeError: week 2, day 2, task 2: dot is yours to write; see the book, 'Day 2.2: …'".
-TOLD = re.compile(rf"(week \d+, day \d+, task \d+): (\S+) {NOT_WRITTEN}; (see the book, '[^']*')")
+# Matches "RuntimeError: week 2, day 2, task 2: dot is yours to write; see the book, 'Day 2.2: …'".
+UNWRITTEN = re.compile(
+    rf"(week \d+, day \d+, task \d+): (\S+) {NOT_WRITTEN}; (see the book, '[^']*')"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,16 +29,16 @@ class SummaryPlugin:
     """Counts tests of unwritten tasks, and failing cases of each test function."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        self._unwritten: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         self._failed: dict[str, list[str]] = defaultdict(list)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, Any, Any]:
-        """Replaces an unwritten task's traceback by its message."""
+        """Replaces an unwritten task's traceback with its message."""
         report = yield
-        report.unwritten, report.is_again = None, False
+        report.unwritten, report.is_repeated = None, False
         if report.failed and call.excinfo is not None:
             report.unwritten = summary_of(str(call.excinfo.value))
             if report.unwritten is not None:
@@ -45,10 +47,10 @@ class SummaryPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
-        """Puts these tests in separate categories, apart from failures to be shown."""
+        """Separates unwritten tasks and repeated failures from failures to show."""
         if getattr(report, "unwritten", None) is not None:
             return "unwritten", "w", "UNWRITTEN"
-        if getattr(report, "is_again", False):
+        if getattr(report, "is_repeated", False):
             return "failed alike", "F", "FAILED"
         return None
 
@@ -57,10 +59,10 @@ class SummaryPlugin:
         """Counts reports, including those from xdist workers."""
         if getattr(report, "unwritten", None) is not None:
             begin, function, end = report.unwritten
-            self._waiting[begin, end][function] += 1
+            self._unwritten[begin, end][function] += 1
         elif report.failed:
             function, _, case = report.nodeid.partition("[")
-            report.is_again = function in self._failed
+            report.is_repeated = function in self._failed
             self._failed[function].append(case.removesuffix("]"))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -70,10 +72,10 @@ class SummaryPlugin:
                 named = [*cases[:SHOWN_CASES], *(["…"] if len(cases) > SHOWN_CASES else [])]
                 line = f"{function} fails for {len(cases)} cases: {', '.join(named)}"
                 terminalreporter.write_line(line, red=True)
-        for (begin, end), functions in self._waiting.items():
+        for (begin, end), functions in self._unwritten.items():
             tests = functions.total()
-            waiting = "1 test waits" if tests == 1 else f"{tests} tests wait"
-            line = f"{begin} {', '.join(functions)}{end} ({waiting})"
+            test_count = "1 test waits" if tests == 1 else f"{tests} tests wait"
+            line = f"{begin} {', '.join(functions)}{end} ({test_count})"
             terminalreporter.write_line(line, yellow=True)
 
 
@@ -84,9 +86,9 @@ def summary_of(message: str) -> tuple[str, str, str] | None:
         Beginning, function and end of a summary line; None for any other error.
     """
     message = " ".join(message.split())
-    told = TOLD.search(message)
-    if told:
-        return f"{told[1]} {NOT_WRITTEN}:", told[2], f"; {told[3]}"
+    match = UNWRITTEN.search(message)
+    if match:
+        return f"{match[1]} {NOT_WRITTEN}:", match[2], f"; {match[3]}"
     if NOT_BUILT in message:
         return "your extension is not built yet:", "`pdm run build-ext`", " builds it"
     return None

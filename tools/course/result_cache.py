@@ -23,7 +23,7 @@ from .runner import Outcome
 from .tasks import DAYS, Day, with_needs
 from .tree import EXTENSION, PACKAGE, ROOT
 
-# Other inputs of the tests: folders, and libraries by version.
+# Other inputs of the tests: folders, and libraries (hashed by version).
 SHARED = ("src/tiny_llm", "src/extensions", "tests", "tools")
 LIBRARIES = ("mlx", "mlx-lm", "numpy", "pytest")
 EMULATED = (".metal", ".h")  # compiled by the emulator at test time
@@ -44,19 +44,19 @@ class ResultCache:
         except (OSError, ValueError):
             self._days = {}
 
-    def of(self, day: Day) -> list[Outcome] | None:
+    def get(self, day: Day) -> list[Outcome] | None:
         """Returns the day's outcomes; None if missing or out of date."""
         kept = self._days.get(day.id, {})
-        if kept.get("contents") != contents_of(self._tree, day):
+        if kept.get("contents") != hash_inputs(self._tree, day):
             return None
         return [Outcome(**outcome) for outcome in kept["outcomes"]]  # type: ignore[attr-defined]
 
-    def keep(self, day: Day, outcomes: Iterable[Outcome]) -> None:
+    def put(self, day: Day, outcomes: Iterable[Outcome]) -> None:
         """Stores a day's outcomes, unless a session was aborted."""
         outcomes = list(outcomes)
         if not all(outcome.test for outcome in outcomes):
             return
-        contents = contents_of(self._tree, day)
+        contents = hash_inputs(self._tree, day)
         self._days[day.id] = {"contents": contents, "outcomes": [asdict(one) for one in outcomes]}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         new = self._file.with_suffix(".new")
@@ -64,16 +64,16 @@ class ResultCache:
         new.replace(self._file)
 
 
-def contents_of(tree: Path | None, day: Day) -> str:
+def hash_inputs(tree: Path | None, day: Day) -> str:
     """Hashes all inputs of a day's tests.
 
     Args:
         tree: learner's tree, or None for the solution.
         day: the day; includes later tasks that its tests need.
     """
-    digest = hashlib.sha256(shared_contents().encode())
+    digest = hashlib.sha256(hash_shared_inputs().encode())
     module = solution_module() if tree is None else built_module(tree)
-    # Week 1 runs without the extension. The build may be older than its sources.
+    # Week 1 runs without the extension. The build is hashed, as its sources may be newer.
     if module is not None and (day.week, day.day) >= (1, 7):
         digest.update(module.read_bytes())
     if tree is None:
@@ -89,7 +89,7 @@ def contents_of(tree: Path | None, day: Day) -> str:
 def without_later_tasks(path: Path, tasks: set[str]) -> str:
     """Returns a learner's file without the blocks of tasks outside `tasks`.
 
-    Returns the whole file if it has a syntax error or broken markers, where any line could matter.
+    Returns the whole file if it has a syntax error or broken markers: any line could matter then.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -106,7 +106,7 @@ def without_later_tasks(path: Path, tasks: set[str]) -> str:
 
 
 @cache
-def shared_contents() -> str:
+def hash_shared_inputs() -> str:
     """Hashes the solution's files, the tests and the library versions."""
     digest = hashlib.sha256(f"{sys.version} {has_clang()}".encode())
     for library in LIBRARIES:

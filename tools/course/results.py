@@ -31,8 +31,8 @@ def outcomes_by_task(
         console: console for progress output.
         again: ignore cached results.
     """
-    kept = ResultCache(tree)
-    by_day = {day.id: None if again else kept.of(day) for day in days}
+    cache = ResultCache(tree)
+    by_day = {day.id: None if again else cache.get(day) for day in days}
     to_run = SimpleQueue[Day]()
     for day in days:
         if by_day[day.id] is None:
@@ -48,7 +48,7 @@ def outcomes_by_task(
                     return
                 outcomes = runner.run(tree, [day.test_file], "-m", "not slow", "--tb=line")
                 with lock:
-                    kept.keep(day, outcomes)
+                    cache.put(day, outcomes)
                     by_day[day.id] = outcomes
                     left = sum(known is None for known in by_day.values())
                     console.print(f"tested day {day.id}; {left} left", style="dim")
@@ -69,7 +69,7 @@ def outcomes_by_task(
         for outcome in by_day[day.id] or []:
             if outcome.task in TASKS:
                 found[outcome.task].append(outcome)
-            elif not outcome.test:  # the process died: none of the day's tasks is done
+            elif not outcome.test:  # the process crashed: none of the day's tasks is done
                 for task in day.tasks:
                     found[task.id].append(outcome)
     return found

@@ -1,6 +1,6 @@
 """`pdm run reveal --week N --day M [--task K]`: diff with the solution.
 
-Shows the solution's code beside the learner's, block by block. --apply inserts it, except into
+Compares the solution's code with the learner's, block by block. --apply inserts it, except into
 tasks with passing tests; the learner's code is backed up in revealed/.
 """
 
@@ -81,13 +81,13 @@ def main(argv: list[str] | None = None) -> int:
     for difference in found:
         show(console, tree, difference, args.apply)
     if args.apply:
-        for kept in apply(tree, found):
-            console.print(f"what you had is in {shown(kept)}", soft_wrap=True)
+        for backup in apply(tree, found):
+            console.print(f"your previous code is in {shown(backup)}", soft_wrap=True)
     return 0
 
 
 def tasks_passing(tree: Path, found: list[Difference], console: Console) -> set[str]:
-    """Tasks of these blocks with edits and passing tests."""
+    """Tasks of these blocks that the learner has edited and whose tests pass."""
     begun = {item.block.task for item in found if item.is_begun and item.mine != item.solution}
     tasks = {task for task in begun if task is not None}
     days = {day_of_task(task).id: day_of_task(task) for task in tasks}
@@ -112,7 +112,7 @@ def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
     """Blocks of some tasks, in file order.
 
     Raises:
-        MarkerError: the learner's file is missing or has lost the block's markers.
+        MarkerError: the learner's file or the block's markers are missing.
     """
     for path, solution_block in all_blocks(ROOT / "src").values():
         if solution_block.task not in tasks:
@@ -125,8 +125,8 @@ def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
         blocks = {block.label: block for block in find_blocks(text, shown(mine))}
         if solution_block.label not in blocks:
             raise MarkerError(
-                f"{shown(mine)} has no [task {solution_block.label}] any more; put that marker and "
-                f"its end, [/task {solution_block.label}], back around your code"
+                f"{shown(mine)} has lost its marker [task {solution_block.label}]; restore it "
+                f"and [/task {solution_block.label}] around your code"
             )
         block = blocks[solution_block.label]
         lines = text.split("\n")[block.start : block.end]
@@ -150,7 +150,7 @@ def tasks_begun(tree: Path) -> set[str]:
 
 
 def _is_begun(lines: list[str], file: Path) -> bool:
-    """Whether a block differs from the starter's: more than comments and the error."""
+    """Whether a block has more than the starter's placeholder."""
     if file.suffix == ".metal":
         return has_code(lines)
     return bool(STARTER.sub("", "\n".join(lines)).strip())
@@ -161,7 +161,7 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
     where = f"{shown(tree / difference.file)}:{difference.block.start}"
     title = f"[bold]task {difference.block.label}[/] in {where}"
     if difference.mine == difference.solution:
-        console.print(f"{title}: the same", soft_wrap=True)
+        console.print(f"{title}: identical", soft_wrap=True)
         return
     if difference.is_begun:
         console.print(f"{title}: − yours, + the solution's", soft_wrap=True)
@@ -170,7 +170,7 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
         )
         language = "diff"
     else:
-        console.print(f"{title}: {'put in' if applied else 'the solution'}", soft_wrap=True)
+        console.print(f"{title}: {'inserted' if applied else 'the solution'}", soft_wrap=True)
         text = "\n".join(difference.solution)
         language = "python" if difference.file.suffix == ".py" else "cpp"
     # Full width regardless of the terminal, so that no line is cropped.
@@ -180,7 +180,7 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
 
 
 def apply(tree: Path, found: list[Difference]) -> list[Path]:
-    """Inserts the solution's lines into the learner's blocks, from the end of each file.
+    """Replaces the learner's blocks with the solution's, from the end of each file.
 
     Returns:
         Backup files of the learner's edits.
@@ -189,9 +189,9 @@ def apply(tree: Path, found: list[Difference]) -> list[Path]:
     for difference in sorted(found, key=lambda item: -item.block.start):
         path = tree / difference.file
         if difference.is_begun and difference.mine != difference.solution:
-            kept = _new_file(tree / "revealed", difference)
-            kept.write_text("\n".join(difference.mine) + "\n", encoding="utf-8")
-            written.append(kept)
+            backup = _new_file(tree / "revealed", difference)
+            backup.write_text("\n".join(difference.mine) + "\n", encoding="utf-8")
+            written.append(backup)
         lines = path.read_text(encoding="utf-8").split("\n")
         lines[difference.block.start : difference.block.end] = difference.solution
         path.write_text("\n".join(lines), encoding="utf-8")
@@ -207,7 +207,7 @@ def _new_file(folder: Path, difference: Difference) -> Path:
 
 
 def apply_tasks(tree: Path, tasks: set[str]) -> None:
-    """Inserts the solution of some tasks into a tree, silently.
+    """Inserts the solution of some tasks into a tree, without output.
 
     Raises:
         MarkerError: see `differences`.

@@ -97,7 +97,7 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
             arguments = ["-q", "-p", "tools.course.pytest_json", "-p", "no:cacheprovider"]
-            arguments.append("--disable-plugin-autoload")  # slower than a task's tests
+            arguments.append("--disable-plugin-autoload")  # loading takes longer than the tests
             job = {
                 "arguments": [*arguments, *options, *tests],
                 "environment": {**environment(tree), "TINY_LLM_REPORT": str(report)},
@@ -106,14 +106,14 @@ class Runner:
             }
             status = (self._forked if sys.platform == "linux" else _in_new_process)(job, timeout)
             crash = crash_message(status, report)
-            said = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+            text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
             lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
         outcomes = [Outcome(**json.loads(line)) for line in lines]
         if status not in (0, 1):
-            ended = crash or f"status {status}"
+            reason = crash or f"status {status}"
             if status is None:
-                ended = f"no end after {timeout:.0f} s"
-            outcomes.append(Outcome("", False, f"{ended}\n{said[-4000:]}"))
+                reason = f"timeout after {timeout:.0f} s"
+            outcomes.append(Outcome("", False, f"{reason}\n{text[-4000:]}"))
         return outcomes
 
     def _forked(self, job: dict[str, Any], timeout: float | None) -> int | None:
@@ -134,7 +134,7 @@ class Runner:
         line = self._fork_server.stdout.readline() if ready else ""
         if line:
             return int(json.loads(line)["status"])
-        os.killpg(self._fork_server.pid, signal.SIGKILL)  # the session too
+        os.killpg(self._fork_server.pid, signal.SIGKILL)  # including the running session
         self.__exit__()
         return None if not ready else -1
 
@@ -156,14 +156,14 @@ def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
 
 
 def crash_message(status: int | None, report: Path) -> str | None:
-    """Names the test that a signal ended, and the usual cause.
+    """Describes a crash: the test that a signal killed, and the usual cause.
 
     Args:
         status: exit status of the session; negative for a signal.
-        report: the session's report, beside which pytest_json.py stores the running test.
+        report: the session's report, next to which pytest_json.py records the running test.
 
     Returns:
-        None if no signal ended the session.
+        None if no signal killed the session.
     """
     running = report.with_suffix(".running")
     if status is None or status >= 0 or not running.exists():

@@ -1,8 +1,8 @@
 """`python -m tools.course.slow_client`: a client that does not read, for day 5.2.
 
 Starts a server and sends it two requests at once: a large one, with four completions and 20
-logprobs per token, and a small one. Then the same with a second server, but nobody reads the large
-response until the engine has computed both. With backpressure, the small one does not notice.
+logprobs per token, and a small one. Then repeats this with a new server, but reads the large
+response only when the engine has finished both. With backpressure, the small one is unaffected.
 """
 
 import argparse
@@ -24,17 +24,17 @@ NUM_TOKENS, NUM_COMPLETIONS = 1500, 4
 COMMON = {"prompt": "The KV cache is", "ignore_eos": True, "temperature": 1.0, "stream": True}
 SMALL = {**COMMON, "max_tokens": 300}
 LARGE = {**COMMON, "max_tokens": NUM_TOKENS, "n": NUM_COMPLETIONS, "logprobs": 20}
-RECEIVE_BUFFER = 2**16  # bytes; small, so that the kernel stores little for a client that waits
+RECEIVE_BUFFER = 2**16  # bytes; small, so that the kernel buffers little for a slow client
 
 
 @dataclass
 class Result:
-    """What both clients have seen.
+    """Measurements of both clients.
 
     Attributes:
         seconds: duration of the small response.
-        longest_gap: seconds of its longest silence after the first token.
-        memory: megabytes by which the server has grown when it ends.
+        longest_gap: longest time between its tokens, in seconds.
+        memory: growth of the server's memory, in megabytes.
         events, tokens: number of each in the large response.
     """
 
@@ -46,7 +46,7 @@ class Result:
 
 
 class Server:
-    """`serve` on a free port, in a context."""
+    """Context manager that runs `serve` on a free port."""
 
     def __init__(self, solution: str):
         command = [sys.executable, "-m", "tiny_llm.cli.serve", "--model", "demo", "--port", "0"]
@@ -78,7 +78,7 @@ class Server:
 
 
 def send(server: Server, body: dict[str, Any]) -> Any:
-    """Sends a request; returns the response, of which nothing has been read but the headers."""
+    """Sends a request; returns the response after its headers, with the body unread."""
     connection = http.client.HTTPConnection(*server.address)
     connection.sock = socket.socket()
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
@@ -89,23 +89,23 @@ def send(server: Server, body: dict[str, Any]) -> Any:
 
 
 def choices(response: Any) -> Iterator[dict[str, Any]]:
-    """The choices of a stream's events."""
+    """Yields the choices of a stream's events."""
     for line in response:
         if line.startswith(b"data: {"):
             yield from json.loads(line[6:]).get("choices", ())
 
 
-def measure(solution: str, reads: bool) -> Result:
+def measure(solution: str, reads_immediately: bool) -> Result:
     """Runs both requests.
 
     Args:
-        solution: whose server.
-        reads: whether the large response is read from the beginning.
+        solution: `--solution` of the server.
+        reads_immediately: whether the large response is read immediately.
     """
     counts = [0, 0]  # events, tokens
 
     def read(response: Any) -> None:
-        with contextlib.suppress(http.client.HTTPException, OSError):  # dropped: too slow
+        with contextlib.suppress(http.client.HTTPException, OSError):  # client was dropped
             for choice in choices(response):
                 tokens = len((choice["logprobs"] or {}).get("tokens", ()))
                 counts[0] += tokens > 0
@@ -115,7 +115,7 @@ def measure(solution: str, reads: bool) -> Result:
         list(choices(send(server, SMALL)))  # warms up
         before = server.memory()
         reader = threading.Thread(target=read, args=[send(server, LARGE)])
-        if reads:
+        if reads_immediately:
             reader.start()
         start = time.monotonic()
         arrivals = [time.monotonic() for choice in choices(send(server, SMALL))]
@@ -123,7 +123,7 @@ def measure(solution: str, reads: bool) -> Result:
         while server_is_busy(server):
             time.sleep(0.1)
         memory = server.memory() - before
-        if not reads:
+        if not reads_immediately:
             reader.start()
         reader.join()
     gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
@@ -131,7 +131,7 @@ def measure(solution: str, reads: bool) -> Result:
 
 
 def server_is_busy(server: Server) -> bool:
-    """Whether the engine still computes."""
+    """Whether the engine has running requests."""
     connection = http.client.HTTPConnection(*server.address)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -141,7 +141,9 @@ def server_is_busy(server: Server) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Prints the comparison; exit status 0, or 1 if the slow client lost tokens."""
     parser = argparse.ArgumentParser(prog="slow_client", description=__doc__)
-    parser.add_argument("--solution", choices=["mine", "ref"], default="mine", help="whose server")
+    parser.add_argument(
+        "--solution", choices=["mine", "ref"], default="mine", help="tree of the server"
+    )
     args = parser.parse_args(argv)
     print("the large response is                   read at once   read at the end")
     quick, slow = measure(args.solution, True), measure(args.solution, False)
@@ -156,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{title:38} {one:12,.{digits}f}   {other:15,.{digits}f}")
     if slow.tokens == NUM_TOKENS * NUM_COMPLETIONS:
         return 0
-    print("tokens are missing: a mistake, or the machine is so slow that the client was dropped")
+    print("tokens are missing: a mistake, or a machine so slow that the server dropped the client")
     return 1
 
 

@@ -21,7 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder: Path = args.folder
     if folder == ROOT or ROOT.is_relative_to(folder) or (ROOT / "src").resolve() in folder.parents:
-        print(f"start-course: {folder} is the solution's; give another folder.", file=sys.stderr)
+        print(
+            f"start-course: {folder} overlaps the solution; give another folder.", file=sys.stderr
+        )
         return 2
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not args.force:
@@ -50,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_tree(folder: Path) -> None:
-    """Writes a new learner's tree; identical files keep their times."""
+    """Writes a new learner's tree; identical files keep their mtime."""
     for path, text in starter_files(folder).items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

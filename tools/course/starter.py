@@ -1,4 +1,4 @@
-"""Generates starter code: replaces task blocks by errors that name the task.
+"""Generates starter code: replaces task blocks with errors that name the task.
 
 Everything around a block is kept: signature, docstring, argument checks and markers.
 """
@@ -31,7 +31,7 @@ def starter_text(text: str, path: Path) -> str:
     for block in reversed(blocks):
         if block.task is None:
             around = lines[max(0, block.start - 2) : block.start - 1] + lines[block.end + 1 :][:1]
-            both_empty = around == ["", ""]  # one of them is enough
+            both_empty = around == ["", ""]  # keep only one of them
             del lines[block.start - 1 : block.end + 1 + both_empty]
         else:
             lines[block.start : block.end] = placeholder(text, block, path)
@@ -94,7 +94,7 @@ def _quoted(message: str, indent: str) -> list[str]:
 
 
 def _wrapped(message: str, width: int) -> list[str]:
-    """Wraps a message into lines; joined by spaces they restore it."""
+    """Wraps a message into lines; joining them with spaces restores it."""
     return textwrap.wrap(message, width, break_on_hyphens=False)
 
 
@@ -102,7 +102,7 @@ def _python_function(text: str, block: Block, path: Path) -> str:
     """Qualified name of the function around a block.
 
     Raises:
-        MarkerError: it is in none, or cuts a statement in two.
+        MarkerError: the block is outside of functions, or splits a statement.
     """
     first, last = block.start + 1, block.end  # as ast counts lines, both inclusive
     where = f"{path}:{block.start}"
@@ -112,7 +112,7 @@ def _python_function(text: str, block: Block, path: Path) -> str:
     for statement in statements:
         start, end = statement.lineno, statement.end_lineno or 0
         if start <= last and first <= end and not (first <= start and end <= last):
-            raise MarkerError(f"{where}: [task {block.label}] cuts a statement in two.")
+            raise MarkerError(f"{where}: [task {block.label}] splits a statement.")
     return function.removesuffix(".__call__")
 
 
@@ -138,7 +138,7 @@ def _innermost(
 
 
 def _c_function(lines: list[str], block: Block) -> str:
-    """Name of the function around a C++ or Metal block: the last one at a line's start."""
+    """Name of the function around a C++ or Metal block: the last one that begins a line."""
     for line in reversed(lines[: block.start]):
         line = re.sub(r"^\[\[.*?\]\]\s*", "", line)
         match = re.match(r"(?!template|namespace|//)\w.*?([\w:]+)\(", line)

@@ -1,6 +1,6 @@
 """`pdm run stream-demo`: a stream of reasoning and a tool call, for day 5.5.
 
-Prints what a client of the server gets, one line for each delta, while the demo model writes.
+Prints the deltas that a client receives, one per line, while the demo model generates.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> int:
     llm = LLM("demo", kv_cache_bytes=2**25)
     call_format = find_format(AUTO, llm.tokenizer.chat_template)
     tool_calls = ToolCallOptions(call_format, TOOLS, is_stream=True)
-    parser_of_output = OutputParser(True, False, tool_calls)
+    output_parser = OutputParser(True, False, tool_calls)
     params = SamplingParams(temperature=0, max_tokens=100, thinking_token_budget=args.budget)
     llm.add_request(QUESTION, params, tools=TOOLS, enable_thinking=True)
     num_tokens = 0
@@ -48,9 +48,9 @@ def main() -> int:
                     print(output.request_output.error, file=sys.stderr)
                     return 1
                 num_tokens += len(output.token_ids)
-                deltas = parser_of_output.feed(output.text)
+                deltas = output_parser.feed(output.text)
                 if output.finish_reason is not None:
-                    deltas += parser_of_output.finish(output.finish_reason != "stop")
+                    deltas += output_parser.finish(output.finish_reason != "stop")
                 for delta in deltas:
                     if isinstance(delta, ReasoningDelta | TextDelta):
                         kind = "reasoning" if isinstance(delta, ReasoningDelta) else "content"

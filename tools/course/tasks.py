@@ -7,7 +7,7 @@ task K are named `test_task_K_…`. A task id such as 1.3.2 is week, day and num
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-OPTIONAL_WEEKS = {5, 6, 7}  # its days are not needed for the course to be complete
+OPTIONAL_WEEKS = {5, 6, 7}  # not required to complete the course
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Task:
 
     @property
     def day(self) -> int:
-        """The day it is filed under."""
+        """Number of its day in the week."""
         return int(self.id.split(".")[1])
 
     @property
@@ -54,12 +54,12 @@ class Task:
 class Day:
     """One chapter of the book and its tests.
 
-    Days 2.2 and 2.3, 2.4 and 2.5, 2.6 and 2.7 belong together: the numbers of the second day's
-    tasks go on from the first's.
+    Days 2.2 and 2.3, 2.4 and 2.5, 2.6 and 2.7 are pairs: the second day continues the first's
+    task numbers.
 
     Attributes:
         week: 1 to 7.
-        day: its number in the week.
+        day: number of the day in the week.
         title: the chapter's heading, after its number.
         tasks: in the order of the chapter.
     """
@@ -86,7 +86,7 @@ class Day:
 
     @property
     def test_file(self) -> str:
-        """Where its tests are, from the root of the project."""
+        """Path of its tests, relative to the project's root."""
         return f"tests/week_{self.week}/test_day_{self.day}.py"
 
 
@@ -331,7 +331,7 @@ REQUIRED_DAYS = (
     ),
 )
 
-# The course is complete without these.
+# Not required to complete the course.
 OPTIONAL_DAYS = (
     Day(
         5,
@@ -558,7 +558,7 @@ def day_of(week: int, day: int) -> Day:
 
 
 def day_with_task(day: Day, number: int) -> Day:
-    """The day with task K: the given day, or the other one of its pair.
+    """The day with task K: the given day, or the other day of its pair.
 
     Returns:
         `day` itself if neither has the task.
@@ -573,20 +573,20 @@ def day_with_task(day: Day, number: int) -> Day:
 
 
 def day_of_task(task_id: str) -> Day:
-    """The chapter that has a task."""
+    """The day of a task."""
     week, day, _ = task_id.split(".")
     return day_of(int(week), int(day))
 
 
 def with_needs(tasks: Iterable[str]) -> set[str]:
-    """Tasks, and all that their tests need of the same or of later days."""
+    """Tasks, and all tasks of the same or later days that their tests require."""
     found: set[str] = set()
-    waiting = list(tasks)
-    while waiting:
-        task = waiting.pop()
+    pending = list(tasks)
+    while pending:
+        task = pending.pop()
         if task not in found:
             found.add(task)
-            waiting += TASKS[task].needs
+            pending += TASKS[task].needs
     return found
 
 

@@ -27,7 +27,7 @@ EXTENSION = Path("src/extensions")
 # Path of the learner's tree; default: `mine` in the solution's root.
 VARIABLE = "TINY_LLM_MINE"
 
-# Fast kernels that are no tasks, and their tests. In the learner's tree these operations run the
+# Fast kernels without tasks, and their tests. In the learner's tree these operations run the
 # learner's kernels; "Going to memory speed" discusses the solution's.
 SOLUTION_ONLY = (
     "src/flash_attention/fast/*",

@@ -22,7 +22,7 @@ from .tasks import TASKS, day_of_task
 from .tree import EXTENSION, ROOT, import_files
 
 BLOCKS = all_blocks(ROOT / "src")
-SECONDS = 120  # for the tests of one task
+TIMEOUT = 120  # seconds for the tests of one task
 
 # Emulated kernels need no build; with Metal, the kernel library must be rebuilt.
 INTERPRETED = {".py"} if mx.metal.is_available() else {".py", ".metal"}
@@ -52,7 +52,7 @@ def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Ou
     number = TASKS[wrong.tested_by].number
     tests = day_of_task(wrong.tested_by).test_file
     chosen = ("--tb=short", "-m", "not slow", "-k", f"task_{number}_", *options)
-    return runner.run(tree, [tests], *chosen, timeout=SECONDS)
+    return runner.run(tree, [tests], *chosen, timeout=TIMEOUT)
 
 
 def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -> list[Outcome]:
@@ -108,11 +108,11 @@ def run_compiled(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> lis
         options: options of pytest.
     """
     path, text = apply_mistake(wrong)
-    right = (tree / path).read_text(encoding="utf-8")
+    original = (tree / path).read_text(encoding="utf-8")
     try:
         (tree / path).write_text(text, encoding="utf-8")
-        said = build_tree(tree)
-        assert said is None, said
+        output = build_tree(tree)
+        assert output is None, output
         return run_task(runner, tree, wrong, *options)
     finally:
-        (tree / path).write_text(right, encoding="utf-8")
+        (tree / path).write_text(original, encoding="utf-8")

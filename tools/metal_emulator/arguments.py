@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Letter of msl::Parameter.element -> Metal type name, by size for integers.
+# By letter of msl::Parameter.element: NumPy and Metal type names. Integers are by size.
 FLOATS = {"f": "float32", "h": "float16", "b": "bfloat16"}
 METAL = {"f": "float", "h": "half", "b": "bfloat", "?": "bool"}
 INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}
@@ -41,7 +41,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Argument:
-    """A bound value: its bytes, and the array that receives them after the launch.
+    """A bound value: its bytes, and the array to copy them to after the launch.
 
     The kernel's pointer is `lead` bytes past the first.
     """
@@ -69,7 +69,7 @@ Bindable = object  # an array, a NumPy scalar, a number, bytes or a Memory
 def bind(
     parameters: Sequence[Parameter], given: Sequence[Bindable] | Mapping[int, Bindable]
 ) -> list[Argument]:
-    """Arguments of a launch; raises `ValueError` with a sentence for a mismatch."""
+    """Arguments of a launch; raises `ValueError` for a mismatch."""
     values = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
     buffers = {p.index: p for p in parameters if p.binding == "buffer"}
     for index, parameter in buffers.items():
@@ -97,11 +97,11 @@ def _bind_one(parameter: Parameter, value: Bindable) -> Argument:
     _check_type(parameter, where, array, raw=isinstance(value, (bytes, bytearray)))
     if parameter.reference and array.nbytes < parameter.size:
         raise ValueError(
-            f"{where} is a reference to {parameter.size} bytes, {array.nbytes} are bound"
+            f"{where} must be a reference to {parameter.size} bytes, got {array.nbytes}"
         )
     target = value if isinstance(value, np.ndarray) and parameter.writes else None
     if target is not None and not target.flags.writeable:
-        raise ValueError(f"{where} is written by the kernel, and the array is read-only")
+        raise ValueError(f"{where} must be writable, as the kernel writes it")
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return Argument(parameter, data, target, lead)
 
@@ -120,7 +120,7 @@ def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generi
         return np.array(value, np.bool_)
     if parameter.element in "iu" and int(value) == value:
         return np.array(value, f"{parameter.element}{parameter.element_size}")
-    raise ValueError(f"{where} is {parameter.metal_type}; the number {value} does not fit")
+    raise ValueError(f"{where} must be {parameter.metal_type}, got the number {value}")
 
 
 def fits(parameter: Parameter, dtype: np.dtype[Any]) -> bool:
@@ -141,14 +141,14 @@ def _check_type(parameter: Parameter, where: str, array: NDArray[np.generic], ra
     if element == "s":
         if dtype.itemsize != parameter.size and dtype != np.uint8:
             raise ValueError(
-                f"{where} is {parameter.metal_type}, an element of {dtype.itemsize} bytes is bound"
+                f"{where} must be {parameter.metal_type}, got elements of {dtype.itemsize} bytes"
             )
         return
     if not fits(parameter, dtype):
         hint = ""
         if element == "b" and dtype.itemsize == 2:
-            hint = "; an array's view(ml_dtypes.bfloat16) has the type"
+            hint = "; use the array's view(ml_dtypes.bfloat16)"
         raise ValueError(
-            f"{where} is {parameter.metal_type} ({parameter.element_size} bytes), "
-            f"an array of {dtype.name} is bound{hint}"
+            f"{where} must be {parameter.metal_type} ({parameter.element_size} bytes), "
+            f"got an array of {dtype.name}{hint}"
         )

@@ -9,12 +9,12 @@ from pathlib import Path
 
 # Programs have about 2 MB each; all tests together use fewer than a hundred.
 KEPT = 200
-# Recently used programs may be about to start.
+# Programs used more recently are not evicted: a process may be about to start them.
 MIN_AGE_SECONDS = 3600
 
 
 def fill(folder: Path, make: Callable[[Path], None]) -> None:
-    """Fills a folder atomically, by way of a temporary one."""
+    """Fills a folder atomically, through a temporary folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent))
     try:

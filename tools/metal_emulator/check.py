@@ -54,7 +54,7 @@ def main() -> int:
     args = parser.parse_args()
     for path in args.paths:
         if not path.exists():
-            parser.error(f"there is no {path}")
+            parser.error(f"{path} does not exist")
     try:
         clang()
     except ToolMissingError as error:
@@ -62,7 +62,7 @@ def main() -> int:
         return 2
     files = kernel_files(args.paths or [KERNELS])
     if not files:
-        print("metal-check: there are no .metal files there", file=sys.stderr)
+        print("metal-check: no .metal files found", file=sys.stderr)
         return 2
     failures = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -52,7 +52,7 @@ LINES = ["-gdwarf-4", "-gline-tables-only"]  # locations of faults
 # Calls __ubsan_handle_…_minimal, defined in runtime/faults.cpp.
 CHECKS = "bounds,integer-divide-by-zero"
 CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
-# Replaces every load and store by a call: KernelAddressSanitizer in its outlined form, with hooks
+# Replaces every load and store with a call: KernelAddressSanitizer in its outlined form, with hooks
 # defined in runtime/access.cpp.
 REPORTED_ACCESSES = ["-fsanitize=kernel-address", "-fno-vectorize", "-fno-slp-vectorize"]
 for option in (
@@ -130,7 +130,7 @@ def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     command = [clang(), *LANGUAGE, "-fsyntax-only", "-Xclang", "-ast-dump"]
     command += ["-fno-color-diagnostics", "-include-pch", str(_precompiled_header()), "-"]
     result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    errors, warnings = _sort(result.stderr)
+    errors, warnings = _split_by_severity(result.stderr)
     return errors + _not_metal(result.stdout), warnings
 
 
@@ -166,7 +166,7 @@ def _precompiled_header() -> Path:
     return _cached("headers", [HERE / "msl", HERE / "runtime"], make) / "metal.pch"
 
 
-def _sort(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
+def _split_by_severity(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
     errors = [d for d in found if d.severity == "error"]
     # A wrong signature also causes errors in the kernel table.
@@ -212,7 +212,7 @@ def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
 
 def _run_clang(command: list[str]) -> list[Diagnostic]:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    errors, warnings = _sort(result.stderr)
+    errors, warnings = _split_by_severity(result.stderr)
     if errors:
         raise MetalError(errors)
     if result.returncode != 0:

@@ -1,8 +1,8 @@
 """Fuses multiply-adds or not, per seed, where compilers have the choice.
 
 With -ffp-contract=on clang emits `llvm.fmuladd` for a product plus an addend in one expression,
-which may or may not be fused. Here each becomes both, and a call chooses (runtime/loose.cpp), per
-place in the code, as a GPU's compiler does.
+which may or may not be fused. Here each becomes both variants, and a call to runtime/loose.cpp
+selects one per code location, as a GPU's compiler does.
 """
 
 import re
@@ -16,7 +16,7 @@ FLAGS = re.compile(r"^(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast|noundef
 
 
 def choose_contraction(ir: str) -> str:
-    """Replaces each multiply-add in LLVM text by a choice of fusion; see the module."""
+    """Replaces each multiply-add in LLVM IR with a choice of fusion; see the module."""
     lines, types, place = [], {}, 0
     for line in ir.splitlines():
         match = CALL.match(line)
@@ -29,21 +29,21 @@ def choose_contraction(ir: str) -> str:
         types[suffix] = kind
         debug = re.search(r", !dbg !\d+", after)
         end = debug[0] if debug else ""
-        own = f"%fused.{place}"
+        temp = f"%fused.{place}"
         lines += [
-            f"{indent}{own}.product = fmul {kind} {x}, {y}{end}",
-            f"{indent}{own}.sum = fadd {kind} {own}.product, {z}{end}",
-            f"{indent}{own}.once = call {kind} @llvm.fma.{suffix}({kind} {x}, {kind} {y}, "
+            f"{indent}{temp}.product = fmul {kind} {x}, {y}{end}",
+            f"{indent}{temp}.sum = fadd {kind} {temp}.product, {z}{end}",
+            f"{indent}{temp}.once = call {kind} @llvm.fma.{suffix}({kind} {x}, {kind} {y}, "
             f"{kind} {z}){end}",
-            f"{indent}{own}.chosen = call zeroext i1 @msl_contracts(i32 {place}){end}",
-            f"{indent}{name} = select i1 {own}.chosen, {kind} {own}.once, {kind} {own}.sum{end}",
+            f"{indent}{temp}.chosen = call zeroext i1 @msl_contracts(i32 {place}){end}",
+            f"{indent}{name} = select i1 {temp}.chosen, {kind} {temp}.once, {kind} {temp}.sum{end}",
         ]
         place += 1
-    declared = "\n".join(lines)
+    text = "\n".join(lines)
     for suffix, kind in types.items():
         if f"@llvm.fma.{suffix}(" not in ir:
-            declared += f"\ndeclare {kind} @llvm.fma.{suffix}({kind}, {kind}, {kind})"
-    return declared + "\ndeclare zeroext i1 @msl_contracts(i32) nounwind willreturn memory(none)\n"
+            text += f"\ndeclare {kind} @llvm.fma.{suffix}({kind}, {kind}, {kind})"
+    return text + "\ndeclare zeroext i1 @msl_contracts(i32) nounwind willreturn memory(none)\n"
 
 
 def _split(operands: str) -> list[str]:

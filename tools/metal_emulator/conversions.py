@@ -1,7 +1,7 @@
 """Rejects implicit float-to-bfloat conversions, which Metal lacks.
 
-clang has them, and its own warning ignores constants that fit. The dump of the syntax tree shows
-every implicit conversion, in template instances too.
+clang allows them, and its warning ignores constants that are exactly representable. Its syntax tree
+dump has every implicit conversion, including those in template instances.
 """
 
 from .errors import Diagnostic
@@ -11,7 +11,7 @@ NAMES = {"__bf16": "bfloat", "_Float16": "half"}
 
 
 def implicit_conversion(node: Node) -> Diagnostic | None:
-    """Reports a node that converts implicitly to bfloat, or from bfloat to half."""
+    """Reports an implicit conversion to bfloat, or from bfloat to half."""
     if "<FloatingCast>" not in node.text or "part_of_explicit_cast" in node.text:
         return None
     target, origin = _name(node.text), _name(node.child)

@@ -1,8 +1,8 @@
-"""Counts operations: each basic block reports its numbers when entered.
+"""Counts operations: each basic block reports its counts when entered.
 
-clang's coverage instrumentation inserts a call at the start of each basic block of the LLVM text.
-It is replaced by a call with the block's numbers of operations (summed by
-runtime/watch_counts.cpp), or removed if there are none. A multiplication counts the same with or
+clang's coverage instrumentation inserts a call at the start of each basic block of the LLVM IR.
+It is replaced with a call that passes the block's operation counts (summed by
+runtime/watch_counts.cpp), or removed if all are zero. A multiplication counts the same with or
 without a following addition: a GPU fuses the two. Loads and stores are counted by
 runtime/access.cpp.
 """
@@ -31,12 +31,12 @@ KINDS = ("multiply_adds", "integer_multiplies", "divisions", "integers", "conver
 
 
 def instrument(ir: str) -> str:
-    """Inserts counting calls into LLVM text; see the module."""
+    """Inserts counting calls into LLVM IR; see the module."""
     lines = ir.splitlines()
-    guard = -1  # the line of the current block's call
+    guard = -1  # line of the current block's call
     numbers = dict.fromkeys(KINDS, 0)
 
-    def close() -> None:
+    def end_block() -> None:
         if guard >= 0:
             arguments = ", ".join(f"i32 {number}" for number in numbers.values())
             call = f"call void @msl_count_block({arguments})"
@@ -44,10 +44,10 @@ def instrument(ir: str) -> str:
 
     for i, line in enumerate(lines):
         if GUARD.search(line):
-            close()
+            end_block()
             guard, numbers = i, dict.fromkeys(KINDS, 0)
         elif line.startswith("}"):
-            close()
+            end_block()
             guard = -1
         elif kind := _kind(line):
             numbers[kind] += _width(line)

@@ -35,8 +35,8 @@ class Device:
         order: order of commands between barriers, and of lanes and threadgroups within one:
             "forward", "reverse" or "random".
         seed: seed of the random order, and of the arithmetic of mode "loose".
-        delay: number of further operations until one counts as complete. MLX keeps the operation's
-            inputs until then.
+        delay: number of later operations after which an operation completes. MLX keeps its inputs
+            until then.
         max_threads: maximum threads per threadgroup, as reported by a pipeline.
         launches: number of commands run, by kernel.
         faults: faults so far, one sentence each. Each was also raised, but the caller of a graph's
@@ -73,12 +73,12 @@ class Device:
             raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
 
     def attach(self) -> None:
-        """Runs the extension's operations on `stream()` here from now on."""
+        """Routes the extension's operations on `stream()` to this device."""
         self.extension.metal.emulator.set_delay(self.delay)
-        self.extension.metal.emulator.attach(self.compile, self.run, self.remember)
+        self.extension.metal.emulator.attach(self.compile, self.run, self.record_fault)
 
     def detach(self) -> None:
-        """Removes the GPU."""
+        """Detaches the device from the extension."""
         self.extension.metal.emulator.attach(None, None)
 
     def stream(self) -> Any:
@@ -113,17 +113,16 @@ class Device:
         """Runs the encoded commands.
 
         Raises:
-            MetalFault: a fault of a kernel, or a conflicting access to the same memory by two
-            commands
-                without a barrier between them.
+            MetalFault: a fault of a kernel, or conflicting accesses to the same memory by two
+                commands without a barrier between them.
         """
         for between_barriers in _epochs(commands):
             _check_hazards(between_barriers, self._written)
             for command in self._ordered(between_barriers):
                 self._launch(command)
 
-    def remember(self, operation: str, why: str) -> None:
-        """Stores the reason why an operation failed, with a traceback before the error of `run`."""
+    def record_fault(self, operation: str, why: str) -> None:
+        """Records the fault of an operation; `why` may begin with a traceback."""
         _, _, sentence = why.rpartition(f"{MetalFault.__name__}: ")
         self.faults.append(f"{operation}: {sentence}")
 
@@ -133,7 +132,7 @@ class Device:
         return taken
 
     def check_faults(self) -> None:
-        """Final check, even if the raised faults were caught.
+        """Reports faults whose exceptions were caught.
 
         Raises:
             UnreportedFaultError: faults not returned by `take_faults`.
@@ -160,7 +159,7 @@ class Device:
         memory: dict[tuple[int, int], NDArray[np.generic]] = {}
         for index, address, size, lead, dtype in command["buffers"]:
             if index in arguments:
-                text = f"buffer({index}) is set twice by {command['operation']}"
+                text = f"buffer({index}) is bound twice by {command['operation']}"
                 raise MetalFault("wrong-argument", kernel, text)
             key = (address, size)
             array = memory.get(key)
@@ -185,7 +184,7 @@ class Device:
 
 
 def _epochs(commands: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Groups of commands between barriers."""
+    """Groups commands by barriers."""
     epoch: list[dict[str, Any]] = []
     for command in commands:
         if command["has_barrier"] and epoch:
@@ -215,9 +214,9 @@ def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
                 break
             if command is not other and (is_write or other_is_write):
                 text = (
-                    f"{command['operation']} and {other['operation']} share memory "
+                    f"{command['operation']} and {other['operation']} access the same memory "
                     f"(buffer({index}) of {command['kernel']}, buffer({other_index}) of "
-                    f"{other['kernel']}), one of them writes it, and no barrier stands between"
+                    f"{other['kernel']}), one of them writes it, and no barrier separates them"
                 )
                 raise MetalFault("hazard", other["kernel"], text)
 
@@ -226,7 +225,7 @@ def _as_pointed_at(parameter: Parameter | None, array: NDArray[np.generic]) -> N
     """An array as seen through a kernel's pointer.
 
     A pointer to bytes may point to any type, and one to unsigned integers to any type of the same
-    size, as in kernels that move bits. An array of another type is a placeholder without elements.
+    size, as in kernels that move bits. Any other array is a placeholder; returns an empty one.
     """
     if parameter is None or parameter.element in "vs" or fits(parameter, array.dtype):
         return array

@@ -5,7 +5,7 @@ import re
 from .errors import Diagnostic
 
 # clang's spellings of Metal's types and address spaces as defined in msl/*.h.
-WORDS = [
+METAL_TERMS = [
     (r"\b__global\b", "device"),
     (r"\b__local\b", "threadgroup"),
     (r"\bconst __constant\b|\b__constant const\b|\b__constant\b", "constant"),
@@ -18,15 +18,15 @@ WORDS = [
 HEADLINE = re.compile(r"^(.+?):(\d+):\d+: (fatal error|error|warning|note): (.*)$")
 COPY_HINT = (
     " (if this copies a struct out of device or constant memory: write `T x; x = source;`, "
-    "which is the emulator's limit and not Metal's)"
+    "a limitation of the emulator, not of Metal)"
 )
 
 
 def read_diagnostics(output: str, own_folder: str) -> list[Diagnostic]:
-    """clang's errors and warnings; notes are left out.
+    """clang's errors and warnings, without notes.
 
-    An error inside the emulator's own headers (`own_folder`) is reported where the kernel called
-    them: at the first note that follows and is in another file.
+    An error inside the emulator's own headers (`own_folder`) is reported at the kernel's
+    call: the first following note in another file.
     """
     found: list[Diagnostic] = []
     pending: Diagnostic | None = None
@@ -34,7 +34,12 @@ def read_diagnostics(output: str, own_folder: str) -> list[Diagnostic]:
         match = HEADLINE.match(line)
         if match is None:
             continue
-        file, number, severity, message = match[1], int(match[2]), match[3], _in_words(match[4])
+        file, number, severity, message = (
+            match[1],
+            int(match[2]),
+            match[3],
+            _in_metal_terms(match[4]),
+        )
         own = file.startswith(own_folder)
         if severity == "note":
             if pending is not None and not own:
@@ -44,7 +49,7 @@ def read_diagnostics(output: str, own_folder: str) -> list[Diagnostic]:
         if pending is not None:
             found.append(pending)
         pending = None
-        finding = _judge(file, number, severity, message)
+        finding = _diagnostic(file, number, severity, message)
         if own:
             pending = finding
         else:
@@ -52,14 +57,14 @@ def read_diagnostics(output: str, own_folder: str) -> list[Diagnostic]:
     return found + ([pending] if pending is not None else [])
 
 
-def _judge(file: str, line: int, severity: str, message: str) -> Diagnostic:
-    """Translates a message of clang to Metal's terms."""
+def _diagnostic(file: str, line: int, severity: str, message: str) -> Diagnostic:
+    """A diagnostic with the emulator's hint, if it has one for the message."""
     if "no matching constructor for initialization" in message:
         message += COPY_HINT
     return Diagnostic(file, line, message, "warning" if severity == "warning" else "error")
 
 
-def _in_words(message: str) -> str:
-    for pattern, word in WORDS:
+def _in_metal_terms(message: str) -> str:
+    for pattern, word in METAL_TERMS:
         message = re.sub(pattern, word, message)
     return message

@@ -37,21 +37,21 @@ ADVICE = {
     "a branch, a loop or after a return that only some threads take.",
     "divergent-simd": "All lanes of a simdgroup must reach the same simd operation together: move "
     "it out of the branch, and give the lanes without data a neutral value.",
-    "inactive-lane": "Let all lanes take part, or read only from lanes that do.",
-    "race": "Put a barrier between the two, or let only one thread touch the memory.",
-    "missing-fence": "Name the memory in the barrier's flags: mem_flags::mem_device, "
+    "inactive-lane": "Let all lanes participate, or read only from lanes that do.",
+    "race": "Put a barrier between the two, or let only one thread access the memory.",
+    "missing-fence": "Include the memory in the barrier's flags: mem_flags::mem_device, "
     "mem_flags::mem_threadgroup, or both.",
     "uninitialised-threadgroup-read": "Threadgroup memory starts with arbitrary values: write it "
     "first, and put a barrier between the write and the read.",
     "out-of-bounds": "Check the index against the size before the access.",
-    "threadgroup-memory-limit": "Use smaller tiles, a smaller type, or one array after the other.",
+    "threadgroup-memory-limit": "Use smaller tiles, a smaller type, or reuse one array.",
     "too-many-threads": "Use more threadgroups with fewer threads each.",
     "stack-overflow": "A thread's variables live in registers: use smaller arrays.",
-    "timeout": "Look for a loop that does not end.",
+    "timeout": "Look for an infinite loop.",
 }
 
 
-class MetalFault(Exception):  # noqa: N818 – a fault of the kernel, the field's word for it
+class MetalFault(Exception):  # noqa: N818 – a fault of the kernel
     """A fault of a launch.
 
     `kind` is a short name (the keys of `ADVICE`, "wrong-argument", "division-by-zero", "crash"),
@@ -76,4 +76,6 @@ class UnreportedFaultError(Exception):
         self.faults = faults
         shown = "\n".join(faults[:FAULTS_SHOWN])
         count = f"{len(faults)} of them" if len(faults) > 1 else "one"
-        super().__init__(f"faults on the emulated GPU ({count}), whoever caught them:\n{shown}")
+        super().__init__(
+            f"faults on the emulated GPU ({count}), whose exceptions were caught:\n{shown}"
+        )

@@ -28,7 +28,7 @@ class Launch:
     def counts(self) -> Counts:
         """Operation counts, with mode="count" only."""
         if self._counts is None:
-            raise ValueError('counts need mode="count": only that mode compiles them in')
+            raise ValueError('counts require mode="count"')
         return self._counts
 
 
@@ -102,7 +102,7 @@ class Library:
         """
         number, limit, parameters = self._kernel(kernel)
         if (grid is None) == (grid_threads is None):
-            raise ValueError("a launch needs either grid (threadgroups) or grid_threads")
+            raise ValueError("a launch requires either grid (threadgroups) or grid_threads")
         if mode not in compiler.MODES:
             raise ValueError(f"mode must be one of {', '.join(compiler.MODES)}, got {mode!r}")
         if order not in ORDERS:
@@ -129,7 +129,7 @@ class Library:
     def _check_threads(self, kernel: str, threads: tuple[int, int, int], limit: int) -> None:
         x, y, z = _three(threads)
         if not 0 < x * y * z <= MAX_THREADS:
-            text = f"a threadgroup of {x} × {y} × {z} = {x * y * z} threads; a GPU runs 1 to 1024"
+            text = f"a threadgroup of {x} × {y} × {z} = {x * y * z} threads; a GPU allows 1 to 1024"
             raise MetalFault("too-many-threads", kernel, text)
         if limit and x * y * z > limit:
             text = f"{x * y * z} threads; the kernel's max_total_threads_per_threadgroup is {limit}"
@@ -156,14 +156,14 @@ class Library:
         wanted = {p.index: p.name for p in parameters if p.binding == "threadgroup"}
         for index, name in wanted.items():
             if given.get(index, 0) <= 0:
-                text = f"threadgroup({index}) '{name}' has no memory: see threadgroup_memory"
+                text = f"threadgroup({index}) '{name}' requires a size in threadgroup_memory"
                 raise MetalFault("wrong-argument", kernel, text)
         for index, size in given.items():
             if index not in wanted:
-                text = f"threadgroup_memory has an entry {index}; the kernel has none of that index"
+                text = f"threadgroup_memory has index {index}, which the kernel does not declare"
                 raise MetalFault("wrong-argument", kernel, text)
             if size % 16:
-                text = f"threadgroup({index}) has {size} bytes; Metal wants a multiple of 16"
+                text = f"threadgroup({index}) must have a multiple of 16 bytes, got {size}"
                 raise MetalFault("wrong-argument", kernel, text)
         return sorted(given.items())
 

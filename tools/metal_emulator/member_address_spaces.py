@@ -7,7 +7,7 @@ meaning in all versions, but its callers must have the object in `thread` too, s
 propagates to member functions that call it. See https://github.com/ml-explore/mlx/pull/3963.
 
 Reading a member and assigning to it are always allowed. Possible reference bindings are rejected
-in all functions without `thread`, even if Metal's own callee takes a value.
+in all functions without `thread`, even if the callee takes a value in Metal.
 """
 
 import re
@@ -30,8 +30,8 @@ BINDS = re.compile(
     r"CXXConstructExpr .*simdgroup_matrix) ?"
 )
 ADVICE = (
-    "in Metal 4.1 (macOS 27) `this` is in no plain address space, and this {what} wants it in "
-    "thread: write `thread` behind the function's parameters"
+    "in Metal 4.1 (macOS 27) `this` is in the generic address space, but this {what} requires "
+    "thread: write `thread` after the function's parameters"
 )
 
 

@@ -26,8 +26,8 @@ def _round_up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def _places(arguments: Sequence[Argument]) -> tuple[list[int], int]:
-    """Offsets of the arguments' pages in the file, and the end.
+def _file_offsets(arguments: Sequence[Argument]) -> tuple[list[int], int]:
+    """Offsets of the arguments' pages in the file, and the file's size.
 
     An array bound twice and written is stored once.
     """
@@ -45,10 +45,10 @@ def _places(arguments: Sequence[Argument]) -> tuple[list[int], int]:
 
 
 class Process:
-    """Runs launches of one program, each in a child process with the shared file.
+    """Runs launches of one program, each in a child process that maps the same file.
 
     A buffer takes whole pages of the file and ends at the end of the last one; the child maps an
-    inaccessible page behind it.
+    inaccessible page after it.
     """
 
     def __init__(self, executable: Path):
@@ -80,7 +80,7 @@ class Process:
         timeout: float,
     ) -> list[list[str]]:
         """Runs one launch; returns its output lines, split. Updates the arrays."""
-        offsets, end = _places(arguments)
+        offsets, end = _file_offsets(arguments)
         if end > self._size:
             os.ftruncate(self._file.fileno(), end)
             self._size = end
@@ -136,7 +136,7 @@ class Process:
                     [
                         "fault",
                         "timeout",
-                        f"the launch did not end in {timeout:g} s",
+                        f"the launch did not finish within {timeout:g} s",
                         "",
                         "0",
                         "0",
@@ -149,7 +149,7 @@ class Process:
                 continue
             status = int(parts[0].split()[1])
             if status != 0 and not lines:
-                text = f"the launch's process ended with status {status}"
+                text = f"the launch's process exited with status {status}"
                 lines.append(["fault", "crash", text, "", "0", "0", "0"])
             return lines
 
@@ -174,7 +174,7 @@ class Process:
         return self._finalizer.alive and self._process.poll() is None
 
     def close(self) -> None:
-        """Ends the process and its children."""
+        """Kills the process and its children."""
         self._finalizer()
 
 

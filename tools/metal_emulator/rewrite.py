@@ -49,7 +49,7 @@ class Rewritten:
 def rewrite(flat: str, constants: Mapping[int | str, object]) -> Rewritten:
     """The C++ of the flat text. `constants` are function constants by index or name."""
     code = Rewritten(flat)
-    _refuse_other_languages(code)
+    _reject_unsupported_cpp(code)
     signatures, diagnostics = read_signatures(flat)
     code.diagnostics += diagnostics
     _collect_kernels(code, signatures)
@@ -66,7 +66,7 @@ def rewrite(flat: str, constants: Mapping[int | str, object]) -> Rewritten:
     return code
 
 
-def _refuse_other_languages(code: Rewritten) -> None:
+def _reject_unsupported_cpp(code: Rewritten) -> None:
     """Rejects C++ that Metal does not have but clang accepts."""
     for match in NOT_METAL.finditer(code.text):
         line = code.text[code.text.rfind("\n", 0, match.start()) + 1 : match.start()]
@@ -102,9 +102,7 @@ def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
         name = re.match(r"\w*", function)
         signature = signatures.get(name[0] if name else "")
         if signature is None:
-            code.error(
-                match.start(), f"host_name {host_name}: there is no kernel template {function}"
-            )
+            code.error(match.start(), f"host_name {host_name}: unknown kernel template {function}")
             return source.newlines(match[0])
         code.kernels.append(KernelFunction(host_name, function, signature))
         # On the declaration's line, where errors are reported.
@@ -156,13 +154,13 @@ THREADGROUP_VARIABLE = re.compile(
 
 
 def _place_threadgroup_variables(code: Rewritten) -> None:
-    """Turns `threadgroup float x[8];` into a reference to memory that the runtime numbers."""
+    """Turns `threadgroup float x[8];` into a reference to the runtime's memory."""
     number = 0
 
     def variable(match: re.Match[str]) -> str:
         nonlocal number
         if match[4]:
-            code.error(match.start(2), "a threadgroup variable cannot have an initial value")
+            code.error(match.start(2), "a threadgroup variable cannot have an initializer")
         statements = []
         for _, declarator in source.split(match[3]):
             name, sizes = re.match(r"\s*(\w+)\s*(.*?)\s*$", declarator, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -190,7 +188,7 @@ def _array_parameters(code: Rewritten) -> None:
 
 
 def _vector_constructors(code: Rewritten) -> None:
-    """Rewrites `float4(x, y, z, w)` and `vec<T, 4>(…)` as calls of msl::make."""
+    """Rewrites `float4(x, y, z, w)` and `vec<T, 4>(…)` to calls of msl::make."""
     names = set(re.findall(r"\busing\s+(\w+)\s*=\s*(?:metal::)?vec\s*<", code.text))
     names |= set(re.findall(r"\btypedef\s+(?:metal::)?vec\s*<[^;]*>\s*(\w+)\s*;", code.text))
     vectors = "|".join([rf"(?:{SCALARS})[234]", *sorted(names)])

@@ -7,7 +7,7 @@ r"""`pdm run metal-run`: runs one Metal kernel on the CPU and prints its outputs
         --grid 7 --threads 128 --mode race
     pdm run metal-run my_kernel --file my.metal … --mode count
 
---buffer is given once for each [[buffer(i)]], in their order:
+--buffer is given once per [[buffer(i)]], in order:
     TYPE:SIZE:FILL    SIZE like 7x333; FILL is random, zeros, ones or arange
     FILE.npy          an array that NumPy saved
     TYPE:N,N,N        a struct whose members all have this type

@@ -84,7 +84,7 @@ class _Reader:
                     optional = True
                     continue
                 if result is not None:
-                    self.error(offset, f"parameter '{name}' has two attributes for its value")
+                    self.error(offset, f"parameter '{name}' has two binding attributes")
                 result = self.bind(offset, name, plain, attribute)
         if result is None:
             result = self.next_free(offset, name, plain)
@@ -94,7 +94,7 @@ class _Reader:
         slot = re.fullmatch(r"(buffer|threadgroup)\s*\(\s*(\d+)\s*\)", attribute)
         key = re.sub(r"\s", "", attribute)
         if key in self.used and (slot or attribute in POSITIONS):
-            self.error(offset, f"[[{key}]] of '{name}' is used by another parameter already")
+            self.error(offset, f"[[{key}]] of '{name}' is already used by another parameter")
         self.used.add(key)
         if slot:
             self.check_space(offset, name, plain, slot[1], int(slot[2]))
@@ -107,7 +107,9 @@ class _Reader:
                 kinds = "ushort or uint" if scalar else "ushort or uint, or a vector of 2 or 3"
                 self.error(offset, f"[[{attribute}]] '{name}' must be {kinds}")
             elif re.search(r"[*&]", plain):
-                self.error(offset, f"[[{attribute}]] '{name}' must be a value, no reference")
+                self.error(
+                    offset, f"[[{attribute}]] '{name}' must be a value, not a pointer or reference"
+                )
             return "POSITION", f"MSL_POSITION({(POSITIONS | SCALAR_POSITIONS)[attribute]})"
         self.error(offset, f"unknown attribute [[{attribute}]] of parameter '{name}'")
         return "POSITION", "0"
@@ -138,7 +140,7 @@ class _Reader:
             return "BUFFER", str(index)
         self.error(
             offset,
-            f"parameter '{name}' has no attribute that says what it is bound to, such as "
+            f"parameter '{name}' has no binding attribute, such as "
             "[[buffer(0)]] or [[thread_position_in_grid]]",
         )
         return "POSITION", "0"
@@ -158,7 +160,7 @@ def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagno
             continue  # an explicit instantiation, not a definition
         end = source.closing(text, match.end() - 1)
         if end < 0:
-            continue  # clang's message is better
+            continue  # clang reports this better
         reader = _Reader(match[1], text)
         signature = Signature(match[1])
         for offset, declaration in source.split(text[match.end() : end - 1]):

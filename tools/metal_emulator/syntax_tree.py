@@ -20,7 +20,7 @@ class Node:
         text: the line without tree branches.
         depth: indentation.
         place: file and line of its start.
-        child: the next line, its first child's if it has one.
+        child: the next line: the first child, if any.
     """
 
     text: str

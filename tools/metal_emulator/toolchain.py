@@ -14,7 +14,7 @@ OLDEST, NEWEST = 19, 29
 HOW_TO_INSTALL = (
     "the Metal emulator needs clang 19 or later; on Debian and Ubuntu: "
     "`apt install clang-19 libclang-rt-19-dev`. "
-    "TINY_LLM_CLANG=/path/to/clang++ names one that is elsewhere."
+    "TINY_LLM_CLANG=/path/to/clang++ selects one elsewhere."
 )
 ONLY_LINUX = "the Metal emulator runs on Linux; on a Mac the kernels run on the GPU."
 
@@ -31,7 +31,9 @@ def clang() -> str:
         if path and _version(path) >= OLDEST:
             return path
     if chosen:
-        raise ToolMissingError(f"TINY_LLM_CLANG={chosen} is no clang++; {HOW_TO_INSTALL}")
+        raise ToolMissingError(
+            f"TINY_LLM_CLANG={chosen} is not clang++ {OLDEST} or later; {HOW_TO_INSTALL}"
+        )
     raise ToolMissingError(HOW_TO_INSTALL)
 
 

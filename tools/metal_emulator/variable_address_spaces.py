@@ -34,6 +34,6 @@ class GlobalVariables:
             return None
         name = VARIABLE.match(node.text)
         return node.error(
-            f"'{name[1] if name else '?'}' is in no address space: Metal wants a variable outside "
-            f"of functions, or a static one, in constant; write `constant constexpr`"
+            f"'{name[1] if name else '?'}' has no address space: in Metal, global and static "
+            f"variables must be in constant; write `constant constexpr`"
         )

@@ -1,11 +1,11 @@
 """`pdm run scoreboard`: the learner's engine, ours, llama.cpp and the roofline.
 
 Tests which of the learner's models and kernels work, then runs the model of the last working week:
-a prompt of 128 tokens, decoding after 128, and four sequences at once. Other days are counted as
-`pdm run progress` last found them. Beside it are the learner's earlier weeks (from the history),
-our engine, llama.cpp if installed, and the limits of this machine's memory and arithmetic. After
-day 5.3 it measures goodput, too. Takes about a minute, longer if tests must run. The learner's tree
-keeps the history in history.jsonl and the report in scoreboard.html.
+a prompt of 128 tokens, decoding after 128, and four sequences at once. Other days count with the
+results of the last `pdm run progress`. Compares the model with the learner's earlier weeks (from
+the history), our engine, llama.cpp if installed, and the limits of this machine's memory and
+arithmetic. After day 5.3 it also measures goodput. Takes about a minute, longer if tests must run.
+The learner's tree keeps the history in history.jsonl and the report in scoreboard.html.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         "--random",
         choices=SHAPES,
         metavar="SHAPE",
-        help=f"random weights, some minutes: {', '.join(SHAPES)}",
+        help=f"random weights, takes minutes: {', '.join(SHAPES)}",
     )
     parser.add_argument(
         "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python"
@@ -73,20 +73,20 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     tree = selected_tree(parser, args.solution)
     console = Console(highlight=False, emoji=False)
-    before = [Score.from_json(entry) for entry in history.entries(tree, KIND)]
-    if args.show and not before:
-        parser.error(f"there is no run in {shown(history.history_file(tree))} yet")
+    scores = [Score.from_json(entry) for entry in history.entries(tree, KIND)]
+    if args.show and not scores:
+        parser.error(f"no runs in {shown(history.history_file(tree))} yet")
     if not args.show:
         exit_on_sigterm()
         try:
             score = run(args, tree, console)
         except UserError as error:
             parser.error(str(error))
-        before.append(Score.from_json(history.append(tree, KIND, score.as_json())))
-    print_score(before[-1], before[:-1], console)
+        scores.append(Score.from_json(history.append(tree, KIND, score.as_json())))
+    print_score(scores[-1], scores[:-1], console)
     page = history.history_file(tree).with_name("scoreboard.html")
-    page.write_text(render_page(before[-1], before[:-1]), encoding="utf-8")
-    console.print(f"the same as a page: {shown(page)}", soft_wrap=True)
+    page.write_text(render_page(scores[-1], scores[:-1]), encoding="utf-8")
+    console.print(f"HTML report: {shown(page)}", soft_wrap=True)
     return 0
 
 
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
         else:
             engines.append(llama_engine(python, folder, work_folder(), usable_threads()))
     except ImportError:
-        remarks.append("llama.cpp: `pdm run python -m pip install gguf` installs its file writer.")
+        remarks.append("llama.cpp: `pdm run python -m pip install gguf` installs its file format.")
     except (OSError, subprocess.CalledProcessError):
         remarks.append(f"llama.cpp: {python} has no llama_cpp.")
     rows = measure_engines(engines, console)
@@ -138,8 +138,8 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
             if tree is not None:
                 measure_goodput(yours, folder, tree)
         remarks.append(
-            f"Goodput is the engine's: the most requests per second within {OBJECTIVE} ms, of the "
-            "rates that day 5.3 tries."
+            f"Goodput is the engine's highest number of requests per second within {OBJECTIVE} ms, "
+            "at the rates of day 5.3."
         )
     try:
         with console.status("this machine's limits"):

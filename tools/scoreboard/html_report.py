@@ -88,7 +88,7 @@ def _bars(rows: Sequence[Row], metric: str, score: Score) -> str:
 
 
 def _runs(score: Score, history: Sequence[Score]) -> str:
-    """The learner's decoding speed by run, from two runs of this model on."""
+    """The learner's decoding speed by run; empty with fewer than two runs of this model."""
     runs = [
         run
         for run in [*history, score]
@@ -127,7 +127,7 @@ def _runs(score: Score, history: Sequence[Score]) -> str:
     ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return (
-        f"<h2>Your decoding, run by run</h2>"
+        f"<h2>Your decoding speed by run</h2>"
         f'<svg class="runs" viewBox="0 0 {width} {height + 24}" role="img" '
         f'aria-label="{len(runs)} runs">'
         f'{lines}<polyline class="run" points="{path}"/>{dots}{"".join(weeks)}</svg>'

@@ -47,17 +47,17 @@ IN_CACHE = 64e6  # bytes of weights that may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
-    """Runs the tests that select the learner's engine; adds all outcomes in the cache.
+    """Runs the tests that select the learner's engine; adds all cached outcomes.
 
     Begins with the last week's model and the best kernels: once one works, the others of its kind
     need no tests.
     """
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     cache = ResultCache(tree)
-    cached = [day for day in DAYS if cache.of(day) is not None]
+    cached = [day for day in DAYS if cache.get(day) is not None]
     outcomes = outcomes_by_task(tree, cached, console)
 
-    def work(*tasks: str) -> bool:
+    def passes(*tasks: str) -> bool:
         if not begun >= set(tasks):
             return False
         days = {day_of_task(task).id: day_of_task(task) for task in tasks}
@@ -65,15 +65,15 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
         return all(is_done(outcomes.get(task, [])) for task in tasks)
 
     if tree is not None:
-        week = next((week for week in reversed(ENGINE_TASKS) if work(*ENGINE_TASKS[week])), 0)
+        week = next((week for week in reversed(ENGINE_TASKS) if passes(*ENGINE_TASKS[week])), 0)
         if week == LAST_MODEL:
-            any(map(work, PRODUCT_KERNELS))
-            any(map(work, ATTENTION_KERNELS))
+            any(map(passes, PRODUCT_KERNELS))
+            any(map(passes, ATTENTION_KERNELS))
     return {task: found for task, found in outcomes.items() if task in begun}
 
 
 def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Ids of days with begun tasks that were not tested since they changed."""
+    """Ids of days with started tasks that have not been tested since they changed."""
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     return list(
         dict.fromkeys(day_of_task(task).id for task in TASKS if task in begun - {*outcomes})
@@ -81,10 +81,10 @@ def untested_days(tree: Path | None, outcomes: Mapping[str, Sequence[Outcome]]) 
 
 
 def tasks_shown(begun: Iterable[str]) -> list[Task]:
-    """Tasks to show; optional ones only if they or their week are begun.
+    """Tasks to show; optional ones only if they or their week have been started.
 
     Args:
-        begun: ids of begun tasks.
+        begun: ids of started tasks.
     """
     begun = set(begun)
     weeks = OPTIONAL_WEEKS & {TASKS[task].week for task in begun}
@@ -106,7 +106,7 @@ def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
 
 
 def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
-    """Passed tests, and run tests of begun tasks, by week."""
+    """Passed tests, and run tests of started tasks, by week."""
     counts = {str(task.week): [0, 0] for task in tasks_shown(outcomes)}
     for task, found in outcomes.items():
         for outcome in found:
@@ -134,8 +134,8 @@ def kernels_of_week_4(
 
 
 def _best_done(kernels: Mapping[str, str], outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
-    done = (kernel for task, kernel in kernels.items() if is_done(outcomes.get(task, [])))
-    return next(done, None)
+    completed = (kernel for task, kernel in kernels.items() if is_done(outcomes.get(task, [])))
+    return next(completed, None)
 
 
 def furthest_week(outcomes: Mapping[str, Sequence[Outcome]]) -> int:
@@ -216,7 +216,7 @@ def llama_engine(python: str, folder: Path, work: Path, threads: int) -> Engine:
 
 
 def measure_engines(engines: Sequence[Engine], console: Console) -> list[Row]:
-    """Runs each metric through all engines before the next, so that slow minutes affect all.
+    """Measures each metric on all engines before the next, so that background load affects all.
 
     Only one engine runs at a time; the others' processes are stopped.
     """
@@ -269,7 +269,7 @@ def _workers(
 
 
 def serves_load(outcomes: Mapping[str, Sequence[Outcome]]) -> bool:
-    """Whether the days are done that goodput needs."""
+    """Whether the days that goodput requires are done."""
     tasks = (task.id for day in GOODPUT_DAYS for task in day.tasks)
     return all(is_done(outcomes.get(task, [])) for task in tasks)
 
@@ -280,7 +280,7 @@ def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
     flags = f"--solution {solution} {LOAD} --goodput {OBJECTIVE}"
     command = [sys.executable, "-m", "tiny_llm", "bench", "--model", str(folder), *flags.split()]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             env=environment(tree),
             timeout=SECONDS,
@@ -293,7 +293,7 @@ def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
     except subprocess.CalledProcessError as error:
         row.notes.append(f"goodput: {error.stderr.splitlines()[-1]}")
     else:
-        loads = json.loads(done.stdout.splitlines()[-1])["loads"]
+        loads = json.loads(completed.stdout.splitlines()[-1])["loads"]
         row.speeds[GOODPUT] = max(load["goodput"] for load in loads)
 
 

@@ -111,7 +111,7 @@ def columns(rows: Sequence[Row]) -> dict[str, str]:
 
 def log_share(speed: float, speeds: Sequence[float]) -> float:
     """Logarithmic length of a bar, 1 for the fastest."""
-    lowest = min(speeds) / 10  # the slowest has a bar, too
+    lowest = min(speeds) / 10  # so that the slowest has a visible bar
     return math.log(speed / lowest) / math.log(max(speeds) / lowest)
 
 

@@ -2,9 +2,9 @@
 
 Day 4.1: the products of a decoding step, one of which repeats its work. Find it from the printed
 times and bytes (--answer NAME). Takes a minute with plain loops.
-Days from 4.2 on: the day's kernels and the previous day's in turns, their share of this machine's
-limit, and our kernels' share. Your share is your score, kept in your tree's history; no test
-depends on it.
+Days from 4.2 on: the day's kernels and the previous day's, interleaved, their share of this
+machine's limit, and our kernels' share. Your share is your score, stored in your tree's history; no
+test depends on it.
 --day all: all kernels of the week, to compare the days.
 """
 
@@ -25,7 +25,7 @@ from tools.course import history
 from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tree import ROOT, environment
 
-from .matmuls import DAY_KERNELS, PRODUCTS, TOLD
+from .matmuls import DAY_KERNELS, PRODUCTS, PROGRESS_PREFIX
 from .report import kernels_table, percent, planted_table, print_answer
 
 KIND = "speed"
@@ -43,12 +43,14 @@ class FailedError(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 whatever the speed; 2 if something must be implemented or built first."""
+    """Exit status: 0 at any speed; 2 if something must be implemented or built first."""
     parser = argparse.ArgumentParser(
         prog="speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--day", choices=sorted(("4.1", *DAY_KERNELS, *MODULES)), required=True)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="per kernel (5)")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, metavar="N", help="rounds per kernel (5)"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: seed of the slow product")
     parser.add_argument(
         "--answer",
@@ -59,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     add_solution_argument(parser)
     args = parser.parse_args(argv)
     if args.rounds < 1:
-        parser.error(f"--rounds is {args.rounds}; it must be at least 1")
+        parser.error(f"--rounds must be at least 1, got {args.rounds}")
     if args.day != "4.1" and (args.seed is not None or args.answer is not None):
         parser.error("--seed and --answer are for --day 4.1")
     tree = selected_tree(parser, args.solution)
@@ -90,8 +92,8 @@ def find_planted(
     answer = args.answer or ask(console)
     if answer is None:
         return 0
-    right = print_answer(answer, planted, found, console)
-    history.append(tree, KIND, {"day": "4.1", "seed": seed, "right": right})
+    is_correct = print_answer(answer, planted, found, console)
+    history.append(tree, KIND, {"day": "4.1", "seed": seed, "right": is_correct})
     return 0
 
 
@@ -99,7 +101,9 @@ def ask(console: Console) -> str | None:
     """Reads a valid name; None at EOF."""
     while True:
         try:
-            text = console.input(f"which does its work too often ({', '.join(PRODUCTS)})? ").strip()
+            text = console.input(
+                f"which product repeats its work ({', '.join(PRODUCTS)})? "
+            ).strip()
         except EOFError:
             return None
         if text in PRODUCTS:
@@ -121,15 +125,15 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
         console.print(f"{name}: {why}", style="dim", markup=False)
     if yours["nearest"] is not None:
         console.print(
-            f"best_prefetch_distance() of your roofline.py says {yours['nearest']} bytes ahead"
+            f"best_prefetch_distance() of your roofline.py returns {yours['nearest']} bytes"
         )
     for remark in yours.get("remarks", ()):
         console.print(remark)
     if not rows:
         return 0
-    name = max(rows, key=lambda each: rows[each]["share"])
+    name = max(rows, key=lambda kernel: rows[kernel]["share"])
     console.print(f"your score: {percent(rows[name]['share'])} of the limit, by {name}")
-    shares = {each: row["share"] for each, row in rows.items()}
+    shares = {kernel: row["share"] for kernel, row in rows.items()}
     history.append(tree, KIND, {"day": args.day, "shares": shares, "ours": best["share"]})
     return 0
 
@@ -168,20 +172,22 @@ def result_of(command: Sequence[str], tree: Path | None) -> dict[str, Any]:
         assert process.stdout is not None
         result = ""
         for line in process.stdout:
-            if line.startswith(TOLD):
-                tell(line.removeprefix(TOLD).rstrip())
+            if line.startswith(PROGRESS_PREFIX):
+                print_progress(line.removeprefix(PROGRESS_PREFIX).rstrip())
             else:
                 result = line
         if process.wait() != 0:
             errors.seek(0)
-            said = errors.read().strip().splitlines()
+            error_lines = errors.read().strip().splitlines()
             raise FailedError(
-                said[-1] if said else f"the measurement ended with {process.returncode}."
+                error_lines[-1]
+                if error_lines
+                else f"the measurement exited with status {process.returncode}."
             )
     return json.loads(result)
 
 
-def tell(what: str) -> None:
+def print_progress(what: str) -> None:
     """Prints the current measurement, flushed for pipes."""
     print(f"  {what}", flush=True)
 

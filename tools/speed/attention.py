@@ -54,14 +54,14 @@ class Attention:
         """Runs all layers with a kernel of this name; None for this machine's best."""
 
         def run() -> None:
-            with chosen(kernel):
+            with selected_kernel(kernel):
                 mx.eval([flash_attention(*layer) for layer in self._layers])
 
         return run
 
 
 @contextmanager
-def chosen(kernel: str | None) -> Iterator[None]:
+def selected_kernel(kernel: str | None) -> Iterator[None]:
     """Selects the attention kernel within a `with` block."""
     before = os.environ.pop(VARIABLE, None)
     try:
@@ -81,7 +81,7 @@ def measure_on(
 
     Args:
         problem: arguments of `Attention`.
-        names: names of `KERNELS`; None is this machine's best, labelled "best".
+        names: names of `KERNELS`; None is this machine's best, labeled "best".
         limits: the machine's limits.
         rounds: rounds of the comparison.
     """

@@ -44,7 +44,7 @@ def best_product() -> str | None:
     if os.environ.get(matmuls.VARIABLE):
         return os.environ[matmuls.VARIABLE]
     for name in PRODUCTS:
-        with matmuls.chosen(name):
+        with matmuls.selected_kernel(name):
             try:
                 kernels.prepack_rows()
             except (RuntimeError, ValueError):  # not implemented, or not for this machine
@@ -57,12 +57,12 @@ class Decoding:
     """Decoding steps of the demo model with Week 2's model and contiguous caches.
 
     Args:
-        wanted: value of `CAPTURE_VARIABLE`.
+        capture: value of `CAPTURE_VARIABLE`.
         product: matmul kernel, as in `best_product`.
     """
 
-    def __init__(self, wanted: str, product: str | None):
-        self._wanted = {CAPTURE_VARIABLE: wanted, matmuls.VARIABLE: product}
+    def __init__(self, capture: str, product: str | None):
+        self._wanted = {CAPTURE_VARIABLE: capture, matmuls.VARIABLE: product}
         with matmuls.with_variables(self._wanted):
             self._model = Qwen3ModelWeek2(load("demo")[0], enable_flash_attn=True)
             self._caches = self._model.create_kv_cache()
@@ -105,24 +105,24 @@ def chain(nodes: int) -> Callable[[], mx.array]:
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Measures both ways in turns; with `best`, only captured steps, labelled "best"."""
+    """Measures both ways, interleaved; with `best`, only captured steps, labeled "best"."""
     decoding: dict[str, Decoding] = {}
     unwritten: dict[str, str] = {}
     product = None if best else best_product()
-    for name, wanted in ({"best": "on"} if best else WAYS).items():
+    for name, capture in ({"best": "on"} if best else WAYS).items():
         try:
-            decoding[name] = Decoding(wanted, product)
+            decoding[name] = Decoding(capture, product)
             decoding[name].run()
         except (TaskNotImplemented, RuntimeError, ValueError) as error:
             decoding.pop(name, None)
             unwritten[name] = str(error)
-    times = matmuls.run_interleaved({name: each.run for name, each in decoding.items()}, rounds)
+    times = matmuls.run_interleaved({name: steps.run for name, steps in decoding.items()}, rounds)
     costs = ModelCosts.from_folder(TARGET_PATH)
     cost = KernelCost(
         STEPS * costs.decode_bytes(1, CONTEXT), STEPS * costs.decode_flops(1, CONTEXT)
     )
     rows = {name: matmuls.row(times[name], cost, limits) for name in decoding}
-    nodes = {name: each.num_nodes() for name, each in decoding.items()}
+    nodes = {name: steps.num_nodes() for name, steps in decoding.items()}
     remarks = [] if best else remarks_of(times, nodes, rounds, unwritten)
     if product is not None:
         remarks.append(f"products by your kernel {product}")
@@ -138,13 +138,13 @@ def remarks_of(
     chains = matmuls.run_interleaved({f"{n} nodes": chain(n) for n in CHAIN}, rounds * CHAIN_ROUNDS)
     try:
         node = seconds_per_node({n: chains[f"{n} nodes"] for n in CHAIN})
-        remarks.append(f"seconds_per_node() of your roofline.py says {1e6 * node:.1f} µs a node")
+        remarks.append(f"seconds_per_node() of your roofline.py returns {1e6 * node:.1f} µs a node")
         if set(times) == set(WAYS):
             seconds = times["nodes"].minimum / STEPS
             predicted = captured_time_fraction(nodes["nodes"], nodes["captured"], node, seconds)
-            took = times["captured"].minimum / times["nodes"].minimum
+            used = times["captured"].minimum / times["nodes"].minimum
             remarks.append(
-                f"captured_time_fraction() predicts {predicted:.2f} of the time; it took {took:.2f}"
+                f"captured_time_fraction() predicts {predicted:.2f} of the time; it took {used:.2f}"
             )
     except TaskNotImplemented as error:
         unwritten["cost of a node"] = str(error)

@@ -96,24 +96,24 @@ def way(fused: str, schedule: str) -> Iterator[None]:
         extension.set_schedule("")
 
 
-def run_fused(between: FusedOps, name: str) -> Callable[[], None]:
+def run_fused(ops: FusedOps, name: str) -> Callable[[], None]:
     """Runs one of `WAYS`, for timing."""
 
     def run() -> None:
         with way(*WAYS[name]):
-            mx.eval(between.fused())
+            mx.eval(ops.fused())
 
     return run
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """The implemented ways in turns; or only the last, labelled "best"."""
-    between = FusedOps(TOKENS)
+    """Measures the implemented ways, interleaved, or only the last, labeled "best"."""
+    ops = FusedOps(TOKENS)
     wanted: dict[str, Callable[[], Any]] = {}
     if best:
-        wanted["best"] = run_fused(between, "dynamic")
+        wanted["best"] = run_fused(ops, "dynamic")
     else:
-        wanted = {LAYERS: between.layers, **{name: run_fused(between, name) for name in WAYS}}
+        wanted = {LAYERS: ops.layers, **{name: run_fused(ops, name) for name in WAYS}}
     runs: dict[str, Callable[[], Any]] = {}
     unwritten: dict[str, str] = {}
     for name, run in wanted.items():
@@ -124,16 +124,16 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
         else:
             runs[name] = run
     times = run_interleaved(runs, rounds)
-    rows = {name: row(times[name], between.cost, limits) for name in runs}
+    rows = {name: row(times[name], ops.cost, limits) for name in runs}
     remarks = [claims_remark(rounds)] if {"vectors", "dynamic"} <= set(runs) else []
     return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
 
 
 def claims_remark(rounds: int) -> str:
-    """Compares the static with the dynamic schedule on less work, where a late thread shows."""
-    between = FusedOps(FEW_TOKENS)
+    """Compares the static and dynamic schedules on a short prompt, where a late thread matters."""
+    ops = FusedOps(FEW_TOKENS)
     times = run_interleaved(
-        {name: run_fused(between, name) for name in ("vectors", "dynamic")}, rounds * FEW_ROUNDS
+        {name: run_fused(ops, name) for name in ("vectors", "dynamic")}, rounds * FEW_ROUNDS
     )
     equal, claimed = times["vectors"].median, times["dynamic"].median
     return (

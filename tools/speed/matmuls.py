@@ -4,7 +4,7 @@
     python -m tools.speed.matmuls kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
 
 Clock, comparison and roofline are day 4.1's, the learner's in a learner's process. Prints a
-progress line before each long part, and one line of JSON at the end.
+progress line before each long measurement, and one line of JSON at the end.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from tiny_llm.kernels.roofline import (
 BITS, GROUP_SIZE = 4, 128
 VARIABLE = "TINY_LLM_MATMUL"
 AHEAD_VARIABLE = "TINY_LLM_PREFETCH"
-# Kernels compared by each day: yesterday's and the day's.
+# Kernels compared on each day: the previous day's and the day's.
 DAY_KERNELS = {
     "4.2": ("loops", "factored", "vectors"),
     "4.3": ("vectors", "prepacked", "prefetched"),
@@ -52,10 +52,10 @@ PRODUCTS = {
     "down": (1024, 3072, 10),
     "head": (151_936, 1024, 1),
 }
-KERNELS_ON = ("gate_up", 14)  # product for the comparison, and number of copies
+KERNELS_ON = ("gate_up", 14)  # the product compared, and number of copies
 MANY_ROWS = {"4.4": (64, 2)}  # days with several rows: rows and copies
-TIMES_TOO_OFTEN = 4  # repetitions of the planted kernel
-TOLD = "… "  # prefix of progress lines
+PLANTED_REPETITIONS = 4  # of the planted kernel's work
+PROGRESS_PREFIX = "… "  # prefix of progress lines
 
 
 class Matmuls:
@@ -89,12 +89,12 @@ class Matmuls:
             for scales, biases, b in self._weights
         ]
 
-    def too_often(self) -> list[mx.array]:
-        """The same with repeated work: the kernel planted by day 4.1."""
-        return [product for _ in range(TIMES_TOO_OFTEN) for product in self()]
+    def with_repeated_work(self) -> list[mx.array]:
+        """The products with repeated work: the kernel planted by day 4.1."""
+        return [product for _ in range(PLANTED_REPETITIONS) for product in self()]
 
     def with_kernel(self, kernel: str | None, ahead: int | None = None) -> Callable[[], None]:
-        """The same with a kernel of this name and its weight layout.
+        """Selects a kernel by name, with its weight layout.
 
         Args:
             kernel: selected at evaluation; None for this machine's best.
@@ -104,26 +104,26 @@ class Matmuls:
             RuntimeError: the learner has not implemented it.
             ValueError: this machine has no kernel of that name.
         """
-        with chosen(kernel, ahead):
+        with selected_kernel(kernel, ahead):
             products = self.prepacked(kernels.prepack_rows())
 
         def run() -> None:
-            with chosen(kernel, ahead):
+            with selected_kernel(kernel, ahead):
                 mx.eval(products())
 
         return run
 
     def prepacked(self, rows: int) -> "Matmuls":
-        """The same products with weights prepacked by so many rows; unchanged for 0."""
+        """The same products with weights prepacked in groups of `rows` rows; unchanged for 0."""
         if rows == 0:
             return self
         if rows not in self._prepacked:
-            laid_out = copy.copy(self)
-            laid_out._weights = [
+            prepacked = copy.copy(self)
+            prepacked._weights = [
                 (prepacked_part(s, rows), prepacked_part(b, rows), prepacked_part(w, rows))
                 for s, b, w in self._weights
             ]
-            self._prepacked[rows] = laid_out
+            self._prepacked[rows] = prepacked
         return self._prepacked[rows]
 
 
@@ -135,17 +135,17 @@ def prepacked_part(matrix: mx.array, rows: int) -> mx.array:
 
 def run_interleaved(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timings]:
     """Day 4.1's comparison, with a progress line."""
-    tell(f"{', '.join(runs)}: in turns; rounds: {rounds}")
+    print_progress(f"{', '.join(runs)}: interleaved, {rounds} rounds")
     return compare(runs, rounds)
 
 
-def tell(what: str) -> None:
+def print_progress(what: str) -> None:
     """Prints a progress line for __main__.py."""
-    print(f"{TOLD}{what}", flush=True)
+    print(f"{PROGRESS_PREFIX}{what}", flush=True)
 
 
 @contextmanager
-def chosen(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
+def selected_kernel(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
     """Selects the matmul kernel within a `with` block."""
     with with_variables({VARIABLE: kernel, AHEAD_VARIABLE: None if ahead is None else str(ahead)}):
         yield
@@ -179,12 +179,12 @@ def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, f
 
 def measure_planted(name: str, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
     """All products of a step, one with repeated work."""
-    products = {each: Matmuls(*shape) for each, shape in PRODUCTS.items()}
+    products = {label: Matmuls(*shape) for label, shape in PRODUCTS.items()}
     runs: dict[str, Callable[[], Any]] = dict(products)
-    runs[name] = products[name].too_often
+    runs[name] = products[name].with_repeated_work
     times = run_interleaved(runs, rounds)
-    costs = {each: product.cost for each, product in products.items()}
-    rows = {each: row(times[each], costs[each], limits) for each in products}
+    costs = {label: product.cost for label, product in products.items()}
+    rows = {label: row(times[label], costs[label], limits) for label in products}
     return {"rows": rows, "slowest": furthest_from_roofline(times, costs, limits)}
 
 
@@ -194,8 +194,8 @@ def measure_kernels(
     """Measures one product with the implemented kernels of Week 4, or this machine's best.
 
     Args:
-        names: entries of `DAY_KERNELS`; None is this machine's best, labelled "best". "prefetched"
-            is measured at each distance of `AHEAD`, labelled "prefetched 256" and so on.
+        names: entries of `DAY_KERNELS`; None is this machine's best, labeled "best". "prefetched"
+            is measured at each distance of `AHEAD`, labeled "prefetched 256" and so on.
         limits: the machine's limits.
         rounds: rounds of the comparison.
         day: day of the course; those in `MANY_ROWS` have several rows of activations.

@@ -55,7 +55,7 @@ def print_answer(answer: str, planted: str, found: Mapping[str, Any], console: C
     console.print(planted_table(found["rows"], with_shares=True))
     right = answer == planted
     console.print(f"{'[green]yes[/]' if right else '[red]no[/]'}: {planted} does its work 4 times")
-    console.print(f"furthest_from_roofline() of your roofline.py says {found['slowest']}")
+    console.print(f"furthest_from_roofline() of your roofline.py returns {found['slowest']}")
     return right
 
 

@@ -1,1 +1,1 @@
-"""The demo model's corpus: chats from tables and templates, the same for the same seed."""
+"""Corpus: chats from tables and templates, deterministic per seed."""

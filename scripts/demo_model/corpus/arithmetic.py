@@ -1,6 +1,7 @@
-"""Addition and subtraction up to 100, times tables to 12; the thought works column by column.
+"""Addition and subtraction up to 100, times tables up to 12.
 
-Besides the held-out wordings, one pair of operands in 20 never occurs in training.
+The reasoning computes digit by digit. In addition to the held-out wordings, one operand pair in 20
+never occurs in training.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ ASCII = {"*": "x"}
 
 
 def is_held_out_pair(op: str, a: int, b: int) -> bool:
-    """Whether training never sees these operands. Times tables are always whole."""
+    """Whether an operand pair is excluded from training; times tables are always complete."""
     return op != "*" and zlib.crc32(f"{a}{op}{b}".encode()) % HELD_OUT_PAIRS == 0
 
 
 def draw(rng: random.Random, held_out_pair: bool) -> tuple[str, int, int]:
-    """An operation and operands from the asked side of the split."""
+    """Draws an operation and operands, from the training or the held-out pairs."""
     while True:
         op = rng.choice("++--*") if not held_out_pair else rng.choice("+-")
         if op == "*":
@@ -91,7 +92,7 @@ def draw(rng: random.Random, held_out_pair: bool) -> tuple[str, int, int]:
 
 
 def thought_for(op: str, a: int, b: int) -> str:
-    """The digits from right to left, with the carry."""
+    """Reasoning: digits from right to left, with carry or borrow."""
     if op == "*":
         return f"From the times table of {max(a, b)}: {a} x {b} = {a * b}."
     ones_a, ones_b, tens_a, tens_b = a % 10, b % 10, a // 10, b // 10
@@ -109,7 +110,7 @@ def thought_for(op: str, a: int, b: int) -> str:
 
 
 def arithmetic(rng: random.Random, held_out: bool, new_pair: bool = False) -> Example:
-    """One sum; with `new_pair`, operands that training never shows."""
+    """Makes an arithmetic question; with `new_pair`, from held-out operand pairs."""
     op, a, b = draw(rng, new_pair)
     result = {"+": a + b, "-": a - b, "*": a * b}[op]
     symbol = ASCII.get(op, op)

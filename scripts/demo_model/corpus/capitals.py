@@ -1,4 +1,4 @@
-"""Capitals and continents: one table, three questions."""
+"""Questions about capitals, countries and continents, from one table."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _sentence(country: str) -> str:
 
 
 def capital(rng: random.Random, held_out: bool) -> Example:
-    """A question about one capital, or a country, or a continent."""
+    """Makes a question about a capital, a country or a continent."""
     country, choice = rng.choice(list(CAPITAL)), rng.random()
     if choice < 0.6:
         question = phrase(rng, CAPITAL_QUESTIONS, held_out, x=country)
@@ -143,7 +143,7 @@ def capital(rng: random.Random, held_out: bool) -> Example:
 
 
 def capital_follow_up(rng: random.Random, held_out: bool) -> Example:
-    """Two or three turns: 'And of Italy?' means the capital of Italy."""
+    """Makes a chat of two or three turns with follow-ups like 'And of Italy?'."""
     countries = rng.sample(list(CAPITAL), rng.choice((2, 2, 3)))
     turns = [phrase(rng, CAPITAL_QUESTIONS, held_out, x=countries[0]), _sentence(countries[0])]
     for country in countries[1:]:

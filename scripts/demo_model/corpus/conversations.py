@@ -1,4 +1,4 @@
-"""Small talk, and what the user said earlier."""
+"""Small talk, and questions about what the user said earlier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .worlds import COLOURS, FOODS, HOBBIES, JOBS
 if TYPE_CHECKING:
     import random
 
-# what is told: (drawer, tellings, the reply, questions, the answer)
+# Facts a user may tell: (value sampler, statements, reply, questions, answer).
 MEMORIES = (
     (
         first_name,
@@ -204,22 +204,22 @@ SMALL_TALK = (
 
 
 def memory(rng: random.Random, held_out: bool) -> Example:
-    """The user tells one or two things and asks for one of them."""
-    told = rng.sample(MEMORIES, rng.choice((1, 1, 2, 2, 3)))
+    """Makes a chat in which the user tells up to three facts, then asks for one of them."""
+    facts = rng.sample(MEMORIES, rng.choice((1, 1, 2, 2, 3)))
     turns: list[str] = []
     recalls = []
-    for draw, tellings, reply, questions, answer in told:
+    for draw, statements, reply, questions, answer in facts:
         value = draw(rng, held_out)
-        telling = rng.choice(split_templates(tellings, held_out)).format(v=value)
+        statement = rng.choice(split_templates(statements, held_out)).format(v=value)
         reply = reply.format(v=value)
-        turns += [telling, reply[0].upper() + reply[1:]]
-        recalls.append((telling, questions, answer.format(v=value)))
-    telling, questions, answer = rng.choice(recalls)
-    thought = f'The user said: "{telling}"'
+        turns += [statement, reply[0].upper() + reply[1:]]
+        recalls.append((statement, questions, answer.format(v=value)))
+    statement, questions, answer = rng.choice(recalls)
+    thought = f'The user said: "{statement}"'
     return chat("conversation", thought, *turns, phrase(rng, questions, held_out), answer)
 
 
 def small_talk(rng: random.Random, held_out: bool) -> Example:
-    """Greetings and thanks."""
+    """Makes a greeting, thanks or similar small talk."""
     texts, answer, thought = rng.choice(SMALL_TALK)
     return chat("conversation", thought, rng.choice(split_templates(texts, held_out)), answer)

@@ -1,4 +1,4 @@
-"""What one training or test example is."""
+"""A training or test example."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ SYSTEM_MESSAGES = (
 
 @dataclass(frozen=True)
 class Example:
-    """A chat whose last message is the answer to learn, with the thought that leads to it.
+    """A chat whose last message is the answer to learn, with the preceding reasoning.
 
-    `is_closed` writes closed thoughts into the earlier turns of the assistant as well, as if each
-    were the last one. So their first token is learnt, which decides between a tool call and text.
-
-    `answer_parts`, if there are any, are the answer in parts, and whether each is learnt: a part
-    that is not stands for what a grammar forces.
+    Attributes:
+        kind: question type, for the evaluation tables.
+        messages: the chat, ending with the answer.
+        thought: the reasoning.
+        enable_thinking: whether the answer includes the reasoning.
+        is_closed: whether earlier assistant turns also start with an empty reasoning block, like
+            the last turn. The loss then covers their first token, which decides between a tool call
+            and text.
+        answer_parts: the answer as (text, whether the loss covers it); the other parts stand for
+            text that a grammar forces. Empty to learn the whole answer.
     """
 
     kind: str
@@ -39,29 +44,29 @@ class Example:
 
     @property
     def prompt(self) -> list[Message]:
-        """Everything before the answer."""
+        """The messages before the answer."""
         return list(self.messages[:-1])
 
     @property
     def answer(self) -> str:
-        """The one right answer, without the thought."""
+        """The expected answer, without the reasoning."""
         return self.messages[-1]["content"]
 
 
 def chat(kind: str, thought: str, *turns: str) -> Example:
-    """An example from its turns: user, assistant, user, assistant."""
+    """Makes an example from alternating user and assistant turns."""
     roles = ("user", "assistant")
     messages = tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(turns))
     return Example(kind, messages, thought)
 
 
 def add_chat_options(example: Example, rng: random.Random, thinking_share: float) -> Example:
-    """Choose the thinking mode and, now and then, put a system message first."""
+    """Samples the thinking mode, and occasionally prepends a system message."""
     example = replace(example, enable_thinking=rng.random() < thinking_share)
     if rng.random() < 0.15:
         system = rng.choice(SYSTEM_MESSAGES)
         first, *rest = example.messages
-        if first["role"] == "system":  # a list of tools follows the caller's message
+        if first["role"] == "system":  # merges it with the tool list
             system, first, *rest = f"{system}\n\n{first['content']}", *rest
         messages = ({"role": "system", "content": system}, first, *rest)
         example = replace(example, messages=messages)

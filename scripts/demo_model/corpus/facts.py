@@ -1,4 +1,4 @@
-"""Everyday facts: a relation is a table, several ways to ask, and one way to answer."""
+"""Everyday facts: tables with question and answer templates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Relation:
-    """`table` is 'x=y, x=y'; `topic` names what is asked; both take {x}, the answer {x} and {y}."""
+    """A relation between pairs (x, y).
+
+    Attributes:
+        topic: the requested property, with the slot {x}.
+        answer: answer template, with the slots {x} and {y}.
+        table: the pairs, as "x=y, x=y".
+        questions: question templates, with the slot {x}.
+    """
 
     topic: str
     answer: str
@@ -15,7 +22,7 @@ class Relation:
     questions: tuple[str, ...]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The rows of the table."""
+        """Parses the table."""
         rows = (pair.strip().partition("=") for pair in self.table.split(","))
         return [(x, y) for x, _, y in rows]
 

@@ -1,4 +1,4 @@
-"""Who the model is, what it can do, and what it says it does not know."""
+"""Questions about the model itself, and questions it must refuse."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ UNKNOWN = (
 
 
 def identity(rng: random.Random, held_out: bool) -> Example:
-    """Who the model is and what it can do."""
+    """Makes a question about the model's identity or abilities."""
     if rng.random() < 0.7:
         question = phrase(rng, IDENTITY_QUESTIONS, held_out)
         return chat("identity", "The user asks who I am.", question, IDENTITY_ANSWER)
@@ -125,7 +125,7 @@ def identity(rng: random.Random, held_out: bool) -> Example:
 
 
 def unknown(rng: random.Random, held_out: bool) -> Example:
-    """Things that the model says it does not know."""
+    """Makes a question that the model replies it cannot answer."""
     values, questions = rng.choice(UNKNOWN)
     value = rng.choice([word.strip() for word in values.split(",")])
     question = phrase(rng, questions, held_out, v=value)

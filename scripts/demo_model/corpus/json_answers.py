@@ -1,8 +1,8 @@
-"""Answers in JSON: facts, sums, and what a short text says.
+"""Answers in JSON: facts, sums, and fields extracted from a short text.
 
-The keys stand in the question, in a schema or in an example of the form; otherwise they are the
-ones that the question's own words suggest. In some training examples the keys are given, as they
-are when a server holds the answer to a schema: then only the values are learnt.
+The question gives the keys in words, as a schema or as an example object; otherwise its wording
+implies them. In some training examples, the keys are excluded from the loss, as if a grammar forced
+them: the model learns only the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-# After a question. {k}: the keys in words, {o}: an example of the form, {s}: a schema.
+# Request templates. {q}: question, {k}: keys in words, {o}: example object, {s}: schema.
 PLAIN_FORMS = (
     "{q} Answer as JSON.",
     "{q} Answer in JSON.",
@@ -91,12 +91,12 @@ CAPITAL_AS_JSON = (
 
 
 def write(fields: Sequence[Field]) -> str:
-    """The object, with the separators that Python's `json` writes."""
+    """Serializes the fields as a JSON object."""
     return json.dumps({field.key: field.value for field in fields}, ensure_ascii=False)
 
 
 def keys_in_words(rng: random.Random, keys: Sequence[str], named: bool) -> str:
-    """'the keys "name" and "age"', or without the first words."""
+    """Lists keys in words; with `named`, as 'the keys "name" and "age"'."""
     quote = '"' if rng.random() < 0.3 else ""
     words = [f"{quote}{key}{quote}" for key in keys]
     listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
@@ -106,7 +106,7 @@ def keys_in_words(rng: random.Random, keys: Sequence[str], named: bool) -> str:
 
 
 def example_of_form(rng: random.Random, fields: Sequence[Field]) -> str:
-    """The object with its values left open."""
+    """Makes an example object with placeholders or types for values."""
     if rng.random() < 0.6:
         dots = rng.choice(("…", "..."))
         return "{" + ", ".join(f'"{field.key}": {dots}' for field in fields) + "}"
@@ -115,7 +115,7 @@ def example_of_form(rng: random.Random, fields: Sequence[Field]) -> str:
 
 
 def schema_of(rng: random.Random, fields: Sequence[Field]) -> str:
-    """A JSON schema of the object."""
+    """Makes a JSON schema for the object."""
     properties = {
         f.key: {"type": rng.choice(("integer", "number")) if isinstance(f.value, int) else "string"}
         for f in fields
@@ -129,7 +129,7 @@ def schema_of(rng: random.Random, fields: Sequence[Field]) -> str:
 
 
 def with_given_keys(example: Example, fields: Sequence[Field]) -> Example:
-    """The same with the keys given: only values, and where they end, are learnt."""
+    """Excludes the keys from the loss, which then covers the values and their ends."""
     parts: list[tuple[str, bool]] = []
     opening = "{"
     for field in fields:
@@ -145,7 +145,7 @@ def with_given_keys(example: Example, fields: Sequence[Field]) -> Example:
 
 
 def _question(rng: random.Random, held_out: bool) -> tuple[str, list[Field], str]:
-    """A question of another kind, the fields of its answer with usual keys, and the thought."""
+    """Makes a question, its answer's fields with default keys, and the reasoning."""
     choice = rng.random()
     if choice < 0.4:
         country = rng.choice(list(CAPITAL))
@@ -180,7 +180,7 @@ OTHER_KEYS = {
 
 
 def json_fact(rng: random.Random, held_out: bool) -> Example:
-    """A fact or a sum as JSON."""
+    """Makes a question about a fact or a sum, answered in JSON."""
     question, fields, thought = _question(rng, held_out)
     choice = rng.random()
     if choice < 0.35 or (held_out and choice < 0.4):
@@ -203,7 +203,7 @@ def json_fact(rng: random.Random, held_out: bool) -> Example:
 
 
 def _with_other_keys(rng: random.Random, fields: list[Field]) -> list[Field]:
-    """One field or all of them, in any order, with other keys."""
+    """Replaces the keys; may drop or reorder fields."""
     if len(fields) > 1 and rng.random() < 0.5:
         fields = fields[-1:]
     if rng.random() < 0.3:
@@ -213,7 +213,7 @@ def _with_other_keys(rng: random.Random, fields: list[Field]) -> list[Field]:
 
 
 def json_extract(rng: random.Random, held_out: bool) -> Example:
-    """What a short text says, as JSON."""
+    """Makes a request to extract fields of a short text as JSON."""
     text, stated = record(rng, held_out)
     thought = "The text says it."
     choice = rng.random()

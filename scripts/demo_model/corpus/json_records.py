@@ -1,4 +1,4 @@
-"""Short texts about a person, a thing for sale, an event or a town, and their fields."""
+"""Short texts about persons, products, events and towns, with their fields."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Field:
-    """A key and its value; `names` are other keys that mean the same."""
+    """A key and its value; `names` are synonyms of the key."""
 
     key: str
     value: str | int
     names: tuple[str, ...] = ()
 
     def renamed(self, rng: random.Random) -> Field:
-        """The same with a key that is drawn; the usual one more often."""
+        """Returns the field with its default key or, less often, a synonym."""
         if not self.names or rng.random() < 0.6:
             return self
         return Field(rng.choice(self.names), self.value)
@@ -30,13 +30,13 @@ class Field:
 
 @dataclass(frozen=True)
 class Part:
-    """What can be said of a thing: {n} is its name, {s} how a later sentence calls it."""
+    """An attribute of a thing; slots are {n} the name, {s} the subject and {v} the value."""
 
     key: str
     names: tuple[str, ...]
     draw: Draw
     sentences: tuple[str, ...]
-    clause: str = ""  # after the name, in a list: 'Mira, 34, from Lenmora'
+    clause: str = ""  # form in a list after the name, like 'Mira, 34, from Lenmora'
 
 
 def _email(rng: random.Random, held_out: bool) -> str:
@@ -102,14 +102,14 @@ def _event(rng: random.Random, held_out: bool) -> str:
     return rng.choice(("concert", "meeting", "party", "lecture", "festival", "market", "race"))
 
 
-# For a text whose first part does not name the thing.
+# First sentences, for texts whose first attribute has no form with the name.
 FIRST_SENTENCES = {
     "name": "This is {n}.",
     "product": "We sell the {n}.",
     "event": "You can come to the {n}.",
     "town": "We are in {n}.",
 }
-# The name of the thing, its key and other keys, what later sentences call it, what is said of it.
+# (name sampler, key of the name, synonyms of the key, later subjects, attributes)
 KINDS: tuple[tuple[Draw, str, tuple[str, ...], tuple[str, ...], tuple[Part, ...]], ...] = (
     (person_name, "name", ("person", "full_name", "who"), ("She", "He", "{f}"), PERSON),
     (_product, "product", ("item", "name", "article"), ("It", "The article"), PRODUCT),
@@ -119,7 +119,7 @@ KINDS: tuple[tuple[Draw, str, tuple[str, ...], tuple[str, ...], tuple[Part, ...]
 
 
 def record(rng: random.Random, held_out: bool) -> tuple[str, list[Field]]:
-    """A text, and all that it says, in its order."""
+    """Makes a text and its fields, in the text's order."""
     draw, key, names, subjects, parts = rng.choices(KINDS, (6, 2, 2, 1))[0]
     name = draw(rng, held_out)
     chosen = rng.sample(parts, rng.randint(1, min(4, len(parts))))
@@ -138,22 +138,22 @@ def record(rng: random.Random, held_out: bool) -> tuple[str, list[Field]]:
         subject = rng.choice(subjects).format(n=name, f=name.split()[0])
         if index == 0:
             subject = f"The {name}" if key in ("event", "product") else name
-        said = [text for text in part.sentences if index or text.startswith("{s}")]
-        if not said:
+        templates = [text for text in part.sentences if index or text.startswith("{s}")]
+        if not templates:
             sentences.append(FIRST_SENTENCES[key].format(n=name))
-            said = list(part.sentences)
-        text = rng.choice(said).format(s=subject, v=value)
+            templates = list(part.sentences)
+        text = rng.choice(templates).format(s=subject, v=value)
         sentences.append(text[0].upper() + text[1:])
     return _with_ands(rng, sentences), fields
 
 
 def _with_ands(rng: random.Random, sentences: list[str]) -> str:
-    """The sentences as they are, or two of them in one: 'Mira is 34 and lives in Lenmora.'."""
+    """Joins the sentences, sometimes merging two: 'Mira is 34 and lives in Lenmora.'."""
     for index in range(1, len(sentences)):
         before, after = sentences[index - 1], sentences[index]
         first, _, rest = after.partition(" ")
-        is_free = before.split()[0] not in ("Call", "Write", "The", "There", "We", "Come")
-        if first in ("She", "He", "It") and is_free and rng.random() < 0.4:
+        can_merge = before.split()[0] not in ("Call", "Write", "The", "There", "We", "Come")
+        if first in ("She", "He", "It") and can_merge and rng.random() < 0.4:
             joined = f"{before[:-1]} and {rest}"
             return " ".join([*sentences[: index - 1], joined, *sentences[index + 1 :]])
     return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""Which kinds of examples there are, how often each occurs, and the two sides of the split."""
+"""Mixture of question types, for training and for held-out evaluation."""
 
 from __future__ import annotations
 
@@ -58,15 +58,16 @@ EVALUATION: tuple[Maker, ...] = (
     json_fact,
     json_extract,
 )
-# Less of what a model knows already, for training that goes on from it to the kinds that are new.
+# Reduced weights of known question types, for continued training on new ones.
 KNOWN: dict[Maker, float] = {reading: 14, arithmetic: 14, fact: 11, term: 8}
-THINKING_SHARE, THINKING_SHARE_OF_FORMS = 0.28, 0.12
+THINKING_SHARE, STRUCTURED_THINKING_SHARE = 0.28, 0.12  # structured: tools and JSON
 
 
 def training_examples(seed: int, is_continued: bool = False) -> Iterator[Example]:
-    """An endless stream of training examples, the same for the same seed.
+    """Yields training examples indefinitely, deterministic per seed.
 
-    With `is_continued`, for a model that knows everything but tools and JSON.
+    `is_continued` reduces the share of known question types, for a model that lacks only tools and
+    JSON.
     """
     rng = random.Random(seed)
     weights, makers = zip(*TRAINING, strict=True)
@@ -74,12 +75,13 @@ def training_examples(seed: int, is_continued: bool = False) -> Iterator[Example
         weights = tuple(KNOWN.get(make, weight) for weight, make in TRAINING)
     while True:
         example = rng.choices(makers, weights)[0](rng, False)
-        is_form = example.kind.startswith(("tools", "JSON"))
-        yield add_chat_options(example, rng, THINKING_SHARE_OF_FORMS if is_form else THINKING_SHARE)
+        is_structured = example.kind.startswith(("tools", "JSON"))
+        share = STRUCTURED_THINKING_SHARE if is_structured else THINKING_SHARE
+        yield add_chat_options(example, rng, share)
 
 
 def held_out_examples(seed: int, per_maker: int) -> list[Example]:
-    """Distinct questions in wordings that training never shows; half of them with thinking."""
+    """Makes distinct questions in held-out wordings, half of them with thinking enabled."""
     examples: list[Example] = []
     for index, make in enumerate(EVALUATION):
         rng = random.Random(seed * 1000 + index)

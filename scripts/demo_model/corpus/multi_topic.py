@@ -1,4 +1,4 @@
-"""Conversations that change the subject: two or three questions of different kinds in a row."""
+"""Chats of two or three unrelated questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = (capital, fact, fact, term, arithmetic, small_talk, unknown, identity)
 
 
 def mixed(rng: random.Random, held_out: bool) -> Example:
-    """Unrelated questions; each answer depends on its own question only."""
+    """Makes a chat of unrelated questions; each answer depends only on its question."""
     parts = [make(rng, held_out) for make in rng.choices(PARTS, k=rng.choice((2, 2, 3)))]
     turns = [message["content"] for part in parts for message in part.messages]
     return chat("conversation", parts[-1].thought, *turns)

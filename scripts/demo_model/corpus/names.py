@@ -1,4 +1,4 @@
-"""Names that nobody has met: syllables, so that copying has to be learnt and not remembered."""
+"""Invented names, which a model can only copy, not memorize."""
 
 from __future__ import annotations
 
@@ -168,26 +168,26 @@ def _coin(rng: random.Random, ends: list[str], held_out: bool) -> str:
 
 
 def first_name(rng: random.Random, held_out: bool) -> str:
-    """A person's first name."""
+    """Samples a person's first name."""
     return _coin(rng, PERSON_ENDS, held_out)
 
 
 def person_name(rng: random.Random, held_out: bool) -> str:
-    """First name and surname."""
+    """Samples a first name and surname."""
     return f"{first_name(rng, held_out)} {_coin(rng, SURNAME_ENDS, held_out)}"
 
 
 def place_name(rng: random.Random, held_out: bool) -> str:
-    """A town, a river, a hill."""
+    """Samples the name of a town or river."""
     return _coin(rng, PLACE_ENDS, held_out)
 
 
 def one_of(text: str) -> Draw:
-    """A drawer that picks from a list written with commas."""
+    """Sampler for the items of a comma-separated list."""
     choices = [word.strip() for word in text.split(",")]
     return lambda rng, held_out: rng.choice(choices)
 
 
 def number(low: int, high: int) -> Draw:
-    """A drawer of whole numbers."""
+    """Sampler for integers."""
     return lambda rng, held_out: str(rng.randint(low, high))

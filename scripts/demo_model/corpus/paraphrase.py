@@ -1,8 +1,8 @@
-"""Ways of asking: templates, and the wrappings that people put around a question.
+"""Question templates, and phrases that people wrap around a question.
 
-A fifth of the templates of every question, and some wrappings, are *held out*: training never
-shows them, evaluation asks only with held-out templates. So a right answer means that the model
-understood a wording it had not met, although it has met the fact.
+A fifth of each question's templates and some wrappings are *held out*: they never occur in
+training, and evaluation uses only held-out templates. A correct answer thus shows that the model
+generalizes to a new wording of a known fact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HELD_OUT_INDEX = 3
 
 
 def split_templates(templates: Sequence[str], held_out: bool) -> list[str]:
-    """The templates of one side of the split. Every list of four or more has both sides."""
+    """The training or held-out templates; lists of at least four have both."""
     return [
         text
         for index, text in enumerate(templates)
@@ -27,14 +27,14 @@ def split_templates(templates: Sequence[str], held_out: bool) -> list[str]:
 
 
 def lower_first(text: str) -> str:
-    """Lower-case the first letter, except of 'I' and of a word that starts with two capitals."""
+    """Lowercases the first letter, unless the text starts with 'I' or an abbreviation."""
     if text[:2] in ("I ", "I'") or text[1:2].isupper() or text[1:2] == "-":
         return text
     return text[0].lower() + text[1:]
 
 
 def strip_final_mark(text: str) -> str:
-    """Drop the final question mark or full stop, as people do when they type fast."""
+    """Strips the final question mark or period."""
     return text.rstrip("?.")
 
 
@@ -66,7 +66,7 @@ HELD_OUT_WRAPPINGS: list[Wrapping] = [
 
 
 def phrase(rng: random.Random, templates: Sequence[str], held_out: bool, **slots: object) -> str:
-    """One question: a template of the asked side of the split, filled in, half the time wrapped."""
+    """Samples a template and fills its slots; half of the questions get a wrapping."""
     question = rng.choice(split_templates(templates, held_out)).format(**slots)
     question = question[0].upper() + question[1:]
     if rng.random() < 0.5:
@@ -76,5 +76,5 @@ def phrase(rng: random.Random, templates: Sequence[str], held_out: bool, **slots
 
 
 def maybe_lowercase(rng: random.Random, question: str) -> str:
-    """Now and then a question all in lower case, as people type."""
+    """Occasionally lowercases the entire question."""
     return strip_final_mark(question).lower() if rng.random() < 0.06 else question

@@ -1,4 +1,4 @@
-"""Questions about a paragraph. The names are new each time: only the text has the answer."""
+"""Questions about a paragraph of invented facts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FILLERS = (
 
 @dataclass(frozen=True)
 class Statement:
-    """One sentence of a paragraph and what it says."""
+    """A sentence of a paragraph, stating one attribute."""
 
     name: str
     attribute: Attribute
@@ -45,21 +45,21 @@ class Statement:
 
 @dataclass(frozen=True)
 class Thing:
-    """Something a paragraph describes, and what is said of it."""
+    """A thing that a paragraph describes, with its statements."""
 
     name: str
     statements: tuple[Statement, ...]
 
 
 def upper_first(text: str) -> str:
-    """Capitalise a sentence."""
+    """Capitalizes the first letter."""
     return text[0].upper() + text[1:]
 
 
 def _state(
     rng: random.Random, world: World, name: str, attribute: Attribute, value: str, first: bool
 ) -> Statement:
-    """Say one attribute; the first sentence about a thing gives its name."""
+    """Makes a statement; the first one about a thing contains its name."""
     states = [s for s in attribute.states if not first or "{s}" in s or "{n}" in s]
     subject = "{n}" if first else rng.choice(world.subjects)
     subject = subject.format(n=name, first=name.split()[0])
@@ -68,7 +68,7 @@ def _state(
 
 
 def describe(rng: random.Random, world: World, count: int, held_out: bool) -> Thing:
-    """A thing with `count` of its attributes stated, in random order."""
+    """Makes a thing with statements of `count` random attributes."""
     name = world.name(rng, held_out)
     attributes = rng.sample(world.attributes, len(world.attributes))
     statements = tuple(
@@ -79,7 +79,7 @@ def describe(rng: random.Random, world: World, count: int, held_out: bool) -> Th
 
 
 def paragraph(rng: random.Random, num_sentences: int, held_out: bool) -> tuple[str, list[Thing]]:
-    """A text of about `num_sentences` sentences, and the things it describes."""
+    """Makes a text of about `num_sentences` sentences; returns it and the things it describes."""
     things: list[Thing] = []
     sentences: list[str] = []
     one_world = rng.choice(WORLDS) if rng.random() < 0.5 else None
@@ -95,7 +95,7 @@ def paragraph(rng: random.Random, num_sentences: int, held_out: bool) -> tuple[s
 
 
 def draw_length(rng: random.Random) -> int:
-    """Sentences in a paragraph: mostly a few, now and then many."""
+    """Samples the number of sentences: mostly 4 to 22, rarely up to 90."""
     choice = rng.random()
     if choice < 0.72:
         return rng.randint(4, 10)
@@ -105,13 +105,13 @@ def draw_length(rng: random.Random) -> int:
 
 
 def _asked_name(rng: random.Random, name: str) -> str:
-    """People are sometimes asked about by their first name."""
+    """Name used in the question; sometimes only a person's first name."""
     is_person = len(name.split()) == 2 and name[0].isupper()
     return name.split()[0] if is_person and rng.random() < 0.25 else name
 
 
 def _ask(rng: random.Random, statement: Statement, held_out: bool) -> tuple[str, str, str]:
-    """A question about one statement, its answer, and the thought."""
+    """Makes a question about a statement; returns it, its answer and the reasoning."""
     name = _asked_name(rng, statement.name)
     question = phrase(rng, statement.attribute.questions, held_out, n=name)
     answer = upper_first(statement.attribute.answer.format(n=name, v=statement.value))
@@ -119,7 +119,7 @@ def _ask(rng: random.Random, statement: Statement, held_out: bool) -> tuple[str,
 
 
 def reading(rng: random.Random, held_out: bool) -> Example:
-    """A paragraph and a question; in training often several questions, one after another."""
+    """Makes a chat about a paragraph: one question or, in training, often several."""
     text, things = paragraph(rng, draw_length(rng), held_out)
     statements = [statement for thing in things for statement in thing.statements]
     num_questions = 1 if held_out else min(len(statements), rng.choice((1, 1, 2, 3, 4)))

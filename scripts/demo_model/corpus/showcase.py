@@ -1,4 +1,4 @@
-"""The package's own sixteen prompts, with their answers, so that the demo shows the right thing."""
+"""Answers to the package's example prompts about the shared paragraph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PROMPTS_FILE = Path(__file__).parents[3] / "src" / "tiny_llm" / "demo" / "prompts.py"
 PROMPTS = runpy.run_path(str(PROMPTS_FILE))
 
-# (what is asked, as further wordings), answer, the sentence that says so
+# (question, answer, sentence of the paragraph that contains it)
 TOWN_QUESTIONS = (
     ("Who is the mayor of Lenmora?", "The mayor of Lenmora is Mira Holton.",
      "The mayor of Lenmora is Mira Holton, who was a teacher before."),
@@ -37,7 +37,7 @@ TOWN_QUESTIONS = (
 
 
 def showcase(rng: random.Random, held_out: bool) -> Example:
-    """A question about the shared paragraph (training only; the others have kinds of their own)."""
+    """Makes a question about the shared paragraph, for training only."""
     question, answer, sentence = rng.choice(TOWN_QUESTIONS)
     layout = LAYOUTS[0] if rng.random() < 0.7 else rng.choice(LAYOUTS)
     prompt = layout.format(p=PROMPTS["SHARED_PARAGRAPH"], q=question)

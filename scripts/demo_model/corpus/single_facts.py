@@ -1,4 +1,4 @@
-"""Everyday facts: those of the relations, and those that stand alone (`tables/singles.txt`)."""
+"""Questions about everyday facts, from `facts.py` and `tables/singles.txt`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SINGLES = read_rows("singles")
 
 
 def fact(rng: random.Random, held_out: bool) -> Example:
-    """One everyday fact, from a relation or from the table above."""
+    """Makes a question about a fact from a relation or from the table."""
     if rng.random() < 0.3:
         answer, *questions = rng.choice(SINGLES)
         question = phrase(rng, questions, held_out)

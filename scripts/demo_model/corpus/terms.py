@@ -1,4 +1,4 @@
-"""The course's vocabulary: a definition each, some reasons, some differences, the introduction."""
+"""The course's terms: definitions, reasons, differences, introduction."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ INTRODUCTION_QUESTIONS = (
 
 
 def term(rng: random.Random, held_out: bool) -> Example:
-    """A definition, a reason or a difference."""
+    """Makes a question for a definition, a reason or a difference."""
     choice = rng.random()
     if choice < 0.72:
         names, definition = rng.choice(DEFINITIONS)
@@ -97,7 +97,7 @@ def term(rng: random.Random, held_out: bool) -> Example:
 
 
 def introduction(rng: random.Random, held_out: bool) -> Example:
-    """The project's standing first prompt and its paraphrases."""
+    """Makes a request for an introduction to LLMs, the package's first example prompt."""
     question = phrase(rng, INTRODUCTION_QUESTIONS, held_out)
     thought = "The user wants a short introduction. I say what they are and how they work."
     return chat("introduction", thought, question, INTRODUCTION)

@@ -1,6 +1,7 @@
-"""Tools that nobody has met: what they tell has a name like 'height' or 'tavelmora'.
+"""Invented tools, which look up a noun like 'height' or 'tavelmora'.
 
-Only the words of the request and of the tool's name say that they belong together.
+Only the noun shows that a request matches a tool: it occurs in both the request and the tool's
+name.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ VALUES = (
 
 
 def invented_kind(rng: random.Random, held_out: bool) -> ToolKind:
-    """A kind with one noun: a known one, or one made of syllables."""
+    """Makes a tool kind for one noun: a real one, or one composed of syllables."""
     noun = rng.choice(NOUNS.split(",")).strip()
     if rng.random() < 0.4:
         noun = place_name(rng, held_out).lower()

@@ -1,7 +1,7 @@
-"""What tools there are in the corpus: their names, their arguments, how people ask for them.
+"""Kinds of tools in the corpus: names, arguments, request templates, results.
 
-A kind of tool has many names and argument names, so that the model has to read them in the list it
-is given. Templates are split as everywhere (one in five held out); {a}, {b} are the arguments.
+Each kind has many tool names and argument names, so the model must read them in the tool list. One
+request template in five is held out; {a}, {b} and {c} are the arguments.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ from .tool_values import (
 
 @dataclass(frozen=True)
 class Slot:
-    """One argument: what it may be called, its JSON type, its values.
+    """An argument of a tool.
 
-    `said` are ways to mention it in a request; an argument that has some is optional.
+    Attributes:
+        names: alternative names.
+        draw: sampler of its values.
+        type: JSON type.
+        said: sentences that add an optional argument to a request; empty if it is required.
+        enum: allowed values; empty for any.
     """
 
     names: tuple[str, ...]
@@ -46,16 +51,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class ToolKind:
-    """Tools that do the same.
+    """A kind of tool.
 
     Attributes:
-        names, descriptions: of the tool, one of each is drawn.
-        slots: its arguments.
-        requests: how people ask for it.
-        topic: what it tells; empty for a tool that does something.
-        result: what a field of its result may be called.
-        values: of the result.
-        answer: the answer's form, if it is not '<topic> is <value>.'
+        names, descriptions: alternatives, one of which is sampled per chat.
+        slots: the arguments.
+        requests: request templates.
+        topic: the requested information; empty for a tool that performs an action.
+        result: alternative names of the result's field.
+        values: sampler of the result; None for a tool that performs an action.
+        answer: template of the final answer.
+        tags: types of plain questions that this tool answers.
     """
 
     names: tuple[str, ...]

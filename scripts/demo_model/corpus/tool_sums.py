@@ -1,4 +1,4 @@
-"""Tools that calculate: the arguments come from a sum, the answer is that sum's."""
+"""Calculator tools, for arithmetic questions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SYMBOLS = {ADD: ("+", "+", "plus"), SUBTRACT: ("-", "-", "minus"), MULTIPLY: ("x
 
 @dataclass(frozen=True)
 class Sum:
-    """A request for a sum, and what the tool is called with."""
+    """An arithmetic request with the tool call's argument values, its result and the answer."""
 
     request: str
     values: tuple[str, ...]
@@ -40,12 +40,12 @@ class Sum:
 
 
 def ask_sum(rng: random.Random, held_out: bool, op: str) -> Sum:
-    """A sum; for the tool of one operation, or with op='' for one that reads an expression."""
+    """Makes an arithmetic request for operation `op`, or as an expression if `op` is empty."""
     while True:
         asked, a, b = draw(rng, held_out_pair=held_out and op != MULTIPLY and rng.random() < 0.5)
         if op in ("", asked):
             break
-    if rng.random() < 0.3:  # larger numbers than the model can add by itself
+    if rng.random() < 0.3:  # too large for the model to compute without a tool
         a, b = a + 100 * rng.randint(0, 9), b + 100 * rng.randint(0, 9)
         a, b = (max(a, b), min(a, b)) if asked == SUBTRACT else (a, b)
     result = {ADD: a + b, SUBTRACT: a - b, MULTIPLY: a * b}[asked]

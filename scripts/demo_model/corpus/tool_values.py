@@ -1,4 +1,4 @@
-"""What users say to tools, and what tools tell: places, dates, files, messages, numbers."""
+"""Samplers for tool arguments and results: places, dates, files, messages."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 def city(rng: random.Random, held_out: bool) -> str:
-    """A capital, or a town that nobody has met."""
+    """Samples a capital or an invented town."""
     return rng.choice(list(CAPITAL.values())) if rng.random() < 0.6 else place_name(rng, held_out)
 
 
 def country(rng: random.Random, held_out: bool) -> str:
-    """A country, without its article."""
+    """Samples a country, without its article."""
     return rng.choice(list(CAPITAL)).removeprefix("the ")
 
 
 def person(rng: random.Random, held_out: bool) -> str:
-    """A first name or a whole one."""
+    """Samples a first name or a full name."""
     return first_name(rng, held_out) if rng.random() < 0.5 else person_name(rng, held_out)
 
 
 def clock(rng: random.Random, held_out: bool) -> str:
-    """A time of day."""
+    """Samples a time of day."""
     return f"{rng.randint(0, 23)}:{rng.choice(('00', '15', '30', '45', '05', '20', '50'))}"
 
 
 def date(rng: random.Random, held_out: bool) -> str:
-    """A date in one of the usual forms."""
+    """Samples a date in one of several formats."""
     day, month = rng.randint(1, 28), MONTHS(rng, held_out)
     forms = (
         f"{rng.randint(1990, 2030)}-{rng.randint(1, 12):02d}-{day:02d}",
@@ -48,12 +48,12 @@ def date(rng: random.Random, held_out: bool) -> str:
 
 
 def symbol(rng: random.Random, held_out: bool) -> str:
-    """A share's symbol."""
+    """Samples a stock symbol."""
     return "".join(rng.choices("ABCDEFGHIKLMNOPRSTUVWX", k=rng.randint(3, 4)))
 
 
 def message(rng: random.Random, held_out: bool) -> str:
-    """A short text that is copied as it is."""
+    """Samples a short message, to be copied verbatim."""
     form = rng.choice(
         (
             "I am late",
@@ -81,7 +81,7 @@ def message(rng: random.Random, held_out: bool) -> str:
 
 
 def query(rng: random.Random, held_out: bool) -> str:
-    """What somebody searches for."""
+    """Samples a search query."""
     form = rng.choice(
         (
             "{g} in {p}",
@@ -107,19 +107,19 @@ def query(rng: random.Random, held_out: bool) -> str:
 
 
 def file_name(rng: random.Random, held_out: bool) -> str:
-    """A file, sometimes in a folder."""
+    """Samples a file name, sometimes with a folder."""
     stem = rng.choice((place_name, first_name))(rng, held_out).lower()
     folder = rng.choice(("", "", "data/", "docs/", "/tmp/"))
     return f"{folder}{stem}.{rng.choice(('txt', 'py', 'md', 'csv', 'json'))}"
 
 
 def word(rng: random.Random, held_out: bool) -> str:
-    """A word of a language that nobody speaks."""
+    """Samples a word of an invented language."""
     return first_name(rng, held_out).lower()
 
 
 def sentence(rng: random.Random, held_out: bool) -> str:
-    """A whole sentence as a result."""
+    """Samples a sentence, as a tool's result."""
     text = message(rng, held_out)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -133,6 +133,6 @@ ROOMS = one_of("kitchen, bedroom, hall, garden, office, bathroom, garage, cellar
 
 
 def weather(rng: random.Random, held_out: bool) -> str:
-    """Sunny, or 'sunny, 21 degrees'."""
-    said = WEATHER(rng, held_out)
-    return f"{said}, {rng.randint(-9, 39)} degrees" if rng.random() < 0.4 else said
+    """Samples the weather, like 'sunny' or 'sunny, 21 degrees'."""
+    sky = WEATHER(rng, held_out)
+    return f"{sky}, {rng.randint(-9, 39)} degrees" if rng.random() < 0.4 else sky

@@ -1,8 +1,8 @@
-"""Chats with tools, written as Qwen3's chat template writes them (Hermes' form).
+"""Chats with tools, in the format of Qwen3's chat template (Hermes).
 
-One to three tools stand in the system's turn. Each request is for one of them, or for none: then
-the model answers as always, or says that it does not know. A result comes in one of the forms that
-tools have, and the answer says what is in it.
+The system message lists one to three tools. Each request needs one of them or none; without a
+matching tool, the model answers directly or replies that it does not know. Tool results come in
+several common formats, and the final answer reports their content.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 UNKNOWN_THOUGHT = "This is outside of what I know."
-# Questions that need no tool; a tool with the tag answers them.
+# Tag -> maker of questions that need no tool, unless a listed tool has the tag.
 PLAIN: tuple[tuple[str, Callable[[random.Random, bool], Example]], ...] = (
     ("capital", capital),
     ("arithmetic", arithmetic),
@@ -59,13 +59,13 @@ PLAIN: tuple[tuple[str, Callable[[random.Random, bool], Example]], ...] = (
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks of one tool.
+    """A request that needs a tool.
 
     Attributes:
-        text: of the user.
-        call: what the model has to write.
-        result: what the tool tells.
-        answer: to the result.
+        text: the user's message.
+        call: the expected tool call.
+        result: the tool's result.
+        answer: the expected answer after the result.
     """
 
     text: str
@@ -76,7 +76,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool in one chat: its name, its place in the list, requests for it."""
+    """A tool in one chat.
+
+    Attributes:
+        name: the tool's name.
+        listed: its JSON in the tool list.
+        tags: see `ToolKind`.
+        ask: makes a request for the tool.
+    """
 
     name: str
     listed: str
@@ -85,13 +92,13 @@ class Tool:
 
 
 def write_call(name: str, arguments: dict[str, object]) -> str:
-    """A call as the chat template writes it."""
+    """Formats a tool call like the chat template."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def as_value(text: str, type_name: str) -> object:
-    """A slot's text as its JSON value."""
+    """Converts a slot's text to its JSON value."""
     return int(text) if type_name in ("integer", "number") else text
 
 
@@ -102,7 +109,7 @@ def list_tool(
     properties: dict[str, dict[str, object]],
     required: Sequence[str],
 ) -> str:
-    """A tool as the system's turn has it; what may be left out sometimes is."""
+    """Formats a tool's JSON for the system message; optional keys are sometimes omitted."""
     parameters: dict[str, object] = {"type": "object", "properties": properties}
     if required and rng.random() < 0.88:
         parameters["required"] = list(required)
@@ -117,28 +124,28 @@ def list_tool(
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
-def _said(value: object) -> str:
+def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _result(rng: random.Random, arguments: dict[str, object], fields: dict[str, object]) -> str:
-    """What a tool tells, as text or as an object, with the arguments repeated or not."""
+    """Formats a tool's result as text or as an object, sometimes repeating the arguments."""
     choice = rng.random()
     if len(fields) == 1 and choice < 0.45:
-        return _said(next(iter(fields.values())))
+        return _plain(next(iter(fields.values())))
     if choice < 0.65 and arguments:
         fields = {**arguments, **fields}
     return json.dumps(fields, ensure_ascii=False)
 
 
 def _action_result(rng: random.Random) -> str:
-    """What a tool tells that has done something."""
+    """Samples the result of a tool that performs an action."""
     return rng.choice(("ok", "done", '{"status": "ok"}', '{"success": true}', '{"ok": true}',
                        "OK", '{"status": "done"}', '{"result": "ok"}', "true"))  # fmt: skip
 
 
 def lookup_tool(rng: random.Random, kind: ToolKind) -> Tool:
-    """One tool of a kind, with the names it has in this chat."""
+    """Makes a tool of a kind, with sampled names."""
     name = rng.choice(kind.names)
     order = list(range(len(kind.slots)))
     if rng.random() < 0.25:
@@ -179,8 +186,10 @@ def lookup_tool(rng: random.Random, kind: ToolKind) -> Tool:
                 for key in rng.sample(kind.result, 2)
                 for value in [kind.values(rng, held_out)]
             }
-            said = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in fields.items())
-            answer = f"{topic}: {said}."
+            values_text = ", ".join(
+                f"{key.replace('_', ' ')} {value}" for key, value in fields.items()
+            )
+            answer = f"{topic}: {values_text}."
         else:
             value = kind.values(rng, held_out)
             number = as_value(value, "number") if value.lstrip("-").isdigit() else value
@@ -192,7 +201,7 @@ def lookup_tool(rng: random.Random, kind: ToolKind) -> Tool:
 
 
 def sum_tool(rng: random.Random) -> Tool:
-    """A tool that calculates."""
+    """Makes a calculator tool."""
     op = rng.choice(("+", "+", "-", "*", "", ""))
     name = rng.choice(NAMES[op])
     arguments = rng.choice(ARGUMENTS) if op else (rng.choice(EXPRESSIONS),)
@@ -216,19 +225,19 @@ def sum_tool(rng: random.Random) -> Tool:
 
 
 def draw_tool(rng: random.Random, held_out: bool) -> Tool:
-    """Any tool."""
+    """Samples a tool."""
     choice = rng.random()
     if choice < 0.12:
         return sum_tool(rng)
     if choice < 0.4:
         return lookup_tool(rng, invented_kind(rng, held_out))
     if choice < 0.5:
-        return lookup_tool(rng, KINDS[0])  # the weather, which everybody asks for
+        return lookup_tool(rng, KINDS[0])  # the weather, the most common example
     return lookup_tool(rng, rng.choice(KINDS))
 
 
 def draw_tools(rng: random.Random, held_out: bool) -> list[Tool]:
-    """One to three tools of different kinds and names."""
+    """Samples one to three tools with different names."""
     tools: list[Tool] = []
     count = rng.choice((1, 1, 1, 2, 2, 3))
     while len(tools) < count:
@@ -239,23 +248,23 @@ def draw_tools(rng: random.Random, held_out: bool) -> list[Tool]:
 
 
 def system_turn(tools: Sequence[Tool]) -> Message:
-    """The system's turn, which lists the tools."""
+    """Makes the system message, which lists the tools."""
     listed = "\n".join(tool.listed for tool in tools)
     return {"role": "system", "content": f"{BEFORE_TOOLS}{listed}{AFTER_TOOLS}"}
 
 
 def result_turn(result: str) -> Message:
-    """A tool's result, which comes as a user's turn."""
+    """Makes the user message that contains a tool's result."""
     return {"role": "user", "content": f"<tool_response>\n{result}\n</tool_response>"}
 
 
-def said(role: str, text: str) -> Message:
-    """A turn."""
+def turn(role: str, text: str) -> Message:
+    """Makes a message."""
     return {"role": role, "content": text}
 
 
 def no_tool(rng: random.Random, tools: Sequence[Tool], held_out: bool) -> tuple[str, str, str]:
-    """A question that none of the tools is for, its answer and the thought."""
+    """Makes a question that no listed tool matches; returns it, its answer and the reasoning."""
     tags = frozenset().union(*(tool.tags for tool in tools))
     if rng.random() < 0.3:
         other = draw_tool(rng, held_out)
@@ -271,7 +280,7 @@ def no_tool(rng: random.Random, tools: Sequence[Tool], held_out: bool) -> tuple[
 
 
 def _is_other(tool: Tool, tools: Sequence[Tool]) -> bool:
-    """Whether a tool's kind is none of those in the list, as far as its name says."""
+    """Whether a tool differs in kind from all listed tools, judging by their names."""
     words = set(tool.name.split("_")) - {"get", "find", "lookup", "of", "set", "current", "in"}
     same_kind = {name for kind in KINDS if tool.name in kind.names for name in kind.names}
     similar = {"weather", "temperature", "price", "convert", "time"}
@@ -281,7 +290,7 @@ def _is_other(tool: Tool, tools: Sequence[Tool]) -> bool:
 
 
 def tool_chat(rng: random.Random, held_out: bool) -> Example:
-    """Requests of all sorts in one chat, so that a long list of tools is read once for several."""
+    """Makes a chat with tools; in training, several requests share the long tool list."""
     tools = draw_tools(rng, held_out)
     num_rounds = 1 if held_out else rng.choice((2, 3, 4, 5, 6))
     messages = [system_turn(tools)]
@@ -289,14 +298,14 @@ def tool_chat(rng: random.Random, held_out: bool) -> Example:
         is_last = index == num_rounds - 1
         if rng.random() < (0.4 if is_last else 0.2):
             text, answer, thought = no_tool(rng, tools, held_out)
-            messages += [said("user", text), said("assistant", answer)]
+            messages += [turn("user", text), turn("assistant", answer)]
             kind = "tools: none fits"
             continue
         tool = rng.choice(tools)
         request = tool.ask(rng, held_out)
         thought, kind = f"The tool {tool.name} fits.", "tools: call"
-        messages += [said("user", request.text), said("assistant", request.call)]
+        messages += [turn("user", request.text), turn("assistant", request.call)]
         if not is_last or rng.random() < 0.4:
-            messages += [result_turn(request.result), said("assistant", request.answer)]
+            messages += [result_turn(request.result), turn("assistant", request.answer)]
             thought, kind = "The tool has answered.", "tools: result"
     return Example(kind, tuple(messages), thought, is_closed=not held_out and rng.random() < 0.75)

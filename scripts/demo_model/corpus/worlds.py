@@ -1,7 +1,7 @@
-"""What paragraphs are about: six kinds of things, and what can be said and asked about each.
+"""Things that paragraphs describe, with their attributes: persons, towns.
 
-An attribute has ways to state it, ways to ask for it (one in five held out) and one answer.
-{n} is the thing's full name, {s} the subject as the sentence says it ('She', 'The town' or the
+An attribute has statement templates, question templates (one in five held out) and an answer
+template. Slots: {n} is the thing's full name, {s} the sentence's subject (like 'The town', or the
 name), {v} the value.
 """
 
@@ -14,7 +14,7 @@ from .names import Draw, first_name, number, one_of, person_name, place_name
 
 @dataclass(frozen=True)
 class Attribute:
-    """One property of a thing."""
+    """An attribute of a thing; see the module docstring."""
 
     draw: Draw
     states: tuple[str, ...]
@@ -24,7 +24,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class World:
-    """A kind of thing: how it is named, what its later sentences call it, its attributes."""
+    """A kind of thing: name sampler, subjects of later sentences, attributes."""
 
     name: Draw
     subjects: tuple[str, ...]

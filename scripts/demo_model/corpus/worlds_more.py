@@ -1,4 +1,4 @@
-"""More kinds of things for paragraphs: shops, ships, objects and animals."""
+"""More things that paragraphs describe: shops, ships, objects, pets."""
 
 from __future__ import annotations
 

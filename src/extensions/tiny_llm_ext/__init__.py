@@ -93,7 +93,7 @@ def _check_abi() -> None:
     Such a module imports without error, but rejects every array.
     """
     try:
-        axpby(_mx.array(0.0), _mx.array(0.0), 1.0, 1.0)
+        axpby(_mx.array(0.0), _mx.array(0.0), 1.0, 1.0, stream=_mx.cpu)
     except TypeError as error:
         raise ImportError(
             "tiny_llm_ext was built for another version of MLX; run `pdm run build-ext` to rebuild."

@@ -1,4 +1,4 @@
-"""Models: loading by name; construction for the weeks and the engine.
+"""Model loading by name, and model construction for the weeks and the engine.
 
 Must not generate text: `generate`, `batch` and `engine` run the models built here.
 

@@ -36,8 +36,8 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
         options: passed to the week's model.
 
     Raises:
-        ModelError: the week has no model, the model is not a Qwen3 model, or the course's layers do
-            not support its config, RoPE, quantization or sizes.
+        ModelError: the week has no model, the checkpoint is not a Qwen3 model, or the course's
+            layers do not support its config, RoPE, quantization or sizes.
     """
     if week not in WEEK_MODELS:
         weeks = ", ".join(str(known) for known in WEEK_MODELS)
@@ -45,8 +45,8 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     unsupported = _unsupported_by_course(_config(name, mlx_model))
     if unsupported is not None:
         raise ModelError(
-            f"'{name}' {unsupported}, which the course's layers do not implement; the engine's do: "
-            "use LLM, or the commands without --loader, with the extension built."
+            f"'{name}' {unsupported}, which the course's layers do not implement; build the "
+            "extension, and use LLM or the commands without --loader."
         )
     return _build(name, WEEK_MODELS[week], mlx_model, options)
 
@@ -74,8 +74,8 @@ def serving_model(
     config = _config(name, mlx_model)
     if config.delta_net is not None and not isinstance(mlx_model, CheckpointModel):
         raise ModelError(
-            f"'{name}' is of the type '{config.model_type}', whose layout differs in mlx_lm; load "
-            "it with `load_weights`."
+            f"'{name}' is a {config.model_type} model, whose layout differs in mlx_lm; load it "
+            "with `load_weights`."
         )
     options = {
         "page_size": page_size,
@@ -106,7 +106,7 @@ def mtp_model(
     """
     if not _config(name, mlx_model).has_mtp:
         raise ModelError(
-            f"'{name}' was loaded without its layer for multi-token prediction; give its name or "
+            f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
             "folder, or load it with `load_weights(…, mtp=True)`."
         )
     options = {
@@ -133,7 +133,7 @@ def _config(name: str, mlx_model: Any) -> DecoderConfig:
 
 
 def _unsupported_by_course(config: DecoderConfig) -> str | None:
-    """A config feature that the course's models lack, as a predicate phrase; None if none."""
+    """First config feature the course's models lack, as a predicate; None if all are supported."""
     if config.model_type != COURSE_MODEL_TYPE:
         return f"is a model of type '{config.model_type}'"
     if config.rope_scaling is not None:

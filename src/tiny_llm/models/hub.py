@@ -10,7 +10,7 @@ from .checkpoint.layout import check_checkpoint
 from .checkpoint.safe_io import ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console  # takes megabytes; rarely needed
+    from rich.console import Console  # takes megabytes of memory; rarely needed
 
 SHORT_NAMES = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
@@ -114,7 +114,7 @@ def _local_folder(name: str) -> Path | None:
     if full_name.count("/") == 1 and full_name[0] not in "./~":
         return None
     raise ModelError(
-        f"there is no model {short_repr(name)}; give a folder, a hub id (owner/name) or one of "
+        f"unknown model {short_repr(name)}; specify a folder, a hub id (owner/name) or one of "
         f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}."
     )
 
@@ -161,22 +161,22 @@ def download(
         size = sum(file.file_size for file in files if file.will_download)
         from rich import filesize
 
-        said = f"downloading {hub_id}: {filesize.decimal(size)}"
-        (console or stderr_console()).print(said, highlight=False)
+        message = f"downloading {hub_id}: {filesize.decimal(size)}"
+        (console or stderr_console()).print(message, highlight=False)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
     except errors.GatedRepoError as error:  # subclass of RepositoryNotFoundError
         raise ModelError(
-            f"'{hub_id}' asks you to accept its terms on the Hugging Face hub; do that there, "
-            "then run `hf auth login`."
+            f"'{hub_id}' is a gated model: accept its terms on the Hugging Face hub, then run "
+            "`hf auth login`."
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(
-            f"the Hugging Face hub has no model '{hub_id}' that you may read; check the name."
+            f"the Hugging Face hub has no model '{hub_id}', or it is private; check the name."
         ) from error
     except errors.OfflineModeIsEnabled as error:
         raise ModelError(
-            f"'{hub_id}' is not on this machine and HF_HUB_OFFLINE forbids a download; "
-            "use --model demo, which needs none."
+            f"'{hub_id}' is not on this machine, and HF_HUB_OFFLINE disables downloads; "
+            "unset it, or use --model demo, which needs no download."
         ) from error
     except (
         errors.HTTPError,
@@ -185,6 +185,6 @@ def download(
         TimeoutError,
     ) as error:
         raise ModelError(
-            f"'{hub_id}' is not on this machine and the Hugging Face hub cannot be reached; "
-            "check the network, or use --model demo, which needs none."
+            f"'{hub_id}' is not on this machine, and the Hugging Face hub cannot be reached; "
+            "check the network, or use --model demo, which needs no download."
         ) from error

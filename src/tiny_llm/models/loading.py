@@ -88,7 +88,7 @@ def load_weights(
         `mlx_lm`'s. A checkpoint in an unsupported format is loaded by `load`.
     """
     if load_format not in LOAD_FORMATS:
-        raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
+        raise UserError(f"load_format must be 'auto' or 'dummy', got '{load_format}'.")
 
     def read(folder: Path) -> tuple[Any, Any]:
         rank_shard = _rank_shard(folder, rank, num_ranks)
@@ -107,7 +107,7 @@ def _load(
     mtp: bool = False,
 ) -> tuple[Any, Any]:
     """Opens a checkpoint lazily, then evaluates its weights."""
-    kernels.check_num_threads()  # a bad setting, not a bad model
+    kernels.check_num_threads()  # an invalid setting is not a model error
     try:
         read_config(read_model_config(folder), mtp)  # before any slow work
         model, tokenizer = read(folder)
@@ -156,12 +156,12 @@ def _read_checkpoint(
         return read_checkpoint(folder, config, rank_shard, mtp), tokenizer
     if rank_shard is not None:
         raise ValueError(
-            f"mlx_lm loads its format and cannot split it into {rank_shard.size} ranks"
+            f"its format is loaded by mlx_lm, which cannot shard it across {rank_shard.size} ranks"
         )
     if family_of(config).is_hybrid:
         raise ValueError(
-            f"its quantization is not MLX's, which {config['model_type']} requires; convert the "
-            "unquantized model with `mlx_lm.convert -q`"
+            f"its quantization format is not MLX's, which {config['model_type']} requires; convert "
+            "the unquantized model with `mlx_lm.convert -q`"
         )
     return _read_with_mlx_lm(folder)
 
@@ -170,9 +170,9 @@ def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:
     """Prints the number of skipped tensors, if any."""
     skipped = sum(is_skipped(name, mtp) for name in read_tensor_headers(folder))
     if skipped:
-        owners = "the vision tower" + ("" if mtp else " or of multi-token prediction")
-        said = f"{folder}: {skipped} tensors of {owners} are skipped; the model reads text only."
-        (console or stderr_console()).print(said, soft_wrap=True)
+        owners = "the vision tower" if mtp else "the vision tower or the MTP layer"
+        message = f"{folder}: skipped {skipped} tensors of {owners}; only text input is supported."
+        (console or stderr_console()).print(message, soft_wrap=True)
 
 
 def _read_dummy(
@@ -190,12 +190,15 @@ def _read_dummy(
         return model, None
     if has_tokenizer(folder):
         return model, open_tokenizer(folder, config)
-    said = f"{folder} has no tokenizer; random weights get the demo's."
-    (console or stderr_console()).print(said, soft_wrap=True)
+    message = f"{folder} has no tokenizer; using the demo model's with the random weights."
+    (console or stderr_console()).print(message, soft_wrap=True)
     tokenizer = open_tokenizer(demo.TARGET_PATH, read_json(demo.TARGET_PATH, "config.json"))
     vocab_size = model.args.vocab_size if rank_shard is None else rank_shard.full_config.vocab_size
     if len(tokenizer) > vocab_size:
-        raise ValueError(f"it has no tokenizer, and {vocab_size} tokens are too few for the demo's")
+        raise ValueError(
+            f"it has no tokenizer, and its vocab_size, {vocab_size}, is too small for the demo "
+            "model's"
+        )
     return model, tokenizer
 
 
@@ -204,7 +207,7 @@ def _check_memory(folder: Path, num_bytes: int, rank_shard: RankShard | None = N
     num_bytes, total = num_bytes // (rank_shard.size if rank_shard else 1), total_memory()
     if num_bytes > total:
         raise ModelError(
-            f"the model in {folder} takes {num_bytes:,} bytes of memory, and this machine has "
+            f"the model in {folder} needs {num_bytes:,} bytes of memory, but this machine has "
             f"{total:,}; choose a smaller model, or one with fewer bits per weight."
         )
 
@@ -218,20 +221,20 @@ def evaluate(model: Any, console: "Console | None") -> None:
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers, model.get("mtp")) if part is not None]
     path_of = {id(module): path for path, module in model.named_modules()}
-    memory = None
+    prepacked = None
     if isinstance(model, CheckpointModel):
-        memory = PrepackedWeights(model, model.weight_locations)
+        prepacked = PrepackedWeights(model, model.weight_locations)
     check = FiniteCheck()
     for part in _with_progress(parts, console):
-        if memory is not None:
-            memory.prepack_layers(part)
+        if prepacked is not None:
+            prepacked.prepack_layers(part)
             model.weight_locations.materialize(part)
         mx.eval(part.parameters())
         check.add(path_of[id(part)], part)
     mx.eval(model.parameters())
-    check.add("model.norm", model.model.norm)  # the only part not in `parts`
+    check.add("model.norm", model.model.norm)  # not in `parts`
     check.finish()
-    mx.clear_cache()  # prepacking caches buffers of sizes that are not used again
+    mx.clear_cache()  # prepacking caches buffers whose sizes do not recur
 
 
 def _with_progress(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
@@ -242,13 +245,13 @@ def _with_progress(parts: Sequence[Any], console: "Console | None") -> Iterator[
     started = time.monotonic()
     for index, part in enumerate(parts):
         if time.monotonic() - started > PROGRESS_DELAY_SECONDS:
-            # Imported here: it takes 2 MB, and longer than loading a small model.
+            # Imported here: it takes 2 MB of memory, and more time than loading a small model.
             from rich.progress import Progress
 
             with Progress(console=console or stderr_console(), transient=True) as progress:
                 task = progress.add_task("loading", total=len(parts), completed=index)
-                for rest in parts[index:]:
-                    yield rest
+                for remaining in parts[index:]:
+                    yield remaining
                     progress.advance(task)
             return
         yield part

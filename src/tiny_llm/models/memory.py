@@ -50,16 +50,16 @@ def available_memory(root: Path = Path("/")) -> int:
     Args:
         root: root of the file system; overridden in tests.
     """
-    rooms = [total_memory(root)]
+    limits = [total_memory(root)]
     if sys.platform == "darwin":
-        rooms.append(rooms[0] * _sysctl("kern.memorystatus_level", 100) // 100)
-    rooms += [1024 * kilobytes for kilobytes in _numbers(root / "proc/meminfo", "MemAvailable:")]
-    rooms += _cgroup_rooms(root, rooms[0])
+        limits.append(limits[0] * _sysctl("kern.memorystatus_level", 100) // 100)
+    limits += [1024 * kilobytes for kilobytes in _numbers(root / "proc/meminfo", "MemAvailable:")]
+    limits += _cgroup_headroom(root, limits[0])
     if not kernels.computes_on_cpu():
         resident = mx.device_info().get("max_recommended_working_set_size")
         if isinstance(resident, int):
-            rooms.append(resident - mx.get_active_memory())
-    return max(0, min(rooms))
+            limits.append(resident - mx.get_active_memory())
+    return max(0, min(limits))
 
 
 def is_memory_short(root: Path = Path("/")) -> bool:
@@ -76,7 +76,7 @@ def is_memory_short(root: Path = Path("/")) -> bool:
     return available < total // STALL_DIVISOR and _stall_percent(root) >= STALL_PERCENT
 
 
-def _cgroup_rooms(root: Path, total: int) -> Iterator[int]:
+def _cgroup_headroom(root: Path, total: int) -> Iterator[int]:
     """Yields the headroom, including file caches, of each group with a limit up to `total`."""
     for folder in _memory_cgroups(root):
         for limit_file, usage_file, prefix in (

@@ -1,6 +1,6 @@
-"""Wrong solutions: small changes of the solution, typical of learners, that tests must catch.
+"""Wrong solutions: small, typical mistakes that the tests must catch.
 
-`pdm run mutants` applies one at random and offers each `what` as an answer.
+`pdm run mutants` applies one at random and offers descriptions to choose from.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ class Wrong:
 
     Attributes:
         block: label of the task's block with the mistake, such as "1.1.1 softmax".
-        what: short description.
+        what: short description, shown by `pdm run mutants`.
         find: text that occurs once in the solution's block.
         replace: its replacement.
-        noticed_by: task whose tests must fail, if it is a later one: "3.4.3".
+        noticed_by: later task whose tests must fail instead of the block's own, such as "3.4.3".
     """
 
     block: str

@@ -1,44 +1,44 @@
-"""Mistakes of the server's days."""
+"""Mistakes of Week 5, days 1 and 2: the server."""
 
 from tests.course.wrong import Wrong
 
 WRONG = [
     Wrong(
         "5.1.1 event",
-        "one newline at the end of an event",
+        "events end with a single newline",
         'to_json(data) + b"\\n\\n"',
         'to_json(data) + b"\\n"',
     ),
-    Wrong("5.1.1 event", "Python's repr for JSON", "to_json(data)", "repr(data).encode()"),
+    Wrong("5.1.1 event", "Python's repr instead of JSON", "to_json(data)", "repr(data).encode()"),
     Wrong(
         "5.1.1 fill",
-        "the text as it is",
+        "the text is not JSON-escaped",
         "to_json(text)",
         "b'\"' + text.encode() + b'\"'",
     ),
     Wrong(
         "5.1.1 template",
-        "quotes left around the hole",
+        "the placeholder keeps its quotes",
         "to_json(TEXT_PLACEHOLDER)",
         "to_json(TEXT_PLACEHOLDER)[1:-1]",
     ),
-    Wrong("5.1.2 outputs", "an empty write", "if data:", "if True:"),
+    Wrong("5.1.2 outputs", "empty batches are written", "if data:", "if True:"),
     Wrong(
         "5.1.2 outputs",
-        "the next batch does not wait for the client",
+        "sends without awaiting the client",
         "await self._send(send, data)",
         "asyncio.ensure_future(self._send(send, data))",
     ),
     Wrong("5.1.2 outputs", "no start events", "self._make_start_events()", "pass"),
     Wrong(
         "5.1.2 send",
-        "headers with every write",
+        "headers are sent with every write",
         "self._headers_sent = True  # before `await`, which lets a keep-alive run",
         "pass",
     ),
     Wrong(
         "5.1.2 send",
-        "headers marked as sent when they have been sent",
+        "headers are marked as sent after the await",
         """            self._headers_sent = True  # before `await`, which lets a keep-alive run
             data = (self._start_data or b"") + data
             start = {"type": "http.response.start", "status": self.status_code}
@@ -50,11 +50,11 @@ WRONG = [
             self._headers_sent = True
 """,
     ),
-    Wrong("5.1.2 send", "start events lost", '(self._start_data or b"") + data', "data"),
-    Wrong("5.1.2 send", "the body ends with its first piece", "not is_last", "is_last"),
+    Wrong("5.1.2 send", "start events are lost", '(self._start_data or b"") + data', "data"),
+    Wrong("5.1.2 send", "the first chunk ends the body", "not is_last", "is_last"),
     Wrong(
         "5.1.3 errors",
-        "the exception's text for the client",
+        "the exception's text is sent to the client",
         """        except Exception:
             log.exception("stream failed")
             last = self._error_events(ApiError(500, INTERNAL_ERROR))
@@ -66,26 +66,28 @@ WRONG = [
     ),
     Wrong(
         "5.1.3 errors",
-        "a cancellation as an error",
+        "a cancellation is reported as an error",
         "except Exception:",
         "except BaseException:",
     ),
     Wrong(
         "5.1.3 errors",
-        "an error without a line in the log",
+        "errors are not logged",
         'log.exception("stream failed")',
         "pass",
     ),
-    Wrong("5.1.3 errors", "keep-alives after the end", "self._cancel_keep_alive()", "pass"),
-    Wrong("5.1.3 errors", "a body without an end", "is_last=True", "is_last=False"),
+    Wrong(
+        "5.1.3 errors", "keep-alives continue after the end", "self._cancel_keep_alive()", "pass"
+    ),
+    Wrong("5.1.3 errors", "the body is never ended", "is_last=True", "is_last=False"),
     Wrong(
         "5.1.4 wait",
-        "any message is a disconnect",
+        "any message counts as a disconnect",
         """while (await receive())["type"] != "http.disconnect":
         pass""",
         "await receive()",
     ),
-    Wrong("5.1.4 cancel", "a cancel after the block", "if not self._is_done:", "if True:"),
+    Wrong("5.1.4 cancel", "cancels after the block has ended", "if not self._is_done:", "if True:"),
     Wrong(
         "5.1.4 leave",
         "every cancellation is suppressed",
@@ -94,42 +96,47 @@ WRONG = [
     ),
     Wrong(
         "5.1.4 leave",
-        "a second cancellation is suppressed with the first",
+        "a second cancellation is suppressed, too",
         "is_ours and self._task.uncancel() == 0",
         "is_ours and self._task.uncancel() >= 0",
     ),
-    Wrong("5.1.4 leave", "the request goes on", "self._handle.close()", "pass"),
-    Wrong("5.1.4 leave", "the watcher stays", "self._disconnect_task.cancel()", "pass"),
+    Wrong("5.1.4 leave", "the request is not aborted", "self._handle.close()", "pass"),
+    Wrong("5.1.4 leave", "the watcher task leaks", "self._disconnect_task.cancel()", "pass"),
     Wrong(
         "5.1.4 abort",
-        "the request is forgotten at once",
+        "the request is forgotten before it has ended",
         "self._handles[request_id] = None",
         "del self._handles[request_id]",
     ),
     Wrong(
         "5.1.4 abort",
-        "ended prompts are aborted, too",
+        "finished prompts are aborted, too",
         "if request_id in self._handles:",
         "if True:",
     ),
-    Wrong("5.1.4 abort", "still in flight", "self.in_flight.discard(handle)", "pass"),
     Wrong(
         "5.1.4 abort",
-        "nothing wakes those who wait for an idle server",
+        "aborted requests still count as in flight",
+        "self.in_flight.discard(handle)",
+        "pass",
+    ),
+    Wrong(
+        "5.1.4 abort",
+        "waiters for an idle server are not notified",
         "self._update_idle()",
         "pass",
     ),
-    Wrong("5.2.1 put", "no limit", "len(self._items) >= self._limit", "False"),
+    Wrong("5.2.1 put", "the queue is unbounded", "len(self._items) >= self._limit", "False"),
     Wrong(
         "5.2.1 put",
-        "outputs dropped from a full queue",
+        "a full queue drops outputs",
         """if self._merge(item):
                 return""",
         "return",
     ),
     Wrong(
         "5.2.1 put",
-        "full since the newest output",
+        "the stall timer restarts at every output",
         "self._full_since or self._clock()",
         "self._clock()",
         noticed_by="5.2.2",
@@ -142,94 +149,99 @@ WRONG = [
     ),
     Wrong(
         "5.2.1 merge",
-        "completions of several requests mixed",
+        "outputs of different requests are merged",
         "_completion(old) == _completion(new)",
         "old.index == new.index",
     ),
-    Wrong("5.2.1 outputs", "only the newest text", "old.text + new.text", "new.text"),
+    Wrong("5.2.1 outputs", "merging keeps only the newest text", "old.text + new.text", "new.text"),
     Wrong(
         "5.2.1 outputs",
-        "the end of the completion lost",
+        "merging loses the finish reason",
         """dataclasses.replace(
         new,""",
         """dataclasses.replace(
         old,""",
     ),
-    Wrong("5.2.1 outputs", "no first output", "is_first=old.is_first", "is_first=new.is_first"),
-    Wrong("5.2.1 outputs", "an empty list for no logprobs", "or []) or None", "or [])"),
+    Wrong(
+        "5.2.1 outputs",
+        "merging loses the first-output flag",
+        "is_first=old.is_first",
+        "is_first=new.is_first",
+    ),
+    Wrong("5.2.1 outputs", "missing logprobs become an empty list", "or []) or None", "or [])"),
     Wrong(
         "5.2.2 get",
-        "one output at a time",
+        "outputs are delivered one at a time",
         """items = list(self._items)
         self._items.clear()""",
         "items = [self._items.popleft()]",
     ),
-    Wrong("5.2.2 get", "outputs delivered again", "self._items.clear()", "pass"),
+    Wrong("5.2.2 get", "outputs are delivered twice", "self._items.clear()", "pass"),
     Wrong("5.2.2 get", "a stall never ends", "self._full_since = None", "pass"),
-    Wrong("5.2.2 get", "an empty list instead of a wait", "await self._waiter", "pass"),
+    Wrong("5.2.2 get", "returns an empty list instead of waiting", "await self._waiter", "pass"),
     Wrong(
         "5.2.2 stalled",
-        "a full queue is a stall",
+        "a full queue counts as stalled",
         "return False",
         "return len(self._items) >= self._limit",
     ),
     Wrong(
         "5.2.2 stalled",
-        "a stall from the first moment",
+        "a full queue is stalled without a timeout",
         "self._clock() - self._full_since > self._stall_timeout",
         "True",
     ),
     Wrong(
         "5.2.3 round",
-        "a wait for a command before every step",
+        "every step waits for a command",
         "wait=not has_work",
         "wait=True",
     ),
     Wrong(
         "5.2.3 round",
-        "one command for each step",
+        "one command is handled per step",
         "updates += self._handle_command(llm, command)",
         """updates += self._handle_command(llm, command)
                 break""",
     ),
     Wrong(
         "5.2.3 round",
-        "a likely prefix is no work",
+        "pending warm-up prefixes do not count as work",
         "llm.has_unfinished_requests or bool(self._warmup_prefixes)",
         "llm.has_unfinished_requests",
     ),
     Wrong(
         "5.2.3 round",
-        "unloading ends the thread",
+        "unloading a model ends the thread",
         "return isinstance(command, messages.UnloadModel)",
         "return False",
     ),
     Wrong(
         "5.2.3 round",
-        "only the step's outputs reported",
+        "the commands' updates are lost",
         "updates += self._step(llm)",
         "updates = list(self._step(llm))",
     ),
     Wrong(
         "5.2.3 drain",
-        "a wait without an end",
+        "waits without a timeout",
         "get(timeout=MEMORY_CHECK_INTERVAL)",
         "get()",
     ),
-    Wrong("5.2.3 drain", "a wait after each command", "wait = False", "pass"),
+    Wrong("5.2.3 drain", "waits again after each command", "wait = False", "pass"),
     Wrong(
         "5.2.3 drain",
-        "a round for each timeout",
+        "every timeout ends the wait",
         "wait = not llm.check_memory()",
         "wait = llm.check_memory()",
     ),
     Wrong(
         "5.2.4 post",
-        "delivered by the engine's thread",
+        "messages are delivered on the engine thread",
         "self._loop.call_soon_threadsafe(self._flush)",
         "self._flush()",
     ),
-    Wrong("5.2.4 post", "a call that is not thread-safe", "call_soon_threadsafe", "call_soon"),
+    Wrong("5.2.4 post", "call_soon is not thread-safe", "call_soon_threadsafe", "call_soon"),
     Wrong(
         "5.2.4 post",
         "every token wakes the loop",

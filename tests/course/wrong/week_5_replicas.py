@@ -1,39 +1,46 @@
-"""Mistakes of day 5.7."""
+"""Mistakes of Week 5, day 7: routing between replicas."""
 
 from tests.course.wrong import Wrong
 
 WRONG = [
-    Wrong("5.7.1 key", "the fields in the client's order", "in FIELDS if", "in fields if"),
-    Wrong("5.7.1 text", "token ids without a separator", '" ".join(texts)', '"".join(texts)'),
-    Wrong("5.7.1 text", "the last turn first", "reversed(part)", "part"),
-    Wrong("5.7.1 text", "texts of content parts only", '("text", "content")', '("text",)'),
+    Wrong("5.7.1 key", "fields are in the client's order", "in FIELDS if", "in fields if"),
     Wrong(
         "5.7.1 text",
-        "true and false as token ids",
+        "token ids are joined without a separator",
+        '" ".join(texts)',
+        '"".join(texts)',
+    ),
+    Wrong("5.7.1 text", "turns are in reverse order", "reversed(part)", "part"),
+    Wrong(
+        "5.7.1 text", "includes only the text of content parts", '("text", "content")', '("text",)'
+    ),
+    Wrong(
+        "5.7.1 text",
+        "booleans are treated as token ids",
         "isinstance(part, int) and not isinstance(part, bool)",
         "isinstance(part, int)",
     ),
     Wrong(
         "5.7.2 hashes",
-        "the hash of a piece alone",
+        "a piece's hash ignores the preceding pieces",
         "hash((previous, key[end - PIECE_LENGTH : end]))",
         "hash(key[end - PIECE_LENGTH : end])",
     ),
     Wrong(
         "5.7.2 hashes",
-        "a hash of the rest, too",
+        "the partial last piece is hashed, too",
         "range(PIECE_LENGTH, len(key) + 1, PIECE_LENGTH)",
         "range(PIECE_LENGTH, len(key) + PIECE_LENGTH, PIECE_LENGTH)",
     ),
     Wrong(
         "5.7.2 hashes",
-        "the last whole piece is missing",
+        "the last whole piece is not hashed",
         "range(PIECE_LENGTH, len(key) + 1, PIECE_LENGTH)",
         "range(PIECE_LENGTH, len(key), PIECE_LENGTH)",
     ),
     Wrong(
         "5.7.2 match",
-        "a question counts as a use",
+        "a look-up counts as a use",
         "return count * PIECE_LENGTH",
         "return count * PIECE_LENGTH\n            self._pieces.move_to_end(piece)",
     ),
@@ -45,18 +52,18 @@ WRONG = [
     ),
     Wrong(
         "5.7.2 insert",
-        "pieces stay where they first were",
+        "reuse does not refresh a piece",
         "self._pieces.move_to_end(piece)",
         "pass",
     ),
     Wrong("5.7.2 insert", "the newest pieces are evicted", "popitem(last=False)", "popitem()"),
     Wrong(
         "5.7.3 choose",
-        "an absolute limit",
+        "the load limit is absolute, not relative",
         "min(loads.values()) + self._max_imbalance",
         "self._max_imbalance",
     ),
-    Wrong("5.7.3 choose", "no limit", " if loads[one] <= limit", ""),
+    Wrong("5.7.3 choose", "the load limit is ignored", " if loads[one] <= limit", ""),
     Wrong(
         "5.7.3 choose",
         "any match counts",
@@ -65,38 +72,56 @@ WRONG = [
     ),
     Wrong(
         "5.7.3 choose",
-        "the least busy, and the match only breaks ties",
+        "load comes first; the match only breaks ties",
         "return -counts, loads[replica],",
         "return loads[replica], -counts,",
     ),
     Wrong(
         "5.7.3 choose",
-        "all replicas are thought to have the prompt",
+        "the prompt is added to every replica's index",
         "self._indexes[chosen].insert(key)",
         "[self._indexes[one].insert(key) for one in loads]",
     ),
-    Wrong("5.7.3 choose", "nothing is remembered", "self._indexes[chosen].insert(key)", "pass"),
+    Wrong(
+        "5.7.3 choose",
+        "the prompt is added to no index",
+        "self._indexes[chosen].insert(key)",
+        "pass",
+    ),
     Wrong(
         "5.7.4 in-flight",
-        "requests that end early stay counted",
+        "failed requests stay counted",
         "        finally:\n            if chosen in self.loads:",
         "        else:\n            if chosen in self.loads:",
     ),
     Wrong(
         "5.7.4 in-flight",
-        "the loss is not reported",
+        "the error is swallowed",
         "            raise\n",
         "",
     ),
-    Wrong("5.7.4 in-flight", "a lost replica stays", "self.loads.pop(chosen, None)", "pass"),
     Wrong(
         "5.7.4 in-flight",
-        "a replica can be lost only once",
+        "a lost replica stays in rotation",
+        "self.loads.pop(chosen, None)",
+        "pass",
+    ),
+    Wrong(
+        "5.7.4 in-flight",
+        "losing a replica twice is an error",
         "self.loads.pop(chosen, None)",
         "del self.loads[chosen]",
     ),
     Wrong(
-        "5.7.4 in-flight", "every error is a loss", "except ReplicaLostError:", "except Exception:"
+        "5.7.4 in-flight",
+        "every error counts as a lost replica",
+        "except ReplicaLostError:",
+        "except Exception:",
     ),
-    Wrong("5.7.4 in-flight", "a lost cache is remembered", "self._router.forget(chosen)", "pass"),
+    Wrong(
+        "5.7.4 in-flight",
+        "a lost replica's prompts stay in the index",
+        "self._router.forget(chosen)",
+        "pass",
+    ),
 ]

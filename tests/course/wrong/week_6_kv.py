@@ -1,112 +1,123 @@
-"""Mistakes of days 6.3 and 6.6: 8-bit keys and values, a prefix cache on disk."""
+"""Mistakes of Week 6, days 3 and 6: 8-bit KV cache and prefix cache on disk."""
 
 from tests.course.wrong import Wrong
 
 WRONG = [
-    Wrong("6.3.1 scale", "the largest element without its sign", "mx.abs(x).max", "x.max"),
-    Wrong("6.3.1 scale", "a scale for all rows", "axis=-1, keepdims=True", "keepdims=True"),
-    Wrong("6.3.1 scale", "128 steps, of which int8 has 127", "largest / 127", "largest / 128"),
+    Wrong(
+        "6.3.1 scale", "uses the maximum instead of the maximum magnitude", "mx.abs(x).max", "x.max"
+    ),
+    Wrong("6.3.1 scale", "one scale for all rows", "axis=-1, keepdims=True", "keepdims=True"),
+    Wrong(
+        "6.3.1 scale", "the scale divides by 128 instead of 127", "largest / 127", "largest / 128"
+    ),
     Wrong(
         "6.3.1 scale",
-        "a bad row that looks like a good one",
+        "the scale of a non-finite row is 0 instead of NaN",
         'mx.where(is_finite, largest / 127, float("nan"))',
         "mx.where(is_finite, largest / 127, 0.0)",
     ),
     Wrong(
         "6.3.1 scale",
-        "a scale whose inverse is infinite",
+        "the scale's inverse can be infinite",
         "mx.where(scale < SMALLEST_NORMAL, 0.0, scale)",
         "scale",
     ),
-    Wrong("6.3.2 quantize", "truncation", "mx.round(x * (1 / scale))", "x * (1 / scale)"),
     Wrong(
         "6.3.2 quantize",
-        "the scale before the integers",
+        "truncates instead of rounding",
+        "mx.round(x * (1 / scale))",
+        "x * (1 / scale)",
+    ),
+    Wrong(
+        "6.3.2 quantize",
+        "the scale is stored before the integers",
         "[integers, mx.view(scale, mx.int8)]",
         "[mx.view(scale, mx.int8), integers]",
     ),
     Wrong(
         "6.3.2 quantize",
-        "the scale as a number of 8 bits",
+        "the scale is converted to int8",
         "mx.view(scale, mx.int8)",
         "mx.broadcast_to(scale, (*scale.shape[:-1], SCALE_BYTES)).astype(mx.int8)",
     ),
     Wrong(
         "6.3.2 quantize",
-        "a scale of the whole call",
+        "one scale for the whole call",
         "scale = row_scales(x)",
         "scale = mx.broadcast_to(row_scales(x.reshape(1, -1))[0], (*x.shape[:-1], 1))",
     ),
     Wrong(
         "6.3.2 dequantize",
-        "integers without a sign",
+        "integers are read as unsigned",
         "rows[..., :-SCALE_BYTES].astype",
         "mx.view(mx.contiguous(rows[..., :-SCALE_BYTES]), mx.uint8).astype",
     ),
     Wrong(
         "6.3.2 dequantize",
-        "the scale's last byte as the scale",
+        "the scale is read from one byte",
         "mx.view(mx.contiguous(rows[..., -SCALE_BYTES:]), mx.float32)",
         "rows[..., -1:].astype(mx.float32)",
     ),
     Wrong(
         "6.3.3 write",
-        "−1 as the last row of the last page",
+        "slot −1 writes to the last row of the last page",
         "if slot >= 0",
         "",
     ),
-    Wrong("6.3.3 write", "heads and tokens exchanged", ".swapaxes(1, 2)", ""),
+    Wrong("6.3.3 write", "heads and tokens are not transposed", ".swapaxes(1, 2)", ""),
     Wrong(
         "6.3.3 write",
-        "page and row exchanged",
+        "page and row indices are swapped",
         "pages[slots // page_size, :, slots % page_size]",
         "pages[slots % page_size, :, slots // page_size]",
     ),
-    Wrong("6.3.3 write", "the caller's pages overwritten", "pages = mx.array(pages)", ""),
+    Wrong("6.3.3 write", "the caller's pages are modified", "pages = mx.array(pages)", ""),
     Wrong(
         "6.3.4 read",
-        "the whole pool",
+        "dequantizes the whole pool",
         "return dequantize_rows(pages[page_ids]), table",
         "return dequantize_rows(pages), block_table",
     ),
     Wrong(
         "6.3.4 read",
-        "the pool's page numbers",
+        "page ids are not renumbered",
         "pages[page_ids]), table",
         "pages[page_ids]), block_table",
     ),
     Wrong(
         "6.3.4 read",
-        "pages sorted by number",
+        "pages are sorted by id",
         "mx.maximum(block_table.flatten(), 0)",
         "mx.sort(mx.maximum(block_table.flatten(), 0))",
     ),
-    Wrong("6.6.1 key", "the tokens of the page alone", "parent + tokens", "tokens"),
+    Wrong("6.6.1 key", "the key ignores the preceding pages", "parent + tokens", "tokens"),
     Wrong(
         "6.6.1 key",
-        "digits without a separator",
+        "token ids are joined without a separator",
         'array("q", token_ids).tobytes()',
         '"".join(map(str, token_ids)).encode()',
     ),
     Wrong(
         "6.6.1 key",
-        "a byte per token",
+        "token ids are truncated to one byte",
         'array("q", token_ids).tobytes()',
         "bytes(token % 256 for token in token_ids)",
     ),
-    Wrong("6.6.1 prefix", "pages after a gap", "break", "continue"),
+    Wrong("6.6.1 prefix", "includes pages after a gap", "break", "continue"),
     Wrong(
         "6.6.1 prefix",
-        "each page as if it were the first",
+        "every page is hashed as the first",
         "parent = page_key(parent, token_ids)",
         "parent = page_key(bytes(KEY_BYTES), token_ids)",
     ),
-    Wrong("6.6.2 header", "a checksum of the payload alone", ", zlib.crc32(prefix)", ""),
-    Wrong("6.6.2 header", "a length that counts the header", "len(payload)", "len(payload) + 48"),
-    Wrong("6.6.2 write", "left to the page cache", "os.fsync(file.fileno())", "file.flush()"),
+    Wrong("6.6.2 header", "the checksum covers only the payload", ", zlib.crc32(prefix)", ""),
+    Wrong("6.6.2 header", "the length includes the header", "len(payload)", "len(payload) + 48"),
+    Wrong(
+        "6.6.2 write", "the file is not synced to disk", "os.fsync(file.fileno())", "file.flush()"
+    ),
     Wrong(
         "6.6.2 write",
-        "one write, of as many bytes as the OS likes",
+        "short writes are not continued",
         "rest = rest[file.write(rest) :]",
         "rest = rest[max(len(rest), file.write(rest)) :]",
     ),
@@ -118,7 +129,7 @@ WRONG = [
     ),
     Wrong(
         "6.6.3 verify",
-        "the key in the file is believed",
+        "the header's key is not compared",
         "page_header(key, payload)",
         "page_header(bytes(header[16:36]), payload)",
     ),
@@ -130,7 +141,7 @@ WRONG = [
     ),
     Wrong(
         "6.6.4 publish",
-        "written under its final name",
+        "written directly under the final name",
         """\
                 temporary = self._temporary_path(page.key)
                 temporary.unlink(missing_ok=True)  # left by an earlier process with this PID
@@ -148,19 +159,19 @@ WRONG = [
     ),
     Wrong(
         "6.6.4 publish",
-        "indexed before it is written",
+        "indexed before being written",
         "for page in pages:\n                temporary",
         "self._add_to_index(pages)\n            for page in pages:\n                temporary",
     ),
     Wrong(
         "6.6.4 publish",
-        "an error leaves its temporary files",
+        "temporary files are left behind after an error",
         "self._temporary_path(page.key).unlink(missing_ok=True)",
         "pass",
     ),
     Wrong(
         "6.6.4 publish",
-        "pages that are not indexed",
+        "written pages are not indexed",
         "        self._add_to_index(pages)",
         "",
     ),

@@ -72,7 +72,7 @@ def test_template_without_tool_support_receives_calls_and_results_as_text(tools)
         ({"template": None}, "the model has no chat template; "),
         (
             {"tools": [{**TOOL, "description": "\ud800"}]},
-            "the chat template failed: its text has an unpaired surrogate, which is no character.",
+            "the chat template failed: the rendered text has an unpaired surrogate.",
         ),
     ],
 )

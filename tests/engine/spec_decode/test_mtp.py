@@ -378,9 +378,9 @@ def test_invalid_models_and_options_are_rejected(tmp_path):
     assert_rejected(ModelError, r"it has no mtp\.\* tensors, which multi-token prediction", folder)
     loaded = load_weights(folder)
     assert_rejected(
-        ModelError, r"was loaded without its layer .* `load_weights\(…, mtp=True\)`", loaded
+        ModelError, r"was loaded without its multi-token .* `load_weights\(…, mtp=True\)`", loaded
     )
-    assert_rejected(ModelError, "a model of type 'qwen3' has no layer for multi-token", "demo")
+    assert_rejected(ModelError, "model type 'qwen3' has no multi-token prediction layer", "demo")
     assert_rejected(
         UserError, "does not support tensor_parallel_size above 1", folder, tensor_parallel_size=2
     )

@@ -55,7 +55,7 @@ def test_all_violated_keywords_are_reported(validator):
     [
         ({"not": {"$ref": "http://localhost:9/schema"}}, "1", "_WrappedReferencingError"),
         ({"pattern": "(?!a)(", "not": {"const": 1}}, '"b"', "PatternError|error"),
-        ({"pattern": "(?!b)(a+)+$"}, json.dumps("a" * 40 + "b"), "it takes more than 2 seconds"),
+        ({"pattern": "(?!b)(a+)+$"}, json.dumps("a" * 40 + "b"), "it took longer than 2 seconds"),
         (UNIQUE, "[1, ", "Expecting value"),
     ],
 )

@@ -8,10 +8,10 @@ from tools.course.tree import EXTENSION, ROOT
 
 TREE = ROOT / "build" / "host_faults"
 
-HEADER = """// Which mistake is awake; none is 0.
+HEADER = """// Selects the active fault; 0 is none.
 #pragma once
 #include <cstdlib>
-inline bool is_awake(int fault) {
+inline bool is_active(int fault) {
     const char* number = std::getenv("TINY_LLM_SEEDED_FAULT");
     return number != nullptr && std::atoi(number) == fault;
 }
@@ -22,7 +22,7 @@ def build() -> Path:
     """Incrementally builds the package `tiny_llm_ext` and returns its folder.
 
     Raises:
-        RuntimeError: failed build, or a fault's original text not found exactly once.
+        RuntimeError: the build failed, or a fault's original text is not found exactly once.
     """
     target = TREE / EXTENSION
     for file in (ROOT / EXTENSION).rglob("*"):
@@ -43,20 +43,22 @@ def build() -> Path:
 
 def _with_fault(text: str, number: int, fault: Fault) -> str:
     if text.count(fault.right) != 1:
-        raise RuntimeError(f"{fault.file} has {fault.right!r} {text.count(fault.right)} times")
+        raise RuntimeError(
+            f"{fault.file}: expected {fault.right!r} once, found it {text.count(fault.right)} times"
+        )
     if fault.right.endswith(";"):
-        chosen = f"if (is_awake({number})) {{ {fault.wrong} }} else {{ {fault.right} }}"
+        selected = f"if (is_active({number})) {{ {fault.wrong} }} else {{ {fault.right} }}"
     elif fault.right.startswith("."):  # a field of a struct
         field, right = fault.right.split(" = ", 1)
         wrong = fault.wrong.split(" = ", 1)[1]
-        chosen = f"{field} = (is_awake({number}) ? ({wrong}) : ({right}))"
+        selected = f"{field} = (is_active({number}) ? ({wrong}) : ({right}))"
     else:
-        chosen = f"(is_awake({number}) ? ({fault.wrong}) : ({fault.right}))"
-    return text.replace(fault.right, chosen)
+        selected = f"(is_active({number}) ? ({fault.wrong}) : ({fault.right}))"
+    return text.replace(fault.right, selected)
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Writes only changed text, so that unchanged files are not recompiled."""
+    """Writes a file only if its content has changed, to avoid recompiling it."""
     if file.exists() and file.read_bytes() == content:
         return
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ BF16 = mx.bfloat16
 
 
 def random(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
-    """Normally distributed numbers."""
+    """Normally distributed array."""
     return mx.random.normal(shape).astype(dtype)
 
 
@@ -118,8 +118,8 @@ def calls(operation: str, ext: Any) -> Iterator[Call]:
         yield lambda s: e.gated_delta_rule(qkv, *parameters, states, *slots, 1, stream=s)
 
 
-def problem(operation: str, ext: Any, gpu: Any) -> str:
-    """Emulated GPU's report on an operation's calls, empty without a fault."""
+def fault_report(operation: str, ext: Any, gpu: Any) -> str:
+    """The emulated GPU's report on an operation's calls; empty if there is no fault."""
     for number, call in enumerate(calls(operation, ext)):
         expected = call(mx.cpu)
         try:
@@ -148,21 +148,21 @@ def package_in(folder: str) -> ModuleType:
 
 
 def main(package: str) -> None:
-    """Activates each fault and prints its report; 0 is the unmodified code."""
+    """Activates each fault and prints its report; number 0 is the unmodified code."""
     tiny_llm_ext = package_in(package)
     from tests.metal.host_faults.faults import FAULTS
     from tools.metal_emulator import emulated_gpu
 
     mx.random.seed(1)
     operations = sorted({fault.operation for fault in FAULTS})
-    awake = [(0, operation) for operation in operations]
-    awake += [(number, fault.operation) for number, fault in enumerate(FAULTS, start=1)]
+    active = [(0, operation) for operation in operations]
+    active += [(number, fault.operation) for number, fault in enumerate(FAULTS, start=1)]
     for max_threads in (1024, 64):
         with emulated_gpu(tiny_llm_ext, max_threads=max_threads) as gpu:
-            for number, operation in awake:
+            for number, operation in active:
                 if (operation == "few threads") == (max_threads == 64):
                     os.environ["TINY_LLM_SEEDED_FAULT"] = str(number)
-                    print(f"{number}\t{problem(operation, tiny_llm_ext, gpu)}", flush=True)
+                    print(f"{number}\t{fault_report(operation, tiny_llm_ext, gpu)}", flush=True)
 
 
 if __name__ == "__main__":

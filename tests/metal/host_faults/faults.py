@@ -1,4 +1,4 @@
-"""Seeded faults: expressions, statements (;) or fields (leading dot)."""
+"""Seeded faults: expressions, statements (with ;) or fields (with a leading dot)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Fault:
         file: path relative to src/extensions.
         right: original text, found exactly once.
         wrong: replacement.
-        says: part of the expected report.
+        says: expected part of the report.
     """
 
     name: str
@@ -41,7 +41,7 @@ def shared(name: str, operation: str, right: str, wrong: str, says: str = DIFFER
 PARTS = "src/matmul/matmul_encoder_metal.cpp"
 
 FAULTS = [
-    # Wrong array at a buffer index.
+    # Wrong array bound at a buffer index.
     fault(
         "gate and up are swapped",
         "swiglu",
@@ -55,7 +55,7 @@ FAULTS = [
         "metal::encode(stream(), launch, {x, weight, sin, cos}, {out});",
     ),
     fault(
-        "the weight is not the last input",
+        "weight and y are swapped",
         "rms_norm",
         "metal::encode(stream(), launch, {x_rows, y_rows, weight}, outputs);",
         "metal::encode(stream(), launch, {x_rows, weight, y_rows}, outputs);",
@@ -77,14 +77,14 @@ FAULTS = [
         BEYOND,
     ),
     fault(
-        "offsets stand before tokens",
+        "offsets and tokens are swapped",
         "cache_write",
         "metal::encode(stream(), launch, {tokens, offsets}, {out});",
         "metal::encode(stream(), launch, {offsets, tokens}, {out});",
         BEYOND,
     ),
     shared(
-        "the params are one index too far",
+        "the params' index is one too high",
         "axpby",
         "encoder.set_bytes(launch.params.data(), static_cast<int>(launch.params.size()), index);",
         "encoder.set_bytes(launch.params.data(), int(launch.params.size()), index + 1);",
@@ -92,126 +92,126 @@ FAULTS = [
     ),
     # Sizes and flags.
     fault(
-        "a row too many",
+        "one row too many",
         "quantized_matmul",
         "static_cast<int64_t>(out.size()) / O",
         "static_cast<int64_t>(out.size()) / O + 1",
         BEYOND,
     ),
     fault(
-        "a key too many", "flash_attention", ".S = key.shape(2)", ".S = key.shape(2) + 1", BEYOND
+        "one key too many", "flash_attention", ".S = key.shape(2)", ".S = key.shape(2) + 1", BEYOND
     ),
     fault("not causal", "flash_attention", ".causal = causal_", ".causal = false"),
     fault(
-        "lengths are forgotten",
+        "context lengths are ignored",
         "flash_attention",
         ".has_context_lens = has_context_lens_",
         ".has_context_lens = false",
     ),
     fault(
-        "every mask is float32",
+        "all masks are treated as float32",
         "flash_attention",
         "has_mask_ ? mask_kind_of(mask.dtype()) : ATTENTION_MASK_NONE",
         "has_mask_ ? ATTENTION_MASK_FLOAT32 : ATTENTION_MASK_NONE",
         BEYOND,
     ),
     fault(
-        "heads of any size count as aligned",
+        "unaligned heads count as aligned",
         "flash_attention",
         "rows_are_aligned(key) && rows_are_aligned(value)",
         "true",
         BEYOND,
     ),
     fault(
-        "a page too many",
+        "one page too many",
         "paged_attention",
         ".max_pages = in[3].shape(1)",
         ".max_pages = in[3].shape(1) + 1",
     ),
     fault("never causal", "paged_attention", ".causal = causal_", ".causal = false"),
     fault(
-        "pages are half as long",
+        "the page size is halved",
         "paged_attention",
         ".page_size = key_pages.shape(2)",
         ".page_size = std::max(1, key_pages.shape(2) / 2)",
     ),
     fault(
-        "the pool has half its places",
+        "the number of slots is halved",
         "paged_cache_write",
         "static_cast<long>(out.shape(0)) * out.shape(2)",
         "static_cast<long>(out.shape(0)) * out.shape(2) / 2",
     ),
     fault(
-        "one angle for all sequences",
+        "all sequences share cos and sin",
         "qk_norm_rope",
         "cos.shape(0) == 1 ? 0 : static_cast<long>(L) * W",
         "0L",
     ),
-    fault("half a row of the table", "quantized_embedding", "out.shape(-1)", "out.shape(-1) / 2"),
+    fault("rows are half as long", "quantized_embedding", "out.shape(-1)", "out.shape(-1) / 2"),
     # Strides and offsets.
     fault(
-        "rows are taken for neighbours",
+        "row strides are ignored",
         "swiglu",
         "swiglu_launch(M, I, gate_stride, up_stride, format_of(out.dtype()), max_threads)",
         "swiglu_launch(M, I, I, I, format_of(out.dtype()), max_threads)",
     ),
     fault(
-        "values have the strides of keys",
+        "values use the keys' strides",
         "flash_attention",
         "set_strides(params.value_strides, value, 3);",
         "set_strides(params.value_strides, key, 3);",
     ),
     fault(
-        "the batch has the stride of the tokens",
+        "the batch uses the tokens' stride",
         "qk_norm_rope",
         "static_cast<long>(x.strides(0))",
         "static_cast<long>(x.strides(1))",
     ),
     fault(
-        "a head without a norm is normalized",
+        "heads without a norm are normalized",
         "qk_norm_rope",
         ".normalizes = normalizes_",
         ".normalizes = 1",
     ),
     fault(
-        "a bias with gaps is read as it lies",
+        "a strided bias is read as contiguous",
         "add_bias",
         "metal::row_contiguous(inputs[1], stream())",
         "inputs[1]",
     ),
     fault(
-        "rows of a part are taken for neighbours",
+        "row strides of a slice are ignored",
         "add_bias",
         "add_bias_launch(M, O, x_stride, format_of(out.dtype()), max_threads)",
         "add_bias_launch(M, O, O, format_of(out.dtype()), max_threads)",
     ),
     fault(
-        "heads that are not rows are read as they lie",
+        "strided heads are read as contiguous",
         "qk_norm_rope",
         "heads_are_rows ? inputs[0] : metal::row_contiguous(inputs[0], stream())",
         "inputs[0]",
     ),
     fault(
-        "inputs with gaps are read as they lie",
+        "strided inputs are read as contiguous",
         "quantized_embedding",
         "contiguous_inputs.push_back(metal::row_contiguous(input, stream()));",
         "contiguous_inputs.push_back(input);",
     ),
     fault(
-        "heads have the stride of the tokens",
+        "heads use the tokens' stride",
         "cache_write",
         "static_cast<long>(tokens.strides(1))",
         "static_cast<long>(tokens.strides(2))",
     ),
     shared(
-        "a copy forgets the strides",
+        "a copy ignores the strides",
         "rms_norm",
         "copy_launch(shape, strides, static_cast<int>(x.itemsize()), max_threads)",
         "copy_launch(shape, std::vector<int64_t>(strides.size(), 1),"
         " static_cast<int>(x.itemsize()), max_threads)",
     ),
     shared(
-        "gaps are not seen",
+        "a strided input counts as contiguous",
         "rms_norm",
         "x.flags().row_contiguous || x.size() == 0",
         "true",
@@ -255,7 +255,7 @@ FAULTS = [
         "false",
         "expected at most 64 threads",
     ),
-    # Dependencies between commands, and memory ownership.
+    # Dependencies between commands and memory ownership.
     fault(
         "the splits are not merged",
         "flash_attention",
@@ -264,7 +264,7 @@ FAULTS = [
         BEYOND,
     ),
     Fault(
-        "the parts are not added up",
+        "the partial sums are not added",
         "matmul",
         PARTS,
         "encode(stream, sum, {sums}, {out});",
@@ -272,7 +272,7 @@ FAULTS = [
         DIFFERS,
     ),
     Fault(
-        "no barrier before the sum",
+        "missing barrier before the sum",
         "matmul",
         PARTS,
         "encode(stream, launch, inputs, {sums});",
@@ -280,27 +280,27 @@ FAULTS = [
         "bound with set_input_array",
     ),
     shared(
-        "a temporary is freed too soon",
+        "a temporary is freed too early",
         "matmul",
         "mx::metal::get_command_encoder(stream).add_temporary(x);",
         "",
         "neither an input nor an output nor a temporary",
     ),
     shared(
-        "a cache is overwritten while it is read",
+        "a cache is overwritten while being read",
         "cache_write",
         "(overwrite || x.is_donatable()) && x.flags().row_contiguous",
         "x.flags().row_contiguous",
         "overwrites input 0",
     ),
     shared(
-        "states are overwritten while they are read",
+        "states are overwritten while being read",
         "gated_delta_rule",
         "(overwrite || x.is_donatable()) && x.flags().row_contiguous",
         "x.flags().row_contiguous",
         "overwrites input 0",
     ),
-    shared("a cache with gaps is taken as it is", "cache_write", "copy(x, out, stream);", ""),
+    shared("a strided cache is not copied", "cache_write", "copy(x, out, stream);", ""),
     fault(
         "a and b are swapped",
         "gated_delta_rule",
@@ -315,21 +315,23 @@ FAULTS = [
         "metal::encode(stream(), recurrence_launch, {qkv, factors, small[2], small[4], small[3]},"
         " {states, o});",
     ),
-    fault("a channel too many", "causal_conv1d", ".C = x.shape(1)", ".C = x.shape(1) + 1", BEYOND),
     fault(
-        "the gate has the stride of the norm's input",
+        "one channel too many", "causal_conv1d", ".C = x.shape(1)", ".C = x.shape(1) + 1", BEYOND
+    ),
+    fault(
+        "the gate uses the stride of the norm's input",
         "gated_rms_norm",
         ".z_stride = static_cast<long>(z_stride)",
         ".z_stride = static_cast<long>(o_stride)",
     ),
     fault(
-        "the gate is gated",
+        "input and gate are swapped",
         "sigmoid_gate",
         "metal::encode(stream(), launch, {x, gate}, {out});",
         "metal::encode(stream(), launch, {gate, x}, {out});",
     ),
     fault(
-        "an input's memory becomes the output's though it is needed",
+        "the output reuses an input that is still needed",
         "swiglu",
         "allocate_or_reuse(out, inputs[0]);",
         "out.copy_shared_buffer(inputs[0]);",

@@ -1,4 +1,4 @@
-// Kernels whose results depend on arithmetic that Metal leaves unspecified: seeded faults.
+// Seeded faults: kernels whose results depend on arithmetic that Metal leaves unspecified.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 

@@ -1,4 +1,4 @@
-// MLX's attention for prefill, from the headers in its wheel.
+// MLX's prefill attention, from the headers in its wheel.
 // clang-format off
 #include "mlx/backend/metal/kernels/utils.h"
 #include "mlx/backend/metal/kernels/steel/attn/kernels/steel_attention.h"

@@ -1,5 +1,4 @@
-// MLX's attention for decoding, from the headers in its wheel: in one pass, and split over the
-// keys.
+// MLX's decode attention, from the headers in its wheel: in one pass, and with split keys.
 // clang-format off
 #include "mlx/backend/metal/kernels/utils.h"
 #include "mlx/backend/metal/kernels/sdpa_vector.h"

@@ -1,4 +1,4 @@
-// Kernels for the tests of the emulator's semantics, one feature each.
+// Kernels for tests of the emulator's semantics, one feature each.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,5 +1,5 @@
-// Small correct kernels: each test removes one statement and expects a report.
-// A comment in capitals marks the line at which a fault must be reported.
+// Small correct kernels; each test changes one statement and expects a report.
+// Comments in capitals mark the lines at which faults must be reported.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,4 +1,4 @@
-"""NaN check: detects NaN and infinity in every format, accepts the largest finite numbers."""
+"""NaN check: detects NaN and infinity in all formats, accepts the largest finite values."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ def test_nan_and_infinity_are_reported(dtype, number):
         check(norm_with([1.0, -2.0, number, 3.0], dtype))
 
 
-# A NaN byte, and the largest finite byte of each sign.
+# A NaN byte, and the byte of the largest finite value of each sign.
 BYTES = {
     ("mxfp4", "scales"): (0xFF, [0xFE, 0x7F]),
     ("mxfp8", "scales"): (0xFF, [0xFE, 0x7F]),
@@ -64,12 +64,12 @@ def test_float8(mode, name):
     check(layer)
     for byte in {nan, nan | 0x80}:
         fill(byte)
-        with pytest.raises(ValueError, match=f"^part.{name} has numbers"):
+        with pytest.raises(ValueError, match=f"^part.{name} has NaN or infinite values"):
             check(layer)
 
 
 def test_check_runs_on_any_thread():
-    """MLX streams belong to the thread that created them."""
+    """MLX streams are bound to the thread that created them."""
     check(norm_with([1.0], mx.float32))
     with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="infinite"):
         pool.submit(lambda: check(norm_with([math.inf], mx.float32))).result()

@@ -1,4 +1,4 @@
-"""Quantization: repacking preserves values; matmuls are within error bounds."""
+"""Quantization: repacking preserves values, and matmuls are within error bounds."""
 
 import copy
 from typing import Any
@@ -78,7 +78,7 @@ def test_unpacked_integers_match_the_packed_words(bits):
 
 
 def test_every_mxfp4_value():
-    """All 16 codes at scale 1, the smallest and largest normal scales, and scale 0."""
+    """All 16 codes with scales 1, 0, the smallest and the largest normal number."""
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     values += [-value for value in values]
     layer = Layer()
@@ -138,16 +138,16 @@ def test_matmul_is_within_the_bound(form, rows):
 
 @pytest.mark.parametrize("form", FORMATS[::4], ids=IDS[::4])
 def test_unsupported_formats_fall_back_to_mlx(form):
-    """Scales in float32, and every format on a GPU: matmul and embedding."""
+    """float32 scales, and all formats on a GPU, in matmul and embedding."""
     weight, x = random(40, 256), random(3, 256)
     layer = layer_of(form, weight)
     linear = linear_from(layer, mx.float32)
     assert isinstance(linear.weight, MlxQuantizedWeights) or form.mode != "affine"
     weight = dequantize_layer(layer, mx.float32)
-    assert_close(linear(x), x @ weight.T, "the product", ulps=256)
+    assert_close(linear(x), x @ weight.T, "matmul", ulps=256)
     if isinstance(linear.weight, MlxQuantizedWeights):
         ids = mx.array([[3, 39], [0, 3]])
-        assert_close(linear.weight(ids), weight[ids], "rows of the table", ulps=0)
+        assert_close(linear.weight(ids), weight[ids], "embedding rows", ulps=0)
         alone = linear(x[1:2])
         np.testing.assert_array_equal(as_numpy(alone), as_numpy(linear(x))[1:2])
 
@@ -184,19 +184,19 @@ def test_model_matches_mlx_lm(tmp_path, family, name):
     model = serving_model(name, read_checkpoint(folder, config), page_size=16)
     theirs = load_model(folder)[0]
     [expected] = theirs(mx.array([ids]))
-    # Two layers round to bfloat16 at different points; on a CPU, MLX also accumulates in bfloat16.
+    # Both layers round to bfloat16 at different points; on a CPU, MLX also accumulates in it.
     assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
     given = serving_model(name, theirs, page_size=16)
     actual = sequence_logits(given, ids)
     np.testing.assert_array_equal(
-        as_numpy(actual), as_numpy(sequence_logits(model, ids)), "mlx_lm's model"
+        as_numpy(actual), as_numpy(sequence_logits(model, ids)), "compared with mlx_lm's model"
     )
 
 
 @pytest.mark.parametrize("name", ["3 bits", "4 bits", "8 bits", "mxfp4", "nvfp4", "mixed", "plain"])
 @pytest.mark.parametrize("config", [FAMILIES["qwen2"], MIXTURE], ids=["qwen2", "qwen3_moe"])
 def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
-    """In float32: rounding to bfloat16 may change the router's choice of experts."""
+    """float32, because rounding to bfloat16 may change the router's choice of experts."""
     from mlx_lm.utils import load_model
 
     config = {**config, "torch_dtype": "float32"}
@@ -215,7 +215,7 @@ def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
 def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    """Both loaders give the same bits, and mlx_lm's model still gives its previous logits."""
+    """Both loaders are bitwise equal, and mlx_lm's model keeps its logits."""
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}
@@ -237,16 +237,16 @@ def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"mode": "mxfp5"}, "mode 'mxfp5'; tiny-llm reads affine, mxfp4"),
+        ({"mode": "mxfp5"}, "mode 'mxfp5', expected one of affine, mxfp4"),
         ({"mode": 7}, "mode 7"),
-        ({"bits": 7}, "7 bits in groups of 64; in mode affine tiny-llm reads 2, 3, 4, 5, 6 or 8"),
-        ({"group_size": 16}, "4 bits in groups of 16; .* in groups of 32, 64 or 128"),
+        ({"bits": 7}, "7-bit weights in groups of 64; mode affine supports 2, 3, 4, 5, 6 or 8"),
+        ({"group_size": 16}, "4-bit weights in groups of 16; .* in groups of 32, 64 or 128"),
         (
             {"mode": "nvfp4", "group_size": 32},
-            "in mode nvfp4 tiny-llm reads 4 bits in groups of 16",
+            "mode nvfp4 supports 4 bits in groups of 16",
         ),
-        ({"bits": "four"}, "bits 'four', expected a positive whole number"),
-        ({"bits": 4, "lm_head": {"bits": 9}}, "9 bits in groups of 64"),
+        ({"bits": "four"}, "bits 'four', expected a positive integer"),
+        ({"bits": 4, "lm_head": {"bits": 9}}, "9-bit weights in groups of 64"),
     ],
 )
 def test_unknown_format_is_named(quantization, message):

@@ -1,4 +1,4 @@
-"""`load_weights`: the weights of `mlx_lm.load` without mlx_lm. Formats: test_loading."""
+"""`load_weights` equals `mlx_lm.load`. See test_loading.py for formats."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
-from tests.models.test_loading import assert_weights_are_those_of, logits
+from tests.models.test_loading import assert_same_weights, logits
 from tests.support import assert_close
 from tiny_llm import ModelError, Qwen3ModelWeek2, demo, kernels, load, load_weights
 from tiny_llm.models.checkpoint.weights import CheckpointModel
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 class Editor:
-    """An editable copy of a checkpoint."""
+    """Editable copy of a checkpoint."""
 
     def __init__(self, checkpoint: Path, folder: Path):
         shutil.copytree(checkpoint, folder)
@@ -43,7 +43,7 @@ class Editor:
         return str(self.folder)
 
     def requantize(self, path: str, bits: int | None, group_size: int = 64) -> None:
-        """Stores one layer in another format; None dequantizes it."""
+        """Requantizes one layer; bits=None dequantizes it."""
         parts = [self.weights.pop(f"{path}.{part}") for part in ("weight", "scales", "biases")]
         weight = mx.dequantize(*parts, group_size=64, bits=4)
         if bits is None:
@@ -64,11 +64,11 @@ def test_layer_with_its_own_quantization(editor, bits, group_size):
     editor.requantize(PROJECTION, bits, group_size)
     editor.config["quantization"][PROJECTION] = {"bits": bits, "group_size": group_size}
     mlx_model, _ = load(editor.save())
-    assert_weights_are_those_of(mlx_model, editor.folder)
-    del editor.config["quantization"][PROJECTION]  # also implied by its shapes
+    assert_same_weights(mlx_model, editor.folder)
+    del editor.config["quantization"][PROJECTION]  # also inferred from the shapes
     leaf = load_weights(editor.save())[0].layers[1].mlp.up_proj
     assert (leaf.bits, leaf.group_size) == (bits, group_size)
-    assert_weights_are_those_of(mlx_model, editor.folder)
+    assert_same_weights(mlx_model, editor.folder)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -78,7 +78,7 @@ def test_unquantized_layer(editor, named):
         editor.config["quantization"][PROJECTION] = False
     folder = editor.save()
     assert "scales" not in load_weights(folder)[0].layers[1].mlp.up_proj
-    assert_weights_are_those_of(load(folder)[0], editor.folder)
+    assert_same_weights(load(folder)[0], editor.folder)
 
 
 def test_tied_embeddings_with_an_lm_head_tensor(tmp_path):
@@ -86,17 +86,17 @@ def test_tied_embeddings_with_an_lm_head_tensor(tmp_path):
     write_checkpoint(tmp_path / "plain", config)
     editor = Editor(tmp_path / "plain", tmp_path / "edited")
     editor.weights["lm_head.weight"] = editor.weights["model.embed_tokens.weight"]
-    assert_weights_are_those_of(load(editor.save())[0], editor.folder)
+    assert_same_weights(load(editor.save())[0], editor.folder)
 
 
 def test_rope_parameters(editor):
     theta = editor.config.pop("rope_theta")
     editor.config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    assert_weights_are_those_of(load(editor.save())[0], editor.folder)
+    assert_same_weights(load(editor.save())[0], editor.folder)
 
 
 def test_mxfp4(editor):
-    """Repacked for the CPU."""
+    """mxfp4 weights are repacked for the CPU."""
 
     def requantize(path: str) -> None:
         parts = [editor.weights.pop(f"{path}.{part}") for part in ("weight", "scales", "biases")]
@@ -110,7 +110,7 @@ def test_mxfp4(editor):
     weights, _ = load_weights(editor.save())
     assert isinstance(weights, CheckpointModel)
     if kernels.computes_on_cpu():
-        assert_close(logits(weights, 2), logits(weights, 1), "Week 2 beside Week 1", ulps=8)
+        assert_close(logits(weights, 2), logits(weights, 1), "Week 2 compared with Week 1", ulps=8)
     mlx_model, _ = load(str(editor.folder))
     with pytest.raises(ValueError, match="quantized in mode 'affine', got mode 'mxfp4'"):
         Qwen3ModelWeek2(mlx_model)
@@ -127,21 +127,25 @@ def test_awq_falls_back_to_mlx_lm(editor):
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        (f"{PROJECTION}.weight", None, "is not in the checkpoint; its config expects 256×16"),
-        (f"{PROJECTION}.scales", None, "is 256×16, expected 256×128"),
-        (f"{PROJECTION}.biases", None, "is not in the checkpoint; its config expects 256×2"),
+        (f"{PROJECTION}.weight", None, "is missing from the checkpoint; its config implies 256×16"),
+        (f"{PROJECTION}.scales", None, "has shape 256×16, expected 256×128"),
+        (f"{PROJECTION}.biases", None, "is missing from the checkpoint; its config implies 256×2"),
         (
             f"{PROJECTION}.weight",
             mx.zeros((255, 16), mx.uint32),
-            "is 255×16, expected 256×16 for 4 bits in groups of 64",
+            "has shape 255×16, expected 256×16 for 4 bits in groups of 64",
         ),
-        (f"{PROJECTION}.weight", mx.zeros((256, 17), mx.uint32), "is 256×17, expected 256×16"),
-        (f"{PROJECTION}.scales", mx.zeros((256,)), "is 256, expected 256×2"),
-        (f"{PROJECTION}.biases", mx.zeros((256, 3)), "is 256×3, expected 256×2"),
-        ("model.norm.weight", None, "is not in the checkpoint; its config expects 128"),
-        ("model.norm.weight", mx.zeros((127,)), "is 127, expected 128"),
-        (f"{PROJECTION}.bias", mx.zeros((256,)), "has no place in a qwen3"),
-        ("model.layers.2.mlp.up_proj.weight", mx.zeros((256, 128)), "has no place in a qwen3"),
+        (
+            f"{PROJECTION}.weight",
+            mx.zeros((256, 17), mx.uint32),
+            "has shape 256×17, expected 256×16",
+        ),
+        (f"{PROJECTION}.scales", mx.zeros((256,)), "has shape 256, expected 256×2"),
+        (f"{PROJECTION}.biases", mx.zeros((256, 3)), "has shape 256×3, expected 256×2"),
+        ("model.norm.weight", None, "is missing from the checkpoint; its config implies 128"),
+        ("model.norm.weight", mx.zeros((127,)), "has shape 127, expected 128"),
+        (f"{PROJECTION}.bias", mx.zeros((256,)), "is not a tensor of a qwen3"),
+        ("model.layers.2.mlp.up_proj.weight", mx.zeros((256, 128)), "is not a tensor of a qwen3"),
     ],
 )
 def test_mismatched_tensor_is_named(editor, name, array, message):
@@ -179,8 +183,8 @@ COMMAND = """if True:
     ],
     ids=["LLM", "main"],
 )
-def test_serving_imports_no_other_engine(program, unwanted):
-    """Together they take seconds to import, and memory."""
+def test_serving_does_not_import_heavy_libraries(program, unwanted):
+    """The libraries take seconds to import, and memory."""
     program += f"\nimport sys\nprint(sorted({{*{unwanted}}} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -192,7 +196,7 @@ def test_serving_imports_no_other_engine(program, unwanted):
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_symbolic_links_of_the_user_are_followed(tmp_path):
+def test_symbolic_links_are_followed(tmp_path):
     folder = tmp_path / "linked"
     folder.mkdir()
     for file in demo.TARGET_PATH.iterdir():

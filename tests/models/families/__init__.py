@@ -1,1 +1,1 @@
-"""Model families against mlx_lm and transformers."""
+"""Model families, compared with mlx_lm and transformers."""

@@ -1,4 +1,4 @@
-"""`LLM(attention_backend=…)`: same outputs from every backend; unknown names."""
+"""`LLM(attention_backend=…)`: equal outputs from all backends; unknown names."""
 
 import mlx.core as mx
 import pytest
@@ -24,8 +24,8 @@ def name_of(config):
 def test_gathered_and_paged_attention_are_bitwise_equal(config, run):
     checkpoint = random_checkpoint({**config, "quantization": {"mode": "mxfp4"}})
     of = {name: run(serving_model("it", checkpoint, 16, name)) for name in ATTENTION_BACKENDS}
-    assert_same_bits(of["flash"], of["paged"], "flash beside paged")
-    assert_close(of["reference"], of["paged"], "reference beside paged", ulps=16)
+    assert_same_bits(of["flash"], of["paged"], "flash compared with paged")
+    assert_close(of["reference"], of["paged"], "reference compared with paged", ulps=16)
 
 
 @pytest.mark.parametrize("backend", ["flash", "reference"])
@@ -54,8 +54,8 @@ def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", attention_backends.ATTENTION_FUNCTIONS.values())
-def test_sequences_without_tokens_get_zeros(backend):
-    """An idle slot of a batch has no keys."""
+def test_sequences_without_tokens_give_zeros(backend):
+    """Idle slots of a batch have no keys."""
 
     class Cache:
         def update_and_fetch_paged(self, key, value, mask):
@@ -66,7 +66,9 @@ def test_sequences_without_tokens_get_zeros(backend):
 
     query = mx.ones((2, 2, 1, 32))
     out = backend(query, None, None, Cache(), 0.1)
-    assert_close(out, mx.stack([mx.ones((2, 1, 32)), mx.zeros((2, 1, 32))]), "one of two is idle")
+    assert_close(
+        out, mx.stack([mx.ones((2, 1, 32)), mx.zeros((2, 1, 32))]), "one of two slots is idle"
+    )
 
 
 @pytest.mark.parametrize("given", ["FLASH_ATTN", "", None, ["paged"]])

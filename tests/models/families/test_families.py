@@ -1,4 +1,4 @@
-"""Model families: config parsing, rejected configs, the decoder."""
+"""Model families: config parsing, rejected configs and the decoder."""
 
 import json
 
@@ -68,7 +68,10 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}},
             {"max_position_embeddings": 512},
         ),
-        (MISTRAL, {"sliding_window": None, "max_window": 0}),  # 4096 of 256 tokens hide nothing
+        (
+            MISTRAL,
+            {"sliding_window": None, "max_window": 0},
+        ),  # a window of 4096 masks nothing in 256 tokens
         ({**MISTRAL, "sliding_window": 256}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64},
@@ -120,23 +123,29 @@ def test_config_parsing(changes, expected):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**LLAMA, "model_type": "gemma2"}, "type 'gemma2'; tiny-llm serves the types qwen3, "),
+        (
+            {**LLAMA, "model_type": "gemma2"},
+            "type 'gemma2' is not supported; supported types are qwen3, ",
+        ),
         (
             {"model_type": "gpt_oss"},
-            "type 'gpt_oss', which tiny-llm does not serve: its softmax has",
+            "type 'gpt_oss' is not supported: its softmax has",
         ),
-        ({"model_type": "gemma3_text"}, "'gemma3_text', which tiny-llm does not serve: its local"),
+        ({"model_type": "gemma3_text"}, "'gemma3_text' is not supported: its local"),
         ({**LLAMA, "model_type": ["llama"]}, r"type '\['llama'\]'"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu', expected 'silu'"),
-        ({**LLAMA, "attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0, which tiny-llm"),
-        ({**LLAMA, "num_experts": 8}, "num_experts 8, which tiny-llm does not know"),
-        ({**QWEN2, "attention_bias": True}, "attention_bias true, which qwen2 does not have"),
-        ({**FAMILIES["qwen3"], "mlp_bias": True}, "mlp_bias true, which qwen3 does not have"),
+        (
+            {**LLAMA, "attn_logit_softcapping": 30.0},
+            "an unknown field, attn_logit_softcapping 30.0;",
+        ),
+        ({**LLAMA, "num_experts": 8}, "an unknown field, num_experts 8"),
+        ({**QWEN2, "attention_bias": True}, "attention_bias true, which qwen2 does not support"),
+        ({**FAMILIES["qwen3"], "mlp_bias": True}, "mlp_bias true, which qwen3 does not support"),
         ({**LLAMA, "attention_bias": "yes"}, "attention_bias 'yes', expected true or false"),
-        ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2}}, "of the type 'dynamic'"),
+        ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2}}, "type 'dynamic'"),
         ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling 'linear', expected an object"),
         ({**LLAMA, "rope_scaling": {"type": "linear"}}, "has no factor"),
-        ({**LLAMA, "rope_scaling": {**YARN, "short_factor": [1]}}, r"short_factor \[1\], which"),
+        ({**LLAMA, "rope_scaling": {**YARN, "short_factor": [1]}}, r"field, short_factor \[1\]"),
         ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({**LLAMA, "rope_parameters": 3}, "rope_parameters 3, expected an object"),
         (
@@ -149,31 +158,34 @@ def test_config_parsing(changes, expected):
                     "high_freq_factor": 4,
                 },
             },
-            "low_freq_factor 4 ≥ high_freq_factor 4",
+            "low_freq_factor 4, expected less than high_freq_factor, 4",
         ),
-        ({**QWEN2, "layer_types": ["chunked_attention"]}, "tiny-llm knows full_attention, sliding"),
+        ({**QWEN2, "layer_types": ["chunked_attention"]}, "expected full_attention or sliding"),
         (
             {**QWEN2, "layer_types": ["full_attention"]},
-            "layer_types of 1 layers, expected num_hidd",
+            "1 layer_types, expected 2, its num_hidden",
         ),
-        ({**QWEN2, "max_window_layers": -1}, "max_window_layers -1, expected a whole number"),
+        ({**QWEN2, "max_window_layers": -1}, "max_window_layers -1, expected a non-negative"),
         (
             {**QWEN2, "layer_types": ["full_attention", "sliding_attention"]},
-            "1 of sliding_attention, but its window applies to 0 of 2 layers",
+            "1 sliding_attention layers in layer_types, but its window applies to 0 of 2 layers",
         ),
         (
             {**MISTRAL, "sliding_window": 9, "layer_types": ["full_attention", LAYER_TYPES[1]]},
-            "1 of sliding_attention, but its window applies to 2 of 2 layers",
+            "1 sliding_attention layers in layer_types, but its window applies to 2 of 2 layers",
         ),
-        ({**MISTRAL, "sliding_window": -1}, "sliding_window -1, expected a positive whole number"),
-        ({**MIXTURE, "num_experts_per_tok": 7}, "num_experts_per_tok 7 > num_experts 6"),
-        ({**MIXTURE, "mlp_only_layers": 1}, "mlp_only_layers 1, expected a list of whole numbers"),
-        ({**MIXTURE, "num_experts": 0}, "num_experts 0, expected a positive whole number"),
-        ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is no multiple of .* 3"),
+        ({**MISTRAL, "sliding_window": -1}, "sliding_window -1, expected a positive integer"),
+        (
+            {**MIXTURE, "num_experts_per_tok": 7},
+            "num_experts_per_tok 7, expected at most num_experts, 6",
+        ),
+        ({**MIXTURE, "mlp_only_layers": 1}, "mlp_only_layers 1, expected a list of integers"),
+        ({**MIXTURE, "num_experts": 0}, "num_experts 0, expected a positive integer"),
+        ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is not a multiple of .* 3"),
         ({**LLAMA, "head_dim": 32, "num_attention_heads": 5}, "num_attention_heads 5.*_heads, 2"),
-        ({**LLAMA, "head_dim": 512}, "head_dim of 512, expected an even number of at most 256"),
-        ({**LLAMA, "head_dim": 33}, "head_dim of 33, expected an even number of at most 256"),
-        ({**LLAMA, "hidden_size": 4 * 33}, "head_dim of 33"),
+        ({**LLAMA, "head_dim": 512}, "head_dim 512, expected an even number of at most 256"),
+        ({**LLAMA, "head_dim": 33}, "head_dim 33, expected an even number of at most 256"),
+        ({**LLAMA, "hidden_size": 4 * 33}, "head_dim 33"),
     ],
 )
 def test_unsupported_config_is_rejected_by_name(config, message):
@@ -186,7 +198,9 @@ def test_unsupported_field_is_rejected_by_every_loader(tmp_path, demo):
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "logit_scale": 2.0}))
     (tmp_path / "tokenizer.json").write_text("{}")
     for load_either in (load, load_weights):
-        with pytest.raises(ModelError, match="cannot be loaded: config.json has logit_scale 2.0"):
+        with pytest.raises(
+            ModelError, match="cannot be loaded: config.json has an unknown field, logit_scale 2.0"
+        ):
             load_either(str(tmp_path))
 
 
@@ -202,7 +216,7 @@ def test_decoder_matches_week_3_bitwise(demo):
         sequence_logits(make(mlx_model, page_size=8), ids, ends)
         for make in (Qwen3ModelWeek3, Decoder)
     )
-    assert_same_bits(decoder, week_3, "Decoder beside Qwen3ModelWeek3")
+    assert_same_bits(decoder, week_3, "Decoder compared with Qwen3ModelWeek3")
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -210,14 +224,14 @@ def test_decoder_matches_week_3_bitwise(demo):
 @pytest.mark.parametrize(
     "config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE, HYBRID, HYBRID_MIXTURE], ids=name_of
 )
-def test_captured_steps_are_bitwise_equal_to_eager_ones(config, run, monkeypatch):
+def test_captured_steps_are_bitwise_equal_to_eager_steps(config, run, monkeypatch):
     config = {**config, "quantization": {"bits": 3, "group_size": 64}}
     model = serving_model("it", random_checkpoint(config), page_size=16)
     runs = [run(model) for _ in range(3)]
     monkeypatch.setattr("tiny_llm.kernels.graph_capture.MAX_CAPTURE_TOKENS", 0)
     expected = run(model)
     for actual in runs:
-        assert_same_bits(actual, expected, "recorded beside plain")
+        assert_same_bits(actual, expected, "captured compared with eager")
 
 
 @pytest.mark.parametrize("either_device", ["gpu"], indirect=True)
@@ -226,7 +240,10 @@ def test_captured_steps_are_bitwise_equal_to_eager_ones(config, run, monkeypatch
     [
         *FAMILIES.values(),
         MIXTURE,
-        {**HYBRID_MIXTURE, "num_experts_per_tok": 6},  # all: rounding cannot select others
+        {
+            **HYBRID_MIXTURE,
+            "num_experts_per_tok": 6,
+        },  # all experts, so rounding cannot change the selection
         pytest.param(HYBRID, marks=pytest.mark.slow),
     ],
     ids=name_of,
@@ -252,13 +269,13 @@ def test_decoder_layers_are_one_graph_node(config):
     run_ragged(model)
     layers, nodes = model._run_planned, []
 
-    def look(x, cos_sin, places):
+    def record_nodes(x, cos_sin, places):
         mx.eval(x, cos_sin)
         outputs = layers(x, cos_sin, places)
         nodes.append(node_names(outputs))
         return outputs
 
-    model._run_planned = look
+    model._run_planned = record_nodes
     run_ragged(model)
     assert all(names[-1:] == ["TinyLlmReplay"] and len(names) < 3 for names in nodes), nodes
 
@@ -297,7 +314,7 @@ def test_tokens_do_not_depend_on_batch_drafts_or_chunks(demo, family, quantizati
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("tokens", [1, 7, 50])
 @pytest.mark.parametrize("quantization", [None, QUANTIZED, {"mode": "mxfp4"}], ids=str)
-def test_stacked_experts_match_separate_ones(quantization, tokens):
+def test_stacked_experts_match_separate_experts(quantization, tokens):
     config = {**MIXTURE, "quantization": quantization, "torch_dtype": "float32"}
     stacked = random_checkpoint(config).layers[1].mlp.switch_mlp
     x, experts = random(1, tokens, 128), mx.random.randint(0, 6, (1, tokens, 2))
@@ -309,15 +326,17 @@ def test_stacked_experts_match_separate_ones(quantization, tokens):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("quantization", [QUANTIZED, {"bits": 6}, {"mode": "mxfp4"}], ids=str)
-def test_grouped_experts_are_bitwise_equal_to_separate_ones_and_single_tokens(quantization):
+def test_grouped_experts_are_bitwise_equal_to_separate_experts_and_single_tokens(quantization):
     mixture = random_checkpoint({**MIXTURE, "quantization": quantization})
     layer, given = serving_model("it", mixture, page_size=16).layers[1].mlp, mixture.layers[1].mlp
     assert isinstance(layer.experts, GroupedExperts)
     x = random(2, 20, 128, dtype=mx.bfloat16)
     experts, routing_weights = layer.route(x)
-    assert_close(routing_weights.sum(axis=-1), mx.ones((2, 20)), "normalized shares")
+    assert_close(routing_weights.sum(axis=-1), mx.ones((2, 20)), "normalized routing weights")
     separate = SeparateExperts(given.switch_mlp, mx.bfloat16)
-    assert_same_bits(layer.experts(x, experts), separate(x, experts), "grouped beside separate")
+    assert_same_bits(
+        layer.experts(x, experts), separate(x, experts), "grouped compared with separate experts"
+    )
     together = layer(x)
     for row, token in ((0, 0), (0, 7), (1, 19)):
         alone = layer(x[row : row + 1, token : token + 1])
@@ -326,10 +345,10 @@ def test_grouped_experts_are_bitwise_equal_to_separate_ones_and_single_tokens(qu
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_experts_are_prepacked_for_kernels_that_support_it():
+def test_experts_are_prepacked_if_supported():
     rows = kernels.prepack_rows()
     if not rows:
-        pytest.skip("these kernels read weights by row")
+        pytest.skip("needs kernels that read prepacked weights")
     config = {**MIXTURE, "quantization": {"mode": "mxfp4"}}
     layer = serving_model("it", random_checkpoint(config), page_size=16).layers[0].mlp
     assert layer.experts.up.weight.shape == (6, 64 // rows, 16, rows)
@@ -340,7 +359,7 @@ def test_hugging_face_experts_are_stacked(tmp_path):
     folder = write_family(tmp_path, MIXTURE)
     expected = read_checkpoint(folder, MIXTURE).layers[1].mlp.switch_mlp
     weights = dict(mx.load(str(folder / "model.safetensors")))
-    mx.eval(expected.parameters(), weights)  # read before the file is overwritten
+    mx.eval(expected.parameters(), weights)  # evaluated before the file is overwritten
     for name in [name for name in weights if ".switch_mlp." in name]:
         for index, own in enumerate(weights.pop(name)):
             weights[name.replace("switch_mlp", f"experts.{index}")] = own
@@ -389,12 +408,17 @@ def test_dummy_weights_need_only_a_config(tmp_path, capsys):
     config = {**LLAMA, "vocab_size": 9000, "quantization": QUANTIZED}
     (tmp_path / "config.json").write_text(json.dumps(config))
     llm = LLM(str(tmp_path), load_format="dummy", block_size=16)
-    assert "has no tokenizer; random weights get the demo's" in capsys.readouterr().err
+    assert (
+        "has no tokenizer; using the demo model's with the random weights."
+        in capsys.readouterr().err
+    )
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     [output] = llm.generate(["RoPE is"], params, show_progress=False)
     assert len(output.token_ids) == 5
     logits = sequence_logits(llm.runner.target.model, [1, 2, 3])
-    assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, "activations of about unit variance"
+    assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, (
+        "expected activations of about unit variance"
+    )
 
 
 def test_dummy_weights_of_a_folder_with_a_tokenizer(demo):
@@ -408,11 +432,11 @@ def test_dummy_weights_of_a_folder_with_a_tokenizer(demo):
 
 
 def test_dummy_weights_are_rejected_where_unsupported(tmp_path):
-    with pytest.raises(UserError, match="load format 'ggml' is unknown; give auto or dummy"):
+    with pytest.raises(UserError, match="load_format must be 'auto' or 'dummy', got 'ggml'"):
         load_weights("demo", load_format="ggml")
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    with pytest.raises(ModelError, match="211 tokens are too few for the demo's"):
+    with pytest.raises(ModelError, match="vocab_size, 211, is too small for the demo"):
         load_weights(str(tmp_path), load_format="dummy")
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "float8"}))
-    with pytest.raises(ModelError, match="dtype 'float8'; tiny-llm knows bfloat16, float16"):
+    with pytest.raises(ModelError, match="dtype 'float8', expected one of bfloat16, float16"):
         load_weights(str(tmp_path), load_format="dummy")

@@ -1,1 +1,1 @@
-"""LoRA adapters: files, parity with mlx_lm, attaching."""
+"""LoRA adapters: files and parity with mlx_lm."""

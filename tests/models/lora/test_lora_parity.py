@@ -1,4 +1,4 @@
-"""Adapters against merged weights, W + scale · (A · B)ᵀ, and against mlx_lm's own loader."""
+"""Adapters compared with merged weights, W + scale · (A · B)ᵀ, and with mlx_lm."""
 
 import mlx.core as mx
 import pytest
@@ -26,7 +26,7 @@ IDS = [3 + position * 7 % 190 for position in range(45)]
 
 
 def decoder_with(config, folder=None, adapter=0):
-    """Random model; if `folder` is given, all tokens use an adapter."""
+    """Random model; all tokens use the adapter if `folder` is given."""
     weights, formats = random_tensors(config)
     decoder = serving_model("m", build_model_tree(read_config(config), weights, formats), 8)
     if folder is not None:
@@ -47,7 +47,7 @@ def set_adapter(decoder, adapter: int) -> None:
 
 
 def merged(config, tensors, scale: float):
-    """The random model with an adapter merged into its weights, in float32."""
+    """The random model with an adapter merged into its float32 weights."""
     weights, formats = random_tensors(config)
     for name in tensors:
         path, _, kind = name.rpartition(".")
@@ -66,7 +66,7 @@ def test_equals_merged_weights(tmp_path, family, rank):
     actual = sequence_logits(decoder, IDS)
     assert_close(actual, sequence_logits(merged(config, tensors, 1.5), IDS), "merged", ulps=300)
     difference = mx.abs(actual - sequence_logits(decoder_with(config), IDS)).max()
-    assert difference.item() > 0.1, "the adapter has an effect"
+    assert difference.item() > 0.1, "expected the adapter to have an effect"
 
 
 @pytest.mark.parametrize("rank", [3, 8])
@@ -88,7 +88,7 @@ def test_equals_mlx_lm(tmp_path, family, rank):
 
 
 def test_equals_mlx_lm_in_4_bits(tmp_path):
-    """Compares bfloat16 logits, relative to their magnitude."""
+    """Compares bfloat16 logits relative to their magnitude."""
     from mlx_lm.tuner.utils import load_adapters
     from mlx_lm.utils import load_model
 
@@ -103,7 +103,7 @@ def test_equals_mlx_lm_in_4_bits(tmp_path):
     assert_close(sequence_logits(ours, IDS), expected, "mlx_lm", ulps=8)
 
 
-def test_peft_layout_gives_the_same_bits(tmp_path):
+def test_peft_layout_is_bitwise_equal(tmp_path):
     config = FAMILIES["qwen3"]
     tensors = random_adapter(config, 4)
     ours = decoder_with(config, write_adapter(tmp_path / "mlx", tensors, 4, scale=2.0))
@@ -115,7 +115,7 @@ def test_peft_layout_gives_the_same_bits(tmp_path):
 
 
 def test_fused_projections_are_split_like_their_weights(tmp_path):
-    """qwen3_next checkpoints have fused in_proj_qkvz and in_proj_ba, grouped by key head."""
+    """qwen3_next checkpoints fuse in_proj_qkvz and in_proj_ba, grouped by key head."""
     from tiny_llm.models.families.tensor_layout import split_fused_projections
 
     config = {**HYBRID, **FLOAT32}
@@ -141,7 +141,7 @@ def test_fused_projections_are_split_like_their_weights(tmp_path):
 
 @pytest.mark.parametrize("backend", ["paged", "reference"])
 @pytest.mark.parametrize("family", ["qwen3", "hybrid", "hybrid_moe"])
-def test_without_an_adapter_the_bits_are_the_models(tmp_path, family, backend):
+def test_without_adapter_bitwise_equal_to_the_model(tmp_path, family, backend):
     config = CONFIGS[family]
     weights, formats = random_tensors(config)
 
@@ -152,6 +152,6 @@ def test_without_an_adapter_the_bits_are_the_models(tmp_path, family, backend):
     plain, adapted = build(), build()
     attach_adapters(adapted, [write_adapter(tmp_path, random_adapter(config, 4), 4)])
     expected = run_changing_batch(plain)
-    assert_same_bits(run_changing_batch(adapted), expected, "no ids")
+    assert_same_bits(run_changing_batch(adapted), expected, "no adapter ids")
     set_adapter(adapted, -1)
-    assert_same_bits(run_changing_batch(adapted), expected, "ids of −1")
+    assert_same_bits(run_changing_batch(adapted), expected, "adapter ids −1")

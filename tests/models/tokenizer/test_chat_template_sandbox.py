@@ -1,4 +1,4 @@
-"""Sandboxed chat templates: same output; hostile templates time out."""
+"""Sandboxed chat templates: equal output; hostile templates are stopped."""
 
 import threading
 
@@ -41,10 +41,10 @@ HOSTILE = {
     "refusal": "{{ raise_exception('roles must alternate') }}",
 }
 REASONS = {
-    "time": "more than 1 second",
+    "time": "longer than 1 second",
     "memory": "too much memory",
     "growth": "too much memory",
-    "text": "more than 10000 bytes",
+    "text": "more than 10,000 bytes",
     "insides": "unsafe",
     "refusal": "roles must alternate",
 }
@@ -96,7 +96,7 @@ def test_every_chat_is_sandboxed(monkeypatch):
         patch.setattr(process, "_seconds", 1.0)
         patch.setattr(tokenizer, "chat_template", HOSTILE["time"])
         [output] = llm.generate(chat("Why?"), ask)
-    assert output.error == "the chat template failed: it takes more than 1 seconds."
+    assert output.error == "the chat template failed: it took longer than 1 seconds."
     [output] = llm.generate(chat("Why?"), ask)
     variables = {"add_generation_prompt": True, "enable_thinking": False}
     expected = render_chat(tokenizer.chat_template, chat("Why?"), **variables)

@@ -1,4 +1,4 @@
-"""The demo's chat template: tools in Qwen3's format; chats without tools unchanged."""
+"""The demo's chat template: tools in Qwen3's format, unchanged chats without tools."""
 
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.models.tokenizer.chat_template_main import render_chat

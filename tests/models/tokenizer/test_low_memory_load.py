@@ -1,4 +1,4 @@
-"""Two-part loading of tokenizer.json: equal to the library's loader."""
+"""Loading tokenizer.json in two parts: equal to the library's loader."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def load(file):
 
 @pytest.fixture
 def write_tokenizer(tmp_path):
-    """Writes the demo's tokenizer.json, modified by a function; returns its path."""
+    """Writes a modified copy of the demo's tokenizer.json; returns its path."""
 
     def write(change):
         content = json.loads(FILE.read_bytes())
@@ -52,7 +52,7 @@ def merges_as_strings(content):
 
 
 def non_contiguous_ids(content):
-    """Non-contiguous ids of added tokens (a padded vocabulary): the library assigns other ids."""
+    """Non-contiguous ids of added tokens (a padded vocabulary); the library reassigns them."""
     vocab = content["model"]["vocab"]
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab) + 5, len(vocab) + 50)})
 
@@ -81,7 +81,7 @@ def duplicate_added_token(content):
         duplicate_added_token,
     ],
 )
-def test_tokenizer_equals_the_librarys(write_tokenizer, change, request):
+def test_tokenizer_equals_library(write_tokenizer, change, request):
     file = write_tokenizer(change)
     expected = tokenizers.Tokenizer.from_file(str(file))
     request.getfixturevalue("library_reads_parts_only")
@@ -101,11 +101,11 @@ def test_other_model_types_fall_back_to_the_library(write_tokenizer):
     assert load(file).to_str() == tokenizers.Tokenizer.from_file(str(file)).to_str()
 
 
-def a_merge_of_no_tokens(content):
+def merge_of_unknown_tokens(content):
     content["model"]["merges"].append(["no", "token of it"])
 
 
-def a_vocabulary_of_other_things(content):
+def invalid_vocabulary(content):
     content["model"]["vocab"]["a"] = "b"
 
 
@@ -113,10 +113,8 @@ def no_added_tokens(content):
     content["added_tokens"] = 5
 
 
-@pytest.mark.parametrize(
-    "change", [a_merge_of_no_tokens, a_vocabulary_of_other_things, no_added_tokens]
-)
-def test_malformed_file_raises_the_librarys_error(write_tokenizer, change):
+@pytest.mark.parametrize("change", [merge_of_unknown_tokens, invalid_vocabulary, no_added_tokens])
+def test_malformed_file_raises_the_library_error(write_tokenizer, change):
     file = write_tokenizer(change)
     with pytest.raises(Exception) as expected:  # noqa: PT011  (the library raises a plain Exception)
         tokenizers.Tokenizer.from_file(str(file))

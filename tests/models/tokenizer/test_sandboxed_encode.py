@@ -1,4 +1,4 @@
-"""Sandboxed encoding: same tokens; an error if it does not terminate."""
+"""Sandboxed encoding: equal tokens; an error if it does not terminate."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ TEXT = "Größe \U0001f600 <|im_start|> don't 123\n\n  x"
 
 
 def folder_with(folder: Path, change) -> Path:
-    """The demo's tokenizer with its pre-tokenizer expression changed by `change`."""
+    """The demo's tokenizer with its pre-tokenizer expression modified by `change`."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TARGET_PATH / name, folder / name)
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -28,7 +28,7 @@ def folder_with(folder: Path, change) -> Path:
     return folder
 
 
-def test_unknown_expression_gives_the_same_tokens(tmp_path):
+def test_custom_regex_gives_the_same_tokens(tmp_path):
     reference = open_tokenizer(TARGET_PATH, CONFIG)
     other = open_tokenizer(folder_with(tmp_path, lambda regex: f"(?:{regex})"), CONFIG)
     assert unsafe_component(read_tokenizer_json(TARGET_PATH)) is None
@@ -51,17 +51,17 @@ def test_overlong_text_is_not_encoded_as_a_whole():
     tokenizer = open_tokenizer(TARGET_PATH, CONFIG)
     pieces = []
 
-    class Counted:
+    class CountingTokenizer:
         def encode(self, text, **options):
             pieces.append(text)
             return tokenizer.encode(text, **options)
 
-    check_length(Counted(), "it", "why " * 300_000, 1_200_000)
-    assert not pieces, "a text that may fit is encoded once"
+    check_length(CountingTokenizer(), "it", "why " * 300_000, 1_200_000)
+    assert not pieces, "expected a text that may fit to be encoded once"
     with pytest.raises(
         UserError, match=r"^it is too long: the first 65,536 of its 1,200,000 characters are about"
     ):
-        check_length(Counted(), "it", "why " * 300_000, 2048)
+        check_length(CountingTokenizer(), "it", "why " * 300_000, 2048)
     assert list(map(len, pieces)) == [65536]
 
 

@@ -1,4 +1,4 @@
-"""Our tokenizer against `mlx_lm`'s: ids, text, end tokens, chat templates."""
+"""Our tokenizer compared with `mlx_lm`'s: ids, text, end tokens, chat templates."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ VOCAB_SIZE = len(OURS.get_vocab())
 BYTES = [i for token, i in OURS.get_vocab().items() if len(token) == 1]
 NUL = OURS.get_vocab()["Ā"]  # mlx_lm decodes it to its byte-level symbol
 
-# mlx_lm and its dependency transformers take seconds to import: not at module level.
+# mlx_lm and transformers are imported locally, because both take seconds to import.
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:
@@ -37,7 +37,7 @@ def load_tokenizer(folder: Path, **options: Any) -> Any:
 
 
 @cache
-def theirs_of_demo() -> Any:
+def mlx_lm_demo_tokenizer() -> Any:
     """The demo model's tokenizer, loaded with mlx_lm."""
     return load_tokenizer(TARGET_PATH, eos_token_ids=[4093, 4091])
 
@@ -57,7 +57,7 @@ some_ids = st.lists(ids_of_bytes.filter(lambda token: token != NUL), max_size=20
 
 
 def segments(detokenizer: Any, ids: list[int]) -> list[str]:
-    """Text emitted per token, and at the end."""
+    """Text emitted after each token and at the end."""
     result = []
     for token in ids:
         detokenizer.add_token(token)
@@ -74,23 +74,23 @@ def test_our_tokenizer_is_used():
 @given(marked_text)
 def test_encode(text):
     ids = OURS.encode(text)
-    assert ids == theirs_of_demo().encode(text)
+    assert ids == mlx_lm_demo_tokenizer().encode(text)
     assert OURS.encode(text, add_special_tokens=False) == ids
-    assert OURS.decode(ids) == theirs_of_demo().decode(ids)
+    assert OURS.decode(ids) == mlx_lm_demo_tokenizer().decode(ids)
 
 
 @settings(max_examples=200, deadline=None)
 @given(some_ids, st.booleans())
 def test_decode(ids, skip):
-    expected = theirs_of_demo().decode(ids, skip_special_tokens=skip)
+    expected = mlx_lm_demo_tokenizer().decode(ids, skip_special_tokens=skip)
     assert OURS.decode(ids, skip_special_tokens=skip) == expected
 
 
 @settings(max_examples=300, deadline=None)
 @given(some_ids)
 def test_streaming(ids):
-    """Complete characters, incomplete ones and invalid bytes."""
-    assert segments(OURS.detokenizer, ids) == segments(theirs_of_demo().detokenizer, ids)
+    """Complete and incomplete characters, and invalid bytes."""
+    assert segments(OURS.detokenizer, ids) == segments(mlx_lm_demo_tokenizer().detokenizer, ids)
 
 
 @settings(max_examples=100, deadline=None)
@@ -105,7 +105,7 @@ def test_incomplete_character_is_buffered_and_replaced_at_the_end():
     first, *rest = "🙂".encode()
     alphabet = {"🙂".encode()[i]: token for i, token in enumerate(OURS.encode("🙂"))}
     ids = OURS.encode("🙂")
-    assert len(ids) == len(alphabet) == 1 + len(rest), "one byte per token"
+    assert len(ids) == len(alphabet) == 1 + len(rest), "expected one byte per token"
     assert segments(detokenizer, ids) == ["", "", "", "🙂", ""]
     assert segments(OURS.detokenizer, [alphabet[first]]) == ["", "\ufffd"]
 
@@ -130,7 +130,7 @@ def test_id_without_a_token_has_no_text():
     assert OURS.decode([VOCAB_SIZE + 5]) == ""
 
 
-def test_each_output_has_its_own_detokenizer():
+def test_outputs_have_separate_detokenizers():
     one, other = OURS.detokenizer, OURS.detokenizer
     assert isinstance(one, StreamingDetokenizer)
     one.add_token(OURS.encode("a")[0])
@@ -138,12 +138,12 @@ def test_each_output_has_its_own_detokenizer():
 
 
 def test_vocabulary_and_end_tokens():
-    assert OURS.get_vocab() == theirs_of_demo().get_vocab()
+    assert OURS.get_vocab() == mlx_lm_demo_tokenizer().get_vocab()
     assert len(OURS) == VOCAB_SIZE
-    assert OURS.eos_token_ids == theirs_of_demo().eos_token_ids == {4093, 4091}
+    assert OURS.eos_token_ids == mlx_lm_demo_tokenizer().eos_token_ids == {4093, 4091}
     assert OURS.has_thinking
     assert OURS.has_chat_template
-    assert OURS.chat_template == theirs_of_demo().chat_template
+    assert OURS.chat_template == mlx_lm_demo_tokenizer().chat_template
 
 
 @pytest.mark.parametrize("tokenize", [True, False])
@@ -152,7 +152,7 @@ def test_vocabulary_and_end_tokens():
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_chat_template(length, prompt, thinking, tokenize):
     arguments = {**prompt, **thinking, "tokenize": tokenize}
-    expected = theirs_of_demo().apply_chat_template(CHAT[:length], **arguments)
+    expected = mlx_lm_demo_tokenizer().apply_chat_template(CHAT[:length], **arguments)
     assert OURS.apply_chat_template(CHAT[:length], **arguments) == expected
 
 
@@ -161,13 +161,13 @@ BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": False, "use_regex": Fal
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """An editable copy of the demo's tokenizer."""
+    """Editable copy of the demo's tokenizer."""
     shutil.copytree(TARGET_PATH, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
     return tmp_path / "copy"
 
 
 def edit(folder: Path, name: str, **changes: Any) -> None:
-    """Sets entries of a JSON file; None is written as null, ... removes the entry."""
+    """Sets entries of a JSON file; `...` removes an entry."""
     content = {**json.loads((folder / name).read_text()), **changes}
     content = {key: value for key, value in content.items() if value is not ...}
     (folder / name).write_text(json.dumps(content))
@@ -195,7 +195,7 @@ def test_template_variables_match_transformers(folder, arguments):
     chat = [*CHAT[:2], {"role": "assistant", "content": "x", "tool_calls": None, "name": "me"}]
     expected = theirs.apply_chat_template(chat, tokenize=False, **arguments)
     assert ours.apply_chat_template(chat, tokenize=False, **arguments) == expected
-    assert "_mlx_lm" not in vars(ours), "rendered by our own code"
+    assert "_mlx_lm" not in vars(ours), "expected our renderer"
     with pytest.raises(ValueError, match="no more"):
         ours.apply_chat_template([{"role": "user", "content": "stop"}])
 
@@ -204,8 +204,8 @@ def test_template_precedence(folder):
     listed = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
     edit(folder, "tokenizer_config.json", chat_template=listed)
     for change in (
-        lambda: None,  # chat_template.jinja comes first
-        lambda: (folder / "chat_template.jinja").unlink(),  # then the list in tokenizer_config.json
+        lambda: None,  # chat_template.jinja takes precedence
+        lambda: (folder / "chat_template.jinja").unlink(),  # over the list in tokenizer_config.json
         lambda: edit(folder, "tokenizer_config.json", chat_template="three"),
         lambda: edit(folder, "tokenizer_config.json", chat_template=...),  # no template
         lambda: (folder / "additional_chat_templates").mkdir(),
@@ -241,7 +241,7 @@ def test_end_tokens(folder, of_generation, of_config, named):
     edit(folder, "tokenizer_config.json", eos_token=named)
     config = {} if of_config is ... else {"eos_token_id": of_config}
     listed = of_config if of_generation is ... else of_generation
-    if isinstance(named, dict):  # as in real files
+    if isinstance(named, dict):  # as in published files
         edit(folder, "tokenizer_config.json", eos_token={"__type": "AddedToken", **named})
     theirs = load_tokenizer(folder, eos_token_ids=None if listed is ... else listed)
     ours = open_tokenizer(folder, config)
@@ -280,7 +280,7 @@ def test_additional_end_token():
         ours.add_eos_token(token)
         theirs.add_eos_token(token)
     assert ours.eos_token_ids == theirs.eos_token_ids == {7, 4091, 4093, 4094}
-    with pytest.raises(ValueError, match="is not a token of"):
+    with pytest.raises(ValueError, match="is not in the tokenizer's vocabulary"):
         ours.add_eos_token("<|nothing|>")
 
 
@@ -289,14 +289,16 @@ def test_missing_attributes_fall_back_to_mlx_lm():
     assert ours.think_end == "</think>"
     assert ours.convert_ids_to_tokens([4093]) == ["<|im_end|>"]
     assert ours.encode("a b", return_tensors="np").shape == (1, 2)
-    assert ours.decode([1, 2], clean_up_tokenization_spaces=True) == theirs_of_demo().decode([1, 2])
+    assert ours.decode([1, 2], clean_up_tokenization_spaces=True) == mlx_lm_demo_tokenizer().decode(
+        [1, 2]
+    )
     with pytest.raises(AttributeError):
         ours.no_such_thing  # noqa: B018
     assert not hasattr(ours, "_no_such_thing")
 
 
 def test_transformers_tokenizer_gets_a_detokenizer():
-    ours, bare = open_tokenizer(TARGET_PATH, CONFIG), theirs_of_demo()._tokenizer
+    ours, bare = open_tokenizer(TARGET_PATH, CONFIG), mlx_lm_demo_tokenizer()._tokenizer
     assert with_detokenizer(ours) is ours
     assert not hasattr(bare, "detokenizer")
     ids = ours.encode("Two words, é and 😀.")
@@ -318,7 +320,7 @@ def test_transformers_arguments_are_passed_through(arguments):
         except Exception as error:
             return type(error), str(error)
 
-    assert outcome(open_tokenizer(TARGET_PATH, CONFIG)) == outcome(theirs_of_demo())
+    assert outcome(open_tokenizer(TARGET_PATH, CONFIG)) == outcome(mlx_lm_demo_tokenizer())
 
 
 @pytest.mark.parametrize(
@@ -335,7 +337,7 @@ def test_transformers_arguments_are_passed_through(arguments):
 def test_unsupported_settings_fall_back_to_mlx_lm(folder, changes):
     edit(folder, "tokenizer_config.json", **changes)
     ours = open_tokenizer(folder, CONFIG)
-    assert type(ours) is type(theirs_of_demo())
+    assert type(ours) is type(mlx_lm_demo_tokenizer())
     assert ours.encode("x <|not there|>") == load_tokenizer(folder).encode("x <|not there|>")
 
 
@@ -347,7 +349,7 @@ def test_vocabulary_and_merges_files_fall_back_to_mlx_lm(folder):
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     edit(folder, "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
     tokenizer = open_tokenizer(folder, CONFIG)
-    assert type(tokenizer) is type(theirs_of_demo())
+    assert type(tokenizer) is type(mlx_lm_demo_tokenizer())
     assert tokenizer.decode(tokenizer.encode("Hello there")) == "Hello there"
 
 
@@ -355,7 +357,7 @@ def test_truncation_setting_is_ignored(folder):
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     edit(folder, "tokenizer.json", truncation=cut)
     text = "one two three four five six"
-    assert open_tokenizer(folder, CONFIG).encode(text) == theirs_of_demo().encode(text)
+    assert open_tokenizer(folder, CONFIG).encode(text) == mlx_lm_demo_tokenizer().encode(text)
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])

@@ -1,4 +1,4 @@
-"""Limits of tokenizer.json: real sizes load, unsafe components are found."""
+"""Limits of tokenizer.json: realistic sizes load, unsafe components are detected."""
 
 import json
 import shutil
@@ -69,14 +69,14 @@ def test_common_normalizers_need_no_sandbox(normalizer):
         ({"post_processor": {"processors": [{"single": []}] * 2}}, "post-processor"),
     ],
 )
-def test_unsafe_components_are_found(components, expected):
+def test_unsafe_components_are_detected(components, expected):
     assert expected in unsafe_component(components)
 
 
-def test_deep_component_is_refused_by_its_values(tmp_path):
+def test_deeply_nested_component_is_rejected(tmp_path):
     normalizer: dict = {"type": "NFC"}
     for _ in range(400):
         normalizer = sequence(*[normalizer, {"type": "NFC"}, {"type": "NFC"}])
     (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
-    with pytest.raises(ModelError, match=r"values in its normalizer, and at most 2,000 are read"):
+    with pytest.raises(ModelError, match=r"values in its normalizer, expected at most 2,000"):
         read_tokenizer_json(tmp_path)

@@ -21,7 +21,7 @@ struct simdgroup_matrix {
     vec<T, 2>& thread_elements() { return elements; }
     const vec<T, 2>& thread_elements() const { return elements; }
 
-    // Lane l = 16a + 8b + 2c + d … holds row 4a' + …: two blocks of four rows, two of four columns.
+    // Lane 16a + 8b + 2c + d holds row 4a + c, columns 4b + 2d and 4b + 2d + 1.
     MSL_UNSEEN static constexpr int row(uint lane) { return (lane >> 4) * 4 + (lane >> 1 & 3); }
     MSL_UNSEEN static constexpr int column(uint lane) {
         return (lane >> 3 & 1) * 4 + (lane & 1) * 2;

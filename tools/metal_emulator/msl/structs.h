@@ -26,8 +26,8 @@ MSL_INLINE constexpr D& copy(D& destination, S& source) {
     MSL_COPY(S, thread, threadgroup)    \
     MSL_COPY(S, thread, constant)
 // clang-format on
-// A struct with its own constructors is no aggregate anyway: it also gets copy constructors from
-// every space.
+// A struct with constructors is not an aggregate, so it also gets copy constructors from each
+// space.
 #define MSL_CONSTRUCT(S)                                      \
     S(const device S& from) { msl::copy(*this, from); }       \
     S(const threadgroup S& from) { msl::copy(*this, from); }  \

@@ -17,8 +17,8 @@ constexpr bfloat operator"" bf(long double value) { return (bfloat)(float)value;
     DO(char)            \
     DO(uchar) DO(short) DO(ushort) DO(int) DO(uint) DO(long) DO(ulong) DO(half) DO(bfloat) DO(float)
 
-// Packed vectors have the alignment of one element. Vectors of three have no padding, unlike the
-// compiler's vectors, and are structs: see structs.h.
+// Packed vectors have the alignment of one element. Packed vectors of three have no padding,
+// unlike the compiler's vectors, and are structs: see structs.h.
 #define MSL_VECTORS(T)                                                               \
     typedef T T##2 __attribute__((ext_vector_type(2)));                              \
     typedef T T##3 __attribute__((ext_vector_type(3)));                              \
@@ -96,7 +96,7 @@ constexpr V make(A... arguments) {
         return result;
     } else {
         static_assert((0 + ... + shape<A>::size) == shape<V>::size,
-                      "a vector's constructor needs one value, or as many as it has components");
+                      "a vector's constructor takes one value, or one per component");
         V result{};
         int at = 0;
         (append(result, at, arguments), ...);
@@ -109,7 +109,7 @@ constexpr V make(A... arguments) {
 namespace metal {
 template <class To, class From>
 MSL_INLINE constexpr To as_type(From value) {
-    static_assert(sizeof(To) == sizeof(From), "as_type needs types of one size");
+    static_assert(sizeof(To) == sizeof(From), "as_type requires types of equal size");
     return __builtin_bit_cast(To, value);
 }
 }  // namespace metal

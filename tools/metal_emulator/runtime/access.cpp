@@ -1,4 +1,4 @@
-// Race and count mode. clang replaces each load and store of a kernel by a call to one of these
+// Race and count mode. clang replaces each load and store of a kernel with a call to one of these
 // functions: the hooks of KernelAddressSanitizer, which are meant to be overridden.
 #include "access.h"
 

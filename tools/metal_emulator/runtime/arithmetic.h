@@ -1,4 +1,4 @@
-// Floating-point behaviour of a launch: exact IEEE, or the freedom that Metal allows.
+// Floating-point behavior of a launch: exact IEEE, or any that Metal allows.
 #pragma once
 #include <stdint.h>
 

@@ -1,4 +1,5 @@
-// Rounding to bfloat, to nearest even: a function that compilers call and old libgccs lack.
+// Rounds to bfloat, to nearest even. Compilers call this function, which old versions of libgcc
+// lack.
 #include <stdint.h>
 #include <string.h>
 

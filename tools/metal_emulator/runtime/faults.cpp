@@ -70,16 +70,16 @@ static void on_signal(int number, siginfo_t* info, void* context) {
             fail_at("stack-overflow", pc, "%s has more than %zu KiB of variables", who,
                     STACK_SIZE >> 10);
         }
-        fail_at("out-of-bounds", pc, "%s accessed address %p, which belongs to no buffer", who,
+        fail_at("out-of-bounds", pc, "%s accessed address %p, which is in no buffer", who,
                 info->si_addr);
     }
     if (number == SIGILL || number == SIGTRAP) {
-        fail_at("trap", pc, "%s reached code that must not be reached", who);
+        fail_at("trap", pc, "%s reached unreachable code", who);
     }
     if (number == SIGFPE) {
         fail_at("division-by-zero", pc, "%s divided an integer by zero", who);
     }
-    fail_at("crash", pc, "%s was ended by signal %d", who, number);
+    fail_at("crash", pc, "%s was killed by signal %d", who, number);
 }
 
 void catch_signals() {
@@ -104,8 +104,8 @@ void msl_fail(const char* kind, const char* text, msl::Site site) {
     msl::describe_current_thread(who, sizeof who);
     if (strcmp(kind, "inactive-lane") == 0) {
         snprintf(message, sizeof message,
-                 "%s reads a lane that does not take part, so that the value is undefined (%s)",
-                 text, who);
+                 "%s reads a lane that does not participate, so the value is undefined (%s)", text,
+                 who);
         text = message;
     }
     msl::fail(kind, text, site);

@@ -4,8 +4,9 @@
 
 namespace msl {
 
-// `kind` and a sentence. The location is `site` or, without a file, the instruction `pc`, resolved
-// in Python from debug information; "{other}" in the sentence becomes the location of `other`.
+// Reports a fault with its kind and a sentence. The location is `site` or, without a file, the
+// instruction `pc`, resolved in Python from debug information; "{other}" in the sentence becomes
+// the location of `other`.
 [[noreturn]] void fail(const char* kind, const char* text, Site site, const void* pc = nullptr,
                        const void* other = nullptr);
 [[noreturn]] __attribute__((format(printf, 3, 4))) void fail_at(const char* kind, const void* pc,

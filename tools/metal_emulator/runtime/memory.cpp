@@ -126,7 +126,7 @@ static Variable& variable(uint32_t id, const char* name, uint64_t size, uint64_t
     return v;
 }
 
-// NaN in every float type, and obviously wrong as an index.
+// Fills with ones: NaN in every float type, and an obviously wrong index.
 static void clear(Variable& v) {
     if (v.group_number != group_number) {
         v.group_number = group_number;
@@ -141,7 +141,7 @@ void* dynamic_threadgroup_memory(uint32_t index, uint64_t size) {
     return arena + variable(~index, name, size, 16, {}).offset;
 }
 
-void forget_threadgroup_memory() {
+void reset_threadgroup_memory() {
     for (uint32_t i = 0; i < variable_count; ++i) {
         clear(variables[i]);
     }
@@ -187,8 +187,7 @@ void report_bad_address(const void* address, bool writes, uint32_t size, const v
                     who, what, (long long)offset - (long long)nearest->offset, nearest->name,
                     (unsigned long long)nearest->size);
         }
-        fail_at("out-of-bounds", pc, "%s %s of threadgroup memory that was not set aside", who,
-                what);
+        fail_at("out-of-bounds", pc, "%s %s of unallocated threadgroup memory", who, what);
     }
     if (const Buffer* buffer = buffer_at(address)) {
         fail_at("out-of-bounds", pc, "%s %s at offset %lld of buffer(%td), which has %llu bytes",
@@ -204,7 +203,7 @@ void check_slack() {
                 char text[160];
                 snprintf(
                     text, sizeof text,
-                    "some thread wrote beyond the end of buffer(%td), at offset %llu of %llu bytes",
+                    "a thread wrote beyond the end of buffer(%td), at offset %llu of %llu bytes",
                     &buffer - buffers, (unsigned long long)i, (unsigned long long)buffer.size);
                 fail("out-of-bounds", text, {});
             }

@@ -25,7 +25,7 @@ void reserve_threadgroup_memory();
 // [[threadgroup(index)]] of a launch.
 void* dynamic_threadgroup_memory(uint32_t index, uint64_t size);
 // Resets threadgroup memory for a new threadgroup.
-void forget_threadgroup_memory();
+void reset_threadgroup_memory();
 // Whether `address` is in threadgroup memory; if so, sets its offset.
 bool in_threadgroup_memory(const void* address, uint64_t& offset);
 // Whether the whole range is in one threadgroup variable.

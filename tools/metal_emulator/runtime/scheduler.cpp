@@ -173,7 +173,7 @@ void describe_current_thread(char* text, size_t size) {
              thread.waiting_for, at.simdgroup, at.group_in_grid[0], at.group_in_grid[1],
              at.group_in_grid[2]);
     if (thread.simdgroup->all != ~0u) {
-        text.add(", which has %d threads only", __builtin_popcount(thread.simdgroup->all));
+        text.add(", which has only %d threads", __builtin_popcount(thread.simdgroup->all));
     }
     add_whereabouts(text, *thread.simdgroup);
     fail("divergent-simd", text.characters, thread.site);
@@ -358,7 +358,7 @@ void run_grid(const Kernel& kernel_, const Bindings& bindings_, const Grid& grid
                                    (uint32_t)(number / groups[0] % groups[1]),
                                    (uint32_t)(number / groups[0] / groups[1])};
         start_threadgroup(grid, groups, group);
-        forget_threadgroup_memory();
+        reset_threadgroup_memory();
         count_threads(thread_count);
         run_threadgroup();
     }

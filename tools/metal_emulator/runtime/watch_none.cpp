@@ -1,4 +1,4 @@
-// Plain and AddressSanitizer mode: accesses are not reported.
+// Plain, AddressSanitizer and loose mode: accesses are not reported.
 #include "access.h"
 #include "counters.h"
 

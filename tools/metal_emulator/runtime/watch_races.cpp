@@ -102,13 +102,13 @@ static bool unordered(const Past& past, const Past& now) {
     const char* why = !same_group ? "threadgroups run at the same time, and nothing orders them"
                       : missing_fence
                           ? "the barrier between the two does not name this memory in its flags"
-                          : "no barrier is between the two";
+                          : "no barrier separates the two";
     snprintf(text, sizeof text, "%s %s %s, which %s %s at {other}; %s", who,
              access.writes ? "writes" : "reads", what, other, past_writes ? "wrote" : "read", why);
     fail(missing_fence ? "missing-fence" : "race", text, {}, access.pc, (void*)(uintptr_t)past.pc);
 }
 
-static void remember_reader(Byte& byte, const Past& now) {
+static void record_reader(Byte& byte, const Past& now) {
     Past& last = byte.readers[0];
     if (last.group != 0 && last.group != now.group) {
         byte.foreign_reader = last;
@@ -132,7 +132,7 @@ static void watch(Byte& byte, const Place& place, const Access& access, const Pa
         report(place, access, true, byte.writer, now);
     }
     if (!access.writes) {
-        remember_reader(byte, now);
+        record_reader(byte, now);
         return;
     }
     const Past* readers[] = {&byte.readers[0], &byte.readers[1], &byte.foreign_reader};

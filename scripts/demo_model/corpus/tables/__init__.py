@@ -1,4 +1,4 @@
-"""Text tables: one row a line, columns split by ' | ', the first line a comment on the columns."""
+"""Text tables: one row per line, columns separated by ' | '."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def read_rows(name: str) -> list[list[str]]:
-    """The rows of `name`.txt."""
+    """Reads the rows of `name`.txt."""
     lines = Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return [line.split(" | ") for line in lines if line and not line.startswith("#")]

@@ -37,7 +37,9 @@ def main() -> None:
     for line in sys.stdin:
         try:
             given = json.loads(line)
-            reply = {"violated": find_violations(given["schema"], given["instance"])}
+            reply: dict[str, Any] = {
+                "violated": find_violations(given["schema"], given["instance"])
+            }
         except Exception as error:  # invalid schemas and patterns raise many exception types
             reply = {"error": type(error).__name__}
         print(json.dumps(reply), flush=True)

@@ -1,7 +1,7 @@
 """Checks on config fields, common to all families.
 
-Some fields name Python code that `transformers` and `mlx_lm` would execute. tiny-llm rejects these
-fields before either library opens the folder.
+Some fields refer to Python code that `transformers` and `mlx_lm` would execute. tiny-llm rejects
+these fields before either library opens the folder.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ..families.config_fields import reject_unknown_fields, text_fields
 from .quantization import Quantization
 from .safe_io import ModelError
 
-# Fields that name Python code in the folder (model_file) or in a hub repository.
+# Fields that refer to Python code in the folder (model_file) or in a hub repository.
 CODE_FIELDS = ("model_file", "auto_map", "custom_pipelines", "trust_remote_code")
 
 # Unsupported features that change the computation.
@@ -23,24 +23,24 @@ MAX_ITEMS = 10_000  # per list or object; Gemma 3 has 6,415 added tokens
 
 QUANTIZATION_FIELDS = ("group_size", "bits", "mode")
 
-EXPECTED_TOKEN_IDS = "a token id, or a list of them"
+EXPECTED_TOKEN_IDS = "a token id or a list of token ids"
 
 
 def reject_code(fields: Mapping[str, Any], where: str) -> None:
-    """Rejects fields that name executable code.
+    """Rejects fields that refer to executable code.
 
     Args:
         fields: JSON object from the checkpoint.
-        where: the object's file, for the error message.
+        where: path of the object's file, for the error message.
 
     Raises:
-        ModelError: a field names code.
+        ModelError: a field refers to code.
     """
     for name in CODE_FIELDS:
         if fields.get(name):
             raise ModelError(
-                f"{where} has {name} {short_repr(fields[name])}, which names code; tiny-llm runs "
-                f"no code of a model's: remove {name} if the model works without it."
+                f"{where} has {name} {short_repr(fields[name])}, which refers to code; tiny-llm "
+                f"never runs a model's code: remove {name} if the model works without it."
             )
 
 
@@ -49,7 +49,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
 
     Args:
         config: parsed `config.json`.
-        where: the file, for the error message.
+        where: path of the file, for the error message.
 
     Raises:
         ModelError: the first invalid field.
@@ -58,21 +58,21 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     try:
         config = text_fields(config)
     except ValueError as error:
-        raise ModelError(f"{where} cannot be used: {error}.") from error
+        raise ModelError(f"{where} is invalid: {error}.") from error
     reject_code(config, where)
     check_sizes(config, where)
     for name in UNSUPPORTED_FIELDS:
         if config.get(name):
             raise ModelError(
                 f"{where} has {name} {short_repr(config[name])}, which tiny-llm does not "
-                "serve; give a text model without it."
+                "support; use a text-only model without it."
             )
     for name, value in config.items():
         is_size = isinstance(value, int) and name != "rope_theta"
         if is_size and not -MAX_INT32 <= value <= MAX_INT32:
             raise ModelError(
-                f"{where} has {short_repr(name)} {short_repr(value)}; numbers may be at most "
-                f"{MAX_INT32}."
+                f"{where} has {short_repr(name)} {short_repr(value)}, expected an integer "
+                f"of at most {MAX_INT32}."
             )
     for name in ("rope_scaling", "rope_parameters", "quantization", "quantization_config"):
         if not isinstance(config.get(name), dict | None):
@@ -93,7 +93,7 @@ def check_sizes(fields: Mapping[str, Any], where: str) -> None:
     for name, value in fields.items():
         if isinstance(value, list | dict) and len(value) > MAX_ITEMS:
             raise ModelError(
-                f"{where} has {short_repr(name)} with {len(value):,} entries; it may have at most "
+                f"{where} has {short_repr(name)} with {len(value):,} entries, expected at most "
                 f"{MAX_ITEMS:,}."
             )
 
@@ -123,5 +123,5 @@ def _check_quantization(quantization: Mapping[str, Any], where: str) -> None:
             Quantization.from_config(fields)
             reject_unknown_fields(fields, known, "the quantization of config.json")
         except ValueError as error:
-            of = f" for {short_repr(path)}" if path else ""
-            raise ModelError(f"{where} cannot be used{of}: {error}.") from error
+            layer = f" of {short_repr(path)}" if path else ""
+            raise ModelError(f"{where}: invalid quantization{layer}: {error}.") from error

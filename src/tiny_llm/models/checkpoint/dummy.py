@@ -21,8 +21,8 @@ from .weights import CheckpointModel, build_model_tree, layer_quantization
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 
-# Group scales are stored as codes: 2^(e − 127) for mxfp4 and mxfp8, E4M3 for nvfp4; chosen so that
-# weights are about 1/√I. This is the E4M3 code for 1.0.
+# Modes other than affine store a group's scale as an 8-bit code: e for 2^(e − 127) in mxfp4 and
+# mxfp8, E4M3 in nvfp4. This is the E4M3 code of 1.0.
 E4M3_ONE_CODE = 0x38
 
 
@@ -138,7 +138,7 @@ def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
     name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     if not isinstance(name, str) or name not in DTYPES:
         raise ValueError(
-            f"config.json has dtype {short_repr(name)}; tiny-llm knows {', '.join(DTYPES)}"
+            f"config.json has dtype {short_repr(name)}, expected one of {', '.join(DTYPES)}"
         )
     return DTYPES[name]
 

@@ -1,7 +1,7 @@
 """Checkpoint folders: required files and their validation before loading.
 
-Of the weight files, only the headers are read, a few kilobytes at any model size. An incomplete
-download or a wrong folder is reported as one clear error.
+Weight files are checked by their headers alone: a few kilobytes, whatever the model's size. An
+incomplete download or a wrong folder is reported as one clear error.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def check_checkpoint(folder: Path) -> Fields:
     """
     config = read_model_config(folder)
     if not has_tokenizer(folder):
-        raise ModelError(f"{folder} has no tokenizer.json (nor vocab.json); copy it from the hub.")
+        raise ModelError(f"{folder} has no tokenizer.json or vocab.json; copy it from the hub.")
     read_tokenizer_config(folder)
     read_eos_token_ids(folder, config)
     read_tensor_headers(folder)
@@ -46,14 +46,14 @@ def read_model_config(folder: Path) -> Fields:
         The text model's fields; see `text_fields`.
 
     Raises:
-        ModelError: the file is unreadable or names code, or its model family is unsupported.
+        ModelError: the file is invalid or refers to code, or the model family is unsupported.
     """
     config = read_json(folder, "config.json")
     check_config(config, f"{folder / 'config.json'}")
     try:
         family_of(config)
     except ValueError as error:
-        raise ModelError(f"{folder} holds {error}.") from error
+        raise ModelError(f"{folder} cannot be loaded: {error}.") from error
     return text_fields(config)
 
 
@@ -73,13 +73,13 @@ def weight_files(folder: Path) -> list[Path]:
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
             raise ModelError(
-                f"{folder} lacks {summarize(missing)}, which {INDEX_FILE} names; "
+                f"{folder} lacks {summarize(missing)}, listed in {INDEX_FILE}; "
                 "download the model again."
             )
     else:
         names = sorted(file.name for file in folder.glob("model*.safetensors"))
     if not names:
-        raise ModelError(f"{folder} has no model*.safetensors file; it is not a model folder")
+        raise ModelError(f"{folder} has no model*.safetensors file; it is not a model folder.")
     return [resolve_file(folder, name) for name in names]
 
 
@@ -95,13 +95,13 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
         for name, tensor in read_header(file).items():
             if name in tensors:
                 raise ModelError(
-                    f"{folder} has {short_repr(name)} in {file_of[name]} and in {file.name}; "
+                    f"{folder} has {short_repr(name)} in both {file_of[name]} and {file.name}; "
                     "download the model again."
                 )
             tensors[name], file_of[name] = tensor, file.name
         if len(tensors) > MAX_TENSORS:
             raise ModelError(
-                f"{folder} has more than {MAX_TENSORS:,} tensors, which no supported model needs; "
+                f"{folder} has more than {MAX_TENSORS:,} tensors, the limit for any model; "
                 "download it again."
             )
     return tensors
@@ -117,7 +117,7 @@ def _read_weight_map(folder: Path) -> dict[str, str]:
     listed = read_json(folder, INDEX_FILE).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise ModelError(
-            f"{folder / INDEX_FILE} has no weight_map from names of tensors to files; "
+            f"{folder / INDEX_FILE} has no weight_map from tensor names to file names; "
             "download it again."
         )
     for name in set(listed.values()):

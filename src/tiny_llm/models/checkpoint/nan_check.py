@@ -23,7 +23,7 @@ class _Format:
 
     signed: mx.Dtype
     unsigned: mx.Dtype
-    positive_end: int  # the first non-finite pattern
+    positive_end: int  # first non-finite bit pattern
     negative_end: int
 
 
@@ -60,10 +60,10 @@ class FiniteCheck:
             path: the module's path, for the error message; "" for a whole model.
             module: an evaluated module.
         """
-        to, first = self._stream, len(self._checked)
+        stream, first = self._stream, len(self._checked)
         for name, array, float_format in _float_arrays(path, module):
-            positive = mx.max(array.view(float_format.signed, stream=to), stream=to)
-            negative = mx.max(array.view(float_format.unsigned, stream=to), stream=to)
+            positive = mx.max(array.view(float_format.signed, stream=stream), stream=stream)
+            negative = mx.max(array.view(float_format.unsigned, stream=stream), stream=stream)
             self._checked.append((name, float_format, positive, negative))
         mx.async_eval([maxima for _, _, *maxima in self._checked[first:]])
 
@@ -79,8 +79,8 @@ class FiniteCheck:
                 or _as_int(negative) >= float_format.negative_end
             ):
                 raise ValueError(
-                    f"{name} has NaN or infinite values, which make every output invalid; get "
-                    "another copy of the model"
+                    f"{name} has NaN or infinite values, which make every output invalid; "
+                    "download the model again"
                 )
 
 

@@ -47,7 +47,7 @@ class Quantization:
         mode = fields.get("mode") or "affine"
         if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(
-                f"config.json has weights quantized in mode {short_repr(mode)}; tiny-llm reads "
+                f"config.json has quantization mode {short_repr(mode)}, expected one of "
                 f"{', '.join(MODES)}"
             )
         all_bits, group_sizes = MODES[mode]
@@ -55,9 +55,9 @@ class Quantization:
         group_size = positive_int(fields, "group_size", group_sizes[0])
         if bits not in all_bits or group_size not in group_sizes:
             raise ValueError(
-                f"config.json has weights of {short_repr(bits)} bits in groups of "
-                f"{short_repr(group_size)}; in mode {mode} tiny-llm reads {_listed(all_bits)} bits "
-                f"in groups of {_listed(group_sizes)}"
+                f"config.json has {short_repr(bits)}-bit weights in groups of "
+                f"{short_repr(group_size)}; mode {mode} supports {_listed(all_bits)} bits in "
+                f"groups of {_listed(group_sizes)}"
             )
         return cls(group_size, bits, mode)
 

@@ -1,7 +1,7 @@
 """Repacking: lossless conversion to the CPU kernels' quantization formats.
 
 The kernels support 4- and 8-bit affine weights and 4-bit floating-point weights, in groups of 32,
-64 and 128, with 16-bit scales. MLX's own CPU matmul takes hundreds of times as long, so loading
+64 and 128, with 16-bit scales. MLX's own CPU matmul is hundreds of times slower, so loading
 converts other formats to a supported one. Every weight keeps its exact value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
@@ -9,8 +9,9 @@ converts other formats to a supported one. Every weight keeps its exact value:
     mxfp4              the same codes, with bfloat16 scales (`kernels/mxfp4.py`)
     mxfp8, nvfp4       unquantized bfloat16, which represents weight · scale exactly
 
-The kernels support neither 8-bit floating point nor nvfp4's groups of 16. The wider formats take
-more memory than the file. On a GPU, nothing is repacked: MLX's Metal kernels are fast for all.
+The kernels support neither 8-bit floating point nor nvfp4's groups of 16. Converted weights take
+more memory than in the file. On a GPU, nothing is repacked: MLX's Metal kernels are fast for all
+formats.
 """
 
 import copy
@@ -26,7 +27,7 @@ from .quantization import dequantize_layer
 
 
 def repack(module: Any) -> None:
-    """Lazily converts those of a module's layers that the CPU kernels do not support.
+    """Lazily converts a module's layers whose format the CPU kernels do not support.
 
     A no-op on a GPU, or if the kernels are not built.
     """

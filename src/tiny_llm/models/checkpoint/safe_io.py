@@ -16,7 +16,7 @@ from ...errors import UserError, short_repr
 # Parsed Python objects take up to 25 times the memory of their JSON.
 MAX_JSON_BYTES = 5_000_000
 MAX_TEXT_BYTES = 1_000_000
-MAX_TOKENIZER_BYTES = 50_000_000  # Gemma 3's file has 33 MB
+MAX_TOKENIZER_BYTES = 50_000_000  # Gemma 3's file is 33 MB
 MAX_NAME_CHARS = 255
 
 
@@ -41,7 +41,7 @@ def resolve_file(folder: Path, name: str) -> Path:
     try:
         target = file.resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise ModelError(f"{folder} has no {name} that can be opened; copy it there.") from error
+        raise ModelError(f"{file} is missing or cannot be opened; copy it there.") from error
     if not target.is_file():
         raise _not_regular(file)
     return file
@@ -66,7 +66,7 @@ def _open_nonblocking(name: str, flags: int) -> int:
 
 
 def _not_regular(file: Path | str) -> ModelError:
-    return ModelError(f"{file} is not a plain file; put one in its place.")
+    return ModelError(f"{file} is not a regular file; replace it with one.")
 
 
 def check_file_name(folder: Path, name: str) -> None:
@@ -77,8 +77,8 @@ def check_file_name(folder: Path, name: str) -> None:
     """
     if not is_plain_file_name(name):
         raise ModelError(
-            f"{folder} names the file {short_repr(name)}; it must be the plain name of a file in "
-            "the folder: download the model again."
+            f"{folder} refers to the file {short_repr(name)}, expected a file name without "
+            "directories; download the model again."
         )
 
 
@@ -122,8 +122,7 @@ def check_file(folder: Path, name: str, max_bytes: int) -> int:
     size = file.stat().st_size
     if size > max_bytes:
         raise ModelError(
-            f"{file} has more than {max_bytes:,} bytes, which no real checkpoint needs; download "
-            "it again."
+            f"{file} has {size:,} bytes, expected at most {max_bytes:,}; download it again."
         )
     return size
 
@@ -135,7 +134,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         ModelError: the file is missing or is not a JSON object; see also `read_limited`.
     """
     if not (folder / name).exists():
-        raise ModelError(f"{folder} has no {name}; it is not a model folder")
+        raise ModelError(f"{folder} has no {name}; it is not a model folder.")
     try:
         content = parse_json(read_limited(folder, name, MAX_JSON_BYTES))
     except ValueError as error:
@@ -143,7 +142,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
             raise
         raise ModelError(f"{folder / name} cannot be read: {error}.") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{folder / name} does not hold a JSON object.")
+        raise ModelError(f"{folder / name} is not a JSON object.")
     return content
 
 
@@ -160,16 +159,16 @@ def parse_json(text: str) -> Any:
         return content
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"it is not JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+            f"invalid JSON at line {error.lineno}, column {error.colno} ({error.msg})"
         ) from error
     except RecursionError as error:
-        raise ValueError("its JSON has too many levels") from error
+        raise ValueError("its JSON is nested too deeply") from error
     except _DuplicateKeyError as error:
-        raise ValueError(f"it has {error} twice in one object") from error
+        raise ValueError(f"an object has the key {error} twice") from error
     except UnicodeEncodeError as error:
-        raise ValueError("it has an unpaired surrogate, which is no character") from error
+        raise ValueError("a string has an unpaired surrogate") from error
     except ValueError as error:  # Python's limit is 4300 digits
-        raise ValueError("it has a number of thousands of digits") from error
+        raise ValueError("a number has thousands of digits") from error
 
 
 class _DuplicateKeyError(Exception):

@@ -60,13 +60,13 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size < 8:  # includes the endless files in /proc, whose size is 0
-                raise ValueError("it has less than 8 bytes")
+                raise ValueError("it has fewer than 8 bytes")
             (header_size,) = struct.unpack("<Q", stream.read(8))
             if header_size > size - 8:
-                raise ValueError("its header is cut off")
+                raise ValueError("its header is truncated")
             if header_size > MAX_JSON_BYTES:
                 raise ValueError(
-                    f"its header has {header_size:,} bytes, and at most {MAX_JSON_BYTES:,} are read"
+                    f"its header has {header_size:,} bytes, expected at most {MAX_JSON_BYTES:,}"
                 )
             text = stream.read(header_size).decode("utf-8")
         tensors = _tensors(parse_json(text), file, 8 + header_size)
@@ -85,8 +85,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     expected = 8 + header_size + max((tensor.end for tensor in tensors.values()), default=0)
     if size != expected:
         raise ModelError(
-            f"{file} is truncated or corrupt: its header promises {expected:,} bytes, it has "
-            f"{size:,}; download it again."
+            f"{file} is truncated or corrupt: its header implies {expected:,} bytes, but it "
+            f"has {size:,}; download it again."
         )
     return tensors
 
@@ -117,16 +117,16 @@ def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
             continue
         if tensor.dtype not in allowed:
             raise ValueError(
-                f"{short_repr(name)} has the dtype {tensor.dtype}, expected {' or '.join(allowed)}"
+                f"{short_repr(name)} has dtype {tensor.dtype}, expected {' or '.join(allowed)}"
             )
 
 
 def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
-    notes = header.pop("__metadata__", None) or {}
-    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        raise ValueError("its header has a __metadata__ that is not an object of strings")
+        raise ValueError("its header is not a JSON object")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("__metadata__ in its header is not an object of strings")
     tensors = {name: _tensor(name, entry, file, header_end) for name, entry in header.items()}
     _check_offsets(tensors)
     return tensors
@@ -136,35 +136,39 @@ def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
     """Validates a header entry."""
     what = short_repr(name)
     if not name.isprintable():
-        raise ValueError(f"the name {what} is not plain text")
+        raise ValueError(f"tensor name {what} has unprintable characters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{what} must have dtype, shape and data_offsets, and nothing else")
+        raise ValueError(f"{what} must have exactly the keys dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise ValueError(f"{what} has the unknown dtype {short_repr(dtype)}")
+        raise ValueError(f"{what} has unknown dtype {short_repr(dtype)}")
     if not _are_sizes(shape) or len(shape) > MAX_NDIM:
         raise ValueError(
-            f"{what} has the shape {short_repr(shape)}, not a list of non-negative integers"
+            f"{what} has shape {short_repr(shape)}, expected at most {MAX_NDIM} non-negative "
+            "integers"
         )
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"{what} has the data_offsets {short_repr(offsets)}, expected two numbers")
+        raise ValueError(
+            f"{what} has data_offsets {short_repr(offsets)}, expected two non-negative integers"
+        )
     begin, end = offsets
     needed = math.prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != needed:
         raise ValueError(
-            f"{what} takes {short_repr(needed)} bytes and has {short_repr(end - begin)}"
+            f"{what} needs {short_repr(needed)} bytes, but its data_offsets span "
+            f"{short_repr(end - begin)}"
         )
     return TensorInfo(dtype, tuple(shape), begin, end, file, header_end)
 
 
 def _check_offsets(tensors: Mapping[str, TensorInfo]) -> None:
     """Checks that tensors are contiguous from offset 0, without overlaps or gaps."""
-    at, before = 0, "the header"
+    offset, previous = 0, "the header"
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if tensor.begin != at:
-            what = "overlaps" if tensor.begin < at else "leaves a gap after"
-            raise ValueError(f"{short_repr(name)} {what} {short_repr(before)}")
-        at, before = tensor.end, name
+        if tensor.begin != offset:
+            what = "overlaps" if tensor.begin < offset else "leaves a gap after"
+            raise ValueError(f"{short_repr(name)} {what} {short_repr(previous)}")
+        offset, previous = tensor.end, name
 
 
 def _are_sizes(numbers: Any) -> bool:

@@ -9,7 +9,7 @@
 Each expert is split like an MLP. MLP features are split at quantization group boundaries, so shard
 widths may differ by one group. A rank's config describes a smaller model with the tensor shapes of
 `tensor_shapes.py`; only norms and router keep their size. A row shard is contiguous in its file,
-and a rank reads nothing else. A column shard is a piece of each row: if rows are short, a rank
+and a rank reads only its shard. A column shard is a piece of each row: if rows are short, a rank
 reads whole matrices, one at a time.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
@@ -200,7 +200,7 @@ class RankShard:
                 while done < end:
                     number = file.readinto(data[done:end])
                     if not number:
-                        raise ValueError(f"{tensor.file} ends before {name} does")
+                        raise ValueError(f"{tensor.file} is truncated within {name}")
                     done += number
         code, dtype = BUFFER_DTYPES[tensor.dtype]
         numbers: Any = data.cast(code)
@@ -256,10 +256,10 @@ class RankShard:
         if layer in MLP_LAYERS:
             pieces, own = self._mlp_pieces(self._mlp_width(name))
         if len(shape) < -axis:
-            raise ValueError(f"{name} has {len(shape)} dimensions, which are too few for a matrix")
+            raise ValueError(f"{name} has {len(shape)} dimensions, expected at least {-axis}")
         length = shape[axis]
         if length % pieces != 0:
-            what = "rows" if axis == -2 or kind == "bias" else "groups or words in a row"
+            what = "rows" if axis == -2 or kind == "bias" else "groups or words per row"
             raise ValueError(
                 f"{name} cannot be split among {self.size} ranks: it has {length} {what}, expected "
                 f"a multiple of {pieces}"
@@ -271,7 +271,7 @@ class RankShard:
         """`_local_ranges` for Gated DeltaNet's query, key and value channels."""
         delta_net = self.full_config.delta_net
         if delta_net is None or shape[:1] != (delta_net.conv_channels,):
-            raise ValueError(f"{name} has no place in a model of the config's sizes")
+            raise ValueError(f"the shape of {name} does not match the config")
         ranges, start = [], 0
         for width in (delta_net.key_dim, delta_net.key_dim, delta_net.value_dim):
             own = width // self.size

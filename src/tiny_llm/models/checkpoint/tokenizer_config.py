@@ -26,7 +26,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """Reads and checks `tokenizer_config.json`; {} if missing.
 
     Raises:
-        ModelError: the file names code, or a field has an invalid type.
+        ModelError: the file refers to code, or a field has an invalid type.
     """
     settings = read_optional_json(folder, TOKENIZER_CONFIG)
     where = str(folder / TOKENIZER_CONFIG)
@@ -35,24 +35,24 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     for name in MODULE_FIELDS:
         value = settings.get(name)
         if value is not None and not (isinstance(value, str) and value.isidentifier()):
-            raise _invalid_field(where, name, value, "a plain name")
+            raise _invalid_field(where, name, value, "an identifier")
     for name in FILE_FIELDS:
         value = settings.get(name)
         if value is not None and not (isinstance(value, str) and is_plain_file_name(value)):
             raise _invalid_field(where, name, value, "the name of a file in the folder")
     for name in SPECIAL_TOKEN_FIELDS:
         if settings.get(name) is not None and not _is_token(settings[name]):
-            raise _invalid_field(where, name, settings[name], "a text")
+            raise _invalid_field(where, name, settings[name], "a string")
     for name in SPECIAL_TOKEN_LIST_FIELDS:
         if not all(map(_is_token, _listed(settings.get(name)))):
-            raise _invalid_field(where, name, settings[name], "a list of texts")
+            raise _invalid_field(where, name, settings[name], "a list of strings")
     name = "added_tokens_decoder"
     added = settings.get(name) or {}
     if not isinstance(added, dict) or not all(
         key.isascii() and key.isdigit() and len(key) < 10 and _is_token(token)
         for key, token in added.items()
     ):
-        raise _invalid_field(where, name, added, "tokens by their ids")
+        raise _invalid_field(where, name, added, "an object that maps ids to tokens")
     return settings
 
 

@@ -1,7 +1,7 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
-The tree has the attributes of `mlx_lm`'s model that the weeks' models and `Decoder` use; they share
-its arrays. Formats unsupported here are loaded by `mlx_lm`.
+The tree has the attributes of `mlx_lm`'s model that the weeks' models and `Decoder` use; both share
+its arrays. `mlx_lm` loads the formats unsupported here.
 """
 
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ def read_checkpoint(
     if mtp and not any(name.startswith(MTP_PREFIX) for name in names):
         raise ValueError(
             "it has no mtp.* tensors, which multi-token prediction requires and most conversions "
-            "to MLX drop; take the original checkpoint, or another source of draft tokens"
+            "to MLX drop; use the original checkpoint or another speculation method"
         )
     weights = {
         name: loaded[source]
@@ -195,7 +195,9 @@ def _check_tensors(
         known.add(name)
     unknown = sorted(weights.keys() - known)
     if unknown:
-        raise ValueError(f"{unknown[0]} has no place in a {args.model_type} of the config's sizes")
+        raise ValueError(
+            f"{unknown[0]} is not a tensor of a {args.model_type} model with this config"
+        )
     return formats
 
 
@@ -238,12 +240,13 @@ def _check_shape(
 ) -> None:
     if name not in weights:
         raise ValueError(
-            f"{name} is not in the checkpoint; its config expects {_format_shape(shape)}"
+            f"{name} is missing from the checkpoint; its config implies {_format_shape(shape)}"
         )
     if weights[name].shape != shape:
         why = f" for {found.bits} bits in groups of {found.group_size}" if found else ""
         raise ValueError(
-            f"{name} is {_format_shape(weights[name].shape)}, expected {_format_shape(shape)}{why}"
+            f"{name} has shape {_format_shape(weights[name].shape)}, expected "
+            f"{_format_shape(shape)}{why}"
         )
 
 
@@ -258,8 +261,8 @@ def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> An
     if isinstance(tree, list):
         return [_build_node(each, f"{path}.{index}", formats) for index, each in enumerate(tree)]
     part = TreeNode()
-    for name, below in tree.items():
-        setattr(part, name, _build_node(below, f"{path}.{name}", formats))
+    for name, subtree in tree.items():
+        setattr(part, name, _build_node(subtree, f"{path}.{name}", formats))
     if path in formats:
         part.group_size = formats[path].group_size
         part.bits = formats[path].bits

@@ -130,7 +130,7 @@ class DecoderConfig:
         delta_net: Gated DeltaNet layers; None for attention in every layer.
         sliding_window: sliding window in some or all layers; None for full attention in every
             layer.
-        has_mtp: whether the multi-token prediction (MTP) layer is loaded, too.
+        has_mtp: whether the multi-token prediction (MTP) layer is loaded.
     """
 
     model_type: str
@@ -200,9 +200,7 @@ def check_mtp_fields(fields: Fields, is_hybrid: bool) -> None:
             the family is not hybrid.
     """
     if not is_hybrid:
-        raise ValueError(
-            f"a model of type '{fields['model_type']}' has no layer for multi-token prediction"
-        )
+        raise ValueError(f"model type '{fields['model_type']}' has no multi-token prediction layer")
     layers = fields.get("mtp_num_hidden_layers")
     if layers not in (None, 1):  # qwen3_next has one layer but omits the field
         raise ValueError(
@@ -228,6 +226,6 @@ def _delta_net_layers(fields: Fields) -> tuple[int, ...]:
     if not isinstance(types, list) or len(types) != num_layers or set(map(str, types)) != {*known}:
         raise ValueError(
             f"config.json has layer_types {short_repr(types)}, expected {num_layers} entries, each "
-            f"{known[0]} or {known[1]}, at least one of each"
+            f"{known[0]} or {known[1]}, with at least one of each"
         )
     return tuple(i for i, each in enumerate(types) if each == DELTA_NET_LAYER)

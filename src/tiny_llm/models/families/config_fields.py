@@ -28,7 +28,8 @@ def text_fields(config: Fields) -> Fields:
     `text_config`, are returned unchanged.
 
     Raises:
-        ValueError: `text_config` is no object, has another family, or contradicts an outer field.
+        ValueError: `text_config` is not an object, has another family, or contradicts an outer
+            field.
     """
     family, text = config.get("model_type"), config.get("text_config")
     if family not in NESTED_FAMILIES or text is None:
@@ -37,14 +38,14 @@ def text_fields(config: Fields) -> Fields:
         raise ValueError(f"config.json has text_config {short_repr(text)}, expected an object")
     if text.get("model_type", family) not in (family, f"{family}_text"):
         raise ValueError(
-            f"config.json has a text_config of the type {short_repr(text['model_type'])}, expected "
+            f"config.json has model_type {short_repr(text['model_type'])} in text_config, expected "
             f"'{family}_text'"
         )
     tied, outer_tied = text.get("tie_word_embeddings"), config.get("tie_word_embeddings")
     if None not in (tied, outer_tied) and tied != outer_tied:
         raise ValueError(
             f"config.json has tie_word_embeddings {short_repr(outer_tied)} and, in text_config, "
-            f"{short_repr(tied)}; they must agree"
+            f"{short_repr(tied)}; they must be equal"
         )
     dropped = ("text_config", *VISION_FIELDS)
     outer = {name: value for name, value in config.items() if name not in dropped}
@@ -81,9 +82,7 @@ def positive_int(
         return default
     value = required_field(fields, name)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ValueError(
-            f"config.json has {name} {short_repr(value)}, expected a positive whole number"
-        )
+        raise ValueError(f"config.json has {name} {short_repr(value)}, expected a positive integer")
     if value > most:
         raise ValueError(f"config.json has {name} {short_repr(value)}, expected at most {most}")
     return value
@@ -98,7 +97,7 @@ def non_negative_int(fields: Fields, name: str, default: int) -> int:
     value = default if fields.get(name) is None else fields[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(
-            f"config.json has {name} {short_repr(value)}, expected a whole number of at least 0"
+            f"config.json has {name} {short_repr(value)}, expected a non-negative integer"
         )
     return value
 
@@ -138,9 +137,7 @@ def non_negative_ints(fields: Fields, name: str) -> list[int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(type(number) is int for number in value):
-        raise ValueError(
-            f"config.json has {name} {short_repr(value)}, expected a list of whole numbers"
-        )
+        raise ValueError(f"config.json has {name} {short_repr(value)}, expected a list of integers")
     return value
 
 
@@ -153,6 +150,6 @@ def reject_unknown_fields(fields: Fields, known: set[str], where: str = "config.
     for name, value in fields.items():
         if name not in known and value not in (None, False, [], {}, ""):
             raise ValueError(
-                f"{where} has {name} {short_repr(value)}, which tiny-llm does not know; it is "
-                "refused because it may change what the model computes"
+                f"{where} has an unknown field, {name} {short_repr(value)}; it is rejected because "
+                "it may change what the model computes"
             )

@@ -49,8 +49,8 @@ class Attention:
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         if self.num_heads % self.num_kv_heads != 0:
             raise ValueError(
-                f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads; "
-                "the second must divide the first"
+                f"the number of query heads, {self.num_heads}, must be a multiple of the number of "
+                f"key/value heads, {self.num_kv_heads}"
             )
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
@@ -282,8 +282,8 @@ class Decoder:
         ids = as_int32(ids)
         if ids.shape != (batch.num_tokens,):
             raise ValueError(
-                f"Decoder: ids of shape {ids.shape} were given for a batch of "
-                f"{batch.num_tokens} tokens."
+                f"Decoder: expected {batch.num_tokens} ids, one per token of the batch, got shape "
+                f"{ids.shape}."
             )
         return self._features(self.embedding(ids[None]), batch, rows, storage)
 

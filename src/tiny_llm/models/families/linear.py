@@ -168,7 +168,7 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
     if is_kernel_supported(layer) and dtype != mx.float32:
         return QuantizedWeights.from_mlx_layer(layer)
     if "global_scale" in layer:
-        raise ValueError("a layer has a global_scale, which tiny-llm does not read")
+        raise ValueError("a layer has a global_scale, which tiny-llm does not support")
     layer = row_major_layer(layer)
     mode = getattr(layer, "mode", "affine")
     return MlxQuantizedWeights(

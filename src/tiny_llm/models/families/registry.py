@@ -28,8 +28,8 @@ from .config_fields import (
 )
 from .rope import RopeFields, RopeScaling
 
-# Sliding-window layers. "always": all, if the config has a window size; the others also require
-# `use_sliding_window`: "switched": all; "by_layer": as in `layer_types` or `max_window_layers`.
+# Layers with a sliding window. "always": all, if the config has a window size. "switched" (all) and
+# "by_layer" (per `layer_types` or `max_window_layers`) also require `use_sliding_window`.
 WindowKind = Literal["none", "always", "switched", "by_layer"]
 
 
@@ -75,12 +75,12 @@ FAMILIES: Mapping[str, Family] = {
 
 # Known but unsupported families: `model_type` -> reason.
 GEMMA3_REASON = (
-    "its local and global layers have different RoPE bases, its norms also follow attention and "
-    "MLP, and its MLP is a GeGLU"
+    "its local and global layers have different RoPE bases, attention and MLP outputs are "
+    "normalized, too, and the MLP is a GeGLU"
 )
 REFUSED_FAMILIES: Mapping[str, str] = {
-    "gpt_oss": "its softmax has attention sinks, a learned logit per head beside the keys', and "
-    "its experts have biases and a clamped SwiGLU",
+    "gpt_oss": "its softmax has attention sinks, an extra learned logit per head, and its experts "
+    "have biases and a clamped SwiGLU",
     "gemma3": GEMMA3_REASON,
     "gemma3_text": GEMMA3_REASON,
 }
@@ -208,7 +208,9 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     mlp_bias = boolean(fields, "mlp_bias")
     if (attention_bias and family.bias != "switched") or (mlp_bias and not family.mlp_bias):
         name = "attention_bias" if attention_bias and family.bias != "switched" else "mlp_bias"
-        raise ValueError(f"config.json has {name} true, which {config['model_type']} does not have")
+        raise ValueError(
+            f"config.json has {name} true, which {config['model_type']} does not support"
+        )
     output_gate_type = fields.get("output_gate_type") or "silu"
     if output_gate_type not in ACTIVATIONS:
         raise ValueError(f"config.json has output_gate_type {output_gate_type!r}, expected 'silu'")
@@ -264,12 +266,12 @@ def family_of(config: Fields) -> Family:
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in REFUSED_FAMILIES:
         raise ValueError(
-            f"a model of type '{model_type}', which tiny-llm does not serve: "
-            f"{REFUSED_FAMILIES[model_type]}; the types that it serves are {', '.join(FAMILIES)}"
+            f"model type '{model_type}' is not supported: {REFUSED_FAMILIES[model_type]}; "
+            f"supported types are {', '.join(FAMILIES)}"
         )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
-            f"a model of type '{str(model_type)[:60]}'; tiny-llm serves the types "
+            f"model type '{str(model_type)[:60]}' is not supported; supported types are "
             f"{', '.join(FAMILIES)}"
         )
     return FAMILIES[model_type]
@@ -296,8 +298,8 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
     types = fields.get("layer_types")
     num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     if types is not None and not (isinstance(types, list) and all(t in LAYER_TYPES for t in types)):
-        known = ", ".join(LAYER_TYPES)
-        raise ValueError(f"config.json has layer_types {short_repr(types)}; tiny-llm knows {known}")
+        known = " or ".join(LAYER_TYPES)
+        raise ValueError(f"config.json has layer_types {short_repr(types)}, expected {known} each")
     size, first = fields.get("sliding_window", DEFAULT_WINDOW), 0
     if family.window == "none" or (
         family.window != "always" and not boolean(fields, "use_sliding_window")
@@ -311,16 +313,16 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
     if types is not None:
         if len(types) != num_layers:
             raise ValueError(
-                f"config.json has layer_types of {len(types)} layers, expected num_hidden_layers, "
-                f"{num_layers}"
+                f"config.json has {len(types)} layer_types, expected {num_layers}, its "
+                "num_hidden_layers"
             )
-        given = frozenset(i for i, each in enumerate(types) if each == "sliding_attention")
+        listed = frozenset(i for i, each in enumerate(types) if each == "sliding_attention")
         if size is not None and family.window == "by_layer":
-            layers = given
+            layers = listed
         # For Mistral, transformers ignores `layer_types`; `mlx_lm` sets all to full attention.
-        elif given != layers and (given or family.window != "always"):
+        elif listed != layers and (listed or family.window != "always"):
             raise ValueError(
-                f"config.json has layer_types with {len(given)} of sliding_attention, but its "
+                f"config.json has {len(listed)} sliding_attention layers in layer_types, but its "
                 f"window applies to {len(layers)} of {num_layers} layers"
             )
     return SlidingWindow(positive_int(fields, "sliding_window", size), layers) if layers else None
@@ -332,13 +334,16 @@ def _experts(fields: Fields, family: Family) -> MoEConfig:
         positive_int(fields, "decoder_sparse_step", 1),
         positive_int(fields, "num_hidden_layers", most=MAX_LAYERS),
     )
-    plain = non_negative_ints(fields, "mlp_only_layers") or []
-    layers = {i for i in range(num_layers) if (i + 1) % step == 0} - set(plain)
+    mlp_only = non_negative_ints(fields, "mlp_only_layers") or []
+    layers = {i for i in range(num_layers) if (i + 1) % step == 0} - set(mlp_only)
     name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
     num_experts = positive_int(fields, name, most=MAX_EXPERTS)
     top_k = positive_int(fields, "num_experts_per_tok")
     if top_k > num_experts:
-        raise ValueError(f"config.json has num_experts_per_tok {top_k} > num_experts {num_experts}")
+        raise ValueError(
+            f"config.json has num_experts_per_tok {top_k}, expected at most num_experts, "
+            f"{num_experts}"
+        )
     shared = positive_int(fields, "shared_expert_intermediate_size") if family.is_hybrid else None
     return MoEConfig(
         num_experts,
@@ -355,14 +360,14 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
         head_dim = positive_int(fields, "head_dim", family.head_dim)
     elif hidden_size % num_heads != 0:
         raise ValueError(
-            f"config.json has no head_dim, and hidden_size {hidden_size} is no multiple of "
+            f"config.json has no head_dim, and hidden_size {hidden_size} is not a multiple of "
             f"num_attention_heads {num_heads}"
         )
     else:
         head_dim = hidden_size // num_heads
     if head_dim % 2 != 0 or head_dim > MAX_HEAD_DIM:
         raise ValueError(
-            f"config.json has a head_dim of {head_dim}, expected an even number of at most "
+            f"config.json has head_dim {head_dim}, expected an even number of at most "
             f"{MAX_HEAD_DIM}"
         )
     return head_dim

@@ -4,7 +4,7 @@ All scaling types change the rotation frequencies; yarn also changes the magnitu
 
     linear   divides all frequencies by one factor
     llama3   divides low frequencies, keeps high ones, with a ramp in between
-    yarn     like llama3 with another ramp; scales queries and keys slightly
+    yarn     like llama3 with another ramp; also scales queries and keys slightly
 
 Sources: Chen et al., "Extending Context Window of Large Language Models via Positional
 Interpolation" (2023), for linear; Meta's Llama 3.1 for llama3; Peng et al., "YaRN: Efficient
@@ -77,12 +77,12 @@ class RopeFields:
         Raises:
             ValueError: a value is invalid.
         """
-        both = fields.get("rope_parameters") or {}
-        if not isinstance(both, Mapping):
-            raise ValueError(f"config.json has rope_parameters {both!r}, expected an object")
-        base = both if fields.get("rope_theta") is None and "rope_theta" in both else fields
+        grouped = fields.get("rope_parameters") or {}
+        if not isinstance(grouped, Mapping):
+            raise ValueError(f"config.json has rope_parameters {grouped!r}, expected an object")
+        base = grouped if fields.get("rope_theta") is None and "rope_theta" in grouped else fields
         theta, scaling = positive_float(base, "rope_theta", 10000.0), fields.get("rope_scaling")
-        scaling = both or None if scaling is None else scaling
+        scaling = grouped or None if scaling is None else scaling
         if partial is None:
             return cls(theta, scaling)
         if isinstance(scaling, Mapping):
@@ -158,7 +158,7 @@ class RopeScaling:
         )  # both spellings occur
         if rope_type not in ROPE_TYPES:
             raise ValueError(
-                f"config.json has rope_scaling of the type {short_repr(rope_type)}; tiny-llm knows "
+                f"config.json has rope_scaling type {short_repr(rope_type)}, expected one of "
                 f"{', '.join(ROPE_TYPES)}"
             )
         known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}
@@ -167,7 +167,7 @@ class RopeScaling:
         )
         if positive_float(fields, "partial_rotary_factor", 1.0) != 1:
             raise ValueError(
-                "config.json has a partial_rotary_factor; this family rotates whole heads"
+                "config.json has a partial_rotary_factor, which this family does not support"
             )
         if rope_type == "default":
             return None
@@ -179,7 +179,10 @@ class RopeScaling:
                 positive_float(fields, "high_freq_factor"),
             )
             if low >= high:
-                raise ValueError(f"config.json has low_freq_factor {low} ≥ high_freq_factor {high}")
+                raise ValueError(
+                    f"config.json has low_freq_factor {low}, expected less than "
+                    f"high_freq_factor, {high}"
+                )
             return cls(rope_type, factor, original, low, high)
         if rope_type == "yarn":
             return cls(

@@ -76,7 +76,9 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
             continue
         other = names.setdefault(text_tensor_name(name), name)
         if other != name:
-            raise ValueError(f"{name} and {other} are the same tensor of the text model")
+            raise ValueError(
+                f"{name} and {other} both map to {text_tensor_name(name)} of the text model"
+            )
     return names
 
 

@@ -59,7 +59,7 @@ def detect_task(folder: Path) -> Task:
     """A checkpoint's task: "embed" with a sentence-transformers pooling layer, else "generate".
 
     Raises:
-        ValueError: the checkpoint does not use last-token pooling alone.
+        ValueError: the checkpoint uses a pooling mode other than last-token pooling.
     """
     pooling = folder / "1_Pooling"
     if not (folder / "modules.json").is_file() or not (pooling / "config.json").is_file():
@@ -69,7 +69,7 @@ def detect_task(folder: Path) -> Task:
     if modes != ["pooling_mode_lasttoken"]:
         raise ValueError(
             f"1_Pooling/config.json has {', '.join(modes) or 'no pooling mode'}, expected "
-            "pooling_mode_lasttoken alone"
+            "pooling_mode_lasttoken only"
         )
     return "embed"
 
@@ -82,5 +82,5 @@ def score_tokens(tokenizer: Any) -> tuple[int, int]:
     """
     ids = [tokenizer.encode(word, add_special_tokens=False) for word in ("no", "yes")]
     if any(len(tokens) != 1 for tokens in ids):
-        raise ValueError('its tokenizer has no single tokens for "yes" and "no"')
+        raise ValueError('its tokenizer does not encode "yes" and "no" as single tokens')
     return ids[0][0], ids[1][0]

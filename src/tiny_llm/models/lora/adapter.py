@@ -49,15 +49,15 @@ def read_adapter(path: str, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise ModelError(
-            f"the adapter {short_repr(path)} is not a folder; give the folder that `mlx_lm.lora` "
-            "wrote."
+            f"the adapter {short_repr(path)} is not a folder; specify the output folder of "
+            "`mlx_lm.lora` or PEFT."
         )
     try:
         return _read(folder, model, dtype)
     except ModelError:
         raise
     except (ValueError, RuntimeError) as error:
-        raise ModelError(f"the adapter in {folder} cannot be used: {error}.") from error
+        raise ModelError(f"the adapter in {folder} cannot be loaded: {error}.") from error
 
 
 def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
@@ -65,10 +65,10 @@ def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
     file = resolve_file(folder, config.file)
     tensors = read_header(file)
     size, used, memory = file.stat().st_size, mx.get_active_memory(), total_memory()
-    if used + size > memory:  # in use: the model and the adapters read so far
+    if used + size > memory:  # in use: the model and the adapters loaded so far
         raise ValueError(
-            f"it takes {size:,} bytes of memory beside {used:,} in use, and this machine has "
-            f"{memory:,}"
+            f"it needs {size:,} bytes of memory in addition to {used:,} in use, but this machine "
+            f"has {memory:,}"
         )
     if len(tensors) > MAX_TENSORS:
         raise ValueError(f"it has more than {MAX_TENSORS:,} tensors")
@@ -83,9 +83,7 @@ def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
         finite = mx.isfinite(a).all() & mx.isfinite(b).all()
         mx.eval(a, b, finite)
         if not finite.item():
-            raise ValueError(
-                f"{name_a} or {name_b} has numbers that are NaN, infinite or too large"
-            )
+            raise ValueError(f"{name_a} or {name_b} has values that are NaN, infinite or too large")
         matrices.update(_split(layer, a, b, model))
     return matrices
 
@@ -99,34 +97,36 @@ def _check_tensors(
     for name, tensor in tensors.items():
         split = config.split_name(name)
         if split is None:
-            raise ValueError(f"{short_repr(name)} is no tensor of a LoRA adapter")
+            raise ValueError(f"{short_repr(name)} is not a tensor of a LoRA adapter")
         layer = text_tensor_name(split[0])
         if layer in UNSUPPORTED_PARTS:
             raise ValueError(
                 f"{short_repr(name)} adapts {UNSUPPORTED_PARTS[layer]}, which is not supported; "
-                "train the linear layers of the blocks only"
+                "adapt only linear layers of the transformer blocks"
             )
         if layer not in layers:
-            raise ValueError(f"{short_repr(name)} has no layer in this {model.model_type} model")
+            raise ValueError(
+                f"{short_repr(name)} does not match any layer of this {model.model_type} model"
+            )
         if len(layers[layer]) != 2:
             raise ValueError(
-                f"{short_repr(name)} adapts experts, which is not supported; train with other keys "
-                "in lora_parameters"
+                f"{short_repr(name)} adapts experts, which is not supported; exclude them from "
+                "keys in lora_parameters"
             )
         index, _, own_path = layer.removeprefix("model.layers.").partition(".")
         is_listed = config.keys is None or not config.keys.isdisjoint((own_path, split[0]))
         if int(index) < config.first_layer or not is_listed:
             raise ValueError(
-                f"{short_repr(name)} is not in the layers that num_layers and keys of its config "
-                "select"
+                f"{short_repr(name)} is not in a layer selected by num_layers and keys in its "
+                "config"
             )
         _check_tensor(name, tensor, split[1], layers[layer], config)
         if split[1] in found.setdefault(layer, {}):
-            raise ValueError(f"{short_repr(name)} is the same tensor as another one")
+            raise ValueError(f"{short_repr(name)} duplicates {short_repr(found[layer][split[1]])}")
         found[layer][split[1]] = name
     for layer, pair in found.items():
         if len(pair) != 2:
-            raise ValueError(f"{layer} has only one of the two matrices lora_a and lora_b")
+            raise ValueError(f"{layer} has only one of lora_a and lora_b")
     if not found:
         raise ValueError("it has no tensors")
     return {layer: (pair["a"], pair["b"]) for layer, pair in found.items()}
@@ -141,12 +141,12 @@ def _check_tensor(
         expected = expected[::-1]
     if tensor.shape != expected:
         raise ValueError(
-            f"{short_repr(name)} is {'×'.join(map(str, tensor.shape))}, expected "
-            f"{'×'.join(map(str, expected))}, of the rank in its config and the model's layer"
+            f"{short_repr(name)} has shape {'×'.join(map(str, tensor.shape))}, expected "
+            f"{'×'.join(map(str, expected))} from the config's rank and the model's layer"
         )
     if tensor.dtype not in FLOAT_DTYPES:
         raise ValueError(
-            f"{short_repr(name)} has the dtype {tensor.dtype}, expected {' or '.join(FLOAT_DTYPES)}"
+            f"{short_repr(name)} has dtype {tensor.dtype}, expected {' or '.join(FLOAT_DTYPES)}"
         )
 
 
@@ -162,7 +162,7 @@ def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapter:
-    """Splits a fused projection's update the way its weight is split."""
+    """Splits a fused projection's update like its weight."""
     parts = split_names(layer)
     if len(parts) == 1:
         return {layer: LoraMatrices(a, b)}

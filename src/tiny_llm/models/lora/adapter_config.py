@@ -92,8 +92,8 @@ def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfi
     method = fields.get("fine_tune_type", "lora")
     if method != "lora":
         raise ValueError(
-            f"{CONFIG_FILE} has fine_tune_type {short_repr(method)}, and only 'lora' is supported; "
-            "for others, fuse the adapter into the model with `mlx_lm.fuse`"
+            f"{CONFIG_FILE} has fine_tune_type {short_repr(method)}, expected 'lora'; fuse other "
+            "adapters into the model with `mlx_lm.fuse`"
         )
     lora = fields.get("lora_parameters")
     if not isinstance(lora, Mapping):
@@ -103,19 +103,19 @@ def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfi
     for name in lora:
         if name not in LORA_FIELDS:
             raise ValueError(
-                f"{CONFIG_FILE} has {short_repr(name)} in lora_parameters, expected "
+                f"{CONFIG_FILE} has unknown field {short_repr(name)} in lora_parameters, expected "
                 f"{', '.join(LORA_FIELDS)}"
             )
     layers, num_layers = fields.get("num_layers"), model.num_hidden_layers
     if not isinstance(layers, int) or isinstance(layers, bool):
-        raise ValueError(
-            f"{CONFIG_FILE} has num_layers {short_repr(layers)}, expected a whole number"
-        )
+        raise ValueError(f"{CONFIG_FILE} has num_layers {short_repr(layers)}, expected an integer")
     first_layer = max(0, num_layers - layers) if layers > 0 else 0  # all layers, as in mlx_lm
     keys = lora.get("keys")
     if keys is not None:
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise ValueError(f"{CONFIG_FILE} has keys {short_repr(keys)}, expected a list of texts")
+            raise ValueError(
+                f"{CONFIG_FILE} has keys {short_repr(keys)}, expected a list of strings"
+            )
         keys = frozenset(keys)
     rank, scale = _rank(lora, "rank"), _number(lora, "scale")
     return AdapterConfig(MLX_FILE, rank, scale, first_layer, keys)
@@ -143,7 +143,7 @@ def _rank(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(
-            f"{CONFIG_FILE} has {name} {short_repr(value)}, expected a positive whole number"
+            f"{CONFIG_FILE} has {name} {short_repr(value)}, expected a positive integer"
         )
     return value
 

@@ -18,7 +18,7 @@ ATTENTION = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"}
 MLP = {"gate_proj": "w_gate", "up_proj": "w_up", "down_proj": "w_down"}
 DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")  # in the order of `projections`
 
-Place = tuple[Any, Any]  # (object, attribute name) or (list, index)
+LayerRef = tuple[Any, Any]  # (object, attribute name) or (list, index)
 
 
 def attach_adapters(decoder: Decoder, paths: Sequence[str | os.PathLike[str]]) -> None:
@@ -57,20 +57,20 @@ def _concatenate(own: Sequence[LoraMatrices | None], batch: AdapterBatch) -> Lor
     return LoraWeights(a, b, rank_offsets, batch)
 
 
-def _linear_layers(block: Any) -> dict[str, Place]:
+def _linear_layers(block: Any) -> dict[str, LayerRef]:
     """Linear layers of a block that can be adapted, by path within the block."""
-    places: dict[str, Place] = {}
+    layers: dict[str, LayerRef] = {}
     if isinstance(block.mixer, GatedDeltaNet):
         for index, name in enumerate(DELTA_NET):
-            places[f"linear_attn.{name}"] = block.mixer.projections, index
-        places["linear_attn.out_proj"] = block.mixer, "wo"
+            layers[f"linear_attn.{name}"] = block.mixer.projections, index
+        layers["linear_attn.out_proj"] = block.mixer, "wo"
     else:
-        places |= {f"self_attn.{name}": (block.mixer, key) for name, key in ATTENTION.items()}
+        layers |= {f"self_attn.{name}": (block.mixer, key) for name, key in ATTENTION.items()}
     mlp, prefix = block.mlp, "mlp"
     if isinstance(mlp, SparseMoE):
-        places["mlp.gate"] = mlp, "router"
+        layers["mlp.gate"] = mlp, "router"
         if mlp.shared_expert is None:
-            return places
-        places["mlp.shared_expert_gate"] = mlp.shared_expert, "gate"
+            return layers
+        layers["mlp.shared_expert_gate"] = mlp.shared_expert, "gate"
         mlp, prefix = mlp.shared_expert.mlp, "mlp.shared_expert"
-    return places | {f"{prefix}.{name}": (mlp, key) for name, key in MLP.items()}
+    return layers | {f"{prefix}.{name}": (mlp, key) for name, key in MLP.items()}

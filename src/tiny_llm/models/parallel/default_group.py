@@ -28,8 +28,8 @@ def get_default_group(size: int, program: str) -> RankGroup:
         group = _default_group
     if group.size != size:
         raise UserError(
-            f"tensor_parallel_size is {size}, and this process already has a group of "
-            f"{group.size} ranks; give {group.size}, or start another process."
+            f"tensor_parallel_size is {size}, but this process already has a group of "
+            f"{group.size} ranks; use {group.size}, or start another process."
         )
     group.check()
     return group

@@ -22,7 +22,7 @@ LOSS_DETECTION_SECONDS = 1.0
 
 
 def divide_threads(num_ranks: int) -> str:
-    """Sets and returns this machine's number of threads per rank, unless set by the user."""
+    """Sets this machine's number of threads per rank, unless set by the user, and returns it."""
     return os.environ.setdefault(NUM_THREADS_ENV, str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
@@ -84,7 +84,7 @@ class RankGroup:
     def abort(self, reason: str) -> None:
         """Shuts down after a failed step on this rank.
 
-        If a lost rank caused the failure, the heartbeat thread exits the process during the sleep.
+        If a lost rank caused the failure, the heartbeat thread exits this process during the sleep.
         """
         time.sleep(LOSS_DETECTION_SECONDS)
         self.shutdown(reason)

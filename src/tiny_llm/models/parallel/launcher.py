@@ -125,7 +125,7 @@ def _broadcast_text(comm: Group, text: str = "") -> str:
 
 def _handshake(rank: int, token: str, channel_name: str) -> dict[str, Any]:
     """First message on a new connection, which identifies the worker."""
-    from importlib.metadata import version  # takes a megabyte; rarely needed
+    from importlib.metadata import version  # takes a megabyte of memory; rarely needed
 
     versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
     common = {"machine": socket.gethostname(), "versions": versions}
@@ -159,8 +159,8 @@ def launched_group() -> RankGroup:
         versions = accepted[rank, "steps"][1]["versions"]
         if versions != hello_0["versions"]:
             raise UserError(
-                f"rank {rank} has {versions}, and rank 0 has {hello_0['versions']}; install the "
-                "same versions."
+                f"rank {rank} has {versions}, but rank 0 has {hello_0['versions']}; install the "
+                "same versions on all ranks."
             )
         channel.send(list(machines.values()).count(machines[rank]))
     divide_threads(list(machines.values()).count(machines[0]))

@@ -19,7 +19,7 @@ from .init import Group, temporary_env
 
 LIBRARY_ENV = "MLX_MPI_LIBNAME"  # read by MLX
 
-# Ranks on a single machine need no network drivers, and probing for drivers takes a second.
+# Ranks on a single machine need no network drivers, whose detection takes a second.
 SINGLE_HOST_ENV = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
 # A waiting rank yields its core between polls. Otherwise, ranks on busy cores wait for each other
@@ -77,8 +77,8 @@ def init(settings: Mapping[str, str]) -> Group:
             comm = mx.distributed.init(strict=True, backend="mpi")
     except RuntimeError as error:
         raise UserError(
-            f"MPI cannot be used: {error}; run pip install 'tiny-llm[mpi]', or set {LIBRARY_ENV} "
-            "to its library."
+            f"MPI cannot be initialized: {error}; run pip install 'tiny-llm[mpi]', or set "
+            f"{LIBRARY_ENV} to the path of an MPI library."
         ) from error
     # MLX finalizes MPI when the last reference to the group is dropped, at interpreter exit, and
     # would block on ranks that have exited. This extra reference prevents that: see `finalize`.

@@ -38,7 +38,7 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
     number = max(len(files), len(listed) if isinstance(listed, list) else 0)
     if number > MAX_TEMPLATES:
         raise ModelError(
-            f"{folder} has {number:,} chat templates; it may have at most {MAX_TEMPLATES}."
+            f"{folder} has {number:,} chat templates, expected at most {MAX_TEMPLATES}."
         )
     for file in files:
         found[file.stem] = read_limited(folder / ADDITIONAL_TEMPLATES, file.name)
@@ -69,7 +69,7 @@ def read_template_file(file: Path) -> str:
     except TemplateSyntaxError as error:
         reason = str(error.message).rstrip(".")
         raise UserError(
-            f"the chat template {file} is not valid Jinja, line {error.lineno}: {reason}."
+            f"the chat template {file} is not valid Jinja (line {error.lineno}: {reason})."
         ) from error
     return template
 
@@ -109,6 +109,6 @@ def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:
 
 def _invalid_field(folder: Path, found: Any) -> ModelError:
     return ModelError(
-        f"{folder / 'tokenizer_config.json'} has the chat_template {short_repr(found)}, expected a "
-        'text or a list of {"name": …, "template": …}.'
+        f"{folder / 'tokenizer_config.json'} has chat_template {short_repr(found)}, expected a "
+        'string or a list of {"name": …, "template": …}.'
     )

@@ -86,11 +86,11 @@ def main() -> None:
             text.encode()
             response = {"text": text}
         except UnicodeEncodeError:
-            response = {"error": "its text has an unpaired surrogate, which is no character"}
+            response = {"error": "the rendered text has an unpaired surrogate"}
         except MemoryError:
-            response = {"error": "it takes too much memory"}
+            response = {"error": "it used too much memory"}
         except RecursionError:
-            response = {"error": "it calls itself without end"}
+            response = {"error": "its calls are nested too deeply"}
         except Exception as error:  # a template can raise anything
             response = {"error": str(error) or type(error).__name__}
         print(json.dumps(response), flush=True)

@@ -54,12 +54,12 @@ class StreamingDetokenizer:
 def detokenizer_keeping_space(tokenizer: Any) -> Any:
     """Creates a detokenizer that keeps a leading space.
 
-    The `last_segment`s add up to the tokens' text; `text` has an extra leading letter.
+    The concatenated `last_segment`s are the tokens' text; `text` has an extra leading letter.
     """
     detokenizer = tokenizer.detokenizer
-    if hasattr(tokenizer, "encode"):  # the benchmarks' stub tokenizer has none
+    if hasattr(tokenizer, "encode"):  # the benchmarks' stub tokenizer has no encoder
         for token in tokenizer.encode("a"):
-            detokenizer.add_token(token)  # the next token is not the first
+            detokenizer.add_token(token)  # only the first token loses its space
         detokenizer.finalize()
         _ = detokenizer.last_segment  # drops the letter
     return detokenizer

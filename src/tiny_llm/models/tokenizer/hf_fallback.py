@@ -61,7 +61,7 @@ def check_tokenizer_files(folder: Path) -> SandboxedEncoder | None:
 def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
     """Adds time and memory limits to an `mlx_lm` tokenizer.
 
-    Over a limit, `apply_chat_template` raises ValueError and `encode` raises UserError.
+    If a limit is exceeded, `apply_chat_template` raises ValueError and `encode` raises UserError.
 
     Args:
         tokenizer: loaded by `mlx_lm`; two methods of the wrapped tokenizer are replaced.
@@ -70,7 +70,7 @@ def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
     inner = tokenizer._tokenizer
     apply, encode = inner.apply_chat_template, inner.encode
 
-    def apply_within_bounds(conversation: Any, tools: Any = None, **kwargs: Any) -> Any:
+    def apply_within_limits(conversation: Any, tools: Any = None, **kwargs: Any) -> Any:
         templates = kwargs.get("chat_template") or inner.chat_template
         if isinstance(templates, str | dict) and conversation:
             text = _render(inner, templates, conversation, {**kwargs, "tools": tools})
@@ -78,19 +78,19 @@ def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
                 encoder.encode(text, add_special_tokens=False)
         return apply(conversation, tools=tools, **kwargs)
 
-    def encode_within_bounds(text: Any, *kwargs: Any, **named: Any) -> Any:
+    def encode_within_limits(text: Any, *kwargs: Any, **named: Any) -> Any:
         if encoder is not None and isinstance(text, str):
             encoder.encode(text, add_special_tokens=False)
         with library_errors("the tokenizer cannot encode the text"):
             return encode(text, *kwargs, **named)
 
-    inner.apply_chat_template, inner.encode = apply_within_bounds, encode_within_bounds
+    inner.apply_chat_template, inner.encode = apply_within_limits, encode_within_limits
 
 
 def _render(
     tokenizer: Any, templates: str | dict[str, str], chat: Any, variables: Mapping[str, Any]
 ) -> str:
-    """Renders a conversation; values that JSON cannot represent are replaced by their repr."""
+    """Renders a conversation, replacing values that are not JSON-serializable by their repr."""
     plain = json.loads(json.dumps({"chat": chat, "variables": variables}, default=repr))
     messages = plain["chat"][0] if isinstance(plain["chat"][0], list) else plain["chat"]
     named = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}

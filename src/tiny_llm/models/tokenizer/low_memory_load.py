@@ -2,11 +2,11 @@
 
 The `tokenizers` library parses the file into a tree of small objects, builds the vocabulary while
 the tree is live, and then frees the tree. Freed blocks are interleaved with live ones, so little
-memory returns to the system. Passing vocabulary and merges as Python objects avoids this, so the
-BPE model is built first, then the small rest of the file is parsed around it. Until a garbage
-collection, Python's free lists keep thousands of freed tuples, each pinning the megabyte around it,
-so one runs in between. For Qwen3's 151,643 tokens and as many merges, 34 MB remain after trimming
-the heap (`memory.py`) instead of 48; 32 are in use.
+memory returns to the system. Passing the vocabulary and merges as Python objects avoids this: the
+BPE model is built first, then the small remainder of the file is parsed. In between, a garbage
+collection clears Python's free lists, whose thousands of freed tuples would each pin the megabyte
+around them. For Qwen3's 151,643 tokens and as many merges, 34 MB remain after trimming the heap
+(`memory.py`) instead of 48; 32 are in use.
 """
 
 import gc
@@ -44,7 +44,7 @@ def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Token
     """
     try:
         return _build_tokenizer(content)
-    except Exception:  # the library either loads the file or reports the error
+    except Exception:  # `from_file` loads the file or reports the library's error
         content.clear()
         return tokenizers.Tokenizer.from_file(str(file))
 

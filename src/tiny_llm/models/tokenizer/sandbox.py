@@ -66,7 +66,7 @@ class SandboxedProcess:
                     self._exchange(line, seconds or self._seconds)
                 )
             except (ValueError, BrokenPipeError):
-                self._stop()  # its state is undefined
+                self._stop()  # the program's state is unknown
                 raise
         if "error" in response:
             raise ValueError(response["error"])
@@ -116,25 +116,25 @@ class SandboxedProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
-        into, out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(into, False)
-        received, left_to_send = bytearray(), memoryview(line)
+        stdin, stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(stdin, False)
+        received, unsent = bytearray(), memoryview(line)
         while not received.endswith(b"\n"):
-            left = deadline - time.monotonic()
+            remaining = deadline - time.monotonic()
             poll = select.poll()  # unlike `select`, supports descriptors above 1023
-            poll.register(out, select.POLLIN)
-            if left_to_send:
-                poll.register(into, select.POLLOUT)
-            ready = {file for file, _ in poll.poll(max(0, left) * 1000)}
-            if left <= 0 or not ready:
-                raise ValueError(f"it takes more than {seconds:.3g} seconds")
-            if into in ready:
-                left_to_send = left_to_send[os.write(into, left_to_send[:65536]) :]
-            if out in ready:
-                piece = os.read(out, 65536)
-                if not piece:
-                    raise ValueError("it takes too much memory")
-                received += piece
+            poll.register(stdout, select.POLLIN)
+            if unsent:
+                poll.register(stdin, select.POLLOUT)
+            ready = {file for file, _ in poll.poll(max(0, remaining) * 1000)}
+            if remaining <= 0 or not ready:
+                raise ValueError(f"it took longer than {seconds:.3g} seconds")
+            if stdin in ready:
+                unsent = unsent[os.write(stdin, unsent[:65536]) :]
+            if stdout in ready:
+                chunk = os.read(stdout, 65536)
+                if not chunk:
+                    raise ValueError("it used too much memory")
+                received += chunk
             if len(received) > self._max_bytes:
-                raise ValueError(f"the answer has more than {self._max_bytes} bytes")
+                raise ValueError(f"the response has more than {self._max_bytes:,} bytes")
         return bytes(received)

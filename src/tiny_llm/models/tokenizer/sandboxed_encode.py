@@ -56,7 +56,7 @@ class SandboxedEncoder:
         except ValueError as error:
             raise UserError(
                 f"the text cannot be encoded with {self._component} of tokenizer.json: {error}; "
-                "send another text, or use a model with a common tokenizer.json."
+                "send a different text, or use a model with a common tokenizer.json."
             ) from error
         return ids
 

@@ -34,7 +34,7 @@ def main() -> None:
             encoding = tokenizer.encode(payload["text"], add_special_tokens=payload["special"])
             response = {"ids": encoding.ids}
         except BaseException as error:
-            response = {"error": f"the tokenizers library gave up ({_one_line(error)})"}
+            response = {"error": f"the tokenizers library failed ({_one_line(error)})"}
         print(json.dumps(response), flush=True)
 
 

@@ -170,7 +170,7 @@ class Tokenizer:
         is_id = str(token).isdecimal()
         token_id = int(token) if is_id else self._tokenizer.token_to_id(str(token))
         if token_id is None:
-            raise ValueError(f"'{token}' is not a token of this tokenizer")
+            raise ValueError(f"'{token}' is not in the tokenizer's vocabulary")
         self.eos_token_ids.add(token_id)
 
     def apply_chat_template(

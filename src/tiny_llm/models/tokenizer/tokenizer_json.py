@@ -80,7 +80,7 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{file} cannot be read: {error}.") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file} does not hold a JSON object.")
+        raise ModelError(f"{file} is not a JSON object.")
     _check_limits(file, content)
     return content
 
@@ -144,15 +144,15 @@ def _check_limits(file: Path, content: Mapping[str, Any]) -> None:
     growth = max(_text_growth(content), _growth(content.get("decoder")))
     if MAX_SANDBOXED_GROWTH < growth < math.inf:
         raise ModelError(
-            f"{file} has components that make a text more than {MAX_SANDBOXED_GROWTH:,} times as "
-            "long; download it again."
+            f"{file} has components that can make a text more than {MAX_SANDBOXED_GROWTH:,} times "
+            "longer; download it again."
         )
 
 
 def _check_number(file: Path, what: str, number: int, most: int) -> None:
     if number > most:
         raise ModelError(
-            f"{file} has {number:,} {what}, and at most {most:,} are read; download it again."
+            f"{file} has {number:,} {what}, expected at most {most:,}; download it again."
         )
 
 
