@@ -74,7 +74,7 @@ def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     assert rows["tokens/s after 37,568 tokens"] == ["10.2", "14.1"]
     assert "state" not in output
     assert max(len(line) for line in output.splitlines() if line[:1] in "┏┡│└") <= 80
-    assert "KV memory: 3/4 of the 7.39 GB that are available beside the weights" in output
+    assert "KV memory: 3/4 of the 7.39 GB left by the weights" in output
     assert "measured memory bandwidth of 100.0 GB/s" in output
 
 
@@ -99,7 +99,7 @@ def test_explicit_memory_and_context(memory, tmp_path, capsys):
 def test_small_model_gets_only_the_memory_its_requests_use(memory, capsys):
     _, rows, output = check(capsys, "--model", "demo", "--max-num-seqs", "4")
     assert rows["tokens in KV memory"] == ["8,192"] * 2  # 4 · 2,048
-    assert "KV memory: as 4 requests of 2,048 tokens use; set --kv-cache-bytes" in output
+    assert "KV memory: enough for 4 requests of 2,048 tokens; set --kv-cache-bytes" in output
 
 
 def test_draft_model_shares_the_memory(memory, capsys):

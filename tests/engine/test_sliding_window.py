@@ -226,7 +226,9 @@ def test_int8_pages_and_backends(model, options):
 
 
 def test_prefix_cache_on_disk_is_rejected(mistral, tmp_path):
-    with pytest.raises(UserError, match="does not support a model whose layers all have a sliding"):
+    with pytest.raises(
+        UserError, match="does not support models in which every layer has a sliding"
+    ):
         build(mistral, prefix_cache_dir=tmp_path)
 
 

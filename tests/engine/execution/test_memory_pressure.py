@@ -88,7 +88,7 @@ def test_half_of_the_cached_pages_is_evicted_in_lru_order(caplog):
     llm.core.release_cached_memory()
     assert pages.cache.num_evictable == llm.core.num_memory_evictions == 3 * 6
     assert llm.runner.nbytes == 3 * 6 * 2**18 < before
-    assert "18 cached pages were evicted" in caplog.text
+    assert "evicted 18 cached pages" in caplog.text
     [newest] = llm.generate([[105] * 200], ONE_TOKEN)
     assert newest.num_cached_tokens == 6 * 32
     [oldest] = llm.generate([[100] * 200], ONE_TOKEN)

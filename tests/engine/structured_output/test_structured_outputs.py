@@ -657,7 +657,7 @@ def test_grammars_are_cached_and_thread_safe(llm):
 
 def test_missing_library_error_names_the_package(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(UserError, match=r"need the package llguidance.*tiny-llm\[structured\]"):
+    with pytest.raises(UserError, match=r"require llguidance.*tiny-llm\[structured\]"):
         GrammarCompiler(llm.tokenizer, llm.vocab_size).compile(StructuredOutputs(choice=["a"]))
 
 
