@@ -1,5 +1,5 @@
-// MLX's attention kernel for many queries, for metal_traffic.py: blocks of 32 queries and 16 keys, as
-// MLX selects for head size 128.
+// MLX's attention kernel for many queries, for metal_traffic.py: blocks of 32 queries and 16 keys,
+// as MLX selects for head size 128.
 // clang-format off
 #include "mlx/backend/metal/kernels/utils.h"
 #include "mlx/backend/metal/kernels/steel/attn/kernels/steel_attention.h"

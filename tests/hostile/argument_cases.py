@@ -163,13 +163,13 @@ OPTIONS = [
     option("tool_call_parser", "xml", "must be one of auto, hermes"),
     option("enable_prefix_caching", "no", "True or False"),
     option("listener", 5, "function"),
-    option("draft_model", 5, "give a name"),
-    named_model("a number", 5, "give a name"),
+    option("draft_model", 5, "pass a name"),
+    named_model("a number", 5, "pass a name"),
     named_model("no name", "", "unknown model"),
     named_model("a NUL", "a\0b", "unknown model"),
     named_model("a long name", "x" * 100_000, "unknown model"),
-    named_model("a pair of numbers", (1, 2), "give a name"),
-    named_model("bytes", b"demo", "give a name"),
+    named_model("a pair of numbers", (1, 2), "pass a name"),
+    named_model("bytes", b"demo", "pass a name"),
 ]
 
 ARGUMENTS = [*PARAMETERS, *PROMPTS, *OPTIONS]

@@ -133,8 +133,9 @@ PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, i
     const long head = params.page_size * row_size;
     key_pages += key_head * head;
     value_pages += key_head * head;
-    return {&params, b, key_head, tokens, lane, query, key_pages, value_pages, row_size,
-            params.H * head, pages, out, nowhere, 0, key_pages, value_pages, 0};
+    return {&params,   b,           key_head,  tokens,          lane,  query,
+            key_pages, value_pages, row_size,  params.H * head, pages, out,
+            nowhere,   0,           key_pages, value_pages,     0};
 }
 
 /// Whether a sequence's context exceeds its row of the block table, or any page of keys

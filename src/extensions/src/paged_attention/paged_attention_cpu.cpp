@@ -63,8 +63,8 @@ std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batc
         }
         const int64_t capacity = batch.max_pages * job.page_size;
         sequence.S = std::clamp<int64_t>(batch.context_lens[b], 0, capacity);
-        const bool fits = batch.context_lens[b] <= capacity;
-        sequence.pages = fits ? batch.block_table + b * batch.max_pages : nullptr;
+        sequence.fits_table = batch.context_lens[b] <= capacity;
+        sequence.pages = batch.block_table + b * batch.max_pages;
         sequences.push_back(sequence);
     }
     return sequences;
@@ -72,7 +72,7 @@ std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batc
 
 // Whether the block table holds all pages from the first query's window on, and all are valid.
 bool has_all_pages(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t P) {
-    if (sequence.pages == nullptr) {
+    if (!sequence.fits_table) {
         return false;
     }
     const int64_t pages = (sequence.S + job.page_size - 1) / job.page_size;

@@ -30,7 +30,8 @@ struct PagedSequence {
     int64_t L;      // number of queries
     int64_t S;      // number of keys
     const int32_t*
-        pages;  // the pages of its keys, valid from the first query's window to key S − 1
+        pages;        // the pages of its keys, valid from the first query's window to key S − 1
+    bool fits_table;  // whether the block table has an entry for each page of the context
 };
 
 // Query heads that share a key/value head read the same keys, so a kernel batches them: rows are
