@@ -106,9 +106,9 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
     """Whether a commit's share includes a case.
 
-    Only cases marked `thorough` or `other_isa` are divided into shares; all others always run.
+    Quick tests are in every share; slow tests and further combinations are in one.
     """
-    if not marks & {"thorough", "other_isa"}:
+    if not marks & {"slow", "thorough", "other_isa"}:
         return True
     return (zlib.crc32(nodeid.encode()) + commit) % shares == 0
 

@@ -129,6 +129,7 @@ def test_find_cycle():
     )
 
 
+@pytest.mark.slow
 def test_outdated_diagram(tmp_path, capsys, monkeypatch):
     old = tmp_path / "architecture.svg"
     assert check(old) == ["architecture.svg is outdated; run `pdm run architecture`."]
@@ -174,6 +175,7 @@ def test_tree_lists_only_existing_files():
         assert (ROOT / path).exists(), f"ARCHITECTURE.md's tree lists {line!r}, not found"
 
 
+@pytest.mark.slow
 def test_outdated_tree_is_reported(monkeypatch):
     current = PAGE.read_text(encoding="utf-8")
     assert page(current.replace("      scheduling/", "      planning/")) == current

@@ -80,6 +80,7 @@ def test_ctrl_c_interrupts_this_process():
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_results_under_a_hostile_parent():
     pytest_command = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *SENSITIVE_TESTS]
     result = subprocess.run(

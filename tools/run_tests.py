@@ -8,9 +8,9 @@
 
 The quick run omits tests marked `slow` (each of the course's days and wrong solutions, comparisons
 with `transformers`), `thorough` (more parameter combinations) and `other_isa` (instruction sets
-between plain C++ and this machine's best): see tests/quick.py. --rest runs only those; --shares 4,
-as in CI, runs a quarter of the combinations, a different one at each commit. Files, -k and -m
-select from all tests. `-n 0` runs them in one process.
+between plain C++ and this machine's best): see tests/quick.py. --rest runs only those; --shares 6,
+as in CI, runs a sixth of them, a different one at each commit. Files, -k and -m select from all
+tests. `-n 0` runs them in one process.
 
 The tests of a week or a day run on the learner's tree if one exists (`pdm run start-course` creates
 it), without the slow ones, otherwise on the solution; --solution mine or ref overrides this. All

@@ -230,6 +230,7 @@ def test_peak_includes_integer_products():
     assert "float32 200, 16-bit integer dot 300" in str(avx2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="checks for x86 instructions")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_thinking(capsys):
     assert out.count("<think>") == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
 def test_flash_attention_is_passed_to_the_model(capsys, monkeypatch, flag, flash):
     calls = []
@@ -420,6 +421,7 @@ def test_engine_in_a_terminal():
         assert word in screen
 
 
+@pytest.mark.slow
 def test_mlx_solution(capsys, monkeypatch):
     monkeypatch.setattr(batch, "BATCH_PROMPTS", ("Hello!", "What is 2 + 2?"))
     status, out, err = run(capsys, "--solution", "mlx", "--max-tokens", "3")

@@ -118,6 +118,7 @@ def test_several_request_rates(capsys):
     )
 
 
+@pytest.mark.slow
 def test_mlx_is_the_baseline(capsys):
     engine = result_of(capsys)
     mlx = result_of(capsys, "--solution", "mlx", "--warmup", "0")

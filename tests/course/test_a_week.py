@@ -5,6 +5,8 @@ test_days.py covers the whole course day by day and builds the learner's extensi
 
 from pathlib import Path
 
+import pytest
+
 from tests.course.support import HAVE_CODE
 from tools.course.markers import all_blocks
 from tools.course.reveal import apply_tasks
@@ -18,6 +20,7 @@ WEEK = [day for day in DAYS if day.week == 1 and not {task.id for task in day.ta
 TASKS = {task.id for day in WEEK for task in day.tasks} & HAVE_CODE
 
 
+@pytest.mark.slow
 def test_starter_fails_and_solution_passes(tmp_path: Path):
     tree = tmp_path / "mine"
     write_tree(tree)

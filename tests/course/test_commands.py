@@ -69,6 +69,7 @@ def test_unbuilt_extension_does_not_fall_back_to_the_solution(tree):
     assert "has no tiny_llm_ext" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["main", "bench"])
 def test_commands_use_and_report_the_learner_tree(tree, command):
     loader = "week1" if command == "main" else "week2"
@@ -178,6 +179,7 @@ def test_stale_extension_is_reported(tree):
     assert not is_stale(tree)
 
 
+@pytest.mark.slow
 def test_reveal_diffs_and_backs_up_learner_code(tree, capsys):
     file = tree / "src" / "tiny_llm" / "basics.py"
     reveal.apply_tasks(tree, {"1.1.2"})
@@ -295,6 +297,7 @@ def test_progress_reports_why_a_task_is_skipped():
     )
 
 
+@pytest.mark.slow
 def test_crash_report_names_the_test_and_the_usual_cause(tree, capsys):
     test = tree / "test_crash.py"
     test.write_text("import os, signal\ndef test_lambda(): os.kill(os.getpid(), signal.SIGSEGV)\n")
@@ -322,6 +325,7 @@ def test_progress_runs_the_tests(tree):
     assert "1 of 15 tasks done" in result.stdout
 
 
+@pytest.mark.slow
 def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
     requested = []
 

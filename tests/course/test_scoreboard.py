@@ -81,6 +81,7 @@ def test_week_selection():
     assert "TINY_LLM_MATMUL" not in engine.environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failing", "tested"),
     [

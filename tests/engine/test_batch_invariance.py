@@ -58,6 +58,7 @@ def reference(demo):
     return outputs, logits
 
 
+@pytest.mark.slow
 def test_greedy_matches_week_2(demo, reference):
     model = Qwen3ModelWeek2(demo[0])
     output = reference[0][0]

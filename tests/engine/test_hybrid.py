@@ -80,6 +80,7 @@ def assert_same_as_reference(reference, actual, actual_logits, context) -> None:
 SPECULATION = ("none", "ngram", "mtp", "attention draft", "hybrid draft", "the model as draft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", SPECULATION)
 @pytest.mark.parametrize("slots", [2, 5, 20])
 def test_same_tokens_in_every_configuration(
@@ -124,6 +125,7 @@ def test_same_tokens_in_every_configuration(
 # --- prefix cache ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", ["chat", "chat with thinking", "agent"])
 def test_every_turn_hits_as_many_tokens_as_an_attention_model(model, turns):
     thinking = turns == "chat with thinking"

@@ -80,6 +80,7 @@ QUANTIZED = [("affine", 3, 32), ("affine", 4, 64), ("affine", 6, 64), ("mxfp4", 
 QUANTIZED += [("mxfp8", 8, 32), ("nvfp4", 4, 16)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "bits", "group_size"), [(None, 16, 0), *QUANTIZED])
 def test_declared_bytes_bound_the_loaded_weights(tmp_path, mode, bits, group_size):
     config = {

@@ -78,6 +78,7 @@ def reference(model):
     return outputs, logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", ["none", "ngram", "full draft", "window draft"])
 def test_same_tokens_in_every_configuration(model, reference, tokenizer, speculation):
     outputs, logits = reference

@@ -156,6 +156,7 @@ def layers_of_a_step(demo, order, gpu):
     return sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["reverse", "random"])
 def test_all_layers_in_one_command_buffer(gpu, demo, order):
     expected = layers_of_a_step(demo, "forward", gpu)
@@ -221,6 +222,7 @@ QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello
 CACHE_BYTES = 2e6  # small, because the emulator copies kernel arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 1000])
 @pytest.mark.parametrize("week", [2, 3])
 def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
@@ -236,6 +238,7 @@ def test_model_output_equals_cpu_without_cache_copies(demo, week, delay):
     assert not copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("week", [2, 3])
 def test_batch_dispatches_ahead_without_cache_copies(week):
     """A prompt is prefilled in two chunks into a freed slot while another request decodes."""

@@ -100,6 +100,7 @@ def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
         assert mx.argmax(logits, axis=-1).tolist() == expected, f"greedy tokens for {question!r}"
 
 
+@pytest.mark.slow
 def test_demo_model_logits_bfloat16(demo_bfloat16_folder):
     theirs = hugging_face(demo_bfloat16_folder, torch.bfloat16)
     mlx_model, tokenizer = load(str(demo_bfloat16_folder))

@@ -15,6 +15,7 @@ BENCH = ["--model", "demo", "--device", "cpu", "--num-seqs", "2", "--max-input-l
 BENCH += ["--min-output-len", "8", "--max-output-len", "8", "--loader", "engine"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_cpu")
 def test_commands_on_two_ranks(capsys):
     argv = ["--model", "demo", "--prompt", "What is RoPE?", "--max-tokens", "24"]

@@ -30,6 +30,7 @@ print(json.dumps([uses_mpi_all_reduce, [[list(o.token_ids), repr(o.logprobs)] fo
 """
 
 
+@pytest.mark.slow
 def test_mpi_and_ring_are_bitwise_equal_on_two_ranks():
     ring = subprocess.run(
         [sys.executable, "-c", GENERATE], capture_output=True, text=True, timeout=100, check=False

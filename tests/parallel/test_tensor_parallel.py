@@ -81,6 +81,7 @@ def folder(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_demo_tokens_match_one_rank():
     # Partial sums are rounded to bfloat16. Where the logits of two tokens are within the bound of
     # `test_logits_are_close_to_those_of_one_rank`, either token may win, depending on the machine.
@@ -149,6 +150,7 @@ def test_logits_are_close_to_those_of_one_rank(folder, family, weight_format):
     assert np.sqrt(np.mean((rows[0] - rows[1]) ** 2)) < bound * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_bits_do_not_depend_on_batch_or_preemption(kv_cache_dtype):
     few_pages = {"kv_cache_bytes": 2**20 * (2 if kv_cache_dtype == "auto" else 1), "block_size": 16}
@@ -203,6 +205,7 @@ def test_draft_tokens_and_grammars_do_not_change_tokens():
     assert tokens(with_draft_model, [prompt]) == tokens(plain, [prompt])
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_step_keeps_the_ranks_in_sync(monkeypatch):
     llm = engine("demo")
     expected = tokens(llm)
@@ -312,6 +315,7 @@ def test_rank_memory_is_about_half_of_the_total():
     assert worker < whole / 2 + 60e6, ranks
 
 
+@pytest.mark.slow
 def test_ranks_release_scratch_when_idle():
     for size, keeps_scratch in ((1, True), (RANKS, False)):
         llm = engine("demo", size)

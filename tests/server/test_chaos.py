@@ -165,6 +165,7 @@ def test_60_clients():
     run_chaos(60, 1)
 
 
+@pytest.mark.slow
 def test_60_clients_of_a_hybrid_model(tmp_path):
     run_chaos(60, 6, "--model", str(write_hybrid(tmp_path / "model")))
 

@@ -47,6 +47,7 @@ def test_port_in_use(capsys, server):
     assert "choose another --port" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pause_then_sigterm():
     """Pauses a server for longer than the watchdog's limit, then sends SIGTERM.
 
@@ -129,6 +130,7 @@ def test_failed_step_fails_only_its_requests():
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hangs", "dies"])
 def test_watchdog_exits_when_the_engine_hangs_or_dies(fault):
     server = RunningServer("--watchdog", "2", fault=fault)

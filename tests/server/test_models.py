@@ -260,6 +260,7 @@ def slow_server(folders):
     assert running.stop() == 0, "".join(running.lines[-60:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_failed_load_fails_its_requests(slow_server, path):
     failed = slow_server.post(path, body("gone", path))
@@ -277,6 +278,7 @@ def test_failed_load_fails_its_requests(slow_server, path):
     assert slow_server.get("/ready").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_stream_gets_comments_while_its_model_loads(slow_server, path):
     assert eventually(lambda: "one" not in loaded(slow_server)), "idle models must be unloaded"
@@ -334,6 +336,7 @@ def test_server_exits_if_a_pinned_model_cannot_be_loaded():
         RunningServer(*models, "--kv-cache-bytes", "1000")
 
 
+@pytest.mark.slow
 def test_watchdog_fails_the_requests_of_all_models():
     models = ("--model", "demo", "--model", "demo-draft")
     server = RunningServer(*models, "--watchdog", "2", fault="hangs")

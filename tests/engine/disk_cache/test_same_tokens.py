@@ -44,6 +44,7 @@ def assert_same(expected, actual, context):
         np.testing.assert_array_equal(actual[1][key], row, err_msg=f"{key}, {context}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
     options = {**CONFIGURATIONS[configuration], "seed": 1}
@@ -106,6 +107,7 @@ def test_grammar(tmp_path, demo):
     assert output.num_cached_tokens > 0
 
 
+@pytest.mark.slow
 def test_preemption_with_pages_on_disk(tmp_path, demo):
     """With few pages, requests are preempted while others load, and load again."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)

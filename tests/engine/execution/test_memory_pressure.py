@@ -54,6 +54,7 @@ def assert_same_as_with_ample_memory(make_llm):
         np.testing.assert_array_equal(actual_logits[key], row, err_msg=str(key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"kv_cache_dtype": "int8"}, {"draft_model": "demo-draft"}, {"speculative": "ngram"}],
@@ -70,6 +71,7 @@ def test_outputs_of_hybrid_models_do_not_change(shortage, tmp_path):
     assert_same_as_with_ample_memory(lambda: build_hybrid(folder, block_size=4))
 
 
+@pytest.mark.slow
 def test_outputs_of_tensor_parallel_ranks_do_not_change(shortage):
     options = {"block_size": 4, "tensor_parallel_size": 2}
     assert_same_as_with_ample_memory(lambda: LLM("demo", kv_cache_bytes=2**22, **options))

@@ -44,6 +44,7 @@ def test_hypothesis_workloads(rng):
     run_and_compare(random_workload(rng))
 
 
+@pytest.mark.slow
 def test_thousands_of_workloads():
     rng, totals = random.Random(20_251_121), Counter()
     for number in range(6_000):

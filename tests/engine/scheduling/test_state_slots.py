@@ -35,6 +35,7 @@ def run_many(number: int, seed: int = 3) -> Counter:
     return totals
 
 
+@pytest.mark.slow
 def test_thousands_of_workloads():
     totals = run_many(3_000)
     assert min(totals[reason] for reason in ("stop", "length", "abort", "error", "rejected")) > 200
@@ -53,6 +54,7 @@ def test_two_slots_serve_any_workload():
         assert few.reasons.keys() == many.reasons.keys()
 
 
+@pytest.mark.slow
 def test_ample_slots_hit_nearly_as_often_as_pages():
     rng, pages, states = random.Random(5), 0, 0
     for _ in range(1_000):

@@ -74,6 +74,7 @@ def exact_distribution(model, prompt: list[int], length: int, params: SamplingPa
     return outputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

@@ -155,6 +155,7 @@ def record_drafts(llm):
     return recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "page", "chunk"), [({}, 3, 5), (EXPERTS, 16, 64)], ids=["dense", "moe"]
 )

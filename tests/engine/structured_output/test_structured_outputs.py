@@ -152,6 +152,7 @@ def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
     return complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_output_distribution_matches_brute_force(has_draft):
     models = []

@@ -105,6 +105,7 @@ def read_all(connection):
         return response.read()
 
 
+@pytest.mark.slow
 def test_incomplete_body_is_408():
     server = RunningServer(fault="impatient")
     response = read_all(start_body(server))
@@ -124,6 +125,7 @@ def test_incomplete_body_while_draining_is_503():
     assert "Traceback" not in "".join(server.lines)
 
 
+@pytest.mark.slow
 def test_connections_beyond_the_file_limit_are_503():
     server = RunningServer(max_files=64)
     host, port = server.url.removeprefix("http://").split(":")
@@ -148,6 +150,7 @@ def is_healthy(server):
         return False
 
 
+@pytest.mark.slow
 def test_request_timeout_is_an_error(limited_server):
     response = limited_server.post("/v1/chat/completions", LONG)
     assert response.status_code == 504

@@ -1,5 +1,7 @@
 """Prefix cache on disk across a server restart; its metrics and engine state."""
 
+import pytest
+
 from tests.server.running_server import RunningServer, eventually
 
 BODY = {
@@ -14,6 +16,7 @@ def has_pages(server):
     return eventually(lambda: server.metric("prefix_cache_disk_bytes") > 0)
 
 
+@pytest.mark.slow
 def test_restarted_server_hits_pages_on_disk(tmp_path):
     flags = "--prefix-cache-dir", str(tmp_path), "--prefix-cache-disk-bytes", "1e8"
     texts = []

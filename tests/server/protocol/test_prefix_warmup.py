@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from tests.server.running_server import RunningServer, eventually
 
 SYSTEM = "You answer questions about capitals of countries in Europe. " * 8
@@ -56,6 +58,7 @@ def wait_until_idle(server):
     assert eventually(is_idle)
 
 
+@pytest.mark.slow
 def test_second_turn_hits_the_first_output(server):
     for path, body in PROTOCOLS:
         for stream in (False, True):
@@ -75,6 +78,7 @@ def test_second_turn_hits_the_first_output(server):
     assert server.metric("prefix_cache_hits_total") < num_prompt_tokens
 
 
+@pytest.mark.slow
 def test_no_prefix_warmup_flag():
     server = RunningServer("--no-prefix-warmup")
     messages = [{"role": "system", "content": SYSTEM}, QUESTION]

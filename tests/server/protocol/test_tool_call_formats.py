@@ -57,6 +57,7 @@ def check(family, call_id, name, arguments):
     assert bool(re.fullmatch("[a-zA-Z0-9]{9}", call_id)) == is_mistral
 
 
+@pytest.mark.slow
 def test_chat_completions(served):
     family, server = served
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
