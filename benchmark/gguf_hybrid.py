@@ -69,7 +69,7 @@ def convert_weight(name: str, weight: np.ndarray, config: Mapping[str, Any]) -> 
 
 
 def _interleave_heads(rows: np.ndarray, width: int, config: Mapping[str, Any]) -> np.ndarray:
-    """Reorders value heads of `width` rows: the first of each key head first."""
+    """Interleaves value heads (of `width` rows) that are grouped by key head."""
     num_key_heads = config["linear_num_key_heads"]
     heads = rows.reshape(num_key_heads, -1, width, *rows.shape[1:])
     return heads.swapaxes(0, 1).reshape(rows.shape)

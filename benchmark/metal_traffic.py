@@ -87,7 +87,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Runs the command; the last line is JSON. Returns 1 above a limit."""
+    """Runs the command; prints JSON last. Returns 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -78,7 +78,7 @@ class CachedModel:
         sequences.offsets = [offset + 1 for offset in offsets]
 
     def _random_caches(self, context: int) -> list[Any]:
-        """One request's caches, random and equal in all layers."""
+        """One request's caches, with the same random values in every layer."""
         shape = (1, self.args.num_key_value_heads, context, self.args.head_dim)
         key, value = (mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2))
         caches: list[Any] = self.model.create_kv_cache()

@@ -211,7 +211,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=3)
     add("--limit", type=float, default=120, help="timeout per measurement, in seconds")
     add("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python")
-    add("--torch-python", default=sys.executable, help="interpreter with torch, transformers")
+    add(
+        "--torch-python",
+        default=sys.executable,
+        help="Python interpreter with torch and transformers",
+    )
     add("--openvino-python", default=sys.executable, help="interpreter with openvino-genai")
     add("--onnx-python", default=sys.executable, help="interpreter with onnxruntime-genai")
     add(

@@ -94,7 +94,7 @@ class Results:
         return metric.tokens_per_second(times.median), metric.tokens_per_second(times.minimum)
 
     def ratio(self, peer: str, metric: Metric) -> float | None:
-        """Speed of tiny-llm relative to a peer by medians; None if either is missing."""
+        """Ratio of tiny-llm's median speed to a peer's; None if either is missing."""
         ours, theirs = self.times(OURS, metric), self.times(peer, metric)
         return theirs.median / ours.median if ours and theirs else None
 

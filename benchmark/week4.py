@@ -2,9 +2,9 @@
 
     python -m benchmark.week4 --model FOLDER
 
-The kernels are the solution's, selected by the environment variables from the chapters; the rest
-is Week 2's model. Each day has a worker process, paused while another is measured. If the plain
-loops exceed --limit, the table shows an upper bound on their speed.
+Runs Week 2's model with the solution's kernels, selected by the chapters' environment variables.
+Each day has a worker process, paused while another is measured. If the plain loops exceed --limit,
+the table shows an upper bound on their speed.
 """
 
 import argparse

@@ -118,7 +118,7 @@ def test_errors_equal_those_of_loading(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
     with pytest.raises(ModelError, match=r"embed_tokens.weight has shape 211×128, expected 211×64"):
         model_size(folder)
-    with pytest.raises(ModelError, match="cannot be split among 3 ranks"):
+    with pytest.raises(ModelError, match="cannot be divided evenly among 3 ranks"):
         model_size(folder, num_ranks=3)
 
 

@@ -32,7 +32,7 @@ class Block:
 
     Attributes:
         task: task id such as "1.1.1"; None for a solution-only block.
-        name: name among the task's blocks, or "".
+        name: distinguishes the block from the task's others, or "".
         start: index of the first line after the opening marker.
         end: index of the closing marker's line.
     """

@@ -34,7 +34,7 @@ def suffix_of(wrong: Wrong) -> str:
 
 
 def apply_mistake(wrong: Wrong) -> tuple[Path, str]:
-    """Relative path of the mistake's file, and its contents with the mistake."""
+    """Returns the relative path of the changed file, and its contents with the mistake."""
     path, block = BLOCKS[wrong.block]
     lines = path.read_text(encoding="utf-8").split("\n")
     code = "\n".join(lines[block.start : block.end])

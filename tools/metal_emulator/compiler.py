@@ -1,4 +1,4 @@
-"""Compiles rewritten kernels with the runtime, once per text and mode."""
+"""Compiles rewritten kernels with the runtime, once per source and mode."""
 
 import functools
 import hashlib

@@ -1,7 +1,7 @@
 // Metal kernels, compiled on first use.
 //
-// A library holds one .metal file's kernels for one dtype: most models compute in a single dtype,
-// and a third of the kernels compiles in a third of the time.
+// A library holds one .metal file's kernels for one dtype of three: most models compute in a single
+// dtype, and compiling the others would take twice as long again.
 #pragma once
 
 #include <string>

@@ -159,9 +159,9 @@ def verify_by_rejection(
 ) -> tuple[int, int]:
     """Accepts each draft token with probability min(1, p/q), so the output is distributed as p.
 
-    Where q exceeds p, draft tokens are rejected in proportion. The replacement is drawn from the
-    normalized residual max(p − q, 0), where p exceeds q. After the last draft token, q is zero, so
-    the same formula draws from p.
+    Where q exceeds p, a draft token is rejected with probability 1 − p/q. The replacement is drawn
+    from the normalized residual max(p − q, 0), where p exceeds q. After the last draft token, q is
+    zero, so the same formula draws from p.
 
     Args:
         target_probs: (n + 1)×V, distribution p after the sequence and after each draft token.

@@ -127,17 +127,17 @@ def use_cpu() -> None:
 def axpby(
     x: mx.array, y: mx.array, alpha: float, beta: float, stream: StreamOrDevice = None
 ) -> mx.array:
-    """Computes alpha · x + beta · y: `help(tiny_llm_ext.axpby)`."""
+    """Computes alpha · x + beta · y; see `help(tiny_llm_ext.axpby)`."""
     return extension().axpby(x, y, alpha, beta, stream=_stream_or_default(stream))
 
 
 def argmax(x: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Index of the maximum in each row: `help(tiny_llm_ext.argmax)`."""
+    """Index of the maximum in each row; see `help(tiny_llm_ext.argmax)`."""
     return extension().argmax(x, stream=_stream_or_default(stream))
 
 
 def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Computes a · bᵀ for plain matrices: `help(tiny_llm_ext.matmul)`."""
+    """Computes a · bᵀ for plain matrices; see `help(tiny_llm_ext.matmul)`."""
     return extension().matmul(a, b, stream=_stream_or_default(stream))
 
 
@@ -151,7 +151,7 @@ def quantized_matmul(
     transpose_b: bool = True,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Computes a · bᵀ with a quantized b: `help(tiny_llm_ext.quantized_matmul)`."""
+    """Computes a · bᵀ with a quantized b; see `help(tiny_llm_ext.quantized_matmul)`."""
     return extension().quantized_matmul(
         scales, biases, group_size, bits, a, b, transpose_b, stream=_stream_or_default(stream)
     )
@@ -166,7 +166,7 @@ def multi_quantized_matmul(
     b: list[mx.array],
     stream: StreamOrDevice = None,
 ) -> list[mx.array]:
-    """Multiplies one input by several matrices: `help(tiny_llm_ext.multi_quantized_matmul)`."""
+    """Multiplies one input by several matrices; see `help(tiny_llm_ext.multi_quantized_matmul)`."""
     return extension().multi_quantized_matmul(
         scales, biases, group_size, bits, a, b, stream=_stream_or_default(stream)
     )
@@ -182,7 +182,7 @@ def grouped_quantized_matmul(
     experts: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Multiplies each row by its expert's matrix: `help(tiny_llm_ext.grouped_quantized_matmul)`."""
+    """Multiplies rows by their experts: see `help(tiny_llm_ext.grouped_quantized_matmul)`."""
     return extension().grouped_quantized_matmul(
         scales, biases, group_size, bits, a, b, experts, stream=_stream_or_default(stream)
     )
@@ -197,31 +197,31 @@ def quantized_embedding(
     weight: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Looks up rows of a quantized table: `help(tiny_llm_ext.quantized_embedding)`."""
+    """Looks up rows of a quantized table; see `help(tiny_llm_ext.quantized_embedding)`."""
     return extension().quantized_embedding(
         ids, scales, biases, group_size, bits, weight, stream=_stream_or_default(stream)
     )
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None) -> mx.array:
-    """`RMSNorm` in one pass: `help(tiny_llm_ext.rms_norm)`."""
+    """`RMSNorm` in one pass; see `help(tiny_llm_ext.rms_norm)`."""
     return extension().rms_norm(x, weight, eps, stream=_stream_or_default(stream))
 
 
 def add_rms_norm(
     x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
-    """Computes x + y and its RMSNorm: `help(tiny_llm_ext.add_rms_norm)`."""
+    """Computes x + y and its RMSNorm; see `help(tiny_llm_ext.add_rms_norm)`."""
     return extension().add_rms_norm(x, y, weight, eps, stream=_stream_or_default(stream))
 
 
 def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Computes silu(gate) · up: `help(tiny_llm_ext.swiglu)`."""
+    """Computes silu(gate) · up; see `help(tiny_llm_ext.swiglu)`."""
     return extension().swiglu(gate, up, stream=_stream_or_default(stream))
 
 
 def add_bias(x: mx.array, bias: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Computes x + bias: `help(tiny_llm_ext.add_bias)`."""
+    """Computes x + bias; see `help(tiny_llm_ext.add_bias)`."""
     return extension().add_bias(x, bias, stream=_stream_or_default(stream))
 
 
@@ -234,7 +234,7 @@ def add_lora(
     adapter_ids: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Adds the low-rank update of each row's adapter: `help(tiny_llm_ext.add_lora)`."""
+    """Adds the low-rank update of each row's adapter; see `help(tiny_llm_ext.add_lora)`."""
     arrays = (y, x, lora_a, lora_b, rank_offsets, adapter_ids)
     return extension().add_lora(*arrays, stream=_stream_or_default(stream))
 
@@ -242,14 +242,14 @@ def add_lora(
 def topk_softmax(
     logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
-    """Selects the top-k experts and their weights: `help(tiny_llm_ext.topk_softmax)`."""
+    """Selects the top-k experts and their weights; see `help(tiny_llm_ext.topk_softmax)`."""
     return extension().topk_softmax(logits, k, normalize, stream=_stream_or_default(stream))
 
 
 def weighted_sum(
     x: mx.array, weights: mx.array, base: mx.array | None = None, stream: StreamOrDevice = None
 ) -> mx.array:
-    """Weighted sum of each token's expert outputs: `help(tiny_llm_ext.weighted_sum)`."""
+    """Weighted sum of each token's expert outputs; see `help(tiny_llm_ext.weighted_sum)`."""
     return extension().weighted_sum(x, weights, base, stream=_stream_or_default(stream))
 
 
@@ -279,7 +279,7 @@ def flash_attention(
     context_lens: mx.array | None = None,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Tiled attention: `help(tiny_llm_ext.flash_attention)`."""
+    """Tiled attention; see `help(tiny_llm_ext.flash_attention)`."""
     return extension().flash_attention(
         query, key, value, scale, causal, mask, context_lens, stream=_stream_or_default(stream)
     )
@@ -296,7 +296,7 @@ def paged_attention(
     window: int = 0,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Paged attention: `help(tiny_llm_ext.paged_attention)`."""
+    """Paged attention; see `help(tiny_llm_ext.paged_attention)`."""
     return extension().paged_attention(
         query,
         key_pages,
@@ -321,7 +321,7 @@ def paged_attention_varlen(
     window: int = 0,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Paged attention over a ragged batch: `help(tiny_llm_ext.paged_attention_varlen)`."""
+    """Paged attention over a ragged batch; see `help(tiny_llm_ext.paged_attention_varlen)`."""
     pages = (key_pages, value_pages, cu_seqlens_q, context_lens, block_table)
     return extension().paged_attention_varlen(
         query, *pages, scale, window, stream=_stream_or_default(stream)
@@ -335,7 +335,7 @@ def cache_write(
     overwrite: bool = False,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Writes new keys or values to a cache's buffer: `help(tiny_llm_ext.cache_write)`.
+    """Writes new keys or values to a cache's buffer; see `help(tiny_llm_ext.cache_write)`.
 
     Writes in place if nothing else references the buffer:
     `buffer = cache_write(buffer, …)`.
@@ -352,7 +352,7 @@ def paged_cache_write(
     overwrite: bool = False,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Writes new keys or values to pages: `help(tiny_llm_ext.paged_cache_write)`."""
+    """Writes new keys or values to pages; see `help(tiny_llm_ext.paged_cache_write)`."""
     return extension().paged_cache_write(
         pages, tokens, slots, overwrite, stream=_stream_or_default(stream)
     )
@@ -368,7 +368,7 @@ def causal_conv1d(
     overwrite: bool = False,
     stream: StreamOrDevice = None,
 ) -> tuple[mx.array, mx.array]:
-    """Causal depthwise convolution with state: `help(tiny_llm_ext.causal_conv1d)`."""
+    """Causal depthwise convolution with state; see `help(tiny_llm_ext.causal_conv1d)`."""
     slots = (cu_seqlens, read_slots, write_slots)
     return extension().causal_conv1d(
         x, weight, conv_states, *slots, overwrite, stream=_stream_or_default(stream)
@@ -389,7 +389,7 @@ def gated_delta_rule(
     overwrite: bool = False,
     stream: StreamOrDevice = None,
 ) -> tuple[mx.array, mx.array]:
-    """Recurrence of Gated DeltaNet: `help(tiny_llm_ext.gated_delta_rule)`."""
+    """Recurrence of Gated DeltaNet; see `help(tiny_llm_ext.gated_delta_rule)`."""
     gates, slots = (a, b, A_log, dt_bias), (cu_seqlens, read_slots, write_slots)
     return extension().gated_delta_rule(
         qkv, *gates, states, *slots, num_k_heads, overwrite, stream=_stream_or_default(stream)
@@ -399,10 +399,10 @@ def gated_delta_rule(
 def gated_rms_norm(
     o: mx.array, z: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
 ) -> mx.array:
-    """RMSNorm per head, times silu(z): `help(tiny_llm_ext.gated_rms_norm)`."""
+    """RMSNorm per head, times silu(z); see `help(tiny_llm_ext.gated_rms_norm)`."""
     return extension().gated_rms_norm(o, z, weight, eps, stream=_stream_or_default(stream))
 
 
 def sigmoid_gate(x: mx.array, gate: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """Computes x · sigmoid(gate): `help(tiny_llm_ext.sigmoid_gate)`."""
+    """Computes x · sigmoid(gate); see `help(tiny_llm_ext.sigmoid_gate)`."""
     return extension().sigmoid_gate(x, gate, stream=_stream_or_default(stream))

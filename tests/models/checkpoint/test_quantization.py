@@ -184,7 +184,7 @@ def test_model_matches_mlx_lm(tmp_path, family, name):
     model = serving_model(name, read_checkpoint(folder, config), page_size=16)
     theirs = load_model(folder)[0]
     [expected] = theirs(mx.array([ids]))
-    # Both layers round to bfloat16 at different points; on a CPU, MLX also accumulates in it.
+    # The two layers round to bfloat16 at different points; on a CPU, MLX also accumulates in it.
     assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
     given = serving_model(name, theirs, page_size=16)
     actual = sequence_logits(given, ids)

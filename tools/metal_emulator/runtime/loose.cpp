@@ -28,7 +28,7 @@ void msl::begin_arithmetic(uint32_t seed) {
 #endif
 }
 
-// A GPU is deterministic: random choices are fixed within a launch.
+// A GPU repeats its choices, so the random ones made here are fixed within a launch.
 uint32_t msl_choice(uint32_t number) { return mixed(number ^ seed_of_launch); }
 
 // A compiler decides per code location, not per execution.

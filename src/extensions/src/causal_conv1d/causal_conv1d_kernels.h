@@ -25,8 +25,8 @@ struct CausalConv1dJob {
     StateSlots slots;
 };
 
-/// The reference: computes channels first … last − 1 of a sequence, at most CONV_CHANNELS. Same
-/// interface: causal_conv1d in fast/causal_conv1d_simd.cpp.
+/// The reference: computes channels first … last − 1 of a sequence, at most CONV_CHANNELS of them.
+/// causal_conv1d in fast/causal_conv1d_simd.cpp has the same interface.
 void causal_conv1d_reference(const CausalConv1dJob& job, int64_t sequence, int64_t first,
                              int64_t last);
 

@@ -1,4 +1,4 @@
-// Week 4's attention kernels, on plain memory: no MLX, no templates of the standard library (see
+// Week 4's attention kernels, on raw pointers: no MLX and no standard library templates (see
 // common/half.h).
 //
 // The environment variable TINY_LLM_ATTENTION selects one, for the model and for benchmarks:
@@ -8,7 +8,7 @@
 //     online   vectorized scores, softmax and weighted sum
 //     split    online with one sequence's keys split over threads
 //
-// By default the machine's fastest kernel runs. Array masks always use the loops.
+// The default is the fastest kernel that the machine supports. Array masks always use the loops.
 #pragma once
 
 #include "src/flash_attention/flash_attention_kernels.h"

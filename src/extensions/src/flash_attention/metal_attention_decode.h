@@ -246,7 +246,7 @@ void add_simdgroups(thread FewRows<ROWS, PER>& state, int first, threadgroup flo
     }
 }
 
-/// Writes row `row` of the group from the first simdgroup to out, or to the partial results.
+/// The first simdgroup writes row `row` of the group to `out`, or to the partial results.
 template <bool WHOLE, int PER, typename Source>
 void store_row(thread const AttentionGroup& group, thread const Source& source,
                thread const Split& split, int row, thread const float* o, float2 statistics,

@@ -26,7 +26,7 @@ namespace {
 
 int64_t no_paged_attention_scratch(const PagedAttentionJob&, int) { return 0; }
 
-// Arrays of a call. eval_cpu must not read their values: earlier tasks of the stream may still be
+// A call's arrays. eval_cpu must not read their values: earlier tasks on the stream may still be
 // computing them.
 struct Batch {
     int64_t B, max_pages, P;

@@ -1,4 +1,4 @@
-// Execution of one node's products.
+// Runs the matrix multiplications of one operation, on all threads.
 #pragma once
 
 #include <vector>

@@ -199,7 +199,7 @@ def _as_tuple(name: str, values: Any) -> tuple[Any, ...] | None:
         return None
     elements = tuple(islice(values, MAX_STOP_CONDITIONS + 1))
     if len(elements) > MAX_STOP_CONDITIONS:
-        raise UserError(f"{name} must have at most {MAX_STOP_CONDITIONS:,} elements, got more.")
+        raise UserError(f"{name} must have at most {MAX_STOP_CONDITIONS:,} elements; remove some.")
     return elements
 
 

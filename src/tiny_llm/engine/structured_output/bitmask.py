@@ -150,7 +150,7 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Masks textual EOS tokens in an incomplete output, unless nothing else is allowed."""
+    """Masks EOS tokens that an incomplete output accepts as text, unless nothing else fits."""
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):

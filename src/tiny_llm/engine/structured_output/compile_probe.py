@@ -1,7 +1,7 @@
 """Trial compilation of grammars, in a process that `compiler.py` can kill.
 
-llguidance does not bound every cost of a grammar: intersecting many patterns can take minutes. This
-program reads the tokenizer from a file, then one grammar per line of standard input.
+llguidance does not limit every cost of compiling a grammar: intersecting many patterns can take
+minutes. This program reads the tokenizer from a file, then one grammar per line of standard input.
 """
 
 import json

@@ -9,7 +9,7 @@
     </tool_call>
 
 A string parameter's value is bare text, without the newlines next to the tags; other values are
-JSON. End tags may be missing, as in vLLM.
+JSON. Missing end tags are tolerated, as in vLLM.
 """
 
 import json

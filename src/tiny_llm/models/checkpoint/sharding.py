@@ -89,7 +89,7 @@ class RankShard:
             raise ValueError(f"its vocab_size, {full.vocab_size}, is too small for {size} ranks")
 
     def _reject(self, name: str, number: int) -> NoReturn:
-        raise ValueError(f"its {name}, {number}, cannot be split among {self.size} ranks")
+        raise ValueError(f"its {name}, {number}, cannot be divided evenly among {self.size} ranks")
 
     @property
     def config(self) -> DecoderConfig:

@@ -31,7 +31,7 @@ async def state(request: Request, model: str | None = None) -> dict[str, Any]:
 
 @router.get("/engine/events", tags=["engine"], include_in_schema=False)
 async def events(request: Request, model: str | None = None) -> Response:
-    """Streams the engine's state and the events of each step; does not load the model."""
+    """Streams the engine's state and each step's events; never triggers a load of the model."""
     server = get_app_state(request, model)
     subscriber = EventSubscriber(server.engine_client)
     return StreamingResponse(

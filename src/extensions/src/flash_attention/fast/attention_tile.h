@@ -19,7 +19,7 @@ struct Tile {
 
 inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-/// Whether scores are sums over pairs of elements in their storage order.
+/// Whether scores are computed with an instruction that multiplies pairs of adjacent elements.
 inline bool in_pairs(Format format) { return MULTIPLIES_PAIRS && format == Format::bfloat16; }
 
 /// Elements or pairs per score.

@@ -28,8 +28,8 @@ struct PlanesLayout {
     int64_t rows;       // rows of integers
     int block_rows;
     int64_t blocks;   // blocks of rows; the last may be partial
-    int64_t factors;  // byte offset in scratch: groups × blocks · block_rows steps …
-    int64_t sums;     // … and as many sums
+    int64_t factors;  // byte offset in scratch: groups × blocks · block_rows factors
+    int64_t sums;     // byte offset in scratch: as many sums
     int64_t bytes;    // scratch size
 
     PlanesLayout(const QuantizedMatmulJob& job, int block_rows)

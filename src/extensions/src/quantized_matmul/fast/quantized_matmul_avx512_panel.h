@@ -53,9 +53,11 @@ inline Avx512Layout layout_of(const QuantizedMatmulJob& job) {
     return layout;
 }
 
-// Pairing of a tile's activations. A word unpacks in 4-bit steps of its two halves.
-//   4 bits: 8 activations per word; lookup p multiplies elements p and 4 + p.
-//   8 bits: 4 activations per word; lookups 2p and 2p + 1 (low and high halves): bytes p and 2 + p.
+// Order of a tile's activations: the order in which a word's elements are unpacked, 4 bits at a
+// time from each of its 16-bit halves.
+//   4 bits: 8 elements per word; table lookup p yields elements p and 4 + p.
+//   8 bits: 4 elements per word; lookups 2p and 2p + 1 yield the low and high 4 bits of elements p
+//           and 2 + p.
 inline __m512i order_of_pairs(int bits) {
     alignas(64) uint16_t order[32];
     for (int i = 0; i < 32; i++) {
