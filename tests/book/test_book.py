@@ -190,7 +190,7 @@ def test_output_matches_the_pattern(printed, pattern, is_match):
     ("text", "message"),
     [
         ("```sh runnable\necho wrong >&2; exit 3\n```\n", "exit status 3\nwrong"),
-        ("```python runnable\nprint(1)\n```\n```text output\n2\n```\n", "printed\n1\n"),
+        ("```python runnable\nprint(1)\n```\n```text output\n2\n```\n", "got output\n1\n"),
         ("```ruby runnable\nputs 1\n```\n", "language 'ruby' is not runnable"),
     ],
 )

@@ -64,7 +64,7 @@ def test_sources_are_complete(compile_metal):
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(None, "Apple's compiler runs on a Mac"), (1, "there is no `metal`")]
+    ("status", "words"), [(None, "Apple's compiler runs on a Mac"), (1, "this Mac has no `metal`")]
 )
 def test_missing_compiler(compile_metal, status, words):
     result = compile_metal(status=status)

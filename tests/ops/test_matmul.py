@@ -140,7 +140,7 @@ def test_project_uses_matmul_for_half_precision(dtype):
     [
         ({"a": mx.zeros((2, 8), mx.int32)}, "expected a in float32, float16 or bfloat16"),
         ({"a": mx.array(1.0, mx.float16)}, "at least one dimension"),
-        ({"a": mx.zeros((2, 7), mx.float16)}, "expected rows of b as long as those of a, 7"),
+        ({"a": mx.zeros((2, 7), mx.float16)}, "expected b with the row length of a, 7"),
         ({"b": mx.zeros((3, 8))}, "expected b in the dtype of a, float16, got float32"),
         ({"b": mx.zeros((1, 3, 8), mx.float16)}, "expected b with 2 dimensions"),
     ],

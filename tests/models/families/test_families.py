@@ -369,7 +369,7 @@ def test_hugging_face_experts_are_stacked(tmp_path):
         assert mx.array_equal(actual[name].weight, expected[name].weight)
     del weights["model.layers.1.mlp.experts.3.up_proj.weight"]
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.switch_mlp\.up_proj.weight is not in"):
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.switch_mlp\.up_proj.weight is missing"):
         read_checkpoint(folder, MIXTURE)
 
 
