@@ -46,7 +46,8 @@ def _tokens(sizes: Sequence[ModelSize], available: int) -> str:
     if sizes[0].weight_bytes > available:
         return "–"
     fits = [
-        Fit.of([size], None, BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, None, available) for size in sizes
+        Fit.compute([size], None, BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, None, available)
+        for size in sizes
     ]
     return " / ".join(f"{fit.num_tokens // 1000:,}k" for fit in fits)
 

@@ -146,7 +146,7 @@ def test_flags_require_a_model(capsys):
 
 def test_table_matches_the_engine(memory):
     size = model_size(TARGET_PATH)
-    fit = Fit.of([size], None, 32, 32, None, available=12 * GB)
+    fit = Fit.compute([size], None, 32, 32, None, available=12 * GB)
     llm = LLM("demo", kv_cache_bytes=fit.kv_cache_bytes)
     config = llm.scheduler.config
     assert config.num_pages * config.page_size == fit.num_tokens
@@ -157,7 +157,7 @@ def test_table_matches_the_engine(memory):
 
 
 def test_markup_in_a_model_name_is_printed_verbatim(capsys):
-    fit = Fit.of([model_size(TARGET_PATH)], 10**8, 32, 32, None, available=12 * GB)
+    fit = Fit.compute([model_size(TARGET_PATH)], 10**8, 32, 32, None, available=12 * GB)
     Console().print(memory_table.memory_table("[red]/x", {"auto": fit}))
     assert "[red]/x" in capsys.readouterr().out
 

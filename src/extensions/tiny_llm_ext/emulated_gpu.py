@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 device: Any = None  # the attached emulator, if any
 
 
-def is_wanted() -> bool:
+def is_requested() -> bool:
     """Whether TINY_LLM_EMULATED_METAL requests the emulator.
 
     Raises:

@@ -54,7 +54,7 @@ class Fit:
     max_seq_len: int
 
     @classmethod
-    def of(
+    def compute(
         cls,
         sizes: Sequence[ModelSize],
         kv_cache_bytes: int | None,
@@ -136,7 +136,7 @@ def fits_of_flags(
         available_memory(),
     )
     return {
-        dtype: Fit.of([replace(size, kv_cache_dtype=dtype) for size in sizes], *options)
+        dtype: Fit.compute([replace(size, kv_cache_dtype=dtype) for size in sizes], *options)
         for dtype in KV_CACHE_DTYPES
     }
 

@@ -46,7 +46,7 @@ class ModelArgument:
 
 
 @dataclass(frozen=True)
-class MemoryNeed:
+class MemoryRequirement:
     """A model's memory requirement in bytes.
 
     Attributes:
@@ -139,7 +139,7 @@ def memory_needs(
     names: Sequence[Sequence[str]],
     folders: Sequence[Path],
     draft: Path | None,
-) -> list[MemoryNeed]:
+) -> list[MemoryRequirement]:
     """Computes each model's memory requirement.
 
     Args:
@@ -158,7 +158,7 @@ def memory_needs(
             )
     draft_bytes = 0 if draft is None else model_size(draft, 1, args.load_format).weight_bytes
     return [
-        MemoryNeed(
+        MemoryRequirement(
             name,
             model_size(folder, 1, args.load_format).weight_bytes + draft_bytes,
             args.kv_cache_bytes or 0,  # 0: sized when the single model is loaded
@@ -168,7 +168,7 @@ def memory_needs(
     ]
 
 
-def memory_budget(max_memory: int | None, needs: Sequence[MemoryNeed]) -> int | None:
+def memory_budget(max_memory: int | None, needs: Sequence[MemoryRequirement]) -> int | None:
     """Memory budget shared by all models; defaults to the machine's memory if there are several.
 
     Raises:

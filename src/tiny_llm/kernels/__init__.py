@@ -88,7 +88,7 @@ def _default_stream() -> StreamOrDevice:
     """Returns None (MLX's default device) where the kernels support it, else the CPU."""
     if _emulation_requested():
         emulated = extension().emulated_gpu  # slow; for tests
-        if emulated.is_wanted():
+        if emulated.is_requested():
             return emulated.attach(extension())
     return None if mx.metal.is_available() and _is_installed() else mx.cpu
 

@@ -57,13 +57,13 @@ class AppState:
         return self.engine.client
 
     @property
-    def is_needed(self) -> bool:
+    def is_required_for_readiness(self) -> bool:
         """Whether the server's readiness depends on this model."""
         phase = self.engine_client.lifecycle.phase
         return self.engine.spec.is_pinned or phase in (Phase.DRAINING, Phase.FAILED)
 
     @property
-    def use(self) -> str:
+    def capability(self) -> str:
         """Verb phrase for what the model does, used in error messages."""
         uses = {"generate": "generates text", "embed": "computes embeddings"}
         return uses.get(self.engine.spec.task, "scores documents")
@@ -190,5 +190,7 @@ def get_app_state(request: Request, model: str | None = None, task: Task | None 
             )
         state = named[model]
     if task not in (None, state.engine.spec.task):
-        raise bad_request(f"The model '{state.settings.model_name}' only {state.use}.", "model")
+        raise bad_request(
+            f"The model '{state.settings.model_name}' only {state.capability}.", "model"
+        )
     return state

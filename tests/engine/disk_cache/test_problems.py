@@ -266,7 +266,7 @@ def test_pages_are_written_while_idle(tmp_path, demo):
     """An idle server's memory checks queue the pages that a full write queue rejected."""
     with engine(tmp_path, demo) as llm:
         cache, reports = llm.core.disk_cache, []
-        with mock.patch.object(cache._writer, "has_room", return_value=False):
+        with mock.patch.object(cache._writer, "can_queue", return_value=False):
             generate_one(llm)
         num_pages = len(cache._new_pages)
         assert num_pages > 0

@@ -191,7 +191,7 @@ def test_recording_is_replayed_without_a_server(tmp_path, open_page):
     ask(page, "What is a cat?")
     page.wait_for_selector(".message footer")
     assert running.stop() == 0
-    page.wait_for_selector(".status.gone")
+    page.wait_for_selector(".status.unreachable")
     page.set_input_files("input[type=file]", file)
     page.wait_for_selector(".playback")
     page.select_option("#speed", "20")

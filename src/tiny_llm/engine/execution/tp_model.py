@@ -89,7 +89,7 @@ def load_sharded(
     key = group.new_id()
     device = "cpu" if kernels.computes_on_cpu() else "gpu"
     group.broadcast(
-        {"do": "load", "key": key, "name": name, "load_format": load_format, "device": device}
+        {"op": "load", "key": key, "name": name, "load_format": load_format, "device": device}
     )
     try:
         shard, tokenizer = load_weights(name, console, load_format, 0, size)
@@ -124,7 +124,7 @@ class TensorParallelModel(PagedModel):
         self.group, self._key = checkpoint.group, checkpoint.group.new_id()
         self.group.broadcast(
             {
-                "do": "build",
+                "op": "build",
                 "key": self._key,
                 "checkpoint": checkpoint.key,
                 "num_pages": num_pages,
@@ -138,16 +138,16 @@ class TensorParallelModel(PagedModel):
     def __del__(self) -> None:
         """Frees the pages on the other ranks."""
         with suppress(UserError, AttributeError):  # the group was not created, or has ended
-            self.group.broadcast({"do": "drop", "key": self._key})
+            self.group.broadcast({"op": "drop", "key": self._key})
 
     def reserve(self) -> None:
         """See `PagedModel`; on all ranks."""
-        self.group.broadcast({"do": "reserve", "key": self._key})
+        self.group.broadcast({"op": "reserve", "key": self._key})
         super().reserve()
 
     def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """See `PagedModel`; on all ranks."""
-        message = {"do": "keep", "key": self._key, "pages": list(pages), "slots": list(slots)}
+        message = {"op": "keep", "key": self._key, "pages": list(pages), "slots": list(slots)}
         self.group.broadcast(message)
         super().keep(pages, slots)
 
@@ -157,7 +157,7 @@ class TensorParallelModel(PagedModel):
 
     def release_scratch(self) -> None:
         """Frees scratch memory on all ranks; the next step reallocates it."""
-        self.group.broadcast({"do": "release_scratch"})
+        self.group.broadcast({"op": "release_scratch"})
         memory.release_free_memory()
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
@@ -173,7 +173,7 @@ class TensorParallelModel(PagedModel):
     def _logits_on_all_ranks(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         self.group.broadcast(
             {
-                "do": "step",
+                "op": "step",
                 "key": self._key,
                 "spans": [
                     [

@@ -101,7 +101,7 @@ class TPWorker:
 
     def execute(self, message: Mapping[str, Any]) -> None:
         """Dispatches a message to its method."""
-        arguments = {name: value for name, value in message.items() if name != "do"}
+        arguments = {name: value for name, value in message.items() if name != "op"}
         actions: dict[str, Callable[..., None]] = {
             "load": self.load,
             "build": self.build,
@@ -111,7 +111,7 @@ class TPWorker:
             "release_scratch": self.release_scratch,
             "drop": self.drop,
         }
-        actions[message["do"]](**arguments)
+        actions[message["op"]](**arguments)
 
 
 def serve_launched() -> NoReturn:
@@ -131,7 +131,7 @@ def serve(worker: Worker) -> NoReturn:
     """Executes messages until the group ends, then exits the process."""
     rank = TPWorker(worker)
     while (message := worker.channel.receive()) is not None:
-        if message["do"] == "end":
+        if message["op"] == "shutdown":
             worker.shutdown()
         try:
             rank.execute(message)

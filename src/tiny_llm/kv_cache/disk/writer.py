@@ -1,6 +1,6 @@
 """PageWriter: a thread that writes pages and maintains the index.
 
-Engine steps never block on the writer: its queue is bounded in bytes, and callers check `has_room`
+Engine steps never block on the writer: its queue is bounded in bytes, and callers check `can_queue`
 before `put`. All changes to the files and the index are made on this thread.
 """
 
@@ -43,7 +43,7 @@ class PageWriter(threading.Thread):
         self._is_closed = False
         self._has_warned = False
 
-    def has_room(self, num_bytes: int) -> bool:
+    def can_queue(self, num_bytes: int) -> bool:
         """Whether `num_bytes` more bytes may be queued; False while paused after an error."""
         with self._changed:
             is_paused = time.monotonic() < self._paused_until

@@ -96,7 +96,7 @@ class RankGroup:
         self._end_reason, self._heartbeat.stopped = reason, True
         for channel in self._channels.values():
             with suppress(OSError):  # the worker has exited
-                channel.send({"do": "end"})
+                channel.send({"op": "shutdown"})
             channel.close()
         self._wait_for_exit()
 

@@ -89,7 +89,7 @@ class ModelEngine:
         return self.is_loaded and not self.spec.is_pinned
 
     @property
-    def is_wanted(self) -> bool:
+    def needs_loading(self) -> bool:
         """Whether the model is not loaded but pinned or awaited by requests."""
         has_waiters = any(not waiter.done() for waiter in self._waiters)
         return not self.is_loaded and (has_waiters or self.spec.is_pinned)
@@ -241,9 +241,9 @@ class ModelRegistry:
             except TimeoutError:
                 await self._unload_idle()
                 continue
-            if engine.is_wanted:
+            if engine.needs_loading:
                 await self._make_room(engine)
-            if engine.is_wanted:  # clients may have disconnected in the meantime
+            if engine.needs_loading:  # clients may have disconnected in the meantime
                 await self._load(engine)
             self._queued.remove(engine)
 

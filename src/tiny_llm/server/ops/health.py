@@ -46,7 +46,7 @@ async def ready(request: Request, model: str | None = None) -> dict[str, str]:
     """
     states = get_app_states(request) if model is None else [get_app_state(request, model)]
     for state in states:
-        if model is not None or state.is_needed:
+        if model is not None or state.is_required_for_readiness:
             state.engine_client.check_ready()
     return {"status": "ready"}
 

@@ -125,7 +125,7 @@ class DiskCache:
         deadline = time.monotonic() + CLOSE_SECONDS
         while (
             (self._new_pages or self._new_states)
-            and self._writer.has_room(0)  # False after an error
+            and self._writer.can_queue(0)  # False after an error
             and time.monotonic() < deadline
         ):
             self.store_new()
@@ -188,7 +188,7 @@ class DiskCache:
         Called between steps, when pages in the tree and checkpoints do not change.
         """
         for node in list(self._new_pages):
-            if not self._writer.has_room(self._page_bytes):
+            if not self._writer.can_queue(self._page_bytes):
                 return
             key, depth = self._keys[node]
             row = b"".join(read_row(model.page_arrays, node.page) for model in self._models)
@@ -197,7 +197,7 @@ class DiskCache:
         by_node = self._scheduler.pages.states.checkpoints.by_node
         for node in list(self._new_states):
             if node in by_node:  # otherwise a later checkpoint has replaced it
-                if not self._writer.has_room(self._state_bytes):
+                if not self._writer.can_queue(self._state_bytes):
                     return
                 key, depth = self._keys[node]
                 slot = by_node[node].slot

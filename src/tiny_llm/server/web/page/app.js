@@ -13,7 +13,7 @@ const FRAME_MS = 100; // refresh interval of the engine view
 const MODELS_MS = 2000; // refresh interval of the list of models, if there are several
 const STATUS = {
   connecting: "connecting…", unloaded: "loads on first use", loading: "loading model…", ready: "ready", draining: "shutting down…",
-  failed: "engine failed", gone: "server unreachable", key: "API key required", recording: "recording",
+  failed: "engine failed", unreachable: "server unreachable", key: "API key required", recording: "recording",
 };
 
 function App() {

@@ -37,9 +37,9 @@ export class Live {
         const response = await ask(this._path, { signal: this._abort.signal });
         this.run = new EngineState();
         for await (const { name, data } of events(response)) this._take(name, JSON.parse(data));
-        this.status = "gone";
+        this.status = "unreachable";
       } catch (error) {
-        this.status = error instanceof HttpError && error.status === 401 ? "key" : "gone";
+        this.status = error instanceof HttpError && error.status === 401 ? "key" : "unreachable";
       }
       this._changed();
       if (this.status === "key") return; // the page prompts for the key, then reconnects
