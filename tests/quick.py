@@ -106,9 +106,10 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
     """Whether a commit's share includes a case.
 
-    Quick tests are in every share; slow tests and further combinations are in one.
+    Quick tests, and those marked `every_share`, are in every share; slow tests and further
+    combinations are in one.
     """
-    if not marks & {"slow", "thorough", "other_isa"}:
+    if "every_share" in marks or not marks & {"slow", "thorough", "other_isa"}:
         return True
     return (zlib.crc32(nodeid.encode()) + commit) % shares == 0
 

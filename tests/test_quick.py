@@ -25,7 +25,8 @@ def test_shares_of_successive_commits_cover_all_combinations():
     selections = [{one for one in marks if in_share(one, marks[one], 4, n)} for n in (7, 8, 9, 10)]
     assert set().union(*selections) == set(marks)
     assert sum(len(share) for share in selections) == len(marks), "shares are disjoint"
-    assert all(in_share("test_b", {"parametrize"}, 4, commit) for commit in range(4))
+    for marks_of_all in ({"parametrize"}, {"slow", "every_share"}):
+        assert all(in_share("test_b", marks_of_all, 4, commit) for commit in range(4))
 
 
 def test_no_cases():

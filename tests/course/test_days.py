@@ -82,6 +82,7 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
+@pytest.mark.every_share  # the other tests need its result
 def test_starter_tasks_fail_with_their_error(course, exhaustive):
     files = [day.test_file for day in CHAPTERS]
     first_cases = () if exhaustive else ("-p", "tools.course.pytest_first_case")

@@ -37,8 +37,8 @@ def test_commands_on_two_ranks(capsys):
         (main, ["--tensor-parallel-size", "0"], "must be at least 1, got 0"),
         (serve, ["--tensor-parallel-size", "-1"], "must be at least 1, got -1"),
         (main, ["--tp", "0"], "must be at least 1, got 0"),
-        (main, ["--tp", "3"], "num_attention_heads, 4, cannot be split"),
-        (main, ["--tensor-parallel-size", "3"], "num_attention_heads, 4, cannot be split"),
+        (main, ["--tp", "3"], "num_attention_heads, 4, cannot be divided"),
+        (main, ["--tensor-parallel-size", "3"], "num_attention_heads, 4, cannot be divided"),
     ],
 )
 def test_invalid_sizes_are_rejected(command, flags, message, capsys):
