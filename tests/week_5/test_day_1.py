@@ -464,6 +464,29 @@ def test_task_4_exceptions_propagate():
     run(main())
 
 
+def test_task_4_exceptions_propagate_after_a_disconnect():
+    """Only the cancellation is suppressed, not an error in the block's cleanup."""
+
+    async def main() -> None:
+        connection, handle, raised = Connection(), ScriptedHandle(), []
+        try:
+            with watch(connection, handle):
+                connection.put("http.disconnect")
+                try:
+                    await asyncio.sleep(LONG)
+                finally:
+                    raise ValueError("failed cleanup")
+        except ValueError as error:
+            raised.append(str(error))
+        assert raised == ["failed cleanup"], (
+            "expected the block's ValueError to propagate after a disconnect, but `__exit__` "
+            "suppressed it"
+        )
+        assert handle.num_closed == 1, f"expected one close, got {handle.num_closed}"
+
+    run(main())
+
+
 @pytest.mark.parametrize("client_leaves", [False, True], ids=["alone", "with a disconnect"])
 def test_task_4_external_cancellation_propagates(client_leaves):
     """A task cancelled by a shutdown must not continue after the block."""

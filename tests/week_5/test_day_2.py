@@ -80,7 +80,8 @@ def test_task_1_length_is_bounded_and_nothing_is_lost(num_completions):
     for step in range(1000):
         for index in range(num_completions):
             outputs.put(output(chr(ord("a") + (step + index) % 26), index))
-    assert len(queued(outputs)) == limit, f"expected {limit} items, got {len(queued(outputs))}"
+    length = len(queued(outputs))
+    assert length == limit, f"expected {limit} items, got {length}"
     for index in range(num_completions):
         own = [item for item in queued(outputs) if item.index == index]
         text = "".join(item.text for item in own)
@@ -243,6 +244,10 @@ def test_task_2_slow_reader_does_not_delay_others():
 # --- task 3: the engine thread's loop ------------------------------------------------------------
 
 
+class EndlessWaitError(AssertionError):
+    """The loop waits again and again on an empty queue."""
+
+
 class ScriptedQueue(queue.SimpleQueue[Any]):
     """Command queue that fails instead of waiting forever.
 
@@ -254,16 +259,16 @@ class ScriptedQueue(queue.SimpleQueue[Any]):
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """See `SimpleQueue.get`; timeouts expire immediately."""
-        try:
+        if not self.empty():
             return super().get_nowait()
-        except queue.Empty:
-            self.num_waits += block
-            assert not block or timeout is not None, (
-                "expected get(timeout=MEMORY_CHECK_INTERVAL), so that memory is checked while the "
-                "engine is idle; got a wait without a timeout"
-            )
-            assert self.num_waits < 10, "expected the loop to end, got a tenth wait"
-            raise
+        self.num_waits += block
+        assert not block or timeout is not None, (
+            "expected get(timeout=MEMORY_CHECK_INTERVAL), so that memory is checked while the "
+            "engine is idle; got a wait without a timeout"
+        )
+        if self.num_waits == 10:
+            raise EndlessWaitError("expected the loop to end, but it kept waiting (10 waits)")
+        raise queue.Empty
 
     def get_nowait(self) -> Any:
         """See `SimpleQueue.get_nowait`."""
@@ -412,6 +417,30 @@ def test_task_3_idle_engine_waits_and_checks_memory():
     )
 
 
+def test_task_3_memory_is_trimmed_before_each_wait():
+    """Trimming is slow, so it must not happen while there is work."""
+    harness = LoopHarness(add("a", 2))
+    history, arrivals = harness.engine.history, [add("b", 2), Shutdown()]
+
+    def check_memory() -> bool:
+        history.append("check memory")
+        harness.commands.put(arrivals.pop(0))
+        return False
+
+    harness.engine.check_memory = check_memory  # type: ignore[method-assign]
+    harness.thread._trim_memory = lambda llm: history.append("trim")  # type: ignore[method-assign]
+    harness.run()
+    expected = [
+        *("trim", "add a", "step of a", "step of a"),
+        *("trim", "check memory", "add b", "step of b", "step of b"),
+        *("trim", "check memory"),
+    ]
+    assert history == expected, (
+        "expected one call of `_trim_memory` in each round that begins without work, and none in "
+        f"the others: {expected}, got {history}"
+    )
+
+
 def test_task_3_memory_pressure_ends_the_wait():
     """After pages are evicted, a report updates the client's count of free pages."""
     harness = LoopHarness()
@@ -424,7 +453,13 @@ def test_task_3_memory_pressure_ends_the_wait():
             harness.commands.put(Shutdown())
 
     harness.thread._report = report_and_shut_down
-    harness.run()
+    try:
+        harness.run()
+    except EndlessWaitError:
+        raise AssertionError(
+            "`check_memory` returned True: expected the wait to end and a report to be sent, but "
+            "the loop kept waiting (10 waits)"
+        ) from None
     assert len(harness.reports) == 2, (
         f"expected a report after the check, got {len(harness.reports) - 1}"
     )
@@ -438,7 +473,7 @@ def test_task_3_prefixes_are_precomputed_while_idle():
         f"expected requests first, got {harness.engine.history}"
     )
     harness = LoopHarness(Precompute((1, 2)))
-    with pytest.raises(AssertionError, match="tenth wait"):
+    with pytest.raises(EndlessWaitError):
         harness.run()
     expected = ["precompute a page"] * 3
     assert harness.engine.history[:4] == [*expected, "check memory"], (

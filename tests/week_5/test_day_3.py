@@ -47,7 +47,7 @@ class VirtualEngine:
 
     def sleep(self, seconds: float) -> None:
         assert seconds >= 0, f"expected a sleep of at least 0 s, got {seconds:.2f} s"
-        assert len(self.sleeps) < 1000, "expected the sleep to reach the next arrival"
+        assert len(self.sleeps) < 1000, "expected one sleep until the next arrival"
         self.sleeps.append(seconds)
         self.now += seconds
 
@@ -145,13 +145,14 @@ def test_task_2_a_single_token_has_no_time_per_output_token():
 def test_task_3_requests_are_added_when_due():
     engine = VirtualEngine()
     requests = run(engine, [2, 2, 2], [0.0, 0.5, 4.0])
+    num_sleeps, seconds = len(engine.sleeps), sum(engine.sleeps)
+    assert engine.sleeps == [1.0], (
+        "expected one sleep until the next arrival, from the end of the second output at 103 to "
+        f"104, 1 s; got {num_sleeps} sleeps, {seconds:.3f} s in total"
+    )
     assert engine.added == [100, 101, 104], (
         "expected the requests due at 100, 100.5 and 104 before the steps at 100, 101 and 104, got "
         f"{engine.added}"
-    )
-    assert engine.sleeps == [1.0], (
-        f"expected one sleep of 1 s, from the end of the second output at 103 to the arrival at "
-        f"104, got {engine.sleeps}"
     )
     assert [one.first_token for one in requests] == [101, 102, 105]
     assert [one.last_token for one in requests] == [102, 103, 106]

@@ -100,6 +100,12 @@ WRONG = [
         "is_ours and self._task.uncancel() == 0",
         "is_ours and self._task.uncancel() >= 0",
     ),
+    Wrong(
+        "5.1.4 leave",
+        "an error after a disconnect is suppressed",
+        "self._was_cancelled and kind is asyncio.CancelledError",
+        "self._was_cancelled",
+    ),
     Wrong("5.1.4 leave", "the request is not aborted", "self._handle.close()", "pass"),
     Wrong("5.1.4 leave", "the watcher task leaks", "self._disconnect_task.cancel()", "pass"),
     Wrong(
@@ -210,6 +216,8 @@ WRONG = [
         "llm.has_unfinished_requests or bool(self._warmup_prefixes)",
         "llm.has_unfinished_requests",
     ),
+    Wrong("5.2.3 round", "memory is never trimmed", "self._trim_memory(llm)", "pass"),
+    Wrong("5.2.3 round", "memory is trimmed before every step", "if not has_work:", "if True:"),
     Wrong(
         "5.2.3 round",
         "unloading a model ends the thread",
