@@ -1,5 +1,6 @@
 """Week 7, day 1, optional: validated tool calls and the agent loop."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ TOOLS = [
     failing("wrong", ToolError("the text does not occur")),
     failing("missing", FileNotFoundError(2, "No such file", "a.txt")),
     failing("broken", KeyError("internal error")),
+    failing("bad", ValueError("bad")),
 ]
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
@@ -60,7 +62,11 @@ def test_task_1_empty_text_means_no_arguments():
     assert actual == {}, f"expected an empty object, got {actual}"
 
 
-@pytest.mark.parametrize("text", ['{"path": "a.txt"', "path=a.txt", "{'path': 1}", "[" * 200_000])
+@pytest.mark.parametrize(
+    "text",
+    ['{"path": "a.txt"', "path=a.txt", "{'path': 1}", "[" * 200_000, f'{{"n": {"9" * 5000}}}'],
+    ids=["no end", "no JSON", "single quotes", "200,000 brackets", "5,000 digits"],
+)
 def test_task_1_invalid_json(text):
     message = error_of(parse_arguments, READ, text)
     assert "read" in message, f"expected the tool's name in the message, got: {message}"
@@ -83,6 +89,14 @@ def test_task_1_violations_have_path_and_reason(text, expected):
     assert "read" in message, f"expected the tool's name in the message, got: {message}"
 
 
+def test_task_1_nesting_near_the_recursion_limit():
+    """Depending on the Python version, some of these can be parsed but not validated."""
+    limit = sys.getrecursionlimit()
+    for depth in range(limit - 200, limit):
+        message = error_of(parse_arguments, READ, f'{{"path": {"[" * depth}{"]" * depth}}}')
+        assert "read" in message, f"expected the tool's name in the message, got: {message}"
+
+
 def test_task_1_first_violations_only():
     message = error_of(parse_arguments, READ, '{"path": "a", "lines": [0, -1, -2, -3, -4]}')
     count = message.count("minimum")
@@ -98,13 +112,14 @@ def test_task_2_result():
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
-        ("reed", {"path": "a.txt"}, ["reed", "read, wrong, missing, broken"]),
+        ("reed", {"path": "a.txt"}, ["reed", "read, wrong, missing, broken, bad"]),
         ("read", '{"path', ["read", "JSON"]),
         ("read", {"path": None}, ["$.path: None is not of type 'string'"]),
         ("wrong", {}, ["the text does not occur"]),
         ("missing", {}, ["No such file", "a.txt"]),
+        ("bad", {}, ["error: bad"]),
     ],
-    ids=["unknown tool", "not JSON", "invalid", "tool error", "operating system error"],
+    ids=["unknown tool", "not JSON", "invalid", "tool error", "operating system error", "value"],
 )
 def test_task_2_model_errors_are_results(name, arguments, expected):
     try:
@@ -238,6 +253,33 @@ def test_task_4_limit_counts_earlier_steps():
     agent.resume(transcript)
     count = len(model.prompts)
     assert count == 2, f"expected 2 steps in total, got {count}"
+
+
+def test_task_4_no_request_at_the_limit():
+    agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=2)
+    transcript = agent.start("Read a.txt and b.txt.")
+    agent.step(transcript)
+    agent.step(transcript)
+    agent.resume(transcript)
+    count = len(model.prompts)
+    assert count == 2, f"expected no request after 2 of 2 steps, got {count - 2}"
+    reason = transcript.stop_reason
+    assert reason == "max_steps", f"expected max_steps, got {reason}"
+
+
+def test_task_4_higher_limit_continues_the_run():
+    agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=2)
+    transcript = agent.run("Read a.txt and b.txt.")
+    agent.resume(transcript)
+    count = len(model.prompts)
+    assert count == 2, f"same limit: expected no further request, got {count - 2}"
+    reason = transcript.stop_reason
+    assert reason == "max_steps", f"same limit: expected max_steps, got {reason}"
+    agent.max_steps = 3
+    agent.resume(transcript)
+    state = transcript.steps, transcript.stop_reason
+    assert state == (3, "answer"), f"limit of 3: expected 3 steps and the answer, got {state}"
+    assert_complete(transcript.messages)
 
 
 def test_task_4_forks_and_finished_runs():

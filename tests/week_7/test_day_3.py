@@ -65,6 +65,15 @@ def test_task_2_as_few_turns_as_possible(calls, dropped):
     assert_complete(actual)
 
 
+def test_task_2_note_counts_towards_the_target():
+    messages = conversation([200] * 8)
+    note: Message = {"role": "user", "content": NOTE}
+    too_long = [*messages[:HEAD], note, *messages[HEAD + 2 :]]
+    actual = drop_turns(messages, size(too_long) - 1, 2)
+    expected = [*messages[:HEAD], note, *messages[HEAD + 4 :]]
+    assert_messages(actual, expected, "one turn fits only without the note")
+
+
 def test_task_2_kept_turns_above_the_target():
     messages = conversation([200] * 8)
     actual = drop_turns(messages, 10, 3)

@@ -71,8 +71,8 @@ def select(branches: Sequence[Branch], check: Check) -> Branch | None:
 def vote(branches: Sequence[Branch]) -> Branch | None:
     """Selects the first branch with the most frequent answer; None if no branch has an answer.
 
-    Ignores case, spaces and trailing periods when comparing answers. In a tie, the answer given
-    first wins.
+    When comparing answers, ignores case, trailing periods, surrounding spaces and the number of
+    spaces between words. In a tie, the answer given first wins.
     """
     # [task 7.4.3 vote]
     answers = [branch.transcript.answer for branch in branches]

@@ -84,7 +84,8 @@ def drop_turns(messages: Sequence[Message], target: int, keep_turns: int) -> lis
 
     Turns are dropped whole: most servers reject a result without its call, or a call without its
     result. Messages before the first turn are kept, followed by the user message `NOTE`, which is
-    added only once across compactions. Returns the messages unchanged if no turn is dropped.
+    added only once across compactions and counts towards `target`. Returns the messages unchanged
+    if no turn is dropped.
     """
     # [task 7.3.2 drop]
     starts = turn_starts(messages)

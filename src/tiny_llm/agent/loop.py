@@ -99,12 +99,17 @@ class Agent:
     ) -> Transcript:
         """Continues a run in place until it stops, and returns it.
 
+        A run that stopped at the step limit continues if this agent's limit is higher; an answered
+        run does not.
+
         Args:
             transcript: from `start`, or a fork.
             seed: see `run`.
             on_step: called after each step.
         """
         # [task 7.1.4 resume]
+        if transcript.stop_reason == "max_steps":
+            transcript.stop_reason = None
         while transcript.stop_reason is None:
             if transcript.steps >= self.max_steps:
                 transcript.stop_reason = "max_steps"

@@ -1,8 +1,10 @@
 """Tools: functions that the model calls, with validated arguments."""
 
 import json
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..engine.structured_output.json_schema import close_objects
@@ -81,9 +83,9 @@ def parse_arguments(tool: Tool, text: str) -> dict[str, Any]:
     # [task 7.1.1 arguments]
     try:
         arguments = json.loads(text or "{}")
+        violations = tool.violations(arguments)
     except (ValueError, RecursionError) as error:
         raise ToolError(f"the arguments of {tool.name} are not JSON: {error}") from error
-    violations = tool.violations(arguments)
     if violations:
         raise ToolError(f"invalid arguments of {tool.name}: {'; '.join(violations[:MAX_ERRORS])}")
     return dict(arguments)
@@ -112,10 +114,17 @@ def run_call(call: Message, tools: Mapping[str, Tool]) -> Message:
 
 def calculator() -> list[Tool]:
     """Calculator tools, for models too small to do arithmetic, e.g. the demo model."""
+
+    def calculate(operation: Callable[[float, float], float], a: float, b: float) -> str:
+        try:
+            return str(operation(a, b))
+        except OverflowError as error:
+            raise ToolError(f"the numbers are too large: {error}") from error
+
     numbers = {"a": {"type": "number"}, "b": {"type": "number"}}
     schema = {"properties": numbers, "required": ["a", "b"]}
     return [
-        Tool("add", "Adds two numbers.", schema, lambda a, b: str(a + b)),
-        Tool("subtract", "Subtracts b from a.", schema, lambda a, b: str(a - b)),
-        Tool("multiply", "Multiplies two numbers.", schema, lambda a, b: str(a * b)),
+        Tool("add", "Adds two numbers.", schema, partial(calculate, operator.add)),
+        Tool("subtract", "Subtracts b from a.", schema, partial(calculate, operator.sub)),
+        Tool("multiply", "Multiplies two numbers.", schema, partial(calculate, operator.mul)),
     ]

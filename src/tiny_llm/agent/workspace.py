@@ -66,7 +66,8 @@ class Workspace:
             ToolError: the file does not exist or is not UTF-8.
         """
         lines = self._read(self.resolve(path), path).splitlines(keepends=True)
-        return truncate("".join(lines[first_line - 1 :]), self.max_output)
+        start = int(first_line) - 1  # JSON Schema counts 2.0 as an integer
+        return truncate("".join(lines[start:]), self.max_output)
 
     def edit_file(self, path: str, old: str, new: str) -> str:
         """Replaces the only occurrence of `old` with `new`; an empty `old` creates a file.

@@ -16,6 +16,12 @@ WRONG = [
         "(ValueError, RecursionError)",
         "ValueError",
     ),
+    Wrong(
+        "7.1.1 arguments",
+        "a number with too many digits raises ValueError",
+        "(ValueError, RecursionError)",
+        "(json.JSONDecodeError, RecursionError)",
+    ),
     Wrong("7.1.1 arguments", "arguments are not validated", "if violations:", "if False:"),
     Wrong(
         "7.1.1 arguments",
@@ -32,6 +38,9 @@ WRONG = [
         "",
     ),
     Wrong("7.1.2 call", "an OSError ends the run", "(ValueError, OSError)", "ToolError"),
+    Wrong(
+        "7.1.2 call", "a ValueError ends the run", "(ValueError, OSError)", "(ToolError, OSError)"
+    ),
     Wrong("7.1.2 call", "bugs in tools are hidden", "(ValueError, OSError)", "Exception"),
     Wrong("7.1.2 call", "the result carries the tool's name as its id", 'call["id"]', "name"),
     Wrong(
@@ -90,6 +99,31 @@ WRONG = [
         "steps before a resume do not count",
         "while transcript.stop_reason is None:",
         "transcript.steps = 0\n        while transcript.stop_reason is None:",
+    ),
+    Wrong(
+        "7.1.4 resume",
+        "the limit is checked after the step",
+        "            if transcript.steps >= self.max_steps:\n"
+        '                transcript.stop_reason = "max_steps"\n'
+        "            else:\n"
+        "                self.step(transcript, seed)\n"
+        "                on_step(transcript)\n",
+        "            self.step(transcript, seed)\n"
+        "            on_step(transcript)\n"
+        "            if transcript.stop_reason is None and transcript.steps >= self.max_steps:\n"
+        '                transcript.stop_reason = "max_steps"\n',
+    ),
+    Wrong(
+        "7.1.4 resume",
+        "a run that stopped at the limit never continues",
+        'if transcript.stop_reason == "max_steps":',
+        "if False:",
+    ),
+    Wrong(
+        "7.1.4 resume",
+        "an answered run continues",
+        'if transcript.stop_reason == "max_steps":',
+        "if transcript.stop_reason is not None:",
     ),
     Wrong(
         "7.2.1 resolve",
@@ -193,6 +227,12 @@ WRONG = [
         "adds no note",
         "head.append(",
         "list(",
+    ),
+    Wrong(
+        "7.3.2 drop",
+        "the note does not count towards the target",
+        "if size(shorter) <= target",
+        "if size([*messages[: starts[0]], *messages[start:]]) <= target",
     ),
     Wrong(
         "7.3.2 drop",

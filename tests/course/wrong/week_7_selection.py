@@ -54,6 +54,12 @@ WRONG = [
         "",
     ),
     Wrong("7.4.3 vote", "answers are compared case-sensitively", ".lower()", ""),
+    Wrong(
+        "7.4.3 vote",
+        "double spaces are not ignored",
+        '" ".join(answer.lower().split())',
+        "answer.lower().strip()",
+    ),
     Wrong("7.4.3 vote", "a final period is not ignored", '.rstrip(".")', ""),
     Wrong("7.4.3 vote", "selects the rarest answer", "most_common(1)[0]", "most_common()[-1]"),
     Wrong(
