@@ -279,8 +279,7 @@ class FakeMatcher:
         return self.tokens
 
     def validate_tokens(self, tokens: list[int]) -> int:
-        assert tokens, "expected no validation of an empty list"
-        return self.num_valid
+        return min(self.num_valid, len(tokens))
 
 
 @pytest.mark.parametrize(

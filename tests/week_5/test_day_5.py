@@ -238,6 +238,16 @@ def test_task_3_events_of_a_call():
     assert actual == expected, f"expected an event for each chunk: {expected}, got {actual}"
 
 
+def test_task_3_whitespace_before_the_tag():
+    """The source starts with the whitespace that was held back before the tag."""
+    for before in ("\n", " \n\n"):
+        actual = events(f"{before}<tool_call>", '{"name": "add", "arguments": {}}')
+        expected = [CallStart("add"), ArgumentsDelta("{}"), CallEnd()]
+        assert actual == expected, (
+            f"a call after {before!r}, which must be skipped: expected {expected}, got {actual}"
+        )
+
+
 def test_task_3_call_does_not_depend_on_chunking():
     arguments = '{"a": 17, "b": [25]}'
     expected = [("content", "Well."), ("call of add", arguments)]

@@ -45,7 +45,11 @@ def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) ->
         for _ in range(3):
             drafts.append(draft([*text, *drafts]))
         sampled = [target([*text, *drafts[:i]]) for i in range(len(drafts) + 1)]
-        text += accepted_tokens(drafts, sampled)
+        tokens = accepted_tokens(drafts, sampled)
+        assert tokens, (
+            f"drafts {drafts}, samples {sampled}: expected at least one token per step, got none"
+        )
+        text += tokens
     return text[: len(prompt) + max_tokens]
 
 
@@ -255,6 +259,7 @@ def test_task_4_edited_text_takes_few_steps():
         position = len(text) - len(prompt)
         text += accepted_tokens(drafts, [*edited, *[0] * 9][position : position + len(drafts) + 1])
         steps += 1
+        assert len(text) - len(prompt) >= steps, "expected at least one token per step"
     actual = text[len(prompt) :][: len(edited)]
     assert actual == edited, "expected the target's own output"
     assert steps <= 30, f"expected at most 30 steps for 120 tokens, got {steps}"

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the server's dependencies")
 
+from tiny_llm.server.replicas import prefix_index
 from tiny_llm.server.replicas.gateway import ReplicaLostError, ReplicaRequest
 from tiny_llm.server.replicas.pool import RoutedReplicaPool
 from tiny_llm.server.replicas.prefix_index import PIECE_LENGTH, PrefixIndex, piece_hashes
@@ -83,6 +84,28 @@ def test_task_2_hash_depends_on_preceding_pieces():
     assert not both, f"expected no common hashes of AC and BC, got {len(both)}"
     repeated = set(piece_hashes(A * 3))
     assert len(repeated) == 3, f"expected three hashes of AAA, got {len(repeated)}"
+
+
+def test_task_2_each_piece_is_hashed_once(monkeypatch):
+    num_hashed = 0
+
+    def num_characters(value: Any) -> int:
+        if isinstance(value, tuple):
+            return sum(map(num_characters, value))
+        return len(value) if isinstance(value, str) else 0
+
+    def counting_hash(value: Any) -> int:
+        nonlocal num_hashed
+        num_hashed += num_characters(value)
+        return hash(value)
+
+    monkeypatch.setattr(prefix_index, "hash", counting_hash, raising=False)
+    key = "".join(f"{index:{PIECE_LENGTH}}" for index in range(50))
+    piece_hashes(key)
+    assert num_hashed <= len(key), (
+        "each piece must be hashed once, with the hash of the previous piece: expected at most "
+        f"{len(key)} characters hashed, got {num_hashed}"
+    )
 
 
 @pytest.mark.parametrize(

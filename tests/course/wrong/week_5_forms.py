@@ -166,6 +166,16 @@ WRONG = [
     ),
     Wrong(
         "5.5.3 hermes",
+        "whitespace before the tag is not skipped",
+        """        yield from source.skip_space()
+        yield from source.accept(START)
+""",
+        """        if not (yield from source.accept(START)):
+            raise MalformedCallError
+""",
+    ),
+    Wrong(
+        "5.5.3 hermes",
         "requires the end tag",
         "yield from source.accept_end(END)",
         "yield from source.until((END,), '')",

@@ -28,6 +28,12 @@ WRONG = [
     ),
     Wrong(
         "5.7.2 hashes",
+        "the whole prefix is hashed for each piece",
+        "hash((previous, key[end - PIECE_LENGTH : end]))",
+        "hash(key[:end])",
+    ),
+    Wrong(
+        "5.7.2 hashes",
         "the partial last piece is hashed, too",
         "range(PIECE_LENGTH, len(key) + 1, PIECE_LENGTH)",
         "range(PIECE_LENGTH, len(key) + PIECE_LENGTH, PIECE_LENGTH)",

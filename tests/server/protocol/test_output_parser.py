@@ -6,6 +6,7 @@ import pytest
 
 from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
 from tiny_llm.engine.tool_calls.hermes import HermesFormat
+from tiny_llm.engine.tool_calls.text_source import MalformedCallError
 from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
 from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
 
@@ -138,3 +139,19 @@ def test_calls_with_reordered_fields(call):
     actual = pieces(f"<tool_call>{call}</tool_call> Done.", 2)
     assert (actual[0], actual[1][0][0]) == ("Done.", "f")
     assert json.loads("".join(actual[1][0][1:])) == {"a": "x"}
+
+
+class _RejectingFormat(HermesFormat):
+    """Rejects each call without reading any text."""
+
+    def parse(self, source, functions):
+        raise MalformedCallError
+        yield
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_call_rejected_without_reading_is_content(size):
+    options = ToolCallOptions(_RejectingFormat(), is_stream=True)
+    for text in (CALL, "a\n" + CALL):
+        actual = parse(text, size, tool_calls=options)
+        assert actual == [(TextDelta, text)], f"expected {text!r} as content, got {actual}"

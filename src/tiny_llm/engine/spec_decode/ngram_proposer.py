@@ -70,7 +70,8 @@ class NgramIndex:
 
     Attributes:
         next_position: position of the predicted next token; −1 without a match.
-        match_length: number of tokens before `next_position` that match the end of the list.
+        match_length: number of tokens before `next_position` that match the end of the list; 0
+            without a match.
         acceptance: acceptance rates of the predictions so far.
     """
 

@@ -128,7 +128,11 @@ class JsonScanner:
         return self._advance(character)
 
     def _close(self, bracket: str) -> bool:
-        """Closes the innermost object or array; returns whether it was opened by `bracket`."""
+        """Closes the innermost object or array; returns whether it was opened by `bracket`.
+
+        Args:
+            bracket: `{` or `[`.
+        """
         # [task 5.4.1 close]
         self._expected = "next"
         return bool(self._open) and self._open.pop() == bracket

@@ -49,18 +49,21 @@ class TextSource:
         buffer: unread text.
         has_ended: whether the output is complete.
         is_truncated: whether the output ended at a limit or stop string, not at an EOS token.
+        num_taken: number of characters read.
     """
 
     def __init__(self, buffer: str) -> None:
         self.buffer = buffer
         self.has_ended = False
         self.is_truncated = False
+        self.num_taken = 0
         self._taken: list[str] = []  # text read since `mark`
 
     def take(self, number: int) -> str:
         """Reads `number` characters from the buffer."""
         text, self.buffer = self.buffer[:number], self.buffer[number:]
         self._taken.append(text)
+        self.num_taken += len(text)
         return text
 
     def mark(self) -> None:
@@ -81,7 +84,11 @@ class TextSource:
             yield None
 
     def peek(self, *tags: str) -> Read[str]:
-        """Returns the tag at the current position without reading it, or an empty string."""
+        """Returns the tag at the current position without reading it, or an empty string.
+
+        Args:
+            tags: the tags, none a prefix of another.
+        """
         # [task 5.5.3 peek]
         while True:
             for tag in tags:

@@ -249,6 +249,8 @@ class OutputParser:
             assert self._options is not None
             self.has_incomplete_call |= reader.is_open
             self._state = _State.CONTENT
+            if not source.num_taken and source.buffer.lstrip().startswith(self._tags):
+                source.take(1)  # otherwise, the same tag would start a call again, forever
             is_truncated_call = source.has_ended and reader.is_open and self._options.is_stream
             if not is_truncated_call:  # text since the last delta is content
                 if source.taken:

@@ -35,8 +35,9 @@ def _text(value: Any) -> str:
     """Joins all texts and token ids of a value with spaces, in order.
 
     Args:
-        value: a string, a number, a list of values, or an object with "text" or "content"; anything
-            else has no text. May be nested deeper than Python's recursion limit.
+        value: a string, a number, a list of values, or an object with "text" or "content" (at most
+            one of these occurs); anything else has no text. May be nested deeper than Python's
+            recursion limit.
     """
     # [task 5.7.1 text]
     pending, texts = [value], []
