@@ -86,6 +86,25 @@ def test_task_2_error_is_at_most_half_a_step(dtype):
     )
 
 
+def near_ties(num_rows: int) -> mx.array:
+    """Rows of (n + 1/2) · s for n from 0 to 126, and 127 · s: quotients at or next to ties."""
+    steps = np.linspace(0.01, 1, num_rows, dtype=np.float32)[:, None]
+    quotients = np.append(np.arange(127) + 0.5, 127).astype(np.float32)
+    return mx.array(steps * quotients)
+
+
+def test_task_2_multiplies_by_the_inverse_of_the_scale():
+    x = near_ties(100)
+    rows = np.array(quantize_rows(x))
+    inverses = np.float32(1) / rows[:, -4:].copy().view(np.float32)
+    expected = np.rint(np.array(x) * inverses)
+    num_different = int((rows[:, :-4] != expected).sum())
+    assert num_different == 0, (
+        f"{num_different} of {expected.size} integers differ from x · (1 / scale), rounded: "
+        "multiply by 1 / scale, as the kernels do"
+    )
+
+
 def test_task_2_zeros_stay_zeros_and_non_finite_rows_are_nan():
     nan = float("nan")
     rows = quantize_rows(mx.array([[0.0, 0.0], [float("inf"), 1.0], [1.0, nan], [1.0, 0.5]]))
@@ -114,10 +133,11 @@ def some_pages(num_pages: int, H: int, page_size: int, D: int) -> mx.array:
 def test_task_3_token_is_written_to_its_slot():
     """With pages of 4 tokens, slot 6 is row 2 of page 1 in each head."""
     pages, token = some_pages(3, 2, 4, 8), random(1, 2, 1, 8)
+    before = pages + 0
     written = write_int8_rows(pages, token, mx.array([[6]], mx.int32))
     assert written.shape == pages.shape, f"expected {pages.shape}, got {written.shape}"
     assert_equal(written[1, :, 2], quantize_rows(token)[0, :, 0], "row 2 of page 1")
-    changed = np.argwhere((np.array(written) != np.array(pages)).any(-1)).tolist()
+    changed = np.argwhere((np.array(written) != np.array(before)).any(-1)).tolist()
     assert changed == [[1, 0, 2], [1, 1, 2]], (
         f"expected [page, head, row] [1, 0, 2] and [1, 1, 2] to change, got {changed}"
     )
@@ -127,7 +147,9 @@ def test_task_3_argument_is_not_modified():
     pages = some_pages(2, 1, 4, 8)
     before = pages + 0
     write_int8_rows(pages, random(1, 1, 2, 8), mx.array([[0, 5]], mx.int32))
-    assert_equal(pages, before, "argument")
+    assert mx.array_equal(pages, before), (
+        "write_int8_rows changed the caller's pages; copy them first"
+    )
 
 
 def test_task_3_slot_minus_1_skips_a_token():
@@ -146,6 +168,18 @@ def test_task_3_equals_the_kernel(dtype, page_size):
     slots = mx.array([[5, 6, 7, 8], [0, -1, 1, -1], [15, 14, 13, 12]], mx.int32)
     expected = kernels.paged_cache_write(pages, tokens, slots)
     assert_equal(write_int8_rows(pages, tokens, slots), expected, "pages written by the kernel")
+
+
+def test_task_3_near_ties_equal_the_kernel():
+    tokens = near_ties(100).reshape(1, 2, 50, 128)
+    pages = some_pages(4, 2, 16, 128)
+    slots = mx.arange(50, dtype=mx.int32)[None]
+    expected = np.array(kernels.paged_cache_write(pages, tokens, slots))
+    num_different = int((np.array(write_int8_rows(pages, tokens, slots)) != expected).sum())
+    assert num_different == 0, (
+        f"{num_different} bytes differ from the kernel's pages: multiply by 1 / scale, as the "
+        "kernels do"
+    )
 
 
 def test_task_4_pages_of_the_block_table():

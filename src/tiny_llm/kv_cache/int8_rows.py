@@ -37,7 +37,7 @@ def row_scales(x: mx.array) -> mx.array:
 
 
 def quantize_rows(x: mx.array) -> mx.array:
-    """Quantizes rows of D floats: ...×D -> ...×(D + 4) int8.
+    """Quantizes rows of D floats of any dtype: ...×D -> ...×(D + 4) int8.
 
     The integers are x · (1 / scale), rounded to nearest, ties to even; all 0 if the scale is 0 or
     NaN. The scale's four bytes follow the integers.
@@ -64,7 +64,7 @@ def write_int8_rows(pages: mx.array, tokens: mx.array, slots: mx.array) -> mx.ar
 
     Args:
         pages: P×H×page_size×(D + 4) int8, copied.
-        tokens: B×H×L×D.
+        tokens: B×H×L×D, of any float dtype.
         slots: B×L int32, page_id · page_size + position in the page; −1 skips a token.
     """
     page_size = pages.shape[2]

@@ -30,6 +30,12 @@ WRONG = [
     ),
     Wrong(
         "6.3.2 quantize",
+        "divides by the scale instead of multiplying by its inverse",
+        "x * (1 / scale)",
+        "x / scale",
+    ),
+    Wrong(
+        "6.3.2 quantize",
         "the scale is stored before the integers",
         "[integers, mx.view(scale, mx.int8)]",
         "[mx.view(scale, mx.int8), integers]",
