@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings_metal.h"
+#include "common/extend_rows.h"
 #include "common/instruction_set.h"
 #include "common/malloc_policy.h"
 #include "common/schedule.h"
@@ -199,6 +200,16 @@ Returns:
         "Values of TINY_LLM_CPU_ISA supported by this machine, slowest first.");
     m.def("prepack_rows", &tiny_llm_ext::prepack_rows,
           "Rows per pack of the CPU kernels' weights; 0 if they read row-major weights only.");
+    m.def("extend_rows", &tiny_llm_ext::extend_rows, "x"_a, "num_rows"_a,
+          R"(Appends zeroed rows to an array in place, by moving its memory pages.
+
+Args:
+    x: evaluated and row-contiguous; copied if it is shared or was not allocated here.
+    num_rows: number of new rows along the first axis, at least 0.
+
+Returns:
+    False, with x unchanged, on other systems than Linux and if a GPU can access buffers.
+)");
     m.def("large_pages", &tiny_llm_ext::large_pages, "bytes"_a, docs::large_pages);
     m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
           "offset"_a, nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight);

@@ -8,10 +8,25 @@
 
 namespace tiny_llm_ext {
 
+#ifdef __GLIBC__
+constexpr int MMAP_THRESHOLD = 32 << 20;  // glibc's maximum; larger blocks are not retained
+#endif
+
 void configure_malloc() {
 #ifdef __GLIBC__
     mallopt(M_TRIM_THRESHOLD, 256 << 20);
-    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's maximum; larger blocks are not retained
+    mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD);
+#endif
+}
+
+mlx::core::allocator::Data malloc_mapped(size_t bytes) {
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+    auto data = mlx::core::allocator::malloc(bytes);
+    mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD);
+    return data;
+#else
+    return mlx::core::allocator::malloc(bytes);
 #endif
 }
 

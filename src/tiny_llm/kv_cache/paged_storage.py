@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..attention import as_int32
-from ..kernels.heap import trim_heap
+from ..kernels.heap import extend_rows, trim_heap
 from .full import GROWTH_TOKENS, INITIAL_TOKENS
-from .page_pool import grow_pages, keep_pages
+from .page_pool import keep_pages
 from .state_storage import StateStorage
 from .step_plan import AttentionMetadata, StepPlan
 
@@ -197,7 +197,7 @@ class PagedStorage:
 
     def ensure_capacity(self, num_pages: int) -> None:
         """Allocates memory for the first `num_pages` pages, up to the limit."""
-        existing, *shape = self.value_pages[-1].shape
+        existing = self.num_allocated
         if existing >= min(num_pages, self.num_pages):
             return
         tokens = GROWTH_TOKENS if existing else INITIAL_TOKENS
@@ -205,10 +205,9 @@ class PagedStorage:
         capacity = min(existing + growth, self.num_pages)
         for pages in (self.key_pages, self.value_pages):
             for layer in range(len(pages)):
-                num_new = capacity - len(pages[layer])
-                pages[layer] = grow_pages(pages[layer], (num_new, *shape), pages[layer].dtype)
+                mx.eval(pages[layer])
+                pages[layer] = extend_rows(pages[layer], capacity - existing)
                 mx.eval(pages[layer])  # frees the old array before the next one is copied
-                trim_heap()  # the old array leaves a hole too small for the next copy
 
     def plan(self, batch: RaggedBatch) -> StepPlan:
         """Plans a step over a ragged batch; page and state slots are the same in every layer."""

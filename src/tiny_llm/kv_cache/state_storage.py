@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .page_pool import grow_pages, keep_pages
+from ..kernels.heap import extend_rows
+from .page_pool import keep_pages
 
 GROWTH_SLOTS = 4
 
@@ -90,7 +91,7 @@ class StateStorage:
         growth = max(num_slots - existing, existing // 2, GROWTH_SLOTS)
         capacity = min(existing + growth, self.num_slots)
         for arrays in (self.conv_states, self.states):
-            for i, array in enumerate(arrays):
-                shape = (capacity - existing, *array.shape[1:])
-                arrays[i] = grow_pages(array, shape, array.dtype)
+            for i in range(len(arrays)):
+                mx.eval(arrays[i])
+                arrays[i] = extend_rows(arrays[i], capacity - existing)
                 mx.eval(arrays[i])  # frees the old array before the next one is copied

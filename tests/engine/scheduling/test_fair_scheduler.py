@@ -12,6 +12,7 @@ from tiny_llm import LLM, UserError
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.fair_scheduler import (
+    NUM_SAMPLES,
     STEPS_BETWEEN,
     FairScheduler,
     PromptCosts,
@@ -133,7 +134,7 @@ def test_cached_prompt_counts_as_short():
 
 def test_step_time_target_applies_only_if_requests_decode():
     scheduler = fair_scheduler(step_time_target=0.1)
-    scheduler.costs.record(100, 32, seconds=0.1)
+    scheduler.costs.record(100, 32, seconds=0.09)
     scheduler.add(request("decoding", 20, max_tokens=50))
     assert run_step(scheduler) == {"decoding": 20}
     scheduler.add(request("long", 300, first=1000))
@@ -148,13 +149,16 @@ def test_prompt_costs_track_step_times():
     costs.record(1000, 100, seconds=0.4)
     assert costs.seconds_per_token(600) == 0.004
     assert costs.seconds_per_token(10) == costs.seconds_per_token(5000) == 0.004, "nearest position"
-    costs.record(1000, 100, seconds=0.1)
-    assert costs.seconds_per_token(1000) == pytest.approx(0.0032), "estimates fall slowly"
     costs.record(5000, 100, seconds=1)
     assert costs.seconds_per_token(5000) == 0.01
-    assert costs.seconds_per_token(1000) == pytest.approx(0.0032)
-    costs.record(1000, 100, seconds=2)
-    assert costs.seconds_per_token(1000) == 0.02, "estimates rise at once"
+    costs.record(1000, 100, seconds=0.3)
+    costs.record(1000, 100, seconds=0.2)
+    assert costs.seconds_per_token(1000) == 0.003, "second highest"
+    costs.record(1000, 100, seconds=20)
+    assert costs.seconds_per_token(1000) == 0.004, "a single slow step changes little"
+    for _ in range(NUM_SAMPLES):
+        costs.record(1000, 100, seconds=0.1)
+    assert costs.seconds_per_token(1000) == 0.001, "old samples are dropped"
 
 
 def step_seconds(step):
@@ -195,9 +199,9 @@ def serve_long_prompt_and_chat(step_time_target, chat_at=10_000):
 def test_inter_token_latency_during_a_long_prompt():
     _, unlimited_rate, _ = serve_long_prompt_and_chat(None)
     durations, rate, waited = serve_long_prompt_and_chat(0.1)
-    assert sorted(durations)[len(durations) * 95 // 100] < 0.125
+    assert sorted(durations)[len(durations) * 95 // 100] < 0.1
     assert max(durations) < 1.2, "at most LONG_STEP times the target"
-    assert rate > 0.87 * unlimited_rate
+    assert rate > 0.85 * unlimited_rate
     assert waited < 0.4, "the chat's 60 tokens fit, but few tokens of the long prompt do"
 
 

@@ -7,16 +7,17 @@ Extends the first-come, first-served `Scheduler` in two ways:
   tokens as it has itself becomes *protected*: it takes precedence over all later requests, and none
   of them is admitted before it.
 - With a step time target, steps with decoding requests get only as many prompt tokens as fit the
-  target, which limits the inter-token latency of streams. A prompt token's cost grows with its
-  position, so it is measured by position (`PromptCosts`): a step with decoding requests has room
-  for a short chat prompt, but only for a few tokens at the end of a long one.
+  target, which limits the inter-token latency of streams. So do steps that complete a prompt, whose
+  first token is due. A prompt token's cost grows with its position, so it is measured by position
+  (`PromptCosts`): a step has room for a short chat prompt, but only for a few tokens at the end of
+  a long one.
 
 Small chunks are inefficient: each step rereads the weights, and all keys and values of the prompt
 so far. If fewer than `MIN_CHUNK` tokens fit the target, the prompt is computed in *long steps*,
-each `LONG_STEP` times the target. After a long step, the next `STEPS_BETWEEN` steps compute only
-what fits the target, mostly decoding requests alone, but for no longer than the long step took.
-Thus 95 % of inter-token latencies meet the target if decoding is fast, and prompts get at least
-half of the compute time.
+each `LONG_STEP` times the planned duration. After a long step, the next `STEPS_BETWEEN` steps
+compute only what fits the target, mostly decoding requests alone, but for no longer than the long
+step took. Thus 95 % of inter-token latencies meet the target if decoding is fast, and prompts get
+at least half of the compute time.
 
 No starvation: overtaking delays a request by at most its own prompt's length. The request is then
 protected and ordered as in `Scheduler`, whose argument applies, except that up to `STEPS_BETWEEN`
@@ -37,8 +38,10 @@ from .scheduler import Scheduler
 
 MAX_CANDIDATES = 32  # queued requests considered in a step, oldest first
 MIN_CHUNK = 32  # prompt tokens
-LONG_STEP = 10  # duration in multiples of the step time target
-STEPS_BETWEEN = 19  # one in 20 inter-token latencies is long
+MARGIN = 0.9  # planned duration in multiples of the step time target
+LONG_STEP = 10  # duration in multiples of the planned duration
+STEPS_BETWEEN = 24  # one in 25 inter-token latencies is long
+NUM_SAMPLES = 5  # measured costs per range of positions
 
 arrival = attrgetter("arrival_index")
 
@@ -46,24 +49,25 @@ arrival = attrgetter("arrival_index")
 class PromptCosts:
     """Measured seconds per prompt token, by the token's position.
 
-    Positions from 2ⁿ⁻¹ to 2ⁿ − 1 share one cost. A cost rises immediately and decays slowly: a
-    single fast step is weak evidence.
+    Positions from 2ⁿ⁻¹ to 2ⁿ − 1 share one cost: the second highest of the last `NUM_SAMPLES`, so
+    that most steps take no longer than estimated, and a single slow step changes nothing.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # by n
+        self._samples: dict[int, deque[float]] = {}  # by n
 
     def record(self, position: int, num_tokens: int, seconds: float) -> None:
         """Records the duration of a step with a chunk of `num_tokens` that ends at `position`."""
-        key = position.bit_length()
-        self._seconds[key] = max(seconds / num_tokens, 0.8 * self._seconds.get(key, 0.0))
+        samples = self._samples.setdefault(position.bit_length(), deque(maxlen=NUM_SAMPLES))
+        samples.append(seconds / num_tokens)
 
     def seconds_per_token(self, position: int) -> float:
         """Estimates a token's cost; falls back to the nearest measured position."""
-        if not self._seconds:
+        if not self._samples:
             return 0.0
         key = position.bit_length()
-        return self._seconds[min(self._seconds, key=lambda other: abs(other - key))]
+        samples = self._samples[min(self._samples, key=lambda other: abs(other - key))]
+        return sorted(samples)[-2:][0]
 
 
 class FairScheduler(Scheduler):
@@ -88,7 +92,7 @@ class FairScheduler(Scheduler):
     ):
         super().__init__(config, listener)
         self.costs = PromptCosts()
-        self._step_time_target = step_time_target
+        self._planned_seconds = None if step_time_target is None else MARGIN * step_time_target
         self._min_chunk = min_chunk
         self._long_step = -1  # index of the last long step
         # Steps and seconds until the next long step is allowed, whichever ends first.
@@ -106,7 +110,7 @@ class FairScheduler(Scheduler):
         budget = self.config.max_num_batched_tokens - sum(chunk.num_tokens for chunk in chunks)
         may_admit = self.num_preemptions == preempted_before
         chunks += self._schedule_prompts(
-            budget, may_admit, self._step_time_target if chunks else None
+            budget, may_admit, self._planned_seconds if chunks else None
         )
         return self._finish_plan(SchedulerOutput(self._num_steps, tuple(chunks)))
 
@@ -156,6 +160,8 @@ class FairScheduler(Scheduler):
             chunks.append(self._prefill(request, limit, in_flight))
             num_tokens = chunks[-1].num_tokens
             budget -= num_tokens
+            if chunks[-1].samples and seconds is None:
+                seconds = self._planned_seconds  # the prompt's first token waits for the step's end
             if seconds is not None:
                 seconds -= num_tokens * self.costs.seconds_per_token(chunks[-1].end)
             self._count_overtaking(request, num_tokens)

@@ -1,0 +1,198 @@
+"""Short chats and a running stream while a long prompt is computed: fcfs and fair scheduling.
+
+    python -m benchmark.fairness --model FOLDER
+
+Both servers get the same work: a stream that is decoding before the long prompt arrives, the long
+prompt, and a client that sends one short chat after another. Reported per policy:
+
+- time to first token of the chats sent while the long prompt was computed, and of the long prompt;
+- inter-token latencies of the stream in the same period;
+- tokens per second over the whole work. It is the same work for both policies, so their ratio is
+  the ratio of their durations.
+
+The paused server (SIGSTOP) does not compute while the other is measured.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from tiny_llm import UserError
+from tiny_llm.cli.batching.open_loop import percentile
+
+from .server_processes import our_server
+
+POLICIES = ("fcfs", "fair")
+FIRST_TOKEN_ID, LAST_TOKEN_ID = 100, 4000
+TOKENS_BEFORE = 16  # tokens of the stream before the long prompt is sent
+TIMEOUT_SECONDS = 1200
+
+
+@dataclass
+class Stream:
+    """Times of one streamed request.
+
+    Attributes:
+        sent: when the request was sent.
+        events: when each event with a token arrived.
+    """
+
+    sent: float
+    events: list[float] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token."""
+        return self.events[0] - self.sent
+
+
+class Load:
+    """The work of one round.
+
+    Args:
+        url: base URL of the server.
+        args: lengths and counts.
+        seed: seed of the random prompts; prompts share no prefix.
+    """
+
+    def __init__(self, url: str, args: argparse.Namespace, seed: int):
+        self._args = args
+        self._random = random.Random(seed)
+        self._client = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_SECONDS)
+        self._is_decoding = asyncio.Event()
+
+    async def run(self) -> dict[str, float]:
+        """Runs the work and returns its figures, in seconds and tokens per second."""
+        args = self._args
+        started = time.perf_counter()
+        async with self._client, asyncio.TaskGroup() as group:
+            stream = group.create_task(self._complete(args.chat_len, args.stream_tokens, True))
+            await self._is_decoding.wait()
+            prompt = group.create_task(self._complete(args.prompt_len, args.chat_tokens))
+            chats = group.create_task(self._chat())
+        seconds = time.perf_counter() - started
+        long = prompt.result()
+        tokens = args.chat_len + args.stream_tokens + args.prompt_len + args.chat_tokens
+        tokens += args.chats * (args.chat_len + args.chat_tokens)
+        waits = [chat.ttft for chat in chats.result() if chat.sent < long.events[0]]
+        events = [now for now in stream.result().events if long.sent <= now <= long.events[0]]
+        gaps = [after - before for before, after in itertools.pairwise(events)] or [long.ttft]
+        return {
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds,
+            "long_prompt_ttft": long.ttft,
+            "chats": len(waits),
+            "chat_ttft_p50": percentile(waits, 50),
+            "chat_ttft_p95": percentile(waits, 95),
+            "gap_p50": percentile(gaps, 50),
+            "gap_p95": percentile(gaps, 95),
+            "gap_max": max(gaps),
+        }
+
+    async def _chat(self) -> list[Stream]:
+        """Sends the short chats, each `chat_interval` seconds after the previous one's end."""
+        streams = []
+        for _ in range(self._args.chats):
+            await asyncio.sleep(self._args.chat_interval)
+            streams.append(await self._complete(self._args.chat_len, self._args.chat_tokens))
+        return streams
+
+    async def _complete(self, prompt_len: int, max_tokens: int, sets_event: bool = False) -> Stream:
+        """Streams a completion of a random prompt; optionally sets the event once it decodes."""
+        token_ids = self._random.choices(range(FIRST_TOKEN_ID, LAST_TOKEN_ID), k=prompt_len)
+        body = {"prompt": token_ids, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        stream = Stream(time.perf_counter())
+        request = self._client.stream("POST", "/v1/completions", json=body | {"ignore_eos": True})
+        async with request as response:
+            if response.status_code != 200:
+                raise UserError(
+                    f"the server returned {response.status_code}: {await response.aread()!r}"
+                )
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    stream.events.append(time.perf_counter())
+                if sets_event and len(stream.events) == TOKENS_BEFORE:
+                    self._is_decoding.set()
+        return stream
+
+
+def show(rounds: dict[str, list[dict[str, float]]]) -> None:
+    """Prints the medians over the rounds, and the ratio of the policies' throughputs."""
+    print(
+        "| policy | long prompt, first token, s | chats | first token p50, s | p95 "
+        "| stream's gaps p50, ms | p95 | max | tokens/s |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    medians = {policy: _medians(results) for policy, results in rounds.items()}
+    for policy, row in medians.items():
+        print(
+            f"| {policy} | {row['long_prompt_ttft']:.1f} | {row['chats']:.0f} "
+            f"| {row['chat_ttft_p50']:.2f} | {row['chat_ttft_p95']:.2f} "
+            f"| {row['gap_p50'] * 1e3:.0f} | {row['gap_p95'] * 1e3:.0f} "
+            f"| {row['gap_max'] * 1e3:.0f} | {row['tokens_per_s']:.1f} |"
+        )
+    if len(medians) == len(POLICIES):
+        ratio = medians["fair"]["tokens_per_s"] / medians["fcfs"]["tokens_per_s"]
+        print(f"\nfair: {ratio:.3f} × the throughput of fcfs")
+
+
+def _medians(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in results) for name in results[0]}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs all rounds, interleaved, and prints their table."""
+    servers = {
+        policy: our_server(args.model, "--scheduling-policy", policy) for policy in args.policies
+    }
+    rounds: dict[str, list[dict[str, float]]] = {policy: [] for policy in args.policies}
+    try:
+        for server in servers.values():
+            server.pause()
+        for seed in range(args.rounds):
+            for policy, server in servers.items():
+                with server.running() as url:
+                    rounds[policy].append(asyncio.run(Load(url, args, seed).run()))
+                print(f"{policy}: {rounds[policy][-1]}", file=sys.stderr)
+    finally:
+        for server in servers.values():
+            server.close()
+    show(rounds)
+    return {"model": args.model, "rounds": rounds}
+
+
+def main() -> int:
+    """Runs the command; the last line of output is JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default="demo", help="folder of a model (default: demo)")
+    add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    add("--prompt-len", type=int, default=12000, help="tokens of the long prompt")
+    add("--stream-tokens", type=int, default=600, help="output tokens of the stream")
+    add("--chats", type=int, default=12, help="number of short chats")
+    add("--chat-len", type=int, default=50, help="prompt tokens of a chat")
+    add("--chat-tokens", type=int, default=64, help="output tokens of a chat")
+    add("--chat-interval", type=float, default=2, help="seconds between two chats")
+    add("--rounds", type=int, default=3)
+    try:
+        print(json.dumps(run(parser.parse_args())))
+    except UserError as error:
+        print(f"fairness: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+#include "common/extend_rows.h"
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/malloc_policy.h"
+#include "mlx/device.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+#if defined(__linux__) && defined(MREMAP_DONTUNMAP)
+
+namespace {
+
+/// Whole memory pages of [begin, end).
+struct PageRange {
+    char* begin;
+    char* end;
+
+    PageRange(char* from, char* to) {
+        const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+        begin = from + (page - reinterpret_cast<uintptr_t>(from) % page) % page;
+        end = to - reinterpret_cast<uintptr_t>(to) % page;
+    }
+
+    size_t bytes() const { return begin < end ? static_cast<size_t>(end - begin) : 0; }
+};
+
+/// Zeroes [begin, end); whole pages are dropped, so that they fault in as zeros when accessed.
+void zero(char* begin, char* end) {
+    const PageRange pages(begin, end);
+    if (pages.bytes() == 0 || madvise(pages.begin, pages.bytes(), MADV_DONTNEED) != 0) {
+        std::memset(begin, 0, end - begin);
+        return;
+    }
+    std::memset(begin, 0, pages.begin - begin);
+    std::memset(pages.end, 0, end - pages.end);
+}
+
+/// Moves the whole pages of a buffer; returns false if that is impossible. The source's moved pages
+/// read as zeros.
+bool move_pages(const PageRange& source, const PageRange& target) {
+    return source.bytes() > 0 && source.bytes() == target.bytes() &&
+           mremap(source.begin, source.bytes(), source.bytes(),
+                  MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, target.begin) != MAP_FAILED;
+}
+
+/// Moves `bytes` bytes to another buffer, or copies them if they are not `movable`.
+void move(char* from, char* to, size_t bytes, bool movable) {
+    const PageRange source(from, from + bytes);
+    const PageRange target(to, to + bytes);
+    const bool is_aligned = source.begin - from == target.begin - to;
+    if (movable && is_aligned && move_pages(source, target)) {
+        std::memcpy(to, from, source.begin - from);
+        std::memcpy(target.end, source.end, from + bytes - source.end);
+    } else {
+        std::memcpy(to, from, bytes);
+    }
+}
+
+}  // namespace
+
+bool extend_rows(mx::array& x, int num_rows) {
+    const bool is_dense = x.is_available() && x.flags().row_contiguous;
+    if (mx::is_available(mx::Device::gpu) || !is_dense || x.ndim() == 0 || num_rows < 0) {
+        return false;
+    }
+    mx::Shape shape = x.shape();
+    shape[0] += num_rows;
+    size_t bytes = x.itemsize();
+    for (int size : shape) bytes *= size;
+    mx::array extended(malloc_mapped(bytes), shape, x.dtype());
+    char* to = extended.data<char>();
+    move(x.data<char>(), to, x.nbytes(), x.is_donatable());
+    zero(to + x.nbytes(), to + bytes);
+    x.overwrite_descriptor(extended);
+    return true;
+}
+
+#else
+
+bool extend_rows(mx::array&, int) { return false; }
+
+#endif
+
+}  // namespace tiny_llm_ext

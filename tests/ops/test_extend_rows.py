@@ -1,0 +1,67 @@
+"""Growth of arrays in place."""
+
+import resource
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tiny_llm.kernels.heap import extend_rows
+
+DTYPES = (mx.bfloat16, mx.float32, mx.int8)
+# Bytes per row × rows: below a page, heap blocks, mapped blocks, and sizes that are no multiple of
+# a memory page.
+SHAPES = ((1, 3), (5, 1, 7), (3, 40_000), (1, 524_288), (17, 100_003))
+
+
+def random_array(shape, dtype):
+    x = mx.random.randint(-100, 100, shape).astype(dtype)
+    mx.eval(x)
+    return x
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_kept_and_new_rows_are_zero(shape, dtype):
+    x = random_array(shape, dtype)
+    expected = np.array(x.astype(mx.float32))
+    for num_rows in (1, 4, 0, 9):
+        x = extend_rows(x, num_rows)
+        expected = np.pad(expected, [(0, num_rows), *[(0, 0)] * (x.ndim - 1)])
+        np.testing.assert_array_equal(np.array(x.astype(mx.float32)), expected)
+        x[-1] = 7  # the next extension must keep values written to new rows
+        mx.eval(x)
+        expected[-1] = 7
+    assert x.dtype == dtype
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shared_arrays_are_copied(shape):
+    x = extend_rows(random_array(shape, mx.int8), 1)
+    view = x[0]
+    mx.eval(view)
+    expected = np.array(view)
+    extended = extend_rows(x, 2)
+    np.testing.assert_array_equal(np.array(view), expected)
+    np.testing.assert_array_equal(np.array(extended[0]), expected)
+
+
+def test_empty_array():
+    x = extend_rows(mx.zeros((0, 4), mx.bfloat16), 3)
+    assert x.shape == (3, 4)
+    assert not mx.any(x).item()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or mx.default_device() == mx.gpu,
+    reason="memory pages are moved on Linux",
+)
+def test_memory_pages_are_moved():
+    x = extend_rows(random_array((8, 2**20), mx.float32), 1)  # moved from here on
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    active = mx.get_active_memory()
+    x = extend_rows(x, 8)
+    num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert num_faults < 1000, "a copy of 36 MB faults in 9,000 pages"
+    assert mx.get_active_memory() - active == 8 * 2**22
