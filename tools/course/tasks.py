@@ -234,7 +234,7 @@ REQUIRED_DAYS = (
         "ragged batches and the scheduler",
         (
             Task("3.3.1", "ragged batches"),
-            Task("3.3.2", "pages and their owners"),
+            Task("3.3.2", "page ownership"),
             Task("3.3.3", "admission and the token budget"),
         ),
     ),
@@ -263,7 +263,7 @@ REQUIRED_DAYS = (
         "measure",
         (
             Task("4.1.1", "the clock"),
-            Task("4.1.2", "a comparison in turns"),
+            Task("4.1.2", "an interleaved comparison"),
             Task("4.1.3", "bytes, operations and the limit"),
             Task("4.1.4", "which kernel is slow"),
         ),
