@@ -46,8 +46,6 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
 
     Args:
         what: source of the tokens, for the message, e.g. "the prompt".
-        token_ids: integer token ids.
-        vocab_size: V.
 
     Raises:
         UserError: an id is negative or at least V.

@@ -96,11 +96,7 @@ def make_parser(prog: str) -> CommandParser:
 
 
 def make_model(args: argparse.Namespace) -> ChatModel:
-    """Loads the model specified by the flags.
-
-    Raises:
-        UserError: the model cannot be loaded, or the flags conflict.
-    """
+    """Loads the model specified by the flags."""
     if args.url is not None:
         if args.script is not None:
             raise UserError("--script has no effect with --url; omit one of them.")

@@ -96,9 +96,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
     """Runs a workload once.
 
     Args:
-        args: flags, checked by `check_batch_arguments`.
         checkpoint: the model; its tokenizer is unused.
-        workload: prompts and output lengths.
 
     Returns:
         Token counts, duration in seconds, tokens/s, latencies in milliseconds, and peak memory in
@@ -132,9 +130,7 @@ def measure_load(
     """Runs a workload once on a new engine, with random arrivals.
 
     Args:
-        args, checkpoint, workload: see `measure`.
         rate: mean requests per second.
-        slo: latency bounds for goodput.
 
     Returns:
         Requests and tokens per second, goodput in requests per second, latencies in milliseconds.

@@ -39,12 +39,7 @@ def make_parser(prog: str) -> CommandParser:
 
 
 class ChatSession:
-    """Message history of a chat.
-
-    Args:
-        backend: local or remote model.
-        system_prompt: system message, or None.
-    """
+    """Message history of a chat."""
 
     def __init__(self, backend: Backend | RemoteBackend, system_prompt: str | None = None):
         self._backend = backend

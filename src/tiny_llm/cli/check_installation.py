@@ -37,10 +37,7 @@ class CheckResult:
     """One row of the table.
 
     Attributes:
-        name: checked component.
         ok: True if it works; False if required but missing; None if optional and missing.
-        found: detected version or state.
-        fix: suggested fix if `ok` is not True.
     """
 
     name: str

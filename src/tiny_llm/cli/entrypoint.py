@@ -24,12 +24,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "tiny-llm") -> int:
-    """Runs the command named by the first argument; returns its exit status.
-
-    Args:
-        argv: arguments; `sys.argv[1:]` if None.
-        prog: program name in messages.
-    """
+    """Runs the command named by the first argument; returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in COMMANDS:
         name = arguments.pop(0)

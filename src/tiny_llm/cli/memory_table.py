@@ -39,10 +39,8 @@ class Fit:
 
     Attributes:
         sizes: size of the target model, then of the draft model, if any.
-        kv_cache_bytes: KV memory in bytes.
         reason: how `kv_cache_bytes` was chosen; empty if set by the user.
         num_tokens: capacity of all pages in tokens.
-        num_state_slots: number of recurrent-state slots.
         max_seq_len: maximum tokens of a prompt and its completion.
     """
 
@@ -151,9 +149,6 @@ def print_fits(
     """Prints the table, followed by notes on the machine's memory and on the figures.
 
     Args:
-        console: output console.
-        name: the model's name.
-        fits: capacity by KV cache dtype.
         task: the model's task; a pooling model's table has no decode speed.
         bandwidth: memory bandwidth in bytes per second; None omits the speeds.
     """

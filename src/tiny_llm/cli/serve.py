@@ -438,11 +438,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _check_host(args: argparse.Namespace) -> None:
-    """Rejects a non-local host without authentication, unless explicitly allowed.
-
-    Raises:
-        UserError: the host is not local and neither --api-key nor --allow-anonymous is given.
-    """
+    """Rejects a non-local host without authentication, unless explicitly allowed."""
     has_key = api_key(args.api_key) is not None
     if args.host not in LOCAL_HOSTS and not has_key and not args.allow_anonymous:
         raise UserError(

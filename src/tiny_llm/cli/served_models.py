@@ -35,8 +35,6 @@ class ModelArgument:
     """Parsed `--model` argument.
 
     Attributes:
-        name: short name, Hub id or folder.
-        task: the model's task; "auto" if not given.
         is_pinned: whether the model is loaded at startup and never unloaded.
     """
 
@@ -47,13 +45,7 @@ class ModelArgument:
 
 @dataclass(frozen=True)
 class MemoryRequirement:
-    """A model's memory requirement in bytes.
-
-    Attributes:
-        name: the model's name in the API.
-        weights, kv_cache: bytes for each.
-        is_pinned: see `ModelArgument`.
-    """
+    """A model's memory requirement in bytes."""
 
     name: str
     weights: int
@@ -87,11 +79,7 @@ def parse_model_argument(text: str) -> ModelArgument:
 
 
 def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> None:
-    """Rejects flags that this set of models does not support.
-
-    Raises:
-        UserError: names the first unsupported flag.
-    """
+    """Rejects flags that this set of models does not support."""
     if len(models) > 1:
         for name, default in SINGLE_MODEL_FLAGS.items():
             if getattr(args, name) != default:
@@ -143,8 +131,6 @@ def memory_needs(
     """Computes each model's memory requirement.
 
     Args:
-        args: parsed flags.
-        models, names, folders: the models, their API names and their folders.
         draft: folder of the draft model, whose KV cache is part of `--kv-cache-bytes`.
 
     Raises:

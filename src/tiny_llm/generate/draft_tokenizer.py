@@ -38,7 +38,6 @@ def check_same_tokenizer(draft_tokenizer: Any, tokenizer: Any, prompt: object = 
     """Checks that draft and target have the same vocabulary, encoding and end tokens.
 
     Args:
-        draft_tokenizer, tokenizer: see `check_same_vocabulary`.
         prompt: text to compare encodings on, in addition to `SAMPLE_TEXT`.
 
     Raises:

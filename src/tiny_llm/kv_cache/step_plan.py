@@ -90,7 +90,6 @@ class StepPlan:
     """Cache updates of one step.
 
     Attributes:
-        attention_metadata: slots and lengths.
         buffers: one pair of arrays per layer (keys and values, or convolution and recurrent state),
             or one pair shared by all layers.
         commit: stores the updated buffers in the caches.
@@ -184,7 +183,6 @@ class PlannedLayers:
 
     Args:
         layers: function that runs all layers.
-        num_layers: number of layers.
     """
 
     def __init__(self, layers: Layers, num_layers: int):
@@ -235,7 +233,6 @@ def layer_cache_views(
 
     Args:
         attention_metadata, buffers: as in `StepPlan`; the views modify the list.
-        num_layers: number of layers.
     """
     is_shared = len(buffers) == 2
     return [

@@ -90,9 +90,6 @@ def find_model(name: str, console: "Console | None") -> Path:
 def find_config(name: str, console: "Console | None") -> Path:
     """Finds a folder with a model's `config.json` and tokenizer; weights are not downloaded.
 
-    Args:
-        name, console: see `find_model`.
-
     Raises:
         ModelError: the model does not exist or cannot be downloaded.
     """
@@ -102,11 +99,7 @@ def find_config(name: str, console: "Console | None") -> Path:
 
 
 def _local_folder(name: str) -> Path | None:
-    """Folder for a model name; None for a hub id.
-
-    Raises:
-        ModelError: the name is neither a folder nor a hub id.
-    """
+    """Folder for a model name; None for a hub id."""
     full_name = shortcut_name_to_full_name(name)
     folder = Path(full_name).expanduser()
     if full_name and _is_dir(folder):
@@ -144,7 +137,6 @@ def download(
     """Downloads a model from the Hugging Face hub, printing its size first.
 
     Args:
-        hub_id: owner/name.
         console: console for the download size; standard error if None.
         patterns: glob patterns for the files to download.
 

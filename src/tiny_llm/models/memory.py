@@ -46,9 +46,6 @@ def available_memory(root: Path = Path("/")) -> int:
     On Linux, the minimum of `MemAvailable` and the control groups' headroom, counting file caches
     as free; on macOS, the system-wide free percentage, as shown by `memory_pressure`. With a GPU,
     at most the unused part of its recommended working set.
-
-    Args:
-        root: root of the file system; overridden in tests.
     """
     limits = [total_memory(root)]
     if sys.platform == "darwin":
@@ -63,11 +60,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def is_memory_short(root: Path = Path("/")) -> bool:
-    """Whether the system is about to run out of memory; takes a fraction of a millisecond.
-
-    Args:
-        root: root of the file system; overridden in tests.
-    """
+    """Whether the system is about to run out of memory; takes a fraction of a millisecond."""
     if sys.platform == "darwin":
         return _sysctl("kern.memorystatus_vm_pressure_level", 1) >= PRESSURE_WARNING
     total, available = total_memory(root), available_memory(root)

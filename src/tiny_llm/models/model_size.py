@@ -30,14 +30,10 @@ class ModelSize:
     """Memory sizes of a model, summed over all ranks.
 
     Attributes:
-        weight_bytes: bytes of the weights in memory.
         step_bytes: weight bytes read to decode one token; of the experts, only the selected ones.
         kv_rows: key and value vectors per token, over all attention layers and KV heads.
         head_dim: elements per key or value vector.
         state_bytes: bytes per recurrent-state slot, over all layers; 0 without recurrent state.
-        max_seq_len: context length in tokens.
-        dtype: dtype of the activations.
-        kv_cache_dtype: see `Decoder`.
     """
 
     weight_bytes: int
@@ -61,7 +57,6 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
 
     Args:
         folder: a checkpoint; without weight files, `config.json` determines the shapes.
-        num_ranks: number of tensor-parallel ranks.
         load_format: "dummy" for random weights.
 
     Raises:

@@ -23,7 +23,6 @@ class ModelSpec:
         names: names in the API; responses use the first.
         folder: model folder, for the tokenizer and sampling defaults.
         load: creates the engine; called in the engine thread.
-        task: the model's task.
         memory_bytes: memory requirement: weights plus KV cache.
         is_pinned: whether the model is loaded at startup and never unloaded.
     """

@@ -38,7 +38,6 @@ class Backend:
 
     Attributes:
         stream: prompt ids -> one response per token.
-        encode_chat: messages -> prompt ids.
         speculation_statistics: draft token counters; None without speculative decoding and for
             mlx_lm.
     """
@@ -54,11 +53,7 @@ class Backend:
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
-    """Validates the flags, prints the model's name and loads it.
-
-    Raises:
-        UserError: see `check_model_arguments`, `sampler_from_args` and `models.load`.
-    """
+    """Validates the flags, prints the model's name and loads it."""
     is_default_loader = args.loader is None
     check_model_arguments(args)
     sampler = sampler_from_args(args)
@@ -88,10 +83,6 @@ class EngineBackend:
 
     Args:
         args: flags, checked by `check_model_arguments`.
-        checkpoint: the model.
-
-    Raises:
-        UserError: see `open_llm`.
     """
 
     def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
@@ -160,7 +151,6 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     For a learner's model without quantized layers, dequantizes the weights and prints a message.
 
     Raises:
-        UserError: see `dispatch_model`.
         TaskNotImplemented: the learner's model is not implemented yet.
     """
     options = {"enable_flash_attn": args.enable_flash_attn} if args.loader == "week2" else {}

@@ -30,14 +30,8 @@ def open_llm(
 
     Args:
         args: flags; `kv_cache_bytes`, if set, overrides the size derived from `kv_tokens`.
-        checkpoint: the model.
-        max_num_seqs: maximum number of running requests.
         kv_tokens: maximum number of tokens per request in the KV cache.
         prefill_step: prompt tokens per step, in addition to the decode tokens.
-        listener: see `LLM`.
-
-    Raises:
-        UserError: see `LLM` and `load_for_solution`.
     """
     draft = None if args.draft_model is None else load_for_solution(args, args.draft_model)
     page_size = args.block_size or DEFAULT_BLOCK_SIZE

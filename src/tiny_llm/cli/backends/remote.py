@@ -54,11 +54,7 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_remote_arguments(args: argparse.Namespace) -> None:
-    """Rejects flags that have no effect with --url, or without it.
-
-    Raises:
-        UserError: names the first offending flag.
-    """
+    """Rejects flags that have no effect with --url, or without it."""
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
             if getattr(args, name) is not None:
@@ -80,10 +76,6 @@ class RemoteBackend:
 
     Args:
         args: flags, checked by `check_remote_arguments`.
-        client: HTTP client; a new one if None.
-
-    Attributes:
-        name: model name.
 
     Raises:
         UserError: the server is unreachable or has no model, or httpx2 is not installed.
@@ -168,11 +160,7 @@ class RemoteBackend:
 
 
 def _base_url(url: str) -> str:
-    """Base URL of the API; appends /v1 to a URL without a path.
-
-    Raises:
-        UserError: `url` is not an HTTP URL.
-    """
+    """Base URL of the API; appends /v1 to a URL without a path."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UserError(
@@ -182,11 +170,7 @@ def _base_url(url: str) -> str:
 
 
 def _delta(data: str) -> Iterator[dict[str, Any]]:
-    """Yields the event's deltas, at most one.
-
-    Raises:
-        UserError: the event is an error or malformed.
-    """
+    """Yields the event's deltas, at most one."""
     try:
         event = json.loads(data)
         message = event["error"]["message"] if "error" in event else None

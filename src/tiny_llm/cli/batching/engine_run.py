@@ -20,10 +20,6 @@ class EngineBatchRun:
         args: flags, checked by `check_batch_arguments`. At most `batch_size` requests run at a
             time; a step computes one token for each and up to `prefill_step` prompt tokens. Without
             `kv_cache_bytes`, the KV cache holds `batch_size` requests of the longest length.
-        checkpoint: the model.
-        prompts: token ids.
-        max_tokens: maximum output length of each prompt.
-        ignore_eos: whether to continue after EOS tokens.
 
     Raises:
         UserError: invalid arguments of `LLM`, or a prompt too long for the KV cache.

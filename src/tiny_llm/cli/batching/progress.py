@@ -10,11 +10,8 @@ class RequestProgress:
     """Progress of one prompt.
 
     Attributes:
-        index: index of the prompt.
-        prompt_tokens: length of the prompt.
         prefilled: number of prompt tokens computed so far.
         new_tokens: number of output tokens so far, including EOS.
-        text: output so far.
     """
 
     index: int
@@ -34,12 +31,8 @@ class EngineState:
     """Engine counters.
 
     Attributes:
-        pages: number of pages by state.
         prompt_tokens: prompt tokens of the admitted requests.
-        cached_tokens: prompt tokens found in the prefix cache.
         disk_tokens: cached tokens that were read from `--prefix-cache-dir`.
-        preemptions: number of preemptions.
-        num_draft_tokens, num_accepted_tokens: counters of speculative decoding.
     """
 
     pages: PageCounts

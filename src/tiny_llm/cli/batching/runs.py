@@ -65,11 +65,7 @@ def open_batch_run(
 
     Args:
         args: flags, checked by `check_batch_arguments`.
-        checkpoint: the model and the tokenizer that detokenizes its output.
-        prompts: token ids.
-        max_tokens: maximum output length of each prompt.
         sampler: called once per step with all rows; the engine builds one from `args`.
-        ignore_eos: whether to continue after EOS tokens.
     """
     if args.solution == "mlx":
         return MlxBatchRun(

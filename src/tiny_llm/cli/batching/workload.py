@@ -36,12 +36,7 @@ class LengthRange:
 
 @dataclass(frozen=True)
 class Workload:
-    """A benchmark's sequences.
-
-    Attributes:
-        prompts: token ids.
-        output_lens: output length of each prompt.
-    """
+    """A benchmark's sequences."""
 
     prompts: list[list[int]]
     output_lens: list[int]
@@ -107,7 +102,6 @@ def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str,
     """Time to first token and inter-token latency: median and 95th percentile.
 
     Args:
-        sequences: token times of each sequence.
         started: common arrival time on the same clock; latencies include queueing.
 
     Returns:

@@ -51,12 +51,7 @@ def api_key(argument: str | None) -> str | None:
 def in_range(
     low: float, high: float = math.inf, convert: type[int] | type[float] = int
 ) -> Callable[[str], Any]:
-    """Argument type: a number in [low, high].
-
-    Args:
-        low, high: bounds, inclusive.
-        convert: int or float.
-    """
+    """Argument type: a number in [low, high]."""
 
     def parse(text: str) -> Any:
         value = convert(text)
@@ -272,11 +267,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     flag requires a week's decoding loop (mlx_lm has no loader).
 
     Args:
-        args: flags from `add_model_arguments`.
         needs_cache: whether the command needs a KV cache, which Week 1 lacks.
-
-    Raises:
-        UserError: the first unsupported flag.
     """
     args.solution = SOLUTIONS[args.solution]
     if args.solution == "mlx":
@@ -352,11 +343,7 @@ def flag_name(name: str) -> str:
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
-    """Applies `check_model_arguments` and rejects flags unsupported in batch runs.
-
-    Raises:
-        UserError: the first unsupported flag.
-    """
+    """Applies `check_model_arguments` and rejects flags unsupported in batch runs."""
     check_model_arguments(args, needs_cache=True)
     if args.draft_model is not None and args.loader != ENGINE:
         raise UserError(

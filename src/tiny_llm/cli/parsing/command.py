@@ -38,10 +38,7 @@ class CommandParser(argparse.ArgumentParser):
     """`ArgumentParser` that reports errors in one sentence, without usage.
 
     Args:
-        prog: program name in the help.
-        description: description in the help.
         module: module to re-execute for --solution mine; None for commands without that flag.
-        formatter_class: help formatter.
         skips_unwritten: whether --solution mine uses the reference solution for the learner's
             modules with an unwritten task.
     """
@@ -117,11 +114,7 @@ def has_rank_environment() -> bool:
 
 
 def _join_ranks() -> None:
-    """Connects the launched ranks. Returns only on rank 0 or in a single process.
-
-    Raises:
-        UserError: the connection failed.
-    """
+    """Connects the launched ranks. Returns only on rank 0 or in a single process."""
     # Imported here to keep single-process startup fast.
     from ...engine.execution.tp_worker import serve_launched
     from ...models.parallel.default_group import init_default_group

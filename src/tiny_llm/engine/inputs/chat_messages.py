@@ -127,7 +127,6 @@ def check_unicode(what: str, text: str) -> None:
 
     Args:
         what: subject of the error message, for example "the prompt".
-        text: text to check.
 
     Raises:
         UserError: the text is not valid Unicode.

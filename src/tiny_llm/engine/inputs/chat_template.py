@@ -47,9 +47,6 @@ def render_chat(
     For templates without tool support, tools and tool calls become message text in Qwen3's format.
 
     Args:
-        tokenizer: the model's tokenizer.
-        messages: see `normalize_messages`.
-        tools: see `normalize_tools`.
         variables: other template variables, such as `enable_thinking`.
         add_generation_prompt: whether to open the assistant's turn at the end.
 

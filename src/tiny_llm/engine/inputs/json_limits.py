@@ -25,7 +25,6 @@ class JsonLimits:
 
     Attributes:
         num_values: values so far; an empty object or list counts as two.
-        num_containers: objects and lists so far.
     """
 
     def __init__(self, what: str, scale: float = 1.0, hint: str = "send fewer"):

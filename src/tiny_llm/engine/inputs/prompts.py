@@ -20,13 +20,7 @@ PROMPT_TYPES = 'text, token ids or chat messages ({"role": …, "content": …})
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Chat template inputs besides the messages.
-
-    Attributes:
-        enable_thinking: whether the model may reason first, if it has a thinking mode.
-        tools: tools the model may call, or None.
-        template_kwargs: additional template variables.
-    """
+    """Chat template inputs besides the messages."""
 
     enable_thinking: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -67,9 +61,6 @@ def encode_prompt(
     """Encodes a prompt: text verbatim, messages with the chat template.
 
     Args:
-        tokenizer: the model's tokenizer.
-        prompt: text, token ids or chat messages.
-        chat: chat template inputs.
         max_tokens: the model's context length, for rejecting over-long text before encoding; None
             skips the check.
 

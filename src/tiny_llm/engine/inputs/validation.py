@@ -21,9 +21,6 @@ def validate_number(
     Fractions and NumPy scalars are accepted; MLX takes only Python numbers.
 
     Args:
-        name: argument name, for the error message.
-        value: argument value.
-        low, high: bounds.
         allowed: the range in words, for the error message.
         above: whether the lower bound is exclusive.
 
@@ -40,11 +37,7 @@ def validate_number(
 
 
 def validate_bool(name: str, value: Any) -> None:
-    """Checks that a value is a bool.
-
-    Raises:
-        UserError: the value is not a bool.
-    """
+    """Checks that a value is a bool."""
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {short_repr(value)}.")
 

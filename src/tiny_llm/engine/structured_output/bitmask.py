@@ -37,7 +37,6 @@ class MaskJob:
     """Bitmasks to compute for one request: before its draft tokens and after each of them.
 
     Attributes:
-        grammar: the request's `StructuredOutputGrammar`.
         draft_tokens: unverified tokens.
     """
 

@@ -47,8 +47,6 @@ class StructuredOutputGrammar:
 
     Args:
         matcher: an `llguidance.LLMatcher`, owned by this object.
-        vocab_size: V of the target model.
-        eos_token_ids: EOS tokens.
         text_eos_token_ids: EOS tokens that a grammar may also match as text.
 
     Attributes:
@@ -95,7 +93,6 @@ class GrammarCompiler:
 
     Args:
         tokenizer: the model's tokenizer; its `backend_tokenizer` is from `tokenizers`.
-        vocab_size: V of the model.
         tool_call_parser: name of the tool-call format, see `find_format`.
     """
 

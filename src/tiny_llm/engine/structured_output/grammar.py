@@ -43,8 +43,6 @@ def build_grammar(
     Args:
         constraint: constraint on the body.
         thinking: reasoning state at the start of the output.
-        special_tokens: the vocabulary's special tokens.
-        tool_call_format: the model's tool-call format.
     """
     if isinstance(constraint, ToolCalls):
         body, *parts = _tool_call_grammars(constraint, special_tokens, tool_call_format)

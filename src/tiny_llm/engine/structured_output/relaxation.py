@@ -49,7 +49,6 @@ def relax(
 
     Args:
         constraint: the constraint; returned unchanged if it has no schemas.
-        find_error: llguidance's check of one schema.
 
     Returns:
         (the relaxed constraint, a warning for each schema that is not fully enforced).
@@ -112,12 +111,7 @@ def _with_deadline(find_error: FindError) -> FindError:
 def _relax_schema(
     what: str, schema: Any, is_strict: bool, find_error: FindError
 ) -> tuple[Any, str]:
-    """Returns the relaxed schema, and a warning that lists the removed keywords.
-
-    Args:
-        what: subject of the warning and of error messages.
-        schema, is_strict, find_error: see `relax`.
-    """
+    """Returns the relaxed schema, and a warning that lists the removed keywords."""
     relaxer = _Relaxer(find_error)
     try:
         relaxed = relaxer.relax(schema)
@@ -142,9 +136,6 @@ def _relax_schema(
 
 class _Relaxer:
     """Removes the unenforceable keywords of one schema.
-
-    Args:
-        find_error: llguidance's check of one schema.
 
     Attributes:
         removed: JSON pointers of the removed keywords.
@@ -239,8 +230,6 @@ def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: Visit) -> dict[
     """Replaces a schema's direct subschemas.
 
     Args:
-        schema: the outer schema.
-        pointer: its JSON pointer.
         visit: maps a subschema's pointer and value to its new value.
     """
     result = dict(schema)

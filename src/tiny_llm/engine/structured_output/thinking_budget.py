@@ -74,11 +74,7 @@ class ThinkingBudget:
 
 
 def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
-    """Returns the token ids of `<think>` and `</think>`; None if the vocabulary lacks them.
-
-    Args:
-        tokenizer: the model's tokenizer.
-    """
+    """Returns the token ids of `<think>` and `</think>`; None if the vocabulary lacks them."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # `get_vocab` builds a 20 MB dictionary.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
@@ -102,7 +98,6 @@ def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.arr
 
     Args:
         logits: R×V, float32, after the grammar bitmask.
-        rows: R.
     """
     width = logits.shape[-1]
     forced = {

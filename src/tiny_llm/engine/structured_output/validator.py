@@ -38,7 +38,6 @@ class OutputValidator:
         """Returns a message for each part of an output that violates its schema.
 
         Args:
-            constraint: the output's constraint.
             text: content of the output.
             calls: (name, arguments) of each tool call.
         """

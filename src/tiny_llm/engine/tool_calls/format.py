@@ -31,11 +31,9 @@ class CallRules:
     """Tool calls that an output may contain.
 
     Attributes:
-        functions: the functions that may be called.
         choice: "required" for calls only; "auto" for text, calls, or text followed by calls;
             "answer" for calls, or output that matches `@answer`.
         parallel: whether several calls are allowed.
-        special_tokens: the vocabulary's special tokens.
     """
 
     functions: Sequence[Function]
@@ -66,7 +64,6 @@ class ToolCallFormat(ABC):
 
         Args:
             source: the output, starting at the tag.
-            functions: available functions.
 
         Raises:
             MalformedCallError: the text is not a call, or the output ended inside one.
@@ -89,7 +86,6 @@ def tagged_grammar(rules: CallRules, opening: str, rest: str, separator: str) ->
     """Returns the `start` rule, with its helper rules, for calls that start with a tag.
 
     Args:
-        rules: allowed calls.
         opening: the tag.
         rest: name of the rule for a call after its tag.
         separator: text between two calls; omitted after other text.

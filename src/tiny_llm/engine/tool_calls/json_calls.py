@@ -157,7 +157,6 @@ def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> st
     """Returns the Lark rule `call`, which refers to the schemas of `argument_schemas`.
 
     Args:
-        functions: functions that may be called.
         key: key of the arguments.
         end: Lark expression between the arguments and the closing brace.
     """

@@ -118,8 +118,6 @@ def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
     """Returns the rules for a call; adds the JSON schemas that they reference.
 
     Args:
-        call: name of the call's rule.
-        function: the called function.
         schemas: receives the referenced schemas, by name.
     """
     root = parameters_of(function)

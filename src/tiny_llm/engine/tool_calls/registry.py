@@ -29,7 +29,6 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
 
     Args:
         name: one of `NAMES`, or "auto" to detect the format from the chat template.
-        chat_template: the model's chat templates, see `find_chat_template`.
 
     Raises:
         UserError: the name is unknown.

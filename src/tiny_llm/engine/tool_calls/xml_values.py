@@ -103,7 +103,6 @@ def text_rule(name: str, schema: Mapping[str, Any], is_nullable: bool = False) -
     """Returns a Lark rule for a string parameter's bare text and end tag.
 
     Args:
-        name: name of the rule.
         schema: JSON schema of the string. `TEXT_KEYWORDS` are enforced, except for large length
             bounds and patterns that the grammar library does not support.
         is_nullable: whether `null` is allowed too.

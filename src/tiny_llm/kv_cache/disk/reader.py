@@ -20,9 +20,6 @@ class PageLoad:
 
     Args:
         pages: (key, number of bytes) pairs.
-
-    Attributes:
-        pages: as given.
     """
 
     def __init__(self, pages: Sequence[tuple[bytes, int]]):
@@ -36,7 +33,6 @@ class PageReader(threading.Thread):
     """Reads one load at a time, in FIFO order.
 
     Args:
-        store: the pages on disk.
         writer: removes unreadable pages from the store.
 
     Attributes:

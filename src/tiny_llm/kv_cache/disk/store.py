@@ -39,9 +39,7 @@ class StoredPage:
     """A page to be written.
 
     Attributes:
-        key: the page's key.
         depth: number of preceding pages in the prefix.
-        payload: the page's bytes.
     """
 
     key: bytes

@@ -29,10 +29,6 @@ EXPECTED_TOKEN_IDS = "a token id or a list of token ids"
 def reject_code(fields: Mapping[str, Any], where: str) -> None:
     """Rejects fields that refer to executable code.
 
-    Args:
-        fields: JSON object from the checkpoint.
-        where: path of the object's file, for the error message.
-
     Raises:
         ModelError: a field refers to code.
     """
@@ -46,10 +42,6 @@ def reject_code(fields: Mapping[str, Any], where: str) -> None:
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
     """Rejects fields that no family supports, and invalid values of common fields.
-
-    Args:
-        config: parsed `config.json`.
-        where: path of the file, for the error message.
 
     Raises:
         ModelError: the first invalid field.

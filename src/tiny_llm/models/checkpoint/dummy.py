@@ -47,8 +47,6 @@ def random_tensors(
     """Creates a checkpoint's tensors: lazy, random, and quantized according to the config.
 
     Args:
-        config: parsed `config.json`.
-        seed: random seed.
         mtp: whether to add the MTP layer; the other tensors are the same either way.
 
     Returns:

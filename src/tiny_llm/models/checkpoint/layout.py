@@ -21,9 +21,6 @@ MAX_TENSORS = 200_000  # 94 layers with 128 experts each, in 4 bits, have 110,00
 def check_checkpoint(folder: Path) -> Fields:
     """Checks a folder before loading: config, model type, tokenizer, complete weight files.
 
-    Args:
-        folder: an MLX or Hugging Face checkpoint.
-
     Returns:
         See `read_model_config`.
 

@@ -29,10 +29,6 @@ def resolve_file(folder: Path, name: str) -> Path:
 
     Follows symbolic links: the hub cache consists of links, and downloads contain none.
 
-    Args:
-        folder: the checkpoint's folder.
-        name: file name without directories.
-
     Raises:
         ModelError: the name contains directories, or the file is missing or not a regular file.
     """

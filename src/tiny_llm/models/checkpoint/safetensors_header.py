@@ -35,9 +35,7 @@ class TensorInfo:
 
     Attributes:
         dtype: dtype name in the safetensors format.
-        shape: the tensor's shape.
         begin, end: byte range [begin, end), relative to the end of the header.
-        file: the file that contains the tensor.
         header_end: file offset of the end of the header.
     """
 

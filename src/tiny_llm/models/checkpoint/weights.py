@@ -45,9 +45,7 @@ class TreeNode(Module):
     """A node of the tree: named children, or a layer's arrays.
 
     Attributes:
-        weight: a layer's weight.
         scales, biases, group_size, bits, mode: a quantized layer's arrays and format.
-        bias: a layer's bias, if any.
     """
 
 
@@ -55,12 +53,9 @@ class CheckpointModel(Module):
     """The root of the tree.
 
     Args:
-        args: the model's config.
         parts: children `model`, `lm_head` unless tied, and `mtp` if loaded.
 
     Attributes:
-        model, lm_head, mtp: the nodes in `parts`.
-        layers: the transformer blocks.
         weight_locations: file locations of arrays not yet read.
     """
 
@@ -78,12 +73,7 @@ class CheckpointModel(Module):
 
 
 def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is unquantized, or quantized in an MLX format.
-
-    Args:
-        folder: the checkpoint's folder.
-        config: parsed `config.json`.
-    """
+    """Whether a checkpoint is unquantized, or quantized in an MLX format."""
     quantization = config.get("quantization")
     if any(config.get(key) for key in MLX_LM_ONLY_FIELDS):
         return False
@@ -99,8 +89,6 @@ def read_checkpoint(
     """Reads the weights lazily from a checkpoint accepted by `is_supported_format`.
 
     Args:
-        folder: the checkpoint's folder.
-        config: parsed `config.json`.
         rank_shard: shard to read; None for the full model.
         mtp: whether to read the MTP layer; unsupported with a shard.
 
@@ -166,7 +154,6 @@ def build_model_tree(
     """Builds the tree from named tensors, repacked for this machine's kernels (`repack.py`).
 
     Args:
-        args: the model's config.
         weights: tensor name -> array, for all tensors.
         formats: layer path -> format, for quantized layers.
     """

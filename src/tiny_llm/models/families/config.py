@@ -16,10 +16,7 @@ class MoEConfig:
     """Mixture of experts, replacing the MLP.
 
     Attributes:
-        num_experts: number of experts per layer.
-        top_k: number of experts per token.
         intermediate_size: intermediate size I of one expert.
-        norm_topk_prob: whether the selected experts' probabilities are renormalized to sum to 1.
         layers: indices of the layers with experts; other layers have an MLP.
         shared_expert_intermediate_size: I of the gated shared expert, applied to every token; None
             without a shared expert.
@@ -115,22 +112,14 @@ class DecoderConfig:
     Created by `registry.read_config`.
 
     Attributes:
-        model_type: the family's `model_type` in `config.json`.
         max_position_embeddings: context length served, including any extension by RoPE scaling.
-        rope_theta: RoPE's base.
         rotary_dim: number of leading features per head that RoPE rotates; None for all.
-        rope_scaling: RoPE scaling; None for plain RoPE.
-        tie_word_embeddings: whether the embedding is also the LM head.
-        qkv_bias: whether q_proj, k_proj and v_proj have a bias.
-        o_proj_bias: whether o_proj has a bias.
-        mlp_bias: whether the MLP's three layers have a bias.
         qk_norm: whether query and key heads are normalized before RoPE.
         attn_output_gate: whether q_proj also computes a gate for each head's output.
         experts: mixture of experts; None for an MLP in every layer.
         delta_net: Gated DeltaNet layers; None for attention in every layer.
         sliding_window: sliding window in some or all layers; None for full attention in every
             layer.
-        has_mtp: whether the multi-token prediction (MTP) layer is loaded.
     """
 
     model_type: str

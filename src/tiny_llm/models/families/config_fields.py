@@ -70,8 +70,6 @@ def positive_int(
     """Value of a positive integer field.
 
     Args:
-        fields: an object of `config.json`.
-        name: the field's name.
         default: value used if the field is missing or null; None makes the field required.
         most: largest valid value.
 

@@ -161,7 +161,6 @@ def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
 
     Args:
         stacked: layers with the stacked matrices of all experts, named as in `PROJECTIONS`.
-        dtype: dtype of the activations.
     """
     if not kernels.computes_on_cpu():
         return GatheredExperts(stacked)

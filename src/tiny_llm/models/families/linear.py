@@ -26,7 +26,6 @@ class MlxQuantizedWeights:
 
     Attributes:
         weight, scales, biases: arrays from `mx.quantize`; biases only in mode "affine".
-        group_size, bits, mode: see `checkpoint/quantization.py`.
         dtype: dtype of the returned embeddings.
     """
 
@@ -194,7 +193,6 @@ def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
     """A model's activation dtype: the dtype of its embedding, or of the embedding's scales.
 
     Args:
-        table: the embedding layer.
         norm: the final norm, whose dtype is used if the scales are not floating point.
     """
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype

@@ -13,7 +13,6 @@ class Mlp:
 
     Args:
         layer: the checkpoint's layer, with `gate_proj`, `up_proj` and `down_proj`.
-        dtype: dtype of the activations.
     """
 
     def __init__(self, layer: Any, dtype: mx.Dtype):

@@ -38,13 +38,9 @@ class Family:
     """Properties of a family that its configs do not state.
 
     Attributes:
-        qk_norm: see `DecoderConfig`.
         bias: attention biases: "qkv" for q, k and v; "switched" for all four projections if
             `attention_bias` is on; "none".
-        mlp_bias: whether `mlp_bias` is supported.
-        window: see `WindowKind`.
         head_dim: default of `head_dim`; None for hidden_size / num_attention_heads.
-        has_experts: whether layers may have experts.
         is_hybrid: whether layers may be Gated DeltaNets; the others have gated attention.
     """
 
@@ -175,10 +171,6 @@ IGNORED_PREFIXES = ("_", "unsloth_")
 
 def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     """Parses a `config.json`, or an `mlx_lm` model's args.
-
-    Args:
-        config: the fields.
-        mtp: see `DecoderConfig.has_mtp`.
 
     Raises:
         ValueError: names the unknown family, or the unknown, missing or invalid field; or the

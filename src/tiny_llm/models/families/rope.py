@@ -70,7 +70,6 @@ class RopeFields:
         """Parses the fields.
 
         Args:
-            fields: fields of the config.
             partial: default `partial_rotary_factor`, for families that rotate part of each head
                 and may have multimodal sections; None for other families.
 
@@ -117,7 +116,6 @@ class RopeScaling:
 
     Attributes:
         rope_type: "linear", "llama3" or "yarn".
-        factor: context scaling factor.
         original_context: context length in training.
         low, high: ramp bounds, in rotations over the original context: pairs below `low` have their
             frequencies divided by the factor, pairs above `high` keep theirs.
@@ -138,7 +136,6 @@ class RopeScaling:
         """Parses `rope_scaling`, or `rope_parameters`, from a `config.json`.
 
         Args:
-            fields: the object; None if missing.
             context: `max_position_embeddings`.
 
         Returns:

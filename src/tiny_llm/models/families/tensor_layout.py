@@ -59,7 +59,6 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
     """Maps the names of MLX's text model to tensor names in the checkpoint.
 
     Args:
-        stored: names in the checkpoint.
         config: the model's config. Only hybrid families have prefixes and skipped tensors.
 
     Raises:
@@ -83,12 +82,7 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
 
 
 def is_skipped(name: str, mtp: bool) -> bool:
-    """Whether loading skips a hybrid family's tensor.
-
-    Args:
-        name: name in the checkpoint.
-        mtp: whether the MTP layer is loaded.
-    """
+    """Whether loading skips a hybrid family's tensor."""
     if name.startswith(VISION_PREFIXES):
         return True
     return not mtp and text_tensor_name(name).startswith(MTP_PREFIX)

@@ -33,7 +33,6 @@ class MtpDecoder(Decoder):
 
     Args:
         mlx_model: checkpoint from `load_weights(…, mtp=True)`; its arrays are shared.
-        options: see `Decoder`.
     """
 
     def __init__(self, mlx_model: CheckpointModel, **options: Any):

@@ -18,13 +18,6 @@ MAX_TEMPLATES = 100
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
     """Reads a checkpoint's chat templates from its template files, or else its tokenizer config.
 
-    Args:
-        folder: the checkpoint's folder.
-        tokenizer_config: its `tokenizer_config.json`.
-
-    Returns:
-        The templates; None if there are none.
-
     Raises:
         ModelError: a file is unreadable, or a template is not a string.
     """

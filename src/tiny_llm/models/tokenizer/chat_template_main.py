@@ -20,7 +20,6 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
     """Renders a conversation into a prompt.
 
     Args:
-        template: Jinja source.
         messages: messages {"role": …, "content": …}; keys with value None are dropped.
         variables: template variables such as `add_generation_prompt` and `enable_thinking`.
 

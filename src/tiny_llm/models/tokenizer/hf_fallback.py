@@ -27,7 +27,6 @@ def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
 
     Args:
         folder: checkpoint folder with a validated tokenizer config.
-        eos_token_ids: ids of the EOS tokens.
     """
     from mlx_lm.utils import load_tokenizer
 
@@ -65,7 +64,6 @@ def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
 
     Args:
         tokenizer: loaded by `mlx_lm`; two methods of the wrapped tokenizer are replaced.
-        encoder: see `check_tokenizer_files`.
     """
     inner = tokenizer._tokenizer
     apply, encode = inner.apply_chat_template, inner.encode

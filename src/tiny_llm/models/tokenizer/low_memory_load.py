@@ -36,7 +36,6 @@ def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Token
     """Same as `tokenizers.Tokenizer.from_file`, with less memory for BPE models.
 
     Args:
-        file: a `tokenizer.json`.
         content: its parsed content, which is consumed.
 
     Raises:

@@ -24,7 +24,6 @@ class SandboxedProcess:
     Args:
         program: Python file. Writes a JSON object once ready, then one per request; on failure,
             the object has the key "error".
-        arguments: command-line arguments.
         seconds: time limit per response.
         max_bytes: size limit per response.
         startup_seconds: time limit for startup.
@@ -50,7 +49,6 @@ class SandboxedProcess:
         """Sends a request and returns the response.
 
         Args:
-            payload: JSON-serializable request.
             seconds: time limit for this response; None for the default.
 
         Raises:

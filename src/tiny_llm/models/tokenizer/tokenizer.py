@@ -68,14 +68,10 @@ class Tokenizer:
     """Drop-in replacement for `mlx_lm.load`'s tokenizer; see the module docstring.
 
     Args:
-        folder: the checkpoint's folder.
-        tokenizer: its `tokenizer.json`.
         config: its `tokenizer_config.json`.
-        eos_token_ids: see `read_eos_token_ids`.
         encoder: sandboxed encoder; None if all components are safe.
 
     Attributes:
-        eos_token_ids: ids of the EOS tokens.
         chat_template: see `find_chat_template`; None if missing.
         has_thinking: whether the vocabulary has the reasoning tags.
     """
@@ -186,7 +182,6 @@ class Tokenizer:
         Args:
             conversation: messages {"role": …, "content": …}, plus other keys the template reads.
             tools: JSON schemas of the available tools.
-            tokenize: whether to encode the rendered text.
             variables: template variables such as `add_generation_prompt` and `enable_thinking`
                 (default: `has_thinking`); other arguments as in `transformers`.
 
@@ -245,7 +240,6 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 
     Args:
         folder: folder with `tokenizer.json` or other tokenizer files that `transformers` supports.
-        config: its `config.json`.
 
     Raises:
         ValueError: names the malformed file (`ModelError` if it is not JSON).

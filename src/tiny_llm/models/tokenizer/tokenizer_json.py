@@ -105,11 +105,7 @@ def library_errors(failure: str) -> Iterator[None]:
 
 
 def unsafe_component(content: Mapping[str, Any]) -> str | None:
-    """Describes the first component that needs a sandbox, for messages; None if all are safe.
-
-    Args:
-        content: from `read_tokenizer_json`.
-    """
+    """Describes the first component that needs a sandbox, for messages; None if all are safe."""
     for expression in _regexes([content.get("normalizer"), content.get("pre_tokenizer")]):
         if expression not in KNOWN_REGEXES:
             return f"the regular expression {short_repr(expression)}"

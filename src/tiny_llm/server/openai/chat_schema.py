@@ -105,9 +105,6 @@ class ChatMessage(StrictModel):
     def to_template(self, number: int) -> dict[str, Any]:
         """Converts the message for the chat template.
 
-        Args:
-            number: index in `messages`, for errors.
-
         Raises:
             ApiError: the message has no content.
         """
@@ -180,11 +177,7 @@ class AllowedToolsChoice(StrictModel):
 
 
 def check_continuation(continue_final: bool | None, add_generation: bool | None) -> None:
-    """Rejects requests that set both continuation flags.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Rejects requests that set both continuation flags."""
     if continue_final and add_generation:
         raise bad_request(
             "continue_final_message and add_generation_prompt are mutually exclusive.",

@@ -144,9 +144,7 @@ class CompletionSerializer:
     """Serializes completions. Completion `i` of prompt `p` is choice `p · n + i`.
 
     Args:
-        server, body, handle: the request's state.
         encoded: token ids and text of each prompt.
-        n: number of completions per prompt.
     """
 
     def __init__(

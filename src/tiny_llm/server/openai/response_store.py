@@ -67,10 +67,6 @@ class ResponseStore:
     def resolve(self, given: str | Sequence[Item], previous_id: str | None) -> Conversation:
         """Returns a request's conversation.
 
-        Args:
-            given: the request's `input`.
-            previous_id: the request's `previous_response_id`.
-
         Raises:
             ApiError: the store is disabled, or a referenced response or item is not in it.
         """

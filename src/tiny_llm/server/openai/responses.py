@@ -76,11 +76,7 @@ def _render_prompt(
 
 
 class ResponseSerializer:
-    """Serializes a response, a list of output items.
-
-    Args:
-        server, body, handle, prompt, params, store, conversation: the request's state.
-    """
+    """Serializes a response, a list of output items."""
 
     def __init__(
         self,

@@ -41,7 +41,6 @@ class OutputItems:
         """Appends a parsed delta; returns its events.
 
         Args:
-            part: text, reasoning or tool call delta.
             logprobs: logprobs of a text delta's tokens.
         """
         match part:

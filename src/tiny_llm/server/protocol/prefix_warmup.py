@@ -22,7 +22,6 @@ class PrefixWarmup:
 
     Args:
         settings: server settings; `prefix_warmup` enables it.
-        engine_client: client of the engine thread.
     """
 
     def __init__(self, settings: Settings, engine_client: EngineClient):

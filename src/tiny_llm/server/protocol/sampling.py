@@ -117,11 +117,7 @@ class CommonFields(StrictModel):
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
-        """Returns the fields as arguments for `make_sampling_params`.
-
-        Args:
-            max_tokens: maximum tokens in the completion; None if not given.
-        """
+        """Returns the fields as arguments for `make_sampling_params`."""
         return {
             **{name: getattr(self, name) for name in SAMPLING_FIELDS},
             "max_tokens": max_tokens,
@@ -156,13 +152,6 @@ class SamplingFields(CommonFields):
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
         """Converts to sampling parameters.
-
-        Args:
-            defaults: default parameters.
-            max_tokens: maximum tokens in the completion.
-            logprobs: number of top log-probabilities per token, or None.
-            constraint: from `response_format` or tools, or None.
-            prompt_logprobs: number of top log-probabilities per prompt token, or None.
 
         Raises:
             ApiError: parameters are invalid or conflict.
@@ -205,10 +194,6 @@ class SamplingFields(CommonFields):
 def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
     """Creates sampling parameters from a request's fields and the defaults.
 
-    Args:
-        defaults: default parameters.
-        fields: the request's parameters; None if not given.
-
     Raises:
         ApiError: a parameter is invalid.
     """
@@ -232,7 +217,6 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
     Args:
         kind: `StructuredOutputs` or `ToolCalls`.
         param: the request's field, for errors.
-        args, fields: arguments for `kind`.
 
     Raises:
         ApiError: the constraint is invalid.
@@ -251,7 +235,6 @@ def auto_tool_calls(
     """Constraint for `tool_choice` "auto": tool calls are optional but must match their schemas.
 
     Args:
-        tools: available tools.
         parallel: whether several calls are allowed; None allows them.
         response_constraint: constraint on output without calls, or None.
     """
@@ -271,7 +254,6 @@ def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:
     """Reads the model's default sampling parameters.
 
     Args:
-        folder: model folder.
         source: "auto" reads `generation_config.json` (`do_sample: false` means greedy); "vllm"
             keeps the engine's defaults.
 

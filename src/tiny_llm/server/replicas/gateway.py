@@ -29,7 +29,6 @@ class ReplicaRequest:
 
     Attributes:
         scope: ASGI scope, picklable entries only.
-        body: the complete body.
         prompt: routing key; may be empty.
     """
 

@@ -22,8 +22,6 @@ class Replica:
     """Handles requests forwarded by a gateway.
 
     Args:
-        folder: model folder.
-        settings: server settings.
         engine: arguments for `LLM`, except the model.
     """
 
