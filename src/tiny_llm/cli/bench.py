@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -35,6 +36,7 @@ from .batching.workload import (
 from .parsing.arguments import (
     ENGINE,
     add_batch_arguments,
+    add_flag,
     add_model_arguments,
     check_batch_arguments,
     in_range,
@@ -64,21 +66,19 @@ def make_parser(prog: str) -> CommandParser:
         ("--seed", 0, 0, "random seed for lengths, token ids and arrival times"),
     ):
         parser.add_argument(flag, type=in_range(low), default=default, metavar="N", help=text)
-    parser.add_argument(
-        "--request-rate",
-        type=in_range(0.01, convert=float),
-        nargs="+",
-        metavar="R",
-        help="mean arrival rate in requests per second; sequences arrive at random times, and the "
+    flag = partial(add_flag, parser)
+    flag(
+        "--request-rate R",
+        "mean arrival rate in requests per second; sequences arrive at random times, and the "
         "workload runs once per rate (engine only)",
-    )
-    parser.add_argument(
-        "--goodput",
-        type=_latency_bound,
+        in_range(0.01, convert=float),
         nargs="+",
-        metavar="NAME:MS",
-        help="latency bounds per request in milliseconds, for --request-rate, e.g. ttft:200 "
-        "tpot:50",
+    )
+    flag(
+        "--goodput NAME:MS",
+        "latency bounds per request in milliseconds, for --request-rate, e.g. ttft:200 tpot:50",
+        _latency_bound,
+        nargs="+",
     )
     return parser
 

@@ -39,34 +39,21 @@ class ModelSpec:
 class Settings:
     """Server settings; engine options are arguments of `LLM`.
 
+    Fields not listed here have a flag of the same name, described by `serve --help`.
+
     Attributes:
         model_names: the model's names in the API; responses use the first. `ServerProcess` copies
             the settings for each model.
-        max_memory: upper bound on the total memory requirement of loaded models; None for no limit.
-        idle_unload: seconds without requests after which a model is unloaded; None for never.
         adapter_names: names of the model's LoRA adapters, selected by a request's `model`.
-        api_key: required API key; None for no authentication.
         allowed_hosts: host names allowed without a key, besides IP addresses and names without a
             dot; "*" for any.
         cors_origins: allowed CORS origins.
         max_queue: maximum number of waiting completions; beyond it, requests get 429. The server
             enforces this limit and leaves `LLM(max_queue=…)` unset.
-        max_body_bytes: maximum size of a request body; None for `BODY_BYTES_PER_TOKEN` times the
-            model's context, at least `MIN_BODY_BYTES` and at most `MAX_BODY_BYTES`.
+        max_body_bytes: None for `BODY_BYTES_PER_TOKEN` times the model's context, at least
+            `MIN_BODY_BYTES` and at most `MAX_BODY_BYTES`.
         body_timeout: seconds without data after which an incomplete body is rejected.
-        request_timeout: maximum seconds from arrival to completion, enforced by the engine between
-            steps; None for no limit.
-        drain_timeout: maximum seconds to wait for running requests after SIGTERM.
-        watchdog: maximum seconds per step; beyond it, the process exits.
-        generation_config: "auto" reads sampling defaults from the model's
-            `generation_config.json`, "vllm" uses vLLM's.
         chat_template: Jinja source that replaces the model's chat template, or None.
-        log_requests: whether to log each request with its status, token counts and timing.
-        log_contents: whether to log request and response bodies.
-        response_store: number of responses kept for `previous_response_id`; 0 for none.
-        tool_call_parser: name of the tool-call format; "auto" detects it in the chat template.
-        record: event log file; None for no log.
-        prefix_warmup: whether to precompute the known prefix of a conversation's next turn.
         keep_alive: seconds of silence after which a stream sends a keep-alive.
         max_queued_outputs: maximum number of queued outputs per completion.
         slow_reader_timeout: maximum seconds that a client may leave its output queue full.

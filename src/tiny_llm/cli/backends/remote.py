@@ -3,11 +3,12 @@
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import UserError
-from ..parsing.arguments import API_KEY_VARIABLE, api_key, flag_name
+from ..parsing.arguments import API_KEY_VARIABLE, add_flag, api_key, flag_name
 from ..parsing.command import console
 
 if TYPE_CHECKING:
@@ -37,19 +38,16 @@ READ_TIMEOUT_SECONDS = 600.0  # a large model may prefill a long prompt for minu
 
 def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for the server's address and its requests."""
-    parser.add_argument(
-        "--url",
-        metavar="URL",
-        help="base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000; --model then "
+    flag = partial(add_flag, parser)
+    flag(
+        "--url URL",
+        "base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000; --model then "
         "selects one of its models, by default the first",
     )
-    parser.add_argument(
-        "--api-key", metavar="KEY", help=f"API key for --url; or set {API_KEY_VARIABLE}"
-    )
-    parser.add_argument(
-        "--reasoning-effort",
-        metavar="LEVEL",
-        help="reasoning effort for --url, e.g. none, low or high; by default, the server's",
+    flag("--api-key KEY", f"API key for --url; or set {API_KEY_VARIABLE}")
+    flag(
+        "--reasoning-effort LEVEL",
+        "reasoning effort for --url, e.g. none, low or high; by default, the server's",
     )
 
 
