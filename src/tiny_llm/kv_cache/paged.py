@@ -211,11 +211,7 @@ def paged_metadata(
 
 
 def check_paged_mask(mask: Any) -> None:
-    """Rejects masks that paged attention does not support.
-
-    Raises:
-        ValueError: the mask is neither None nor "causal".
-    """
+    """Rejects masks that paged attention does not support."""
     if not is_none_or_causal(mask):
         raise ValueError(
             "paged KV cache: mask must be None or 'causal'; paged attention does not support array "

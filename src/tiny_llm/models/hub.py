@@ -88,11 +88,7 @@ def find_model(name: str, console: "Console | None") -> Path:
 
 
 def find_config(name: str, console: "Console | None") -> Path:
-    """Finds a folder with a model's `config.json` and tokenizer; weights are not downloaded.
-
-    Raises:
-        ModelError: the model does not exist or cannot be downloaded.
-    """
+    """Finds a folder with a model's `config.json` and tokenizer; weights are not downloaded."""
     full_name = shortcut_name_to_full_name(name)
     folder = _local_folder(name) or find_in_cache(full_name)
     return folder or download(full_name, console, CONFIG_PATTERNS)

@@ -81,11 +81,7 @@ class EngineBatchRun:
         return iter(self._started.values())
 
     def step(self) -> None:
-        """See `LLM.step`.
-
-        Raises:
-            UserError: a request failed.
-        """
+        """See `LLM.step`."""
         for output in self._llm.step():
             progress = self._progress(
                 output.request_id, len(output.request_output.prompt_token_ids)
@@ -117,11 +113,7 @@ class EngineBatchRun:
         )
 
     def write_recording(self, file: Path) -> None:
-        """Writes the recorded events as JSON.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Writes the recorded events as JSON."""
         try:
             self._recorder.write(file)
         except OSError as error:

@@ -17,9 +17,6 @@ class LengthRange:
     Args:
         kind: "input" or "output", as in the flags --min-<kind>-len and --max-<kind>-len.
         low, high: bounds; `low` is at least 1.
-
-    Raises:
-        UserError: `low` is above `high`.
     """
 
     kind: str

@@ -40,11 +40,7 @@ API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 
 def api_key(argument: str | None) -> str | None:
-    """API key from `--api-key` or the environment variable, or None.
-
-    Raises:
-        UserError: the key is not UTF-8.
-    """
+    """API key from `--api-key` or the environment variable, or None."""
     key = argument or os.environ.get(API_KEY_VARIABLE)
     return validate_utf8("the API key", key) if key else None
 
@@ -318,11 +314,7 @@ def check_batch_arguments(args: argparse.Namespace) -> None:
 
 
 def sampler_from_args(args: argparse.Namespace) -> Sampler:
-    """Builds the sampler from the flags.
-
-    Raises:
-        UserError: a flag is out of range.
-    """
+    """Builds the sampler from the flags."""
     try:
         return make_sampler(
             args.sampler_temp, top_p=args.sampler_top_p, top_k=args.sampler_top_k, seed=args.seed

@@ -8,11 +8,7 @@ from ...errors import UserError
 
 
 def read_prompt(argument: str) -> str:
-    """Resolves `--prompt`: all of standard input for "-", else the argument.
-
-    Raises:
-        UserError: the prompt is not UTF-8.
-    """
+    """Resolves `--prompt`: all of standard input for "-", else the argument."""
     if argument != "-":
         return validate_utf8("the prompt", argument)
     stream = sys.stdin

@@ -127,9 +127,6 @@ def check_unicode(what: str, text: str) -> None:
 
     Args:
         what: subject of the error message, for example "the prompt".
-
-    Raises:
-        UserError: the text is not valid Unicode.
     """
     try:
         text.encode()

@@ -1,4 +1,4 @@
-"""Validation and conversion of arguments."""
+"""Validation and conversion of arguments; an invalid value raises `UserError`."""
 
 import math
 from contextlib import suppress
@@ -23,9 +23,6 @@ def validate_number(
     Args:
         allowed: the range in words, for the error message.
         above: whether the lower bound is exclusive.
-
-    Raises:
-        UserError: the value is not a number in the range.
     """
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -48,11 +45,7 @@ def is_token_id(token: Any) -> bool:
 
 
 def validate_seed(seed: Any) -> int:
-    """Converts a seed to a Python int, because seed arithmetic exceeds 64 bits.
-
-    Raises:
-        UserError: the seed is not an integer in [0, 2**64).
-    """
+    """Converts a seed to a Python int, because seed arithmetic exceeds 64 bits."""
     check_int("seed", seed, 0)
     if seed >= 2**64:
         raise UserError(f"seed must be below 2**64, got {short_repr(seed)}.")

@@ -29,9 +29,6 @@ def find_format(name: str, chat_template: Any) -> ToolCallFormat:
 
     Args:
         name: one of `NAMES`, or "auto" to detect the format from the chat template.
-
-    Raises:
-        UserError: the name is unknown.
     """
     template = chat_template if isinstance(chat_template, str) else str(chat_template or "")
     match detect(template) if name == AUTO else name:

@@ -23,9 +23,6 @@ def check_checkpoint(folder: Path) -> Fields:
 
     Returns:
         See `read_model_config`.
-
-    Raises:
-        ModelError: the first problem found.
     """
     config = read_model_config(folder)
     if not has_tokenizer(folder):

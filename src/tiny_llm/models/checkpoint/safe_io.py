@@ -66,11 +66,7 @@ def _not_regular(file: Path | str) -> ModelError:
 
 
 def check_file_name(folder: Path, name: str) -> None:
-    """Rejects a file name that is absolute, contains directories or is not printable.
-
-    Raises:
-        ModelError: the name is invalid.
-    """
+    """Rejects a file name that is absolute, contains directories or is not printable."""
     if not is_plain_file_name(name):
         raise ModelError(
             f"{folder} refers to the file {short_repr(name)}, expected a file name without "

@@ -97,9 +97,6 @@ def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
 
     Args:
         tensors: all tensors of a checkpoint.
-
-    Raises:
-        ValueError: names the first tensor with an unsupported dtype.
     """
     for name, tensor in tensors.items():
         path, _, kind = name.rpartition(".")

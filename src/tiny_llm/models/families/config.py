@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from ...errors import short_repr
-from .config_fields import Fields, positive_int
+from .config_fields import Fields, invalid_field, positive_int
 from .rope import RopeScaling
 
 DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # in `layer_types`
@@ -50,17 +50,11 @@ class DeltaNetConfig:
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "DeltaNetConfig":
-        """Parses the `linear_*` fields, and `layer_types` or `full_attention_interval`.
-
-        Raises:
-            ValueError: a field is missing or invalid.
-        """
+        """Parses the `linear_*` fields, and `layer_types` or `full_attention_interval`."""
         H_k, H_v = (positive_int(fields, f"linear_num_{name}_heads") for name in ("key", "value"))
         if H_v % H_k != 0:
-            raise ValueError(
-                f"config.json has linear_num_value_heads {H_v}, expected a multiple of "
-                f"linear_num_key_heads {H_k}"
-            )
+            expected = f"a multiple of linear_num_key_heads {H_k}"
+            raise invalid_field("linear_num_value_heads", H_v, expected)
         D_k, D_v = (positive_int(fields, f"linear_{name}_head_dim") for name in ("key", "value"))
         if max(D_k, D_v) > MAX_STATE_HEAD_DIM:
             raise ValueError(
@@ -69,10 +63,8 @@ class DeltaNetConfig:
             )
         K = positive_int(fields, "linear_conv_kernel_dim")
         if not MIN_CONV_KERNEL <= K <= MAX_CONV_KERNEL:
-            raise ValueError(
-                f"config.json has linear_conv_kernel_dim {K}, expected {MIN_CONV_KERNEL} to "
-                f"{MAX_CONV_KERNEL}"
-            )
+            expected = f"{MIN_CONV_KERNEL} to {MAX_CONV_KERNEL}"
+            raise invalid_field("linear_conv_kernel_dim", K, expected)
         return cls(H_k, H_v, D_k, D_v, K, _delta_net_layers(fields))
 
     @property
@@ -213,8 +205,6 @@ def _delta_net_layers(fields: Fields) -> tuple[int, ...]:
         ]
     known = (DELTA_NET_LAYER, ATTENTION_LAYER)
     if not isinstance(types, list) or len(types) != num_layers or set(map(str, types)) != {*known}:
-        raise ValueError(
-            f"config.json has layer_types {short_repr(types)}, expected {num_layers} entries, each "
-            f"{known[0]} or {known[1]}, with at least one of each"
-        )
+        kinds = f"{known[0]} or {known[1]}, with at least one of each"
+        raise invalid_field("layer_types", types, f"{num_layers} entries, each {kinds}")
     return tuple(i for i, each in enumerate(types) if each == DELTA_NET_LAYER)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...errors import short_repr
 from .config import (
     DecoderConfig,
     DeltaNetConfig,
@@ -19,6 +18,7 @@ from .config import (
 from .config_fields import (
     Fields,
     boolean,
+    invalid_field,
     non_negative_int,
     non_negative_ints,
     positive_float,
@@ -185,17 +185,13 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     }
     reject_unknown_fields(fields, _supported_fields(family))
     if fields.get("hidden_act", "silu") not in ACTIVATIONS:
-        raise ValueError(
-            f"config.json has hidden_act {short_repr(fields['hidden_act'])}, expected 'silu'"
-        )
+        raise invalid_field("hidden_act", fields["hidden_act"], "'silu'")
     E, H_q = positive_int(fields, "hidden_size"), positive_int(fields, "num_attention_heads")
     D = _head_dim(fields, family, E, H_q)
     H = positive_int(fields, "num_key_value_heads", H_q)
     if H_q % H != 0:
-        raise ValueError(
-            f"config.json has num_attention_heads {H_q}, expected a multiple of "
-            f"num_key_value_heads, {H}"
-        )
+        expected = f"a multiple of num_key_value_heads, {H}"
+        raise invalid_field("num_attention_heads", H_q, expected)
     attention_bias = boolean(fields, "attention_bias")
     mlp_bias = boolean(fields, "mlp_bias")
     if (attention_bias and family.bias != "switched") or (mlp_bias and not family.mlp_bias):
@@ -205,7 +201,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         )
     output_gate_type = fields.get("output_gate_type") or "silu"
     if output_gate_type not in ACTIVATIONS:
-        raise ValueError(f"config.json has output_gate_type {output_gate_type!r}, expected 'silu'")
+        raise invalid_field("output_gate_type", output_gate_type, "'silu'")
     partial = HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else None
     rope = RopeFields.from_config(fields, partial)
     context = positive_int(fields, "max_position_embeddings")
@@ -250,11 +246,7 @@ def config_of(args: Any) -> DecoderConfig:
 
 
 def family_of(config: Fields) -> Family:
-    """Looks up a config's family.
-
-    Raises:
-        ValueError: the family is unknown or refused.
-    """
+    """Looks up a config's family."""
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in REFUSED_FAMILIES:
         raise ValueError(
@@ -290,8 +282,7 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
     types = fields.get("layer_types")
     num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     if types is not None and not (isinstance(types, list) and all(t in LAYER_TYPES for t in types)):
-        known = " or ".join(LAYER_TYPES)
-        raise ValueError(f"config.json has layer_types {short_repr(types)}, expected {known} each")
+        raise invalid_field("layer_types", types, f"{' or '.join(LAYER_TYPES)} each")
     size, first = fields.get("sliding_window", DEFAULT_WINDOW), 0
     if family.window == "none" or (
         family.window != "always" and not boolean(fields, "use_sliding_window")
@@ -322,20 +313,15 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
 
 def _experts(fields: Fields, family: Family) -> MoEConfig:
     """Parses the mixture of experts."""
-    step, num_layers = (
-        positive_int(fields, "decoder_sparse_step", 1),
-        positive_int(fields, "num_hidden_layers", most=MAX_LAYERS),
-    )
+    step = positive_int(fields, "decoder_sparse_step", 1)
+    num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     mlp_only = non_negative_ints(fields, "mlp_only_layers") or []
     layers = {i for i in range(num_layers) if (i + 1) % step == 0} - set(mlp_only)
     name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
     num_experts = positive_int(fields, name, most=MAX_EXPERTS)
     top_k = positive_int(fields, "num_experts_per_tok")
     if top_k > num_experts:
-        raise ValueError(
-            f"config.json has num_experts_per_tok {top_k}, expected at most num_experts, "
-            f"{num_experts}"
-        )
+        raise invalid_field("num_experts_per_tok", top_k, f"at most num_experts, {num_experts}")
     shared = positive_int(fields, "shared_expert_intermediate_size") if family.is_hybrid else None
     return MoEConfig(
         num_experts,
@@ -358,8 +344,5 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
     else:
         head_dim = hidden_size // num_heads
     if head_dim % 2 != 0 or head_dim > MAX_HEAD_DIM:
-        raise ValueError(
-            f"config.json has head_dim {head_dim}, expected an even number of at most "
-            f"{MAX_HEAD_DIM}"
-        )
+        raise invalid_field("head_dim", head_dim, f"an even number of at most {MAX_HEAD_DIM}")
     return head_dim

@@ -60,9 +60,6 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
 
     Args:
         config: the model's config. Only hybrid families have prefixes and skipped tensors.
-
-    Raises:
-        ValueError: two tensors have the same name in the text model.
     """
     if config.delta_net is None:
         stored = list(stored)

@@ -35,8 +35,8 @@ class MtpDecoder(Decoder):
         mlx_model: checkpoint from `load_weights(…, mtp=True)`; its arrays are shared.
     """
 
-    def __init__(self, mlx_model: CheckpointModel, **options: Any):
-        super().__init__(mtp_checkpoint(mlx_model), **options)
+    def __init__(self, mlx_model: CheckpointModel, *args: Any, **options: Any):
+        super().__init__(mtp_checkpoint(mlx_model), *args, **options)
         mtp = mlx_model.mtp
         self.fc = linear_from(mtp.fc, self.dtype)
         self.embedding_norm = mtp.pre_fc_norm_embedding.weight.astype(self.dtype)

@@ -71,11 +71,7 @@ class SandboxedProcess:
         return response
 
     def start(self) -> None:
-        """Starts the program and waits until it is ready.
-
-        Raises:
-            ValueError: the program failed or exceeded its time or memory limit.
-        """
+        """Starts the program and waits until it is ready."""
         with self._lock:
             try:
                 self._start()

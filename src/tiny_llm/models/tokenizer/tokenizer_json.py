@@ -91,9 +91,6 @@ def library_errors(failure: str) -> Iterator[None]:
 
     Args:
         failure: start of the error message.
-
-    Raises:
-        UserError: the library failed.
     """
     try:
         yield

@@ -219,11 +219,7 @@ class ChatCompletionRequest(SamplingFields):
         return self.reasoning_effort
 
     def check_supported(self) -> None:
-        """Rejects conflicting fields.
-
-        Raises:
-            ApiError: a field conflicts with another.
-        """
+        """Rejects conflicting fields."""
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")

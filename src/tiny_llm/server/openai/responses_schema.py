@@ -99,11 +99,7 @@ class ResponsesRequest(CommonFields):
         return None if self.reasoning is None else self.reasoning.effort
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields.
-
-        Raises:
-            ApiError: a field is unsupported or conflicts with another.
-        """
+        """Rejects unsupported and conflicting fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.background:

@@ -55,11 +55,7 @@ class StructuredOutputsFields(StrictModel):
     json_object: bool | None = None
 
     def constraint(self) -> StructuredOutputs:
-        """Converts to the engine's constraint.
-
-        Raises:
-            ApiError: none or several of the fields are set, or a value is invalid.
-        """
+        """Converts to the engine's constraint."""
         fields = self.model_dump(by_alias=True, exclude_none=True)
         return make_constraint(StructuredOutputs, "structured_outputs", **fields)
 
@@ -72,11 +68,7 @@ class ResponseFormat(StrictModel):
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
     def constraint(self) -> StructuredOutputs | None:
-        """Converts to the engine's constraint; None for text.
-
-        Raises:
-            ApiError: a schema is missing.
-        """
+        """Converts to the engine's constraint; None for text."""
         if self.type == "text":
             return None
         schema = self.schema_
@@ -151,11 +143,7 @@ class SamplingFields(CommonFields):
         constraint: OutputConstraint | None = None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Converts to sampling parameters.
-
-        Raises:
-            ApiError: parameters are invalid or conflict.
-        """
+        """Converts to sampling parameters."""
         if self.structured_outputs is not None:
             if constraint is not None:
                 raise bad_request(
@@ -177,11 +165,7 @@ class SamplingFields(CommonFields):
         )
 
     def check_stream(self, is_stream: bool, has_options: bool) -> None:
-        """Validates the fields that depend on `stream`.
-
-        Raises:
-            ApiError: a field conflicts with `stream`.
-        """
+        """Validates the fields that depend on `stream`."""
         if has_options and not is_stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if is_stream and self.prompt_logprobs is not None:

@@ -38,11 +38,7 @@ class Replica:
         self._app = build_app(self._process.models)
 
     async def start(self) -> None:
-        """Loads the model; returns once the replica is ready.
-
-        Raises:
-            ApiError: 503, the engine failed.
-        """
+        """Loads the model; returns once the replica is ready."""
         self._process.start()
         await self._process.ready()
 
