@@ -160,11 +160,7 @@ class BatchingKvCache(TinyKvCache):
         # [/task 2.6.2 append]
 
     def update_and_fetch(
-        self,
-        keys: mx.array,
-        values: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, keys: mx.array, values: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
         """Appends L tokens to every active slot and returns the padded batch.
 
@@ -206,11 +202,7 @@ class BatchingKvCache(TinyKvCache):
         )
 
     def update_and_fetch_paged(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> PagedKvMetadata:
         """Appends L tokens to every active slot's pages and returns the batch's metadata.
 

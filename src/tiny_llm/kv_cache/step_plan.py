@@ -139,11 +139,7 @@ class LayerCacheView:
         return buffers[keys], buffers[values], self._attention_metadata.context_lens
 
     def update_and_fetch_paged(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> PagedKvMetadata:
         """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 

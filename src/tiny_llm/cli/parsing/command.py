@@ -13,12 +13,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from ...errors import TaskNotImplemented, UserError
-from .learner_tree import (
-    exec_in_learner_tree,
-    find_learner_tree,
-    is_running_mine,
-    unwritten_files,
-)
+from .learner_tree import exec_in_learner_tree, find_learner_tree, is_running_mine, unwritten_files
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # shells' status after Ctrl-C
@@ -52,10 +47,7 @@ class CommandParser(argparse.ArgumentParser):
         skips_unwritten: bool = False,
     ):
         super().__init__(
-            prog=prog,
-            description=description,
-            formatter_class=formatter_class,
-            allow_abbrev=False,
+            prog=prog, description=description, formatter_class=formatter_class, allow_abbrev=False
         )
         self._module = module
         self._skips_unwritten = skips_unwritten

@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 2.0
 
 # Keywords that may have been removed from a schema, and look-around in a pattern.
 RELAXABLE_KEYWORDS = UNIMPLEMENTED | {
-    *("oneOf", "patternProperties", "minProperties", "maxProperties"),
+    *("oneOf", "patternProperties", "minProperties", "maxProperties")
 }
 RELAXABLE = re.compile(
     '"(' + "|".join(map(re.escape, sorted(RELAXABLE_KEYWORDS))) + r')"\s*:|\(\?<?[=!]'

@@ -271,11 +271,7 @@ class Decoder:
         return self._features(self.embedding(ids[None]), batch, rows, storage)
 
     def _features(
-        self,
-        x: mx.array,
-        batch: RaggedBatch,
-        rows: Sequence[int] | mx.array,
-        storage: PagedStorage,
+        self, x: mx.array, batch: RaggedBatch, rows: Sequence[int] | mx.array, storage: PagedStorage
     ) -> mx.array:
         """Runs the layers and the final norm on the first layer's inputs, 1×T×E."""
         rows = as_int32(rows)

@@ -8,13 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .config import (
-    DecoderConfig,
-    DeltaNetConfig,
-    MoEConfig,
-    SlidingWindow,
-    check_mtp_fields,
-)
+from .config import DecoderConfig, DeltaNetConfig, MoEConfig, SlidingWindow, check_mtp_fields
 from .config_fields import (
     Fields,
     boolean,

@@ -164,10 +164,7 @@ def split_fused_projections(weights: dict[str, mx.array], config: DeltaNetConfig
     """
     values = config.num_value_heads // config.num_key_heads  # value heads per key head
     D_k, D_v = config.key_head_dim, config.value_head_dim
-    sizes = {
-        "in_proj_qkvz": (D_k, D_k, values * D_v, values * D_v),
-        "in_proj_ba": (values, values),
-    }
+    sizes = {"in_proj_qkvz": (D_k, D_k, values * D_v, values * D_v), "in_proj_ba": (values, values)}
     for index in config.layers:
         for fused, widths in sizes.items():
             path = f"model.layers.{index}.linear_attn.{fused}"

@@ -53,11 +53,7 @@ def _to_json(
 ) -> str:
     """Serializes to plain JSON; Jinja's own filter escapes HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

@@ -197,10 +197,7 @@ class ResponseSerializer:
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "safety_identifier": body.safety_identifier,
-            "reasoning": {
-                "effort": body.effort,
-                "summary": None,
-            },
+            "reasoning": {"effort": body.effort, "summary": None},
             "service_tier": "default",
             "store": self._is_stored,
             **self._params,

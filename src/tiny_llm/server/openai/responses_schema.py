@@ -134,8 +134,7 @@ class ResponsesRequest(CommonFields):
             )
         if not (isinstance(choice, dict) and isinstance(choice.get("name"), str)):
             raise bad_request(
-                "tool_choice must be 'auto', 'none', 'required' or a named function.",
-                "tool_choice",
+                "tool_choice must be 'auto', 'none', 'required' or a named function.", "tool_choice"
             )
 
     @property
@@ -222,8 +221,5 @@ def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:
     if text_format.schema_ is None:
         raise bad_request("text.format.schema is required.", "text.format")
     return make_constraint(
-        StructuredOutputs,
-        "text.format",
-        json=text_format.schema_,
-        strict=bool(text_format.strict),
+        StructuredOutputs, "text.format", json=text_format.schema_, strict=bool(text_format.strict)
     )
