@@ -131,8 +131,5 @@ def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
     tail = tail.rstrip()
     if tail.endswith("<think>"):
         return ThinkingState.OPEN
-    return (
-        ThinkingState.POSSIBLE
-        if enable_thinking and not tail.endswith("</think>")
-        else ThinkingState.NONE
-    )
+    is_possible = enable_thinking and not tail.endswith("</think>")
+    return ThinkingState.POSSIBLE if is_possible else ThinkingState.NONE

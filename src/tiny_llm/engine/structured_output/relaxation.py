@@ -75,12 +75,10 @@ def relax(
         tools.append(tool)
     answer = constraint.response_constraint
     if answer is not None:
-        relaxed, answer_warnings = relax(answer, find_error)
-        assert isinstance(relaxed, StructuredOutputs)
-        answer, warnings = relaxed, warnings + answer_warnings
-    return replace(constraint, tools=tools, response_constraint=answer), list(
-        filter(None, warnings)
-    )
+        answer, answer_warnings = relax(answer, find_error)  # type: ignore[assignment]
+        warnings += answer_warnings
+    relaxed = replace(constraint, tools=tools, response_constraint=answer)
+    return relaxed, list(filter(None, warnings))
 
 
 def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...]:
@@ -89,9 +87,8 @@ def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...
         return (constraint.strict,)
     is_required = constraint.choice == "required"
     tools = [is_required and tool["function"].get("strict") is True for tool in constraint.tools]
-    return *tools, *(
-        [] if constraint.response_constraint is None else [constraint.response_constraint.strict]
-    )
+    answer = constraint.response_constraint
+    return *tools, *([] if answer is None else [answer.strict])
 
 
 def _with_deadline(find_error: FindError) -> FindError:

@@ -42,11 +42,8 @@ class OutputValidator:
             calls: (name, arguments) of each tool call.
         """
         if isinstance(constraint, StructuredOutputs):
-            return (
-                []
-                if constraint.json is None
-                else self._check("the JSON schema", str(constraint.json), text)
-            )
+            schema = constraint.json
+            return [] if schema is None else self._check("the JSON schema", str(schema), text)
         functions = [tool["function"] for tool in constraint.tools]
         schemas = {function["name"]: function.get("parameters") for function in functions}
         violations = []
