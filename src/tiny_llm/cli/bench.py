@@ -31,6 +31,7 @@ from .batching.workload import (
     TimestampTokenizer,
     Workload,
     latencies,
+    summarize,
     synthetic_workload,
 )
 from .parsing.arguments import (
@@ -148,25 +149,18 @@ def measure_load(
     requests = run_open_loop(llm, workload, arrivals)
     llm.close()
     seconds = max(request.last_token for request in requests) - requests[0].arrival
-    result: dict[str, float | None] = {
+    tpot = [request.tpot for request in requests if request.tpot is not None]
+    return {
         "request_rate": rate,
         "requests_per_s": round(len(requests) / seconds, 2),
         "output_tokens_per_s": round(workload.output_tokens / seconds, 2),
         "goodput": round(goodput(requests, slo), 2),
+        **summarize({"ttft": [request.ttft for request in requests], "tpot": tpot}, percentile),
     }
-    tpot = [request.tpot for request in requests if request.tpot is not None]
-    for name, values in (("ttft_ms", [request.ttft for request in requests]), ("tpot_ms", tpot)):
-        for key, percent in (("median", 50), ("p95", 95)):
-            ms = round(percentile(values, percent) * 1e3, 3) if values else None
-            result[f"{name}_{key}"] = ms
-    return result
 
 
 def _open(
-    args: argparse.Namespace,
-    checkpoint: Checkpoint,
-    workload: Workload,
-    tokenizer: TimestampTokenizer,
+    args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, tokenizer: Any
 ) -> BatchRun:
     return open_batch_run(
         args,

@@ -55,11 +55,8 @@ def find_in_cache(hub_id: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                hub_id, local_files_only=True, allow_patterns=DOWNLOAD_PATTERNS
-            )
-        )
+        options = {"local_files_only": True, "allow_patterns": DOWNLOAD_PATTERNS}
+        folder = Path(huggingface_hub.snapshot_download(hub_id, **options))
         check_checkpoint(folder)
     except (LocalEntryNotFoundError, HFValidationError, ModelError):
         return None

@@ -1,7 +1,7 @@
 """Synthetic workload, and a tokenizer that timestamps its tokens."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,10 +107,15 @@ def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str,
     """
     first = [times[0] - started for times in sequences if times]
     gaps = [gap for times in sequences for gap in np.diff(times)]
-    result = {}
-    for name, seconds in (("ttft_ms", first), ("itl_ms", gaps)):
-        for key, percent in (("median", 50), ("p95", 95)):
-            ms = round(float(np.percentile(seconds, percent)) * 1e3, 3) if seconds else None
-            result[f"{name}_{key}"] = ms
+    return summarize({"ttft": first, "itl": gaps}, np.percentile)
 
-    return result
+
+def summarize(
+    latencies: Mapping[str, Sequence[float]], percentile: Callable[[Sequence[float], float], Any]
+) -> dict[str, float | None]:
+    """Median and 95th percentile of latencies in seconds, as `<name>_ms_<key>` in milliseconds."""
+    return {
+        f"{name}_ms_{key}": round(float(percentile(values, percent)) * 1e3, 3) if values else None
+        for name, values in latencies.items()
+        for key, percent in (("median", 50), ("p95", 95))
+    }

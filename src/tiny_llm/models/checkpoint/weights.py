@@ -108,11 +108,8 @@ def read_checkpoint(
             "it has no mtp.* tensors, which multi-token prediction requires and most conversions "
             "to MLX drop; use the original checkpoint or another speculation method"
         )
-    weights = {
-        name: loaded[source]
-        for name, source in names.items()
-        if not name.endswith(ROPE_BUFFER_SUFFIX)
-    }
+    kept = {name: source for name, source in names.items() if not name.endswith(ROPE_BUFFER_SUFFIX)}
+    weights = {name: loaded[source] for name, source in kept.items()}
     if args.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # some converters write a copy of the embedding
     convert_layout(weights, full)
@@ -134,18 +131,14 @@ def read_checkpoint(
 
 
 def _register_source(
-    weight_locations: WeightLocations,
-    array: mx.array,
-    name: str,
-    tensor: TensorInfo,
-    rank_shard: RankShard,
+    locations: WeightLocations, array: mx.array, name: str, tensor: TensorInfo, shard: RankShard
 ) -> None:
     """Registers the file location of a rank's slice, so that only the slice is read."""
-    runs = rank_shard.byte_ranges(name, tensor)
+    runs = shard.byte_ranges(name, tensor)
     if len(runs) == 1:
-        weight_locations.add(array, tensor.file, runs[0].start, exclusive=True)
+        locations.add(array, tensor.file, runs[0].start, exclusive=True)
     if len(runs) == 1 or len(runs[0]) >= MIN_READ_BYTES:
-        weight_locations.add_reader(array, partial(rank_shard.read_tensor, name, tensor))
+        locations.add_reader(array, partial(shard.read_tensor, name, tensor))
 
 
 def build_model_tree(

@@ -21,11 +21,8 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
     Raises:
         ModelError: a file is unreadable, or a template is not a string.
     """
-    found = (
-        {"default": read_limited(folder, TEMPLATE_FILE)}
-        if (folder / TEMPLATE_FILE).exists()
-        else {}
-    )
+    has_default = (folder / TEMPLATE_FILE).exists()
+    found = {"default": read_limited(folder, TEMPLATE_FILE)} if has_default else {}
     files = sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
     listed = tokenizer_config.get("chat_template")
     number = max(len(files), len(listed) if isinstance(listed, list) else 0)

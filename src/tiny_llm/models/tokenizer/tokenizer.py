@@ -117,12 +117,9 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """A token's bytes; empty for padding ids beyond the vocabulary."""
-        added = self._added_tokens.get(token)
-        return (
-            added
-            if added is not None
-            else decode_byte_level(self._tokenizer.id_to_token(token) or "")
-        )
+        if token in self._added_tokens:
+            return self._added_tokens[token]
+        return decode_byte_level(self._tokenizer.id_to_token(token) or "")
 
     def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
         """Encodes a text.
@@ -136,15 +133,14 @@ class Tokenizer:
             UserError: the library fails, or a tokenizer with unsafe components exceeds its limits
                 (`sandboxed_encode.py`).
         """
-        if self._encoder is not None and not others:
-            return self._encoder.encode(text, add_special_tokens)
+        options = {"add_special_tokens": add_special_tokens}
         if others:
-            return self._mlx_lm.encode(text, add_special_tokens=add_special_tokens, **others)
+            return self._mlx_lm.encode(text, **options, **others)
+        if self._encoder is not None:
+            return self._encoder.encode(text, add_special_tokens)
         with library_errors("the tokenizer cannot encode the text"):
             # A batch of one, because only batch calls release the GIL.
-            (encoding,) = self._tokenizer.encode_batch(
-                [text], add_special_tokens=add_special_tokens
-            )
+            (encoding,) = self._tokenizer.encode_batch([text], **options)
         return encoding.ids
 
     def decode(
