@@ -35,14 +35,10 @@ MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One row of the table.
-
-    Attributes:
-        ok: True if it works; False if required but missing; None if optional and missing.
-    """
+    """One row of the table."""
 
     name: str
-    ok: bool | None
+    ok: bool | None  # True if it works; False if required but missing; None if optional and missing
     found: str
     fix: str = ""
 

@@ -35,21 +35,14 @@ MEASURED_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Fit:
-    """Capacity with one KV cache dtype.
+    """Capacity with one KV cache dtype."""
 
-    Attributes:
-        sizes: size of the target model, then of the draft model, if any.
-        reason: how `kv_cache_bytes` was chosen; empty if set by the user.
-        num_tokens: capacity of all pages in tokens.
-        max_seq_len: maximum tokens of a prompt and its completion.
-    """
-
-    sizes: Sequence[ModelSize]
+    sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
     kv_cache_bytes: int
-    reason: str
-    num_tokens: int
+    reason: str  # how `kv_cache_bytes` was chosen; empty if set by the user
+    num_tokens: int  # capacity of all pages in tokens
     num_state_slots: int
-    max_seq_len: int
+    max_seq_len: int  # maximum tokens of a prompt and its completion
 
     @classmethod
     def compute(

@@ -32,15 +32,11 @@ SINGLE_MODEL_FLAGS = {
 
 @dataclass(frozen=True)
 class ModelArgument:
-    """Parsed `--model` argument.
-
-    Attributes:
-        is_pinned: whether the model is loaded at startup and never unloaded.
-    """
+    """Parsed `--model` argument."""
 
     name: str
     task: str = "auto"
-    is_pinned: bool = False
+    is_pinned: bool = False  # whether the model is loaded at startup and never unloaded
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,9 @@ __all__ = ["BatchingKvCache", "TinyKvCache", "TinyKvFullCache"]
 
 @dataclass
 class _DenseSlot:
-    """Slot of a dense request, whose tokens are in the batch's buffer.
+    """Slot of a dense request, whose tokens are in the batch's buffer."""
 
-    Attributes:
-        offset: number of cached tokens.
-    """
-
-    offset: int
+    offset: int  # number of cached tokens
 
 
 class BatchingKvCache(TinyKvCache):

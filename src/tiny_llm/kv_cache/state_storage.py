@@ -18,15 +18,10 @@ GROWTH_SLOTS = 4
 
 @dataclass(frozen=True)
 class StateShape:
-    """Shape of one layer's state in a slot.
+    """Shape of one layer's state in a slot."""
 
-    Attributes:
-        conv_state: (K−1)×C in `dtype`, the convolution's last inputs.
-        state: H_v×D_k×D_v float32.
-    """
-
-    conv_state: tuple[int, int]
-    state: tuple[int, int, int]
+    conv_state: tuple[int, int]  # (K−1)×C in `dtype`, the convolution's last inputs
+    state: tuple[int, int, int]  # H_v×D_k×D_v float32
     dtype: mx.Dtype
 
     @property

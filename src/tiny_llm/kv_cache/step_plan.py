@@ -87,18 +87,14 @@ NUM_RAGGED_ARRAYS = 4  # fields up to `cu_seqlens_q`; only a ragged batch sets a
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Cache updates of one step.
-
-    Attributes:
-        buffers: one pair of arrays per layer (keys and values, or convolution and recurrent state),
-            or one pair shared by all layers.
-        commit: stores the updated buffers in the caches.
-        rollback: restores the caches to their state before the plan if the step fails.
-    """
+    """Cache updates of one step."""
 
     attention_metadata: AttentionMetadata
+    # One pair of arrays per layer (keys and values, or convolution and recurrent state), or one
+    # pair shared by all layers.
     buffers: list[mx.array]
-    commit: Callable[[list[mx.array]], None]
+    commit: Callable[[list[mx.array]], None]  # stores the updated buffers in the caches
+    # Restores the caches to their state before the plan if the step fails.
     rollback: Callable[[], None] = lambda: None
 
 

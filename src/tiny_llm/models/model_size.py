@@ -28,20 +28,13 @@ EXPERTS = ".switch_mlp."
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Memory sizes of a model, summed over all ranks.
-
-    Attributes:
-        step_bytes: weight bytes read to decode one token; of the experts, only the selected ones.
-        kv_rows: key and value vectors per token, over all attention layers and KV heads.
-        head_dim: elements per key or value vector.
-        state_bytes: bytes per recurrent-state slot, over all layers; 0 without recurrent state.
-    """
+    """Memory sizes of a model, summed over all ranks."""
 
     weight_bytes: int
-    step_bytes: int
-    kv_rows: int
-    head_dim: int
-    state_bytes: int
+    step_bytes: int  # weight bytes read to decode one token; of the experts, only the selected ones
+    kv_rows: int  # key and value vectors per token, over all attention layers and KV heads
+    head_dim: int  # elements per key or value vector
+    state_bytes: int  # bytes per recurrent-state slot, over all layers; 0 without recurrent state
     max_seq_len: int
     dtype: mx.Dtype
     kv_cache_dtype: KvCacheDtype = "auto"

@@ -34,16 +34,11 @@ Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 
 @dataclass(frozen=True)
 class Backend:
-    """A loaded model.
+    """A loaded model."""
 
-    Attributes:
-        stream: prompt ids -> one response per token.
-        speculation_statistics: draft token counters; None without speculative decoding and for
-            mlx_lm.
-    """
-
-    stream: Stream
+    stream: Stream  # prompt ids -> one response per token
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
+    # Draft token counters; None without speculative decoding and for mlx_lm.
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:

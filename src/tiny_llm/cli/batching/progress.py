@@ -7,17 +7,12 @@ from ...engine.scheduling.events import PageCounts
 
 @dataclass
 class RequestProgress:
-    """Progress of one prompt.
-
-    Attributes:
-        prefilled: number of prompt tokens computed so far.
-        new_tokens: number of output tokens so far, including EOS.
-    """
+    """Progress of one prompt."""
 
     index: int
     prompt_tokens: int
-    prefilled: int = 0
-    new_tokens: int = 0
+    prefilled: int = 0  # number of prompt tokens computed so far
+    new_tokens: int = 0  # number of output tokens so far, including EOS
     text: str = ""
 
     @property
@@ -28,17 +23,12 @@ class RequestProgress:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Engine counters.
-
-    Attributes:
-        prompt_tokens: prompt tokens of the admitted requests.
-        disk_tokens: cached tokens that were read from `--prefix-cache-dir`.
-    """
+    """Engine counters."""
 
     pages: PageCounts
-    prompt_tokens: int
+    prompt_tokens: int  # prompt tokens of the admitted requests
     cached_tokens: int
-    disk_tokens: int
+    disk_tokens: int  # cached tokens that were read from `--prefix-cache-dir`
     preemptions: int
     num_draft_tokens: int
     num_accepted_tokens: int

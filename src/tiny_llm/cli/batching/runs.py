@@ -19,13 +19,9 @@ from .progress import EngineState, RequestProgress
 
 
 class BatchRun(Protocol):
-    """A fixed set of prompts in a batch.
+    """A fixed set of prompts in a batch."""
 
-    Attributes:
-        outputs: text of the finished prompts, by index.
-    """
-
-    outputs: dict[int, str]
+    outputs: dict[int, str]  # text of the finished prompts, by index
 
     @property
     def is_done(self) -> bool:

@@ -44,17 +44,13 @@ PARSER_LIMITS = {
 
 @dataclass(frozen=True, eq=False)
 class StructuredOutputGrammar:
-    """Grammar matcher of one completion.
+    """Grammar matcher of one completion."""
 
-    Attributes:
-        matcher: an `llguidance.LLMatcher`, owned by this object; only `accept_tokens` advances it.
-        text_eos_token_ids: EOS tokens that a grammar may also match as text.
-    """
-
+    # An `llguidance.LLMatcher`, owned by this object; only `accept_tokens` advances it.
     matcher: Any
     vocab_size: int
     eos_token_ids: Collection[int]
-    text_eos_token_ids: Collection[int] = ()
+    text_eos_token_ids: Collection[int] = ()  # EOS tokens that a grammar may also match as text
 
     def accept_tokens(self, token_ids: Sequence[int]) -> str | None:
         """Advances the matcher by output tokens; returns an error message or None."""

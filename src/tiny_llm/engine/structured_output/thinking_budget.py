@@ -17,15 +17,10 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ThinkingProgress:
-    """Reasoning state after a token.
+    """Reasoning state after a token."""
 
-    Attributes:
-        num_tokens: reasoning tokens so far, excluding the delimiters.
-        is_open: whether the next token is a reasoning token.
-    """
-
-    num_tokens: int
-    is_open: bool
+    num_tokens: int  # reasoning tokens so far, excluding the delimiters
+    is_open: bool  # whether the next token is a reasoning token
 
 
 class ThinkingBudget:

@@ -36,14 +36,10 @@ NUM_PROBE_FILES = 4
 
 @dataclass(frozen=True)
 class StoredPage:
-    """A page to be written.
-
-    Attributes:
-        depth: number of preceding pages in the prefix.
-    """
+    """A page to be written."""
 
     key: bytes
-    depth: int
+    depth: int  # number of preceding pages in the prefix
     payload: Buffer
 
     @property

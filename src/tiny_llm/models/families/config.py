@@ -13,20 +13,14 @@ MAX_STATE_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Mixture of experts, replacing the MLP.
-
-    Attributes:
-        intermediate_size: intermediate size I of one expert.
-        layers: indices of the layers with experts; other layers have an MLP.
-        shared_expert_intermediate_size: I of the gated shared expert, applied to every token; None
-            without a shared expert.
-    """
+    """Mixture of experts, replacing the MLP."""
 
     num_experts: int
     top_k: int
-    intermediate_size: int
+    intermediate_size: int  # intermediate size I of one expert
     norm_topk_prob: bool
-    layers: frozenset[int]
+    layers: frozenset[int]  # indices of the layers with experts; other layers have an MLP
+    # I of the gated shared expert, applied to every token; None without a shared expert.
     shared_expert_intermediate_size: int | None = None
 
 
@@ -85,16 +79,12 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Sliding-window attention.
+    """Sliding-window attention."""
 
-    Attributes:
-        size: number of most recent keys each query attends to, including its own; less than the
-            context length.
-        layers: indices of the layers with the window; other layers attend to all keys.
-    """
-
+    # Number of most recent keys each query attends to, including its own; less than the context
+    # length.
     size: int
-    layers: frozenset[int]
+    layers: frozenset[int]  # indices of the layers with the window; other layers attend to all keys
 
 
 @dataclass(frozen=True)
@@ -102,16 +92,6 @@ class DecoderConfig:
     """Decoder configuration; sizes are named as in `config.json`.
 
     Created by `registry.read_config`.
-
-    Attributes:
-        max_position_embeddings: context length served, including any extension by RoPE scaling.
-        rotary_dim: number of leading features per head that RoPE rotates; None for all.
-        qk_norm: whether query and key heads are normalized before RoPE.
-        attn_output_gate: whether q_proj also computes a gate for each head's output.
-        experts: mixture of experts; None for an MLP in every layer.
-        delta_net: Gated DeltaNet layers; None for attention in every layer.
-        sliding_window: sliding window in some or all layers; None for full attention in every
-            layer.
     """
 
     model_type: str
@@ -122,19 +102,22 @@ class DecoderConfig:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # context length served, including any extension by RoPE scaling
     rms_norm_eps: float
     rope_theta: float
+    # Number of leading features per head that RoPE rotates; None for all.
     rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_proj_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    attn_output_gate: bool = False
-    experts: MoEConfig | None = None
+    qk_norm: bool = False  # whether query and key heads are normalized before RoPE
+    attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
+    experts: MoEConfig | None = None  # mixture of experts; None for an MLP in every layer
+    # Gated DeltaNet layers; None for attention in every layer.
     delta_net: DeltaNetConfig | None = None
+    # Sliding window in some or all layers; None for full attention in every layer.
     sliding_window: SlidingWindow | None = None
     has_mtp: bool = False
 

@@ -29,21 +29,17 @@ WindowKind = Literal["none", "always", "switched", "by_layer"]
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a family that its configs do not state.
-
-    Attributes:
-        bias: attention biases: "qkv" for q, k and v; "switched" for all four projections if
-            `attention_bias` is on; "none".
-        head_dim: default of `head_dim`; None for hidden_size / num_attention_heads.
-        is_hybrid: whether layers may be Gated DeltaNets; the others have gated attention.
-    """
+    """Properties of a family that its configs do not state."""
 
     qk_norm: bool = False
+    # Attention biases: "qkv" for q, k and v; "switched" for all four projections if
+    # `attention_bias` is on; "none".
     bias: Literal["none", "qkv", "switched"] = "none"
     mlp_bias: bool = False
     window: WindowKind = "none"
-    head_dim: int | None = None
+    head_dim: int | None = None  # default of `head_dim`; None for hidden_size / num_attention_heads
     has_experts: bool = False
+    # Whether layers may be Gated DeltaNets; the others have gated attention.
     is_hybrid: bool = False
 
 

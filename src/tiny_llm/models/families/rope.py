@@ -53,17 +53,11 @@ MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
 
 @dataclass(frozen=True)
 class RopeFields:
-    """RoPE fields of a `config.json`; newer configs group them in one object.
+    """RoPE fields of a `config.json`; newer configs group them in one object."""
 
-    Attributes:
-        theta: RoPE's base.
-        scaling: fields for `RopeScaling.from_fields`.
-        partial_rotary_factor: fraction of each head's features that RoPE rotates.
-    """
-
-    theta: float
-    scaling: Mapping[str, Any] | None
-    partial_rotary_factor: float = 1.0
+    theta: float  # RoPE's base
+    scaling: Mapping[str, Any] | None  # fields for `RopeScaling.from_fields`
+    partial_rotary_factor: float = 1.0  # fraction of each head's features that RoPE rotates
 
     @classmethod
     def from_config(cls, fields: Fields, partial: float | None) -> "RopeFields":

@@ -21,21 +21,15 @@ STARTUP_TIMEOUT_SECONDS = 30.0  # for Python on a busy machine
 
 @dataclass(eq=False)
 class SandboxedProcess:
-    """Client of a sandboxed program. Thread-safe; requests are serialized.
+    """Client of a sandboxed program. Thread-safe; requests are serialized."""
 
-    Args:
-        program: Python file. Writes a JSON object once ready, then one per request; on failure,
-            the object has the key "error".
-        seconds: time limit per response.
-        max_bytes: size limit per response.
-        startup_seconds: time limit for startup.
-    """
-
+    # Python file. Writes a JSON object once ready, then one per request; on failure, the object has
+    # the key "error".
     program: Path
     arguments: Sequence[str]
-    seconds: float
-    max_bytes: int
-    startup_seconds: float = STARTUP_TIMEOUT_SECONDS
+    seconds: float  # time limit per response
+    max_bytes: int  # size limit per response
+    startup_seconds: float = STARTUP_TIMEOUT_SECONDS  # time limit for startup
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
