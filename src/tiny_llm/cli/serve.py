@@ -44,14 +44,8 @@ from .served_models import (
 
 DEFAULT_STEP_TIME_TARGET = 0.1  # seconds
 ENGINE_OPTIONS = (  # flags passed to `LLM` unchanged, besides those of `engine_options`
-    "draft_model",
-    "load_format",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "scheduling_policy",
-    "tensor_parallel_size",
-    "tool_call_parser",
+    *("draft_model", "load_format", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
+    *("scheduling_policy", "tensor_parallel_size", "tool_call_parser"),
 )
 LIBRARIES = ("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client", "jsonschema")
 SECONDS = in_range(1e-3, convert=float)

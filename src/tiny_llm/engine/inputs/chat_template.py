@@ -11,12 +11,7 @@ from .chat_messages import check_unicode, normalize_messages, normalize_tools
 
 # Variables set by `render_chat`'s arguments or by the tokenizer.
 RESERVED_VARIABLES = {
-    "add_generation_prompt",
-    "chat_template",
-    "conversation",
-    "messages",
-    "tokenize",
-    "tools",
+    *("add_generation_prompt", "chat_template", "conversation", "messages", "tokenize", "tools"),
 }
 
 TOOLS_SECTION = """# Tools

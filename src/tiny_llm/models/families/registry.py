@@ -84,77 +84,41 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS = ("silu", "swish")  # two names for one function
 
 SUPPORTED_FIELDS = {
-    "model_type",
-    "hidden_size",
-    "num_hidden_layers",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "hidden_act",
-    "use_sliding_window",
-    "sliding_window",
-    "max_window_layers",
+    *("model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias"),
+    *("mlp_bias", "hidden_act", "use_sliding_window", "sliding_window", "max_window_layers"),
     "layer_types",
 }
 
 MOE_FIELDS = {
     "num_experts",
     "num_local_experts",  # `num_experts` in newer configs
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "decoder_sparse_step",
+    *("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"),
     "mlp_only_layers",
     "router_aux_loss_coef",  # training only, like the next field
     "output_router_logits",
 }
 
 HYBRID_FIELDS = {
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-    "full_attention_interval",
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+    *("linear_value_head_dim", "linear_conv_kernel_dim", "full_attention_interval"),
     "attn_output_gate",
     "output_gate_type",  # of Gated DeltaNet layers
     "partial_rotary_factor",
     "mamba_ssm_dtype",  # the state is float32
-    "mtp_num_hidden_layers",
-    "mtp_use_dedicated_embeddings",
+    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
 }
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
 # Fields read by other modules, affecting training only, or redundant.
 IGNORED_FIELDS = {
-    "architectures",
-    "attention_dropout",
-    "attn_implementation",
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "initializer_range",
-    "keys_to_ignore_at_inference",
-    "name_or_path",
+    *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
+    *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),
     "pad_token_id",
     "pretraining_tp",  # splits matmuls without changing their result
-    "quantization",
-    "quantization_config",
-    "tokenizer_class",
-    "torch_dtype",
-    "transformers_version",
-    "unk_token_id",
-    "use_cache",
+    *("quantization", "quantization_config", "tokenizer_class", "torch_dtype"),
+    *("transformers_version", "unk_token_id", "use_cache"),
 }
 IGNORED_PREFIXES = ("_", "unsloth_")
 

@@ -36,13 +36,8 @@ FIELDS_BY_TYPE = {
     "linear": ("original_max_position_embeddings",),
     "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
+        *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
     ),
 }
 

@@ -36,14 +36,8 @@ TEXT_PREFIXES = {
 VISION_PREFIXES = ("model.visual.", "vision_tower.")
 MTP_PREFIX = "mtp."  # multi-token prediction layer
 SHIFTED_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "q_norm",
-    "k_norm",
-    "model.norm",
-    "mtp.norm",
-    "pre_fc_norm_embedding",
-    "pre_fc_norm_hidden",
+    *("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "model.norm", "mtp.norm"),
+    *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
 )
 
 

@@ -18,13 +18,8 @@ import tokenizers
 
 # Supported BPE model fields besides vocabulary and merges.
 BPE_FIELDS = {
-    "dropout",
-    "unk_token",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "fuse_unk",
-    "byte_fallback",
-    "ignore_merges",
+    *("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk"),
+    *("byte_fallback", "ignore_merges"),
 }
 
 

@@ -51,16 +51,9 @@ TRANSFORMERS_ONLY_FIELDS = (
 
 # `apply_chat_template` arguments that only `transformers` implements.
 TRANSFORMERS_ONLY_ARGUMENTS = {
-    "chat_template",
-    "continue_final_message",
-    "max_length",
-    "padding",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "sanitize_control_tokens",
-    "tokenizer_kwargs",
-    "truncation",
+    *("chat_template", "continue_final_message", "max_length", "padding"),
+    *("return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens"),
+    *("tokenizer_kwargs", "truncation"),
 }
 
 

@@ -20,16 +20,8 @@ GENERATION_CONFIG_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_
 INT64_MAX = 2**63 - 1
 # Fields passed to `SamplingParams` unchanged.
 SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "ignore_eos",
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "ignore_eos"),
 )
 
 T = TypeVar("T")
