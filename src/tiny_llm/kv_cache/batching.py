@@ -315,9 +315,6 @@ class BatchingKvCache(TinyKvCache):
             offsets: position of each slot's first new token; −1 skips the slot.
             overwrite: see `cache_write`: writes in place even if in-flight GPU commands still read
                 the buffers. Set by `add_request`, which would otherwise copy all slots.
-
-        Returns:
-            The stored key and value buffers.
         """
         tokens = max(offsets) + key.shape[2]
         self._keys = grow_buffer(self._keys, key, tokens, self.max_seq_len)

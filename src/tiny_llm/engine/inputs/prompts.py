@@ -108,10 +108,7 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _is_prompt(prompt: Any) -> bool:
-    """Whether a value is a single prompt.
-
-    True for an empty sequence, which is rejected later without failing the rest of the batch.
-    """
+    """Whether a value is a single prompt, possibly an empty sequence, which is rejected later."""
     is_empty = _is_sequence(prompt) and not prompt
     return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or _is_chat(prompt)
 

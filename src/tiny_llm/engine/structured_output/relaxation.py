@@ -132,16 +132,12 @@ def _relax_schema(
 
 
 class _Relaxer:
-    """Removes the unenforceable keywords of one schema.
-
-    Attributes:
-        removed: JSON pointers of the removed keywords.
-    """
+    """Removes the unenforceable keywords of one schema."""
 
     def __init__(self, find_error: FindError):
         self._find_error = find_error
         self._definitions: Mapping[str, Any] = {}  # needed to check references
-        self.removed: list[str] = []
+        self.removed: list[str] = []  # JSON pointers of the removed keywords
 
     def relax(self, root: Any) -> Any:
         """Returns the relaxed schema."""
@@ -224,11 +220,7 @@ def _definitions(schema: Any) -> dict[str, Any]:
 
 
 def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: Visit) -> dict[str, Any]:
-    """Replaces a schema's direct subschemas.
-
-    Args:
-        visit: maps a subschema's pointer and value to its new value.
-    """
+    """Replaces each direct subschema of a schema with `visit(JSON pointer, subschema)`."""
     result = dict(schema)
     for key, value in schema.items():
         if key in SCHEMA_MAPS and isinstance(value, Mapping):

@@ -64,11 +64,7 @@ def value_pieces(
 def _find_end(
     text: str, next_tags: Sequence[tuple[str, tuple[str, ...], bool]], has_ended: bool
 ) -> tuple[int, int | None]:
-    """Finds the end of a value.
-
-    Returns:
-        (length of text certain to be in the value, length of the end or None).
-    """
+    """Returns (length of text certain to be in the value, length of the value's end or None)."""
     for match in re.finditer("\n?<", text):
         start, has_newline = match.end() - 1, len(match[0]) == 2
         is_undecided = False

@@ -229,10 +229,7 @@ class RankShard:
         # [/task 6.2.2 split]
 
     def _local_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
-        """This rank's slice of a tensor: (split axis, index ranges along it).
-
-        For a replicated tensor, the range covers the entire first axis.
-        """
+        """This rank's slice of a tensor: (axis, index ranges); all of axis 0 if replicated."""
         layer, _, kind = name.rpartition(".")
         layer = layer.rpartition(".")[2]
         if layer in BY_CHANNEL:

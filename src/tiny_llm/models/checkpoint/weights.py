@@ -194,10 +194,7 @@ def _quantization(
     weights: Mapping[str, mx.array],
     quantization: Mapping[str, Any] | None,
 ) -> Quantization | None:
-    """A layer's format from the config, or inferred from its tensors' shapes.
-
-    Returns None for unquantized layers.
-    """
+    """A layer's format from the config, or inferred from its shapes; None if unquantized."""
     if quantization is None:
         return None
     common, own = Quantization.from_config(quantization), quantization.get(path)

@@ -259,11 +259,7 @@ class ChatSerializer:
 
 
 def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
-    """Converts a parsed delta to OpenAI's format; a tool call's name precedes its arguments.
-
-    Args:
-        index: index of the tool call, if the delta belongs to one.
-    """
+    """Converts a parsed delta (of tool call `index`) to OpenAI's format; names come first."""
     match part:
         case TextDelta(text):
             return [{"content": text}]
