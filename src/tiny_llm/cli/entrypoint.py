@@ -63,11 +63,7 @@ def command_module(command: str) -> ModuleType:
 
 
 def completion(shell: str) -> str:
-    """Shell completion script for commands and flags.
-
-    Args:
-        shell: one of `SHELLS`.
-    """
+    """Shell completion script for commands and flags; `shell` is one of `SHELLS`."""
     import shtab
 
     root = _root_parser("tiny-llm")

@@ -208,11 +208,7 @@ def _notes(fits: Mapping[KvCacheDtype, Fit], bandwidth: float | None) -> Iterato
 
 
 def measure_bandwidth(num_bytes: int) -> float | None:
-    """Measures a 4-bit matrix-vector product's bandwidth in bytes/s; None without the extension.
-
-    Args:
-        num_bytes: size of the model's weights; small models fit in processor caches.
-    """
+    """Bandwidth of a 4-bit matrix-vector product in bytes/s; None without the extension."""
     if not kernels.is_built() or not kernels.runs_on_default_device():
         return None
     rows, I, group_size = max(kernels.prepack_rows(), 1), 4096, 64

@@ -55,11 +55,7 @@ class MemoryRequirement:
 
 
 def parse_model_argument(text: str) -> ModelArgument:
-    """Parses `PATH[=task][,pin]`; the path of an existing folder is taken literally.
-
-    Raises:
-        UserError: an unknown option, or more than one task.
-    """
+    """Parses `PATH[=task][,pin]`, with at most one task; an existing folder is taken literally."""
     name, separator, given = text.rpartition("=")
     if not separator or Path(text).expanduser().is_dir():
         return ModelArgument(text)

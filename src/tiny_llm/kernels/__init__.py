@@ -50,11 +50,7 @@ def is_built() -> bool:
 
 
 def check_num_threads() -> None:
-    """Validates TINY_LLM_NUM_THREADS; a no-op without the extension.
-
-    Raises:
-        UserError: the value is invalid.
-    """
+    """Validates TINY_LLM_NUM_THREADS; a no-op without the extension."""
     if is_built():
         try:
             extension().num_threads()
@@ -69,11 +65,7 @@ def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
 
 
 def prepack_rows() -> int:
-    """Number of weight rows that the CPU kernels read interleaved (see `prepack.py`).
-
-    Returns:
-        The number; 0 if weights are read row-major: on old CPUs and GPUs, or without the extension.
-    """
+    """Rows that the CPU kernels read interleaved (`prepack.py`); 0 for row-major weights."""
     return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 
 

@@ -171,11 +171,7 @@ class LayerCacheView:
 
 
 class PlannedLayers:
-    """Runs a model's layers with a step plan.
-
-    Args:
-        layers: function that runs all layers.
-    """
+    """Runs a model's layers, given as a function, with a step plan."""
 
     def __init__(self, layers: Layers, num_layers: int):
         self._layers = layers
@@ -221,11 +217,7 @@ class PlannedLayers:
 def layer_cache_views(
     attention_metadata: AttentionMetadata, buffers: list[mx.array], num_layers: int
 ) -> list[LayerCacheView]:
-    """Creates one cache view per layer.
-
-    Args:
-        attention_metadata, buffers: as in `StepPlan`; the views modify the list.
-    """
+    """Creates one cache view per layer; the views modify `buffers` (see `StepPlan`)."""
     is_shared = len(buffers) == 2
     return [
         LayerCacheView(buffers, 0 if is_shared else 2 * layer, attention_metadata.for_layer(layer))

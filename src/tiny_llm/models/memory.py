@@ -27,11 +27,7 @@ PRESSURE_WARNING = 2  # macOS: 1 is normal, 4 critical
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes this process may use: the machine's memory, or a lower control-group limit.
-
-    Args:
-        root: root of the file system; overridden in tests.
-    """
+    """Bytes this process may use: the machine's memory, or a lower control-group limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _memory_cgroups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):

@@ -78,11 +78,7 @@ def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) ->
 
 
 def set_device(name: str | None) -> None:
-    """Sets the compute device to "cpu" or "gpu"; None keeps MLX's default.
-
-    Raises:
-        UserError: no GPU is available.
-    """
+    """Sets the compute device to "cpu" or "gpu", which must exist; None keeps MLX's default."""
     if name is None:
         return
     if name == "cpu":

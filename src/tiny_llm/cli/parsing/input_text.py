@@ -24,11 +24,7 @@ def read_prompt(argument: str) -> str:
 
 
 def validate_utf8(what: str, text: str) -> str:
-    """Returns the text unchanged.
-
-    Raises:
-        UserError: the text has surrogates, which represent non-UTF-8 command-line bytes.
-    """
+    """Returns the text; rejects surrogates, which represent non-UTF-8 command-line bytes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -123,11 +123,7 @@ def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
 
 
 def check_unicode(what: str, text: str) -> None:
-    """Rejects unpaired surrogates, which truncated JSON can contain.
-
-    Args:
-        what: subject of the error message, for example "the prompt".
-    """
+    """Rejects unpaired surrogates in `what`, e.g. "the prompt"; truncated JSON can contain them."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -125,11 +125,7 @@ def _argument_deltas(source: TextSource, scanner: JsonScanner | None = None) -> 
 
 
 def parse_arguments(source: TextSource) -> Events:
-    """Parses a call's arguments, a JSON object, and ends the call.
-
-    Args:
-        source: text that starts with `{`.
-    """
+    """Parses a call's arguments, a JSON object that starts with `{`, and ends the call."""
     yield from _argument_deltas(source)
     yield CallEnd()
 

@@ -16,11 +16,7 @@ STALL_SECONDS = 10.0  # longer reads are abandoned: the disk or network is not r
 
 
 class PageLoad:
-    """Pages to be read, in order.
-
-    Args:
-        pages: (key, number of bytes) pairs.
-    """
+    """Pages to be read, in order: (key, number of bytes) pairs."""
 
     def __init__(self, pages: Sequence[tuple[bytes, int]]):
         self.pages = pages

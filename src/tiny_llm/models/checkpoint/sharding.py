@@ -169,11 +169,7 @@ class RankShard:
         ]
 
     def read_tensor(self, name: str, tensor: TensorInfo) -> mx.array:
-        """Reads only this rank's slice of a tensor from its file.
-
-        Args:
-            tensor: the tensor's header entry; its dtype has passed `check_dtypes`.
-        """
+        """Reads only this rank's slice of a tensor that has passed `check_dtypes` from its file."""
         axis, ranges = self._local_ranges(name, tensor.shape)
         shape = list(tensor.shape)
         shape[axis] = sum(map(len, ranges))

@@ -114,11 +114,7 @@ class SparseMoE:
 
 
 class SharedExpert:
-    """MLP applied to every token, scaled by a sigmoid gate: σ(w · x) · MLP(x).
-
-    Args:
-        layer: the checkpoint's layer, with `shared_expert` and `shared_expert_gate`.
-    """
+    """MLP applied to every token, scaled by a sigmoid gate: σ(w · x) · MLP(x)."""
 
     def __init__(self, layer: Any, dtype: mx.Dtype):
         self.mlp = Mlp(layer.shared_expert, dtype)

@@ -174,11 +174,7 @@ def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table
 
 
 def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
-    """A model's activation dtype: the dtype of its embedding, or of the embedding's scales.
-
-    Args:
-        norm: the final norm, whose dtype is used if the scales are not floating point.
-    """
+    """Dtype of a model's embedding or of its scales; of the final norm if these are not floats."""
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
     return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
 

@@ -72,11 +72,7 @@ def set_chat_template(tokenizer: Any, template: str) -> None:
 
 
 def choose_template(templates: Templates, has_tools: bool) -> str:
-    """Selects the template for a conversation.
-
-    Raises:
-        ValueError: there are several templates without a default.
-    """
+    """Selects the template for a conversation; ValueError if there are several but no default."""
     if isinstance(templates, str):
         return templates
     if has_tools and "tool_use" in templates:

@@ -23,11 +23,7 @@ ADDED_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
 
 
 def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
-    """Loads a folder's tokenizer with `mlx_lm`, adding limits. Takes seconds.
-
-    Args:
-        folder: checkpoint folder with a validated tokenizer config.
-    """
+    """Loads a folder's tokenizer with `mlx_lm`, adding limits. Takes seconds."""
     from mlx_lm.utils import load_tokenizer
 
     encoder = check_tokenizer_files(folder)

@@ -87,11 +87,7 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def library_errors(failure: str) -> Iterator[None]:
-    """Converts errors and panics of the `tokenizers` library.
-
-    Args:
-        failure: start of the error message.
-    """
+    """Converts errors and panics of `tokenizers` to a `UserError` that starts with `failure`."""
     try:
         yield
     except BaseException as error:  # the library raises plain Exception; a panic is not one

@@ -103,11 +103,7 @@ class ChatMessage(StrictModel):
         return given
 
     def to_template(self, number: int) -> dict[str, Any]:
-        """Converts the message for the chat template.
-
-        Raises:
-            ApiError: the message has no content.
-        """
+        """Converts the message, number `number`, for the chat template; rejects missing content."""
         path = f"messages[{number}]"
         content = self.content
         if content is None and self.role == "assistant":

@@ -41,11 +41,7 @@ class OutputItems:
         self._is_open = False
 
     def add(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Appends a parsed delta; returns its events.
-
-        Args:
-            logprobs: logprobs of a text delta's tokens.
-        """
+        """Appends a parsed delta, with its tokens' logprobs if it is text; returns its events."""
         match part:
             case TextDelta(text):
                 return self._grow("message", text, logprobs)
