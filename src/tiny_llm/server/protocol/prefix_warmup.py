@@ -18,7 +18,12 @@ IDLE_DELAY = 0.05  # seconds to wait after a completion
 
 
 class PrefixWarmup:
-    """Schedules precomputation of likely next turns, if `settings.prefix_warmup` is on."""
+    """Schedules precomputation of likely next turns.
+
+    Args:
+        settings: server settings; `prefix_warmup` enables it.
+        engine_client: client of the engine thread.
+    """
 
     def __init__(self, settings: Settings, engine_client: EngineClient):
         self._enabled = settings.prefix_warmup

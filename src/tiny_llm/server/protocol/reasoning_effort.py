@@ -20,6 +20,7 @@ def thinking_budget(
 
     Args:
         tokens: the request's explicit budget, which takes precedence; None if not given.
+        effort: the request's effort level; None if not given.
         max_tokens: maximum tokens in the completion, including reasoning.
     """
     if tokens is not None:
