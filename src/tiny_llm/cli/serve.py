@@ -334,7 +334,11 @@ def _lora_modules(args: argparse.Namespace) -> dict[str, str] | None:
 
 
 def _adapter_names(args: argparse.Namespace, model_names: Sequence[str]) -> list[str]:
-    """Names of the adapters; rejects duplicates, names of the model and incompatible flags."""
+    """The adapters' names.
+
+    Raises:
+        UserError: a name is a duplicate or the model's, or a flag is incompatible with adapters.
+    """
     adapter_folders(args.adapter_path, _lora_modules(args), args.tensor_parallel_size)
     names = [name for name, _ in args.lora_modules or ()]
     for index, name in enumerate(names):

@@ -45,7 +45,7 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
             f"'{name}' {unsupported}, which the course's layers do not implement; build the "
             "extension, and use LLM or the commands without --loader."
         )
-    return _build(name, WEEK_MODELS[week], mlx_model, **options)
+    return _build(name, WEEK_MODELS[week], mlx_model, options)
 
 
 def serving_model(
@@ -72,20 +72,29 @@ def serving_model(
             f"'{name}' is a {config.model_type} model, whose layout differs in mlx_lm; load it "
             "with `load_weights`."
         )
+    options = {
+        "page_size": page_size,
+        "attention_backend": attention_backend,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
     decoder = EmbeddingDecoder if task == "embed" else Decoder
-    weights = repacked(prepack_model(mlx_model))
-    model: ServingModel = _build(
-        name, decoder, weights, page_size, attention_backend, kv_cache_dtype
-    )
+    model: ServingModel = _build(name, decoder, repacked(prepack_model(mlx_model)), options)
     return model
 
 
-def mtp_model(name: str, mlx_model: Any, *options: Any) -> MtpDecoder:
+def mtp_model(
+    name: str,
+    mlx_model: Any,
+    page_size: int,
+    attention_backend: str = "paged",
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> MtpDecoder:
     """Builds a model's multi-token prediction (MTP) layer.
 
     Args:
+        name: the model's name, for error messages.
         mlx_model: from `load_weights(…, mtp=True)`.
-        options: page size, attention backend and KV cache dtype, as for `serving_model`.
+        page_size, attention_backend, kv_cache_dtype: see `serving_model`.
 
     Raises:
         ModelError: the layer was not loaded; see also `serving_model`.
@@ -95,13 +104,18 @@ def mtp_model(name: str, mlx_model: Any, *options: Any) -> MtpDecoder:
             f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
             "folder, or load it with `load_weights(…, mtp=True)`."
         )
-    layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, *options)
+    options = {
+        "page_size": page_size,
+        "attention_backend": attention_backend,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, options)
     return layer
 
 
-def _build(name: str, model: Any, mlx_model: Any, *args: Any, **options: Any) -> Any:
+def _build(name: str, model: Any, mlx_model: Any, options: dict[str, Any]) -> Any:
     try:
-        return model(mlx_model, *args, **options)
+        return model(mlx_model, **options)
     except ValueError as error:
         raise ModelError(f"'{name}' cannot be built: {error}") from error
 

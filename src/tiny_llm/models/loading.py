@@ -18,7 +18,6 @@ from .checkpoint.safe_io import ModelError, read_json
 from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
 from .checkpoint.weights import CheckpointModel, is_supported_format, read_checkpoint
-from .families.config_fields import Fields
 from .families.registry import family_of, read_config
 from .families.tensor_layout import is_skipped
 from .hub import find_config, find_model, is_terminal, stderr_console
@@ -86,16 +85,13 @@ def load_weights(
     if load_format not in LOAD_FORMATS:
         raise UserError(f"load_format must be 'auto' or 'dummy', got '{load_format}'.")
 
-    is_dummy = load_format == "dummy"
-
     def read(folder: Path) -> tuple[Any, Any]:
-        config, rank_shard = read_model_config(folder), None
-        if num_ranks > 1:
-            rank_shard = RankShard(read_config(config), rank, num_ranks)
-        read_any = _read_dummy if is_dummy else _read_checkpoint
-        return read_any(folder, config, console, rank_shard, with_tokenizer, mtp)
+        rank_shard = _rank_shard(folder, rank, num_ranks)
+        if load_format == "dummy":
+            return _read_dummy(folder, console, rank_shard, with_tokenizer, mtp)
+        return _read_checkpoint(folder, console, rank_shard, with_tokenizer, mtp)
 
-    find = find_config if is_dummy else find_model
+    find = find_config if load_format == "dummy" else find_model
     return _load(find(name, console), console, read, mtp)
 
 
@@ -132,14 +128,21 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
     return mlx_model, tokenizer
 
 
+def _rank_shard(folder: Path, rank: int, num_ranks: int) -> RankShard | None:
+    """A rank's shard; None for a single rank."""
+    if num_ranks == 1:
+        return None
+    return RankShard(read_config(read_model_config(folder)), rank, num_ranks)
+
+
 def _read_checkpoint(
     folder: Path,
-    config: Fields,
     console: "Console | None",
     rank_shard: RankShard | None,
     with_tokenizer: bool,
     mtp: bool,
 ) -> tuple[Any, Any]:
+    config = read_model_config(folder)
     _check_memory(folder, weight_bytes(folder), rank_shard)
     if is_supported_format(folder, config):
         if family_of(config).is_hybrid and (rank_shard is None or rank_shard.rank == 0):
@@ -169,13 +172,13 @@ def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:
 
 def _read_dummy(
     folder: Path,
-    config: Fields,
     console: "Console | None",
     rank_shard: RankShard | None,
     with_tokenizer: bool,
     mtp: bool,
 ) -> tuple[Any, Any]:
     """Creates random weights for a config, and optionally a tokenizer."""
+    config = read_model_config(folder)
     _check_memory(folder, random_bytes(config, mtp), rank_shard)
     model = random_checkpoint(config, rank_shard=rank_shard, mtp=mtp)
     if not with_tokenizer:

@@ -12,7 +12,14 @@ from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError
 from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
 from ..http.errors import bad_request
-from .bounded_types import BoundedDict, BoundedList, GrammarText, JsonObject, ShortList, StrictModel
+from .bounded_types import (
+    BoundedDict,
+    BoundedList,
+    GrammarText,
+    JsonObject,
+    ShortList,
+    StrictModel,
+)
 from .reasoning_effort import UNLIMITED, ReasoningEffort, thinking_budget
 
 # Keys of generation_config.json that set defaults, as in vLLM.
