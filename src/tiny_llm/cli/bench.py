@@ -57,17 +57,14 @@ def make_parser(prog: str) -> CommandParser:
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.bench")
     add_model_arguments(parser)
     add_batch_arguments(parser)
-    for flag, low, default, text in (
-        ("--num-seqs", 1, 16, "number of sequences"),
-        ("--min-input-len", 1, 32, "minimum prompt length in tokens"),
-        ("--max-input-len", 1, 256, "maximum prompt length in tokens"),
-        ("--min-output-len", 1, 32, "minimum output length in tokens"),
-        ("--max-output-len", 1, 128, "maximum output length in tokens"),
-        ("--warmup", 0, 1, "number of warmup sequences before the measurement"),
-        ("--seed", 0, 0, "random seed for lengths, token ids and arrival times"),
-    ):
-        parser.add_argument(flag, type=in_range(low), default=default, metavar="N", help=text)
     flag = partial(add_flag, parser)
+    flag("--num-seqs N", "number of sequences", in_range(1), 16)
+    flag("--min-input-len N", "minimum prompt length in tokens", in_range(1), 32)
+    flag("--max-input-len N", "maximum prompt length in tokens", in_range(1), 256)
+    flag("--min-output-len N", "minimum output length in tokens", in_range(1), 32)
+    flag("--max-output-len N", "maximum output length in tokens", in_range(1), 128)
+    flag("--warmup N", "number of warmup sequences before the measurement", in_range(0), 1)
+    flag("--seed N", "random seed for lengths, token ids and arrival times", in_range(0), 0)
     flag(
         "--request-rate R",
         "mean arrival rate in requests per second; sequences arrive at random times, and the "

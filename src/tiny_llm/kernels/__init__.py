@@ -129,7 +129,8 @@ def _operation(declaration: F) -> F:
         return operation(*args, stream=_stream if stream is None else stream, **kwargs)
 
     stream = inspect.signature(call, follow_wrapped=False).parameters["stream"]
-    call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), stream])
+    parameters = [*signature.parameters.values(), stream]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__doc__ = f"{declaration.__doc__}\n\nSee `help(tiny_llm_ext.{name})`."
     return cast("F", call)
 

@@ -78,10 +78,11 @@ class OutputItems:
     def _open(self, kind: str) -> list[Event]:
         prefix, part_type, _ = ITEM_TYPES[kind]
         is_message = kind == "message"
-        own = {"role": "assistant"} if is_message else {"summary": []}
+        own: dict[str, Any] = {"role": "assistant"} if is_message else {"summary": []}
         item = {**_new_item(kind, prefix), "content": [], **own}
-        lists = {"annotations": [], "logprobs": []} if is_message else {}
-        part: dict[str, Any] = {"type": part_type, "text": "", **lists}
+        part: dict[str, Any] = {"type": part_type, "text": ""}
+        if is_message:
+            part |= {"annotations": [], "logprobs": []}
         events = [self._added(item)]
         location = self._location(content_index=0)
         part_added = {"type": "response.content_part.added", **location, "part": deepcopy(part)}
