@@ -63,12 +63,7 @@ from .quantize import (
     quantized_linear,
     quantized_matmul,
 )
-from .qwen3_week1 import (
-    Qwen3MLP,
-    Qwen3ModelWeek1,
-    Qwen3MultiHeadAttention,
-    Qwen3TransformerBlock,
-)
+from .qwen3_week1 import Qwen3MLP, Qwen3ModelWeek1, Qwen3MultiHeadAttention, Qwen3TransformerBlock
 from .qwen3_week2 import Qwen3ModelWeek2
 from .qwen3_week3 import Qwen3ModelWeek3
 from .sampler import DistributionSampler, make_sampler

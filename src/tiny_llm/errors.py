@@ -28,11 +28,7 @@ class TaskNotImplemented(NotImplementedError):  # noqa: N818 - not a user error
 
 
 def check_int(name: str, value: Any, minimum: int, hint: str = "") -> None:
-    """Rejects non-integers and values below `minimum`.
-
-    Raises:
-        UserError: the value is invalid.
-    """
+    """Rejects non-integers and values below `minimum`."""
     is_int = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_int or value < minimum:
         bound = f"at least {minimum}" if is_int else f"an integer of at least {minimum}"
@@ -46,8 +42,6 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
 
     Args:
         what: source of the tokens, for the message, e.g. "the prompt".
-        token_ids: integer token ids.
-        vocab_size: V.
 
     Raises:
         UserError: an id is negative or at least V.

@@ -8,15 +8,7 @@ Reading order: models, tools, workspace, compaction, loop, branches, evaluation.
 
 from .compaction import Compaction
 from .loop import Agent, Transcript
-from .models import (
-    ChatModel,
-    LocalModel,
-    Message,
-    OpenAIModel,
-    ScriptedModel,
-    Usage,
-    assistant,
-)
+from .models import ChatModel, LocalModel, Message, OpenAIModel, ScriptedModel, Usage, assistant
 from .tools import Tool, ToolError
 from .workspace import Workspace
 

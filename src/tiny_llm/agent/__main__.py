@@ -8,9 +8,10 @@ JSON list of the model's messages. With --script and --model, the model only pre
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from ..cli.parsing.arguments import API_KEY_VARIABLE, api_key, in_range
+from ..cli.parsing.arguments import API_KEY_VARIABLE, add_flag, api_key, in_range
 from ..cli.parsing.command import CommandParser, console, run_command
 from ..cli.parsing.input_text import read_prompt
 from ..engine.llm import LLM
@@ -32,75 +33,39 @@ def main(argv: Sequence[str] | None = None, prog: str = "agent") -> int:
 def make_parser(prog: str) -> CommandParser:
     """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.agent")
-    add = parser.add_argument
-    add(
-        "--task",
-        default="What is 4718 + 2593?",
-        metavar="TEXT",
-        help="task, or - to read it from stdin",
+    flag = partial(add_flag, parser)
+    flag("--task TEXT", "task, or - to read it from stdin", default="What is 4718 + 2593?")
+    flag("--workspace DIR", "folder that the file tools list, read and edit")
+    flag(
+        "--max-output N",
+        "maximum length of a --workspace tool result in characters",
+        in_range(MIN_OUTPUT),
+        DEFAULT_MAX_OUTPUT,
     )
-    add("--workspace", metavar="DIR", help="folder that the file tools list, read and edit")
-    add(
-        "--max-output",
-        type=in_range(MIN_OUTPUT),
-        default=DEFAULT_MAX_OUTPUT,
-        metavar="N",
-        help="maximum length of a --workspace tool result in characters",
+    flag("--model NAME", "as in `main`; by default, demo or the first model at --url")
+    flag("--url URL", "OpenAI-compatible API, e.g. http://127.0.0.1:8000/v1")
+    flag("--api-key KEY", f"API key for --url; or set {API_KEY_VARIABLE}")
+    flag("--script FILE", "the model's messages, as JSON")
+    flag("--max-steps N", "maximum number of steps", in_range(1), DEFAULT_MAX_STEPS)
+    flag("--max-tokens N", "maximum tokens per message", in_range(1), 512)
+    flag("--temperature T", "sampling temperature; 0 is greedy", in_range(0, convert=float), 0.0)
+    flag("--seed N", "sampling seed", in_range(0), 0)
+    flag("--compact N", "compact conversations longer than N characters", in_range(1))
+    flag(
+        "--compact-to N",
+        "maximum characters after compaction; by default, half of --compact",
+        in_range(1),
     )
-    add(
-        "--model", metavar="NAME", help="as in `main`; by default, demo or the first model at --url"
-    )
-    add("--url", metavar="URL", help="OpenAI-compatible API, e.g. http://127.0.0.1:8000/v1")
-    add("--api-key", metavar="KEY", help=f"API key for --url; or set {API_KEY_VARIABLE}")
-    add("--script", metavar="FILE", help="the model's messages, as JSON")
-    add(
-        "--max-steps",
-        type=in_range(1),
-        default=DEFAULT_MAX_STEPS,
-        metavar="N",
-        help="maximum number of steps",
-    )
-    add(
-        "--max-tokens",
-        type=in_range(1),
-        default=512,
-        metavar="N",
-        help="maximum tokens per message",
-    )
-    add(
-        "--temperature",
-        type=in_range(0, convert=float),
-        default=0.0,
-        metavar="T",
-        help="sampling temperature; 0 is greedy",
-    )
-    add("--seed", type=in_range(0), default=0, metavar="N", help="sampling seed")
-    add(
-        "--compact",
-        type=in_range(1),
-        metavar="N",
-        help="compact conversations longer than N characters",
-    )
-    add(
-        "--compact-to",
-        type=in_range(1),
-        metavar="N",
-        help="maximum characters after compaction; by default, half of --compact",
-    )
-    add(
+    flag(
         "--solution",
-        choices=("ref", "tiny_llm", "mine"),
-        help="ref (or tiny_llm): this package; mine: the learner's tree",
+        "ref (or tiny_llm): this package; mine: the learner's tree",
+        ("ref", "tiny_llm", "mine"),
     )
     return parser
 
 
 def make_model(args: argparse.Namespace) -> ChatModel:
-    """Loads the model specified by the flags.
-
-    Raises:
-        UserError: the model cannot be loaded, or the flags conflict.
-    """
+    """Loads the model specified by the flags."""
     if args.url is not None:
         if args.script is not None:
             raise UserError("--script has no effect with --url; omit one of them.")

@@ -25,14 +25,7 @@ TIMEOUT_SECONDS = 600.0  # a large model may prefill for minutes
 
 @dataclass
 class Usage:
-    """Token counts over all requests to a model.
-
-    Attributes:
-        requests: number of requests.
-        prompt_tokens: total length of the prompts.
-        cached_tokens: prompt tokens found in the prefix cache.
-        max_prompt_tokens: length of the longest prompt.
-    """
+    """Token counts over all requests to a model."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -53,11 +46,7 @@ class Usage:
 
 
 class ChatModel(Protocol):
-    """A model that writes the next assistant message.
-
-    Attributes:
-        usage: token counts so far.
-    """
+    """A model that writes the next assistant message."""
 
     usage: Usage
 
@@ -78,7 +67,6 @@ def assistant(text: str | None = None, *calls: tuple[str, Any], turn: int = 0) -
     """Builds an assistant message.
 
     Args:
-        text: content.
         calls: (name, arguments) of each tool call; arguments are an object or JSON text.
         turn: number that makes the calls' ids unique in a conversation.
     """
@@ -152,8 +140,6 @@ class LocalModel:
     """A model run by the engine.
 
     Args:
-        llm: the engine.
-        temperature, max_tokens: see `SamplingParams`.
         script: messages to return instead of the model's; the engine then only prefills the
             prompts, which fills its prefix cache.
     """
@@ -204,7 +190,6 @@ class OpenAIModel:
     Args:
         base_url: e.g. "http://127.0.0.1:8000/v1".
         model: model name; None selects the first model listed by the server.
-        api_key: bearer token, or None.
         options: additional request fields, e.g. temperature.
     """
 

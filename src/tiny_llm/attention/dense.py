@@ -101,11 +101,7 @@ class SimpleMultiHeadAttention:
         self.wo = wo
 
     def __call__(
-        self,
-        query: mx.array,
-        key: mx.array,
-        value: mx.array,
-        mask: mx.array | None = None,
+        self, query: mx.array, key: mx.array, value: mx.array, mask: mx.array | None = None
     ) -> mx.array:
         """Attends from `query` to `key` and `value`.
 
@@ -154,11 +150,7 @@ def causal_mask(L: int, S: int, dtype: mx.Dtype) -> mx.array:
 
 
 def scaled_dot_product_attention_grouped(
-    query: mx.array,
-    key: mx.array,
-    value: mx.array,
-    scale: float | None = None,
-    mask: Mask = None,
+    query: mx.array, key: mx.array, value: mx.array, scale: float | None = None, mask: Mask = None
 ) -> mx.array:
     """Grouped-query attention: each key/value head serves H_q / H query heads.
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ from .batching.runs import BatchRun, open_batch_run
 from .batching.view import PlainLines, batch_table, speed_line
 from .parsing.arguments import (
     add_batch_arguments,
+    add_flag,
     add_model_arguments,
     add_sampling_arguments,
     byte_count,
@@ -41,20 +43,18 @@ def make_parser(prog: str) -> CommandParser:
     add_model_arguments(parser)
     add_sampling_arguments(parser)
     add_batch_arguments(parser)
-    parser.add_argument(
+    flag = partial(add_flag, parser)
+    flag(
         "--plain",
+        "print lines instead of the live view; default if the output is not a terminal",
         action="store_true",
-        help="print lines instead of the live view; default if the output is not a terminal",
     )
-    parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="record engine events as JSON (engine only)"
-    )
-    parser.add_argument(
-        "--kv-cache-bytes",
-        type=byte_count,
-        metavar="N",
-        help="bytes of memory for the KV cache and recurrent states (engine only); by default, "
+    flag("--record FILE", "record engine events as JSON (engine only)", Path)
+    flag(
+        "--kv-cache-bytes N",
+        "bytes of memory for the KV cache and recurrent states (engine only); by default, "
         "enough for the batch",
+        byte_count,
     )
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
     return parser

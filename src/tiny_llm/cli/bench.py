@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -30,11 +31,13 @@ from .batching.workload import (
     TimestampTokenizer,
     Workload,
     latencies,
+    summarize,
     synthetic_workload,
 )
 from .parsing.arguments import (
     ENGINE,
     add_batch_arguments,
+    add_flag,
     add_model_arguments,
     check_batch_arguments,
     in_range,
@@ -54,31 +57,26 @@ def make_parser(prog: str) -> CommandParser:
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.bench")
     add_model_arguments(parser)
     add_batch_arguments(parser)
-    for flag, low, default, text in (
-        ("--num-seqs", 1, 16, "number of sequences"),
-        ("--min-input-len", 1, 32, "minimum prompt length in tokens"),
-        ("--max-input-len", 1, 256, "maximum prompt length in tokens"),
-        ("--min-output-len", 1, 32, "minimum output length in tokens"),
-        ("--max-output-len", 1, 128, "maximum output length in tokens"),
-        ("--warmup", 0, 1, "number of warmup sequences before the measurement"),
-        ("--seed", 0, 0, "random seed for lengths, token ids and arrival times"),
-    ):
-        parser.add_argument(flag, type=in_range(low), default=default, metavar="N", help=text)
-    parser.add_argument(
-        "--request-rate",
-        type=in_range(0.01, convert=float),
-        nargs="+",
-        metavar="R",
-        help="mean arrival rate in requests per second; sequences arrive at random times, and the "
+    flag = partial(add_flag, parser)
+    flag("--num-seqs N", "number of sequences", in_range(1), 16)
+    flag("--min-input-len N", "minimum prompt length in tokens", in_range(1), 32)
+    flag("--max-input-len N", "maximum prompt length in tokens", in_range(1), 256)
+    flag("--min-output-len N", "minimum output length in tokens", in_range(1), 32)
+    flag("--max-output-len N", "maximum output length in tokens", in_range(1), 128)
+    flag("--warmup N", "number of warmup sequences before the measurement", in_range(0), 1)
+    flag("--seed N", "random seed for lengths, token ids and arrival times", in_range(0), 0)
+    flag(
+        "--request-rate R",
+        "mean arrival rate in requests per second; sequences arrive at random times, and the "
         "workload runs once per rate (engine only)",
-    )
-    parser.add_argument(
-        "--goodput",
-        type=_latency_bound,
+        in_range(0.01, convert=float),
         nargs="+",
-        metavar="NAME:MS",
-        help="latency bounds per request in milliseconds, for --request-rate, e.g. ttft:200 "
-        "tpot:50",
+    )
+    flag(
+        "--goodput NAME:MS",
+        "latency bounds per request in milliseconds, for --request-rate, e.g. ttft:200 tpot:50",
+        _latency_bound,
+        nargs="+",
     )
     return parser
 
@@ -96,9 +94,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
     """Runs a workload once.
 
     Args:
-        args: flags, checked by `check_batch_arguments`.
         checkpoint: the model; its tokenizer is unused.
-        workload: prompts and output lengths.
 
     Returns:
         Token counts, duration in seconds, tokens/s, latencies in milliseconds, and peak memory in
@@ -132,9 +128,7 @@ def measure_load(
     """Runs a workload once on a new engine, with random arrivals.
 
     Args:
-        args, checkpoint, workload: see `measure`.
         rate: mean requests per second.
-        slo: latency bounds for goodput.
 
     Returns:
         Requests and tokens per second, goodput in requests per second, latencies in milliseconds.
@@ -152,25 +146,18 @@ def measure_load(
     requests = run_open_loop(llm, workload, arrivals)
     llm.close()
     seconds = max(request.last_token for request in requests) - requests[0].arrival
-    result: dict[str, float | None] = {
+    tpot = [request.tpot for request in requests if request.tpot is not None]
+    return {
         "request_rate": rate,
         "requests_per_s": round(len(requests) / seconds, 2),
         "output_tokens_per_s": round(workload.output_tokens / seconds, 2),
         "goodput": round(goodput(requests, slo), 2),
+        **summarize({"ttft": [request.ttft for request in requests], "tpot": tpot}, percentile),
     }
-    tpot = [request.tpot for request in requests if request.tpot is not None]
-    for name, values in (("ttft_ms", [request.ttft for request in requests]), ("tpot_ms", tpot)):
-        for key, percent in (("median", 50), ("p95", 95)):
-            ms = round(percentile(values, percent) * 1e3, 3) if values else None
-            result[f"{name}_{key}"] = ms
-    return result
 
 
 def _open(
-    args: argparse.Namespace,
-    checkpoint: Checkpoint,
-    workload: Workload,
-    tokenizer: TimestampTokenizer,
+    args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, tokenizer: Any
 ) -> BatchRun:
     return open_batch_run(
         args,

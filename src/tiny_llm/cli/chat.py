@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..errors import UserError
 from .backends.backend import Backend, open_backend
 from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
-from .parsing.arguments import add_model_arguments, add_sampling_arguments
+from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
 from .parsing.command import CommandParser, console, run_command
 from .parsing.input_text import reconfigure_as_utf8, validate_utf8
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
 def make_parser(prog: str) -> CommandParser:
     """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.chat")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="system message of the chat")
+    add_flag(parser, "--system-prompt TEXT", "system message of the chat")
     add_remote_arguments(parser)
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -39,12 +39,7 @@ def make_parser(prog: str) -> CommandParser:
 
 
 class ChatSession:
-    """Message history of a chat.
-
-    Args:
-        backend: local or remote model.
-        system_prompt: system message, or None.
-    """
+    """Message history of a chat."""
 
     def __init__(self, backend: Backend | RemoteBackend, system_prompt: str | None = None):
         self._backend = backend

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import mlx.core as mx
@@ -26,7 +27,7 @@ from ..models.heads.pooling import TASKS
 from ..models.hub import find_config
 from .backends.checkpoint import set_device
 from .memory_table import fits_of_flags, measure_bandwidth, print_fits
-from .parsing.arguments import byte_count, flag_name, in_range, rank_count
+from .parsing.arguments import add_flag, byte_count, flag_name, in_range, rank_count
 from .parsing.command import CommandParser, console, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
@@ -34,17 +35,10 @@ MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One row of the table.
-
-    Attributes:
-        name: checked component.
-        ok: True if it works; False if required but missing; None if optional and missing.
-        found: detected version or state.
-        fix: suggested fix if `ok` is not True.
-    """
+    """One row of the table."""
 
     name: str
-    ok: bool | None
+    ok: bool | None  # True if it works; False if required but missing; None if optional and missing
     found: str
     fix: str = ""
 
@@ -57,39 +51,20 @@ def main(argv: Sequence[str] | None = None, prog: str = "check-installation") ->
 def make_parser(prog: str) -> CommandParser:
     """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__)
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="print this model's memory table: weights, KV cache, longest prompt and estimated "
+    flag = partial(add_flag, parser)
+    flag(
+        "--model NAME",
+        "print this model's memory table: weights, KV cache, longest prompt and estimated "
         "speed; only its config is downloaded. The other flags are the same as for `serve`",
     )
-    parser.add_argument("--draft-model", metavar="NAME", help="draft model")
-    parser.add_argument(
-        "--kv-cache-bytes", type=byte_count, metavar="N", help="bytes of memory for the KV cache"
-    )
-    parser.add_argument(
-        "--max-num-seqs",
-        type=in_range(1),
-        metavar="N",
-        help="maximum number of running sequences (default: 32)",
-    )
-    parser.add_argument(
-        "--max-model-len", type=in_range(2), metavar="N", help="maximum tokens per sequence"
-    )
-    parser.add_argument(
-        "--block-size", type=in_range(1), metavar="N", help="tokens per page (default: 32)"
-    )
-    parser.add_argument("--task", choices=["auto", *TASKS], help="the model's task (default: auto)")
-    parser.add_argument(
-        "--tensor-parallel-size",
-        "--tp",
-        type=rank_count,
-        metavar="N",
-        help="number of ranks (default: 1)",
-    )
-    parser.add_argument(
-        "--device", choices=["cpu", "gpu"], help="device to run on; by default, gpu if available"
-    )
+    flag("--draft-model NAME", "draft model")
+    flag("--kv-cache-bytes N", "bytes of memory for the KV cache", byte_count)
+    flag("--max-num-seqs N", "maximum number of running sequences (default: 32)", in_range(1))
+    flag("--max-model-len N", "maximum tokens per sequence", in_range(2))
+    flag("--block-size N", "tokens per page (default: 32)", in_range(1))
+    flag("--task", "the model's task (default: auto)", ["auto", *TASKS])
+    flag("--tensor-parallel-size --tp N", "number of ranks (default: 1)", rank_count)
+    flag("--device", "device to run on; by default, gpu if available", ["cpu", "gpu"])
     return parser
 
 

@@ -24,12 +24,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "tiny-llm") -> int:
-    """Runs the command named by the first argument; returns its exit status.
-
-    Args:
-        argv: arguments; `sys.argv[1:]` if None.
-        prog: program name in messages.
-    """
+    """Runs the command named by the first argument; returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in COMMANDS:
         name = arguments.pop(0)
@@ -68,11 +63,7 @@ def command_module(command: str) -> ModuleType:
 
 
 def completion(shell: str) -> str:
-    """Shell completion script for commands and flags.
-
-    Args:
-        shell: one of `SHELLS`.
-    """
+    """Shell completion script for commands and flags; `shell` is one of `SHELLS`."""
     import shtab
 
     root = _root_parser("tiny-llm")

@@ -8,7 +8,7 @@ from ..demo.prompts import INTRODUCTION_PROMPT
 from ..errors import UserError
 from ..generate import GenerationResponse, SpeculationStatistics
 from .backends.backend import open_backend
-from .parsing.arguments import add_model_arguments, add_sampling_arguments
+from .parsing.arguments import add_flag, add_model_arguments, add_sampling_arguments
 from .parsing.command import CommandParser, run_command
 from .parsing.input_text import read_prompt
 
@@ -21,11 +21,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:
 def make_parser(prog: str) -> CommandParser:
     """Builds the command's argument parser."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.main")
-    parser.add_argument(
-        "--prompt",
-        default=INTRODUCTION_PROMPT,
-        metavar="TEXT",
-        help="prompt, or - to read it from stdin",
+    add_flag(
+        parser, "--prompt TEXT", "prompt, or - to read it from stdin", default=INTRODUCTION_PROMPT
     )
     add_model_arguments(parser)
     add_sampling_arguments(parser)

@@ -35,23 +35,14 @@ MEASURED_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Fit:
-    """Capacity with one KV cache dtype.
+    """Capacity with one KV cache dtype."""
 
-    Attributes:
-        sizes: size of the target model, then of the draft model, if any.
-        kv_cache_bytes: KV memory in bytes.
-        reason: how `kv_cache_bytes` was chosen; empty if set by the user.
-        num_tokens: capacity of all pages in tokens.
-        num_state_slots: number of recurrent-state slots.
-        max_seq_len: maximum tokens of a prompt and its completion.
-    """
-
-    sizes: Sequence[ModelSize]
+    sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
     kv_cache_bytes: int
-    reason: str
-    num_tokens: int
+    reason: str  # how `kv_cache_bytes` was chosen; empty if set by the user
+    num_tokens: int  # capacity of all pages in tokens
     num_state_slots: int
-    max_seq_len: int
+    max_seq_len: int  # maximum tokens of a prompt and its completion
 
     @classmethod
     def compute(
@@ -151,9 +142,6 @@ def print_fits(
     """Prints the table, followed by notes on the machine's memory and on the figures.
 
     Args:
-        console: output console.
-        name: the model's name.
-        fits: capacity by KV cache dtype.
         task: the model's task; a pooling model's table has no decode speed.
         bandwidth: memory bandwidth in bytes per second; None omits the speeds.
     """
@@ -220,11 +208,7 @@ def _notes(fits: Mapping[KvCacheDtype, Fit], bandwidth: float | None) -> Iterato
 
 
 def measure_bandwidth(num_bytes: int) -> float | None:
-    """Measures a 4-bit matrix-vector product's bandwidth in bytes/s; None without the extension.
-
-    Args:
-        num_bytes: size of the model's weights; small models fit in processor caches.
-    """
+    """Bandwidth of a 4-bit matrix-vector product in bytes/s; None without the extension."""
     if not kernels.is_built() or not kernels.runs_on_default_device():
         return None
     rows, I, group_size = max(kernels.prepack_rows(), 1), 4096, 64

@@ -5,6 +5,7 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +21,12 @@ from ..models.heads.pooling import TASKS, Task
 from ..models.hub import find_config, find_model
 from ..models.tokenizer.chat_template_files import read_template_file
 from .backends.checkpoint import set_device
+from .backends.engine import engine_options
 from .memory_table import fits_of_flags, print_fits
 from .parsing.arguments import (
     API_KEY_VARIABLE,
-    DEFAULT_BLOCK_SIZE,
     add_engine_arguments,
+    add_flag,
     api_key,
     byte_count,
     in_range,
@@ -41,7 +43,12 @@ from .served_models import (
 )
 
 DEFAULT_STEP_TIME_TARGET = 0.1  # seconds
+ENGINE_OPTIONS = (  # flags passed to `LLM` unchanged, besides those of `engine_options`
+    *("draft_model", "load_format", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
+    *("scheduling_policy", "tensor_parallel_size", "tool_call_parser"),
+)
 LIBRARIES = ("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client", "jsonschema")
+SECONDS = in_range(1e-3, convert=float)
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
@@ -60,219 +67,173 @@ def make_parser(prog: str) -> CommandParser:
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME[=OPTIONS]",
-        help="name, Hub id or folder, as for `main`; may be repeated: models are then loaded on "
+    flag = partial(add_flag, parser)
+    flag(
+        "--model NAME[=OPTIONS]",
+        "name, Hub id or folder, as for `main`; may be repeated: models are then loaded on "
         "first use, and requests that name no model use the first. OPTIONS: a task (see --task), "
         "pin (keep the model loaded), or both, e.g. PATH=embed,pin",
+        action="append",
     )
-    parser.add_argument(
+    flag(
         "--solution",
-        choices=["tiny_llm", "ref", "mine"],
-        default="tiny_llm",
-        help="tiny_llm (or ref): this package; mine: the learner's tree, except files with an "
+        "tiny_llm (or ref): this package; mine: the learner's tree, except files with an "
         "unwritten task",
+        ["tiny_llm", "ref", "mine"],
+        "tiny_llm",
     )
-    parser.add_argument(
-        "--max-memory",
-        type=byte_count,
-        metavar="N",
-        help="maximum bytes of weights and KV caches of all loaded models; the least recently used "
+    flag(
+        "--max-memory N",
+        "maximum bytes of weights and KV caches of all loaded models; the least recently used "
         "model is unloaded to stay within it; by default, the machine's memory",
+        byte_count,
     )
-    parser.add_argument(
-        "--idle-unload",
-        type=in_range(1e-3, convert=float),
-        metavar="S",
-        help="unload a model after S seconds without requests; by default, never",
+    flag(
+        "--idle-unload S",
+        "unload a model after S seconds without requests; by default, never",
+        SECONDS,
     )
     add_engine_arguments(parser)
-    parser.add_argument(
-        "--kv-cache-bytes",
-        type=byte_count,
-        metavar="N",
-        help="bytes of memory for a model's KV cache and recurrent states, allocated on demand; "
+    flag(
+        "--kv-cache-bytes N",
+        "bytes of memory for a model's KV cache and recurrent states, allocated on demand; "
         "limits the total context of all running requests; by default, 3/4 of the memory left "
         "after loading the weights, or 512 MiB per model if several are served",
+        byte_count,
     )
-    parser.add_argument(
-        "--max-num-seqs",
-        type=int,
-        default=DEFAULT_MAX_NUM_SEQS,
-        metavar="N",
-        help="maximum number of running sequences",
+    flag("--max-num-seqs N", "maximum number of running sequences", int, DEFAULT_MAX_NUM_SEQS)
+    flag(
+        "--max-num-batched-tokens N",
+        "maximum tokens per step across all requests; longer prompts are prefilled in chunks",
+        int,
+        256,
     )
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        type=int,
-        default=256,
-        metavar="N",
-        help="maximum tokens per step across all requests; longer prompts are prefilled in chunks",
+    flag(
+        "--max-model-len N",
+        "maximum length of prompt plus completion; by default, the model's context length",
+        in_range(2),
     )
-    parser.add_argument(
-        "--max-model-len",
-        type=in_range(2),
-        metavar="N",
-        help="maximum length of prompt plus completion; by default, the model's context length",
-    )
-    parser.add_argument(
+    flag(
         "--task",
-        choices=["auto", *TASKS],
-        default="auto",
-        help="auto: embed for embedding models, otherwise generate; use score for reranking models",
+        "auto: embed for embedding models, otherwise generate; use score for reranking models",
+        ["auto", *TASKS],
+        "auto",
     )
-    parser.add_argument(
+    flag(
         "--scheduling-policy",
-        choices=["fair", "fcfs"],
-        default="fair",
-        help="fair: short prompts may overtake long ones, within a bound; fcfs: first come, first "
+        "fair: short prompts may overtake long ones, within a bound; fcfs: first come, first "
         "served",
+        ["fair", "fcfs"],
+        "fair",
     )
-    parser.add_argument(
-        "--step-time-target",
-        type=in_range(1e-3, convert=float),
-        metavar="S",
-        help="target seconds per step while requests are decoding; limits the prompt tokens in the "
+    flag(
+        "--step-time-target S",
+        "target seconds per step while requests are decoding; limits the prompt tokens in the "
         "same step (fair only; default: 0.1)",
+        SECONDS,
     )
-    parser.add_argument(
-        "--served-model-name",
-        action="extend",
-        nargs="+",
-        metavar="NAME",
-        help="model name in the API; further names are aliases, and responses use the first; by "
+    flag(
+        "--served-model-name NAME",
+        "model name in the API; further names are aliases, and responses use the first; by "
         "default, the last component of --model",
-    )
-    parser.add_argument(
-        "--lora-modules",
         action="extend",
         nargs="+",
-        type=lora_module,
-        metavar="NAME=DIR",
-        help="LoRA adapters (folders written by mlx_lm.lora); a request selects one by passing its "
+    )
+    flag(
+        "--lora-modules NAME=DIR",
+        "LoRA adapters (folders written by mlx_lm.lora); a request selects one by passing its "
         "name as the model",
+        lora_module,
+        action="extend",
+        nargs="+",
     )
-    parser.add_argument(
-        "--chat-template",
-        type=Path,
-        metavar="FILE",
-        help="Jinja chat template; by default, the model's",
-    )
-    parser.add_argument(
+    flag("--chat-template FILE", "Jinja chat template; by default, the model's", Path)
+    flag(
         "--tool-call-parser",
-        choices=[AUTO, *NAMES],
-        default=AUTO,
-        help="tool-call format; by default, detected from the model's chat template",
+        "tool-call format; by default, detected from the model's chat template",
+        [AUTO, *NAMES],
+        AUTO,
     )
-    parser.add_argument(
+    flag(
         "--generation-config",
-        choices=["auto", "vllm"],
-        default="auto",
-        help="default sampling parameters: auto reads the model's generation_config.json; vllm "
+        "default sampling parameters: auto reads the model's generation_config.json; vllm "
         "uses temperature 1 and no filters",
+        ["auto", "vllm"],
+        "auto",
     )
 
 
 def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", metavar="HOST", help="address to listen on")
-    parser.add_argument(
-        "--port",
-        type=in_range(0, 65535),
-        default=8000,
-        metavar="N",
-        help="port to listen on; 0 selects a free port",
-    )
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"API key required from clients; or set {API_KEY_VARIABLE}",
-    )
-    parser.add_argument(
-        "--allow-anonymous",
-        action="store_true",
-        help="allow a non-local --host without an API key",
-    )
-    parser.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="Host header to accept when no API key is set, e.g. tiny.example; may be repeated; "
+    flag = partial(add_flag, parser)
+    flag("--host HOST", "address to listen on", default="127.0.0.1")
+    flag("--port N", "port to listen on; 0 selects a free port", in_range(0, 65535), 8000)
+    flag("--api-key KEY", f"API key required from clients; or set {API_KEY_VARIABLE}")
+    flag("--allow-anonymous", "allow a non-local --host without an API key", action="store_true")
+    flag(
+        "--allowed-host NAME",
+        "Host header to accept when no API key is set, e.g. tiny.example; may be repeated; "
         "'*' accepts any",
-    )
-    parser.add_argument(
-        "--cors-origin",
-        action="append",
         default=[],
-        metavar="URL",
-        help="allowed CORS origin; may be repeated",
+        action="append",
     )
+    flag("--cors-origin URL", "allowed CORS origin; may be repeated", default=[], action="append")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--response-store",
-        type=in_range(0),
-        default=0,
-        metavar="N",
-        help="keep the last N responses in memory, for previous_response_id and item_reference; 0 "
+    flag = partial(add_flag, parser)
+    flag(
+        "--response-store N",
+        "keep the last N responses in memory, for previous_response_id and item_reference; 0 "
         "disables the store",
+        in_range(0),
+        0,
     )
-    parser.add_argument(
+    flag(
         "--log-requests",
-        action="store_true",
-        help="log each request's method, path, status, id, token counts and timing; by default, "
+        "log each request's method, path, status, id, token counts and timing; by default, "
         "only rejected and failed requests",
-    )
-    parser.add_argument(
-        "--log-contents",
         action="store_true",
-        help="also log the bodies of requests and responses; implies --log-requests",
     )
-    parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="record engine events, for replay in the web UI"
+    flag(
+        "--log-contents",
+        "also log the bodies of requests and responses; implies --log-requests",
+        action="store_true",
     )
-    parser.add_argument(
+    flag("--record FILE", "record engine events, for replay in the web UI", Path)
+    flag(
         "--prefix-warmup",
-        action=argparse.BooleanOptionalAction,
+        "prefill a conversation's next turn while the engine is idle",
         default=True,
-        help="prefill a conversation's next turn while the engine is idle",
+        action=argparse.BooleanOptionalAction,
     )
-    parser.add_argument(
-        "--max-queue",
-        type=in_range(0),
-        default=256,
-        metavar="N",
-        help="maximum queued requests beyond --max-num-seqs; further requests get status 429",
+    flag(
+        "--max-queue N",
+        "maximum queued requests beyond --max-num-seqs; further requests get status 429",
+        in_range(0),
+        256,
     )
-    parser.add_argument(
-        "--max-body-bytes",
-        type=in_range(1),
-        metavar="N",
-        help="maximum size of a request body; larger bodies get status 413; by default, 32 bytes "
+    flag(
+        "--max-body-bytes N",
+        "maximum size of a request body; larger bodies get status 413; by default, 32 bytes "
         "per token of context, at least 4 and at most 16 MiB",
+        in_range(1),
     )
-    parser.add_argument(
-        "--request-timeout",
-        type=in_range(1e-3, convert=float),
-        metavar="S",
-        help="maximum seconds per request, including queueing; by default, unlimited",
+    flag(
+        "--request-timeout S",
+        "maximum seconds per request, including queueing; by default, unlimited",
+        SECONDS,
     )
-    parser.add_argument(
-        "--drain-timeout",
-        type=in_range(0, convert=float),
-        default=30.0,
-        metavar="S",
-        help="maximum seconds to wait for running requests after SIGTERM",
+    flag(
+        "--drain-timeout S",
+        "maximum seconds to wait for running requests after SIGTERM",
+        in_range(0, convert=float),
+        30.0,
     )
-    parser.add_argument(
-        "--watchdog",
-        type=in_range(1e-3, convert=float),
-        default=120.0,
-        metavar="S",
-        help="maximum seconds per engine step; the process exits if a step takes longer",
+    flag(
+        "--watchdog S",
+        "maximum seconds per engine step; the process exits if a step takes longer",
+        SECONDS,
+        120.0,
     )
 
 
@@ -306,27 +267,16 @@ def _serve(args: argparse.Namespace) -> int:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("tiny_llm").setLevel(logging.INFO)
-    settings = Settings(
+    same = {field.name for field in fields(Settings)} & vars(args).keys()
+    settings = replace(
+        Settings(**{name: getattr(args, name) for name in same}),
         model_names=names[0],
         adapter_names=tuple(_adapter_names(args, names[0])),
         max_memory=max_memory,
-        idle_unload=args.idle_unload,
         api_key=api_key(args.api_key),
         allowed_hosts=(args.host, *args.allowed_host),
         cors_origins=tuple(args.cors_origin),
-        max_queue=args.max_queue,
-        max_body_bytes=args.max_body_bytes,
-        request_timeout=args.request_timeout,
-        drain_timeout=args.drain_timeout,
-        watchdog=args.watchdog,
-        generation_config=args.generation_config,
         chat_template=chat_template,
-        response_store=args.response_store,
-        log_requests=args.log_requests,
-        log_contents=args.log_contents,
-        tool_call_parser=args.tool_call_parser,
-        record=args.record,
-        prefix_warmup=args.prefix_warmup,
     )
     is_kept = len(models) == 1 and args.idle_unload is None
     specs = []
@@ -361,27 +311,13 @@ def _load(
     return LLM(
         model,
         kv_cache_bytes=fits[args.kv_cache_dtype or "auto"].kv_cache_bytes,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=args.max_model_len,
         chat_template=chat_template,
-        block_size=args.block_size or DEFAULT_BLOCK_SIZE,
-        draft_model=args.draft_model,
-        num_drafts=args.num_drafts,
-        load_format=args.load_format,
         task=task,
-        scheduling_policy=args.scheduling_policy,
         step_time_target=_step_time_target(args),
-        speculative=args.speculative,
-        attention_backend=args.attention_backend or "paged",
-        kv_cache_dtype=args.kv_cache_dtype or "auto",
-        prefix_cache_dir=args.prefix_cache_dir,
-        prefix_cache_disk_bytes=args.prefix_cache_disk_bytes,
-        adapter_path=args.adapter_path,
         lora_modules=_lora_modules(args),
-        tensor_parallel_size=args.tensor_parallel_size,
-        tool_call_parser=args.tool_call_parser,
         seed=None,  # random, so that unseeded requests differ between runs
+        **{name: getattr(args, name) for name in ENGINE_OPTIONS},
+        **engine_options(args),
     )
 
 
@@ -438,11 +374,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _check_host(args: argparse.Namespace) -> None:
-    """Rejects a non-local host without authentication, unless explicitly allowed.
-
-    Raises:
-        UserError: the host is not local and neither --api-key nor --allow-anonymous is given.
-    """
+    """Rejects a non-local host without authentication, unless explicitly allowed."""
     has_key = api_key(args.api_key) is not None
     if args.host not in LOCAL_HOSTS and not has_key and not args.allow_anonymous:
         raise UserError(

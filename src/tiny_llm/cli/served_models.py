@@ -32,28 +32,16 @@ SINGLE_MODEL_FLAGS = {
 
 @dataclass(frozen=True)
 class ModelArgument:
-    """Parsed `--model` argument.
-
-    Attributes:
-        name: short name, Hub id or folder.
-        task: the model's task; "auto" if not given.
-        is_pinned: whether the model is loaded at startup and never unloaded.
-    """
+    """Parsed `--model` argument."""
 
     name: str
     task: str = "auto"
-    is_pinned: bool = False
+    is_pinned: bool = False  # whether the model is loaded at startup and never unloaded
 
 
 @dataclass(frozen=True)
 class MemoryRequirement:
-    """A model's memory requirement in bytes.
-
-    Attributes:
-        name: the model's name in the API.
-        weights, kv_cache: bytes for each.
-        is_pinned: see `ModelArgument`.
-    """
+    """A model's memory requirement in bytes."""
 
     name: str
     weights: int
@@ -67,11 +55,7 @@ class MemoryRequirement:
 
 
 def parse_model_argument(text: str) -> ModelArgument:
-    """Parses `PATH[=task][,pin]`; the path of an existing folder is taken literally.
-
-    Raises:
-        UserError: an unknown option, or more than one task.
-    """
+    """Parses `PATH[=task][,pin]`, with at most one task; an existing folder is taken literally."""
     name, separator, given = text.rpartition("=")
     if not separator or Path(text).expanduser().is_dir():
         return ModelArgument(text)
@@ -87,11 +71,7 @@ def parse_model_argument(text: str) -> ModelArgument:
 
 
 def check_flags(args: argparse.Namespace, models: Sequence[ModelArgument]) -> None:
-    """Rejects flags that this set of models does not support.
-
-    Raises:
-        UserError: names the first unsupported flag.
-    """
+    """Rejects flags that this set of models does not support."""
     if len(models) > 1:
         for name, default in SINGLE_MODEL_FLAGS.items():
             if getattr(args, name) != default:
@@ -143,8 +123,6 @@ def memory_needs(
     """Computes each model's memory requirement.
 
     Args:
-        args: parsed flags.
-        models, names, folders: the models, their API names and their folders.
         draft: folder of the draft model, whose KV cache is part of `--kv-cache-bytes`.
 
     Raises:

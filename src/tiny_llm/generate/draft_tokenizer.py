@@ -17,9 +17,6 @@ def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
 
     Args:
         draft_tokenizer, tokenizer: from `mlx_lm.load`; without `get_vocab`, the check is skipped.
-
-    Raises:
-        UserError: the vocabularies differ.
     """
     if not (hasattr(draft_tokenizer, "get_vocab") and hasattr(tokenizer, "get_vocab")):
         return
@@ -38,11 +35,7 @@ def check_same_tokenizer(draft_tokenizer: Any, tokenizer: Any, prompt: object = 
     """Checks that draft and target have the same vocabulary, encoding and end tokens.
 
     Args:
-        draft_tokenizer, tokenizer: see `check_same_vocabulary`.
         prompt: text to compare encodings on, in addition to `SAMPLE_TEXT`.
-
-    Raises:
-        UserError: the tokenizers differ.
     """
     check_same_vocabulary(draft_tokenizer, tokenizer)
     pair = (draft_tokenizer, tokenizer)

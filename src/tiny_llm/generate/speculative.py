@@ -33,8 +33,6 @@ class SpeculationStatistics:
 
     Attributes:
         target_steps: target model calls, including prefill.
-        num_draft_tokens: draft tokens proposed.
-        num_accepted_tokens: draft tokens accepted.
     """
 
     target_steps: int = 0

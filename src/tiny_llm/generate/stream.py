@@ -27,9 +27,7 @@ class GenerationResponse:
 
     Attributes:
         text: text added by this token; empty inside a multi-byte character.
-        token: token id.
         finish_reason: None until the last token, then "stop" (an end token) or "length".
-        prompt_tokens: length of the prompt.
         prompt_tps: prompt tokens/s until the first new token.
         generation_tokens: new tokens so far, including the end token.
         generation_tps: new tokens/s since the first new token.
@@ -57,7 +55,6 @@ def stream_generate(
     """Generates text with any decoding loop and yields each token as it is produced.
 
     Args:
-        decode: decoding loop, e.g. `decode_by_recomputing` or `decode_with_cache`.
         model, tokenizer, prompt, sampler, max_tokens: see `simple_generate`, also for errors.
     """
     tokenizer = with_detokenizer(tokenizer)
@@ -97,12 +94,7 @@ def encode_prompt(
     """Encodes and checks a prompt.
 
     Args:
-        tokenizer: tokenizer for a text prompt.
-        prompt: text or token ids.
         vocab_size: V; None skips the range check.
-
-    Returns:
-        The prompt's token ids.
 
     Raises:
         UserError: the prompt is empty, or a token id is out of range.
@@ -119,11 +111,6 @@ def resolve_max_tokens(
     prompt_tokens: int, max_tokens: int | None, max_seq_len: int | None
 ) -> int | None:
     """Returns the maximum number of new tokens; None for no limit.
-
-    Args:
-        prompt_tokens: length of the prompt.
-        max_tokens: the caller's limit, or None.
-        max_seq_len: the model's context length, or None if unbounded.
 
     Raises:
         UserError: the prompt fills the context, or `max_tokens` is not a positive integer.

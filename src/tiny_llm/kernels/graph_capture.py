@@ -120,11 +120,7 @@ def capture_required() -> bool:
 
 
 def _capture_mode() -> str:
-    """Returns the value of `CAPTURE_VARIABLE`, "" if unset.
-
-    Raises:
-        UserError: the value is invalid.
-    """
+    """Returns the value of `CAPTURE_VARIABLE`, "" if unset."""
     mode = os.environ.get(CAPTURE_VARIABLE, "")
     if mode not in ("", "off", "on"):
         raise UserError(f'{CAPTURE_VARIABLE} must be on or off, got "{mode}".')

@@ -16,15 +16,10 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timings:
-    """Timings of repeated runs, in seconds.
+    """Timings of repeated runs, in seconds."""
 
-    Attributes:
-        median: typical time.
-        minimum: time without interference from other work.
-    """
-
-    median: float
-    minimum: float
+    median: float  # typical time
+    minimum: float  # time without interference from other work
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Timings":
@@ -34,28 +29,18 @@ class Timings:
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """Peak rates of a machine.
+    """Peak rates of a machine."""
 
-    Attributes:
-        read_bytes_per_s: memory read bandwidth, all threads.
-        flops_per_s: multiplications and additions per second, all threads.
-    """
-
-    read_bytes_per_s: float
-    flops_per_s: float
+    read_bytes_per_s: float  # memory read bandwidth, all threads
+    flops_per_s: float  # multiplications and additions per second, all threads
 
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Minimum work of an operation in any implementation.
+    """Minimum work of an operation in any implementation."""
 
-    Attributes:
-        num_bytes: memory traffic if each element is read or written once.
-        flops: multiplications and additions.
-    """
-
-    num_bytes: float
-    flops: float
+    num_bytes: float  # memory traffic if each element is read or written once
+    flops: float  # multiplications and additions
 
 
 def time_runs(

@@ -23,13 +23,9 @@ __all__ = ["BatchingKvCache", "TinyKvCache", "TinyKvFullCache"]
 
 @dataclass
 class _DenseSlot:
-    """Slot of a dense request, whose tokens are in the batch's buffer.
+    """Slot of a dense request, whose tokens are in the batch's buffer."""
 
-    Attributes:
-        offset: number of cached tokens.
-    """
-
-    offset: int
+    offset: int  # number of cached tokens
 
 
 class BatchingKvCache(TinyKvCache):
@@ -160,11 +156,7 @@ class BatchingKvCache(TinyKvCache):
         # [/task 2.6.2 append]
 
     def update_and_fetch(
-        self,
-        keys: mx.array,
-        values: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, keys: mx.array, values: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
         """Appends L tokens to every active slot and returns the padded batch.
 
@@ -206,11 +198,7 @@ class BatchingKvCache(TinyKvCache):
         )
 
     def update_and_fetch_paged(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> PagedKvMetadata:
         """Appends L tokens to every active slot's pages and returns the batch's metadata.
 
@@ -327,9 +315,6 @@ class BatchingKvCache(TinyKvCache):
             offsets: position of each slot's first new token; −1 skips the slot.
             overwrite: see `cache_write`: writes in place even if in-flight GPU commands still read
                 the buffers. Set by `add_request`, which would otherwise copy all slots.
-
-        Returns:
-            The stored key and value buffers.
         """
         tokens = max(offsets) + key.shape[2]
         self._keys = grow_buffer(self._keys, key, tokens, self.max_seq_len)

@@ -24,11 +24,7 @@ class TinyKvCache(ABC):
 
     @abstractmethod
     def update_and_fetch(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
         """Appends new keys and values and returns the cache's contents.
 
@@ -100,11 +96,7 @@ class TinyKvFullCache(TinyKvCache):
         return self._keys[:, :, : self.offset], self._values[:, :, : self.offset]
 
     def update_and_fetch(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
         """See `TinyKvCache`. Returns the mask unchanged.
 

@@ -75,11 +75,7 @@ class TinyKvPagedCache(TinyKvCache):
         return [min(size, self.offset - page * size) for page in range(self.num_pages)]
 
     def update_and_fetch_paged(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> PagedKvMetadata:
         """Appends new keys and values and returns metadata for paged attention; copies no pages.
 
@@ -98,11 +94,7 @@ class TinyKvPagedCache(TinyKvCache):
         return paged_metadata(self.pool, [self], mask)
 
     def update_and_fetch(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
         """See `TinyKvCache`: returns a dense copy, for comparison, and the mask unchanged."""
         keys, values, (S, *_) = self.append(key, value)
@@ -211,11 +203,7 @@ def paged_metadata(
 
 
 def check_paged_mask(mask: Any) -> None:
-    """Rejects masks that paged attention does not support.
-
-    Raises:
-        ValueError: the mask is neither None nor "causal".
-    """
+    """Rejects masks that paged attention does not support."""
     if not is_none_or_causal(mask):
         raise ValueError(
             "paged KV cache: mask must be None or 'causal'; paged attention does not support array "

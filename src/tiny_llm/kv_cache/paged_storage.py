@@ -112,19 +112,14 @@ class PagedStorage:
 
     Args:
         num_layers: number of layers with pages.
-        num_pages: maximum pages per layer.
         num_kv_heads: H.
-        page_size: tokens per page.
         head_dim: D; D + 4 for 8-bit rows.
-        dtype: dtype of keys and values.
         states: state slots for the model's other layers; None if all layers have pages.
 
     Attributes:
         num_pages: maximum pages per layer.
-        page_size: tokens per page.
         key_pages, value_pages: one P×H×page_size×D array per layer with pages; P is the number of
             allocated pages. Written in place; do not keep references to the arrays.
-        states: as given.
 
     Raises:
         ValueError: `num_pages` or `page_size` is below 1.

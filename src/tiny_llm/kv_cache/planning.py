@@ -24,8 +24,6 @@ def plan_dense(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
     Args:
         caches: one cache per layer.
-        B: number of sequences.
-        L: new tokens per sequence.
 
     Returns:
         The plan; None if a cache is not dense or must grow, or if layers differ in length.
@@ -54,8 +52,6 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
     Args:
         caches: one cache per layer.
-        B: number of sequences.
-        L: new tokens per sequence.
 
     Returns:
         The plan; None if a cache is not paged, layers differ in length, or the pool has not been

@@ -19,16 +19,10 @@ GROWTH_SLOTS = 4
 
 @dataclass(frozen=True)
 class StateShape:
-    """Shape of one layer's state in a slot.
+    """Shape of one layer's state in a slot."""
 
-    Attributes:
-        conv_state: (K−1)×C in `dtype`, the convolution's last inputs.
-        state: H_v×D_k×D_v float32.
-        dtype: dtype of the activations.
-    """
-
-    conv_state: tuple[int, int]
-    state: tuple[int, int, int]
+    conv_state: tuple[int, int]  # (K−1)×C in `dtype`, the convolution's last inputs
+    state: tuple[int, int, int]  # H_v×D_k×D_v float32
     dtype: mx.Dtype
 
     @property
@@ -46,11 +40,8 @@ class StateStorage:
 
     Args:
         layers: indices of the model's linear-attention layers, in ascending order.
-        num_slots: maximum slots per layer.
-        shape: shape of one layer's state in a slot.
 
     Attributes:
-        layers, num_slots: as given.
         conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer in `layers`; S is the
             number of allocated slots. Written in place; do not keep references to the arrays.
 

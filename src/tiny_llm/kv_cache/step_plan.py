@@ -87,19 +87,14 @@ NUM_RAGGED_ARRAYS = 4  # fields up to `cu_seqlens_q`; only a ragged batch sets a
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Cache updates of one step.
-
-    Attributes:
-        attention_metadata: slots and lengths.
-        buffers: one pair of arrays per layer (keys and values, or convolution and recurrent state),
-            or one pair shared by all layers.
-        commit: stores the updated buffers in the caches.
-        rollback: restores the caches to their state before the plan if the step fails.
-    """
+    """Cache updates of one step."""
 
     attention_metadata: AttentionMetadata
+    # One pair of arrays per layer (keys and values, or convolution and recurrent state), or one
+    # pair shared by all layers.
     buffers: list[mx.array]
-    commit: Callable[[list[mx.array]], None]
+    commit: Callable[[list[mx.array]], None]  # stores the updated buffers in the caches
+    # Restores the caches to their state before the plan if the step fails.
     rollback: Callable[[], None] = lambda: None
 
 
@@ -140,11 +135,7 @@ class LayerCacheView:
         return buffers[keys], buffers[values], self._attention_metadata.context_lens
 
     def update_and_fetch_paged(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
+        self, key: mx.array, value: mx.array, mask_length: int | None = None, mask: Mask = None
     ) -> PagedKvMetadata:
         """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 
@@ -180,12 +171,7 @@ class LayerCacheView:
 
 
 class PlannedLayers:
-    """Runs a model's layers with a step plan.
-
-    Args:
-        layers: function that runs all layers.
-        num_layers: number of layers.
-    """
+    """Runs a model's layers, given as a function, with a step plan."""
 
     def __init__(self, layers: Layers, num_layers: int):
         self._layers = layers
@@ -231,12 +217,7 @@ class PlannedLayers:
 def layer_cache_views(
     attention_metadata: AttentionMetadata, buffers: list[mx.array], num_layers: int
 ) -> list[LayerCacheView]:
-    """Creates one cache view per layer.
-
-    Args:
-        attention_metadata, buffers: as in `StepPlan`; the views modify the list.
-        num_layers: number of layers.
-    """
+    """Creates one cache view per layer; the views modify `buffers` (see `StepPlan`)."""
     is_shared = len(buffers) == 2
     return [
         LayerCacheView(buffers, 0 if is_shared else 2 * layer, attention_metadata.for_layer(layer))

@@ -28,12 +28,9 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     fast with all loaders; see `kernels.prepack.prepack_model`.
 
     Args:
-        name: the model's name, for error messages.
         mlx_model: from `load`, `load_weights` or `mlx_lm.load`. Remains usable, including for
             another week's model. Prepacking an `mlx_lm` model releases its row-major weights;
             calling it afterwards recreates them, which doubles the memory.
-        week: week number.
-        options: passed to the week's model.
 
     Raises:
         ModelError: the week has no model, the checkpoint is not a Qwen3 model, or the course's
@@ -62,8 +59,6 @@ def serving_model(
     """Builds the engine's model, for any family.
 
     Args:
-        name, mlx_model: see `dispatch_model`.
-        page_size: tokens per page.
         attention_backend, kv_cache_dtype: see `Decoder`.
         task: "embed" for an `EmbeddingDecoder`.
 

@@ -55,11 +55,8 @@ def find_in_cache(hub_id: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                hub_id, local_files_only=True, allow_patterns=DOWNLOAD_PATTERNS
-            )
-        )
+        options = {"local_files_only": True, "allow_patterns": DOWNLOAD_PATTERNS}
+        folder = Path(huggingface_hub.snapshot_download(hub_id, **options))
         check_checkpoint(folder)
     except (LocalEntryNotFoundError, HFValidationError, ModelError):
         return None
@@ -88,25 +85,14 @@ def find_model(name: str, console: "Console | None") -> Path:
 
 
 def find_config(name: str, console: "Console | None") -> Path:
-    """Finds a folder with a model's `config.json` and tokenizer; weights are not downloaded.
-
-    Args:
-        name, console: see `find_model`.
-
-    Raises:
-        ModelError: the model does not exist or cannot be downloaded.
-    """
+    """Finds a folder with a model's `config.json` and tokenizer; weights are not downloaded."""
     full_name = shortcut_name_to_full_name(name)
     folder = _local_folder(name) or find_in_cache(full_name)
     return folder or download(full_name, console, CONFIG_PATTERNS)
 
 
 def _local_folder(name: str) -> Path | None:
-    """Folder for a model name; None for a hub id.
-
-    Raises:
-        ModelError: the name is neither a folder nor a hub id.
-    """
+    """Folder for a model name; None for a hub id."""
     full_name = shortcut_name_to_full_name(name)
     folder = Path(full_name).expanduser()
     if full_name and _is_dir(folder):
@@ -144,7 +130,6 @@ def download(
     """Downloads a model from the Hugging Face hub, printing its size first.
 
     Args:
-        hub_id: owner/name.
         console: console for the download size; standard error if None.
         patterns: glob patterns for the files to download.
 

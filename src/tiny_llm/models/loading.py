@@ -12,12 +12,7 @@ from ..errors import UserError
 from ..kernels.heap import trim_heap
 from ..kernels.prepack import PrepackedWeights
 from .checkpoint.dummy import random_bytes, random_checkpoint
-from .checkpoint.layout import (
-    has_tokenizer,
-    read_model_config,
-    read_tensor_headers,
-    weight_bytes,
-)
+from .checkpoint.layout import has_tokenizer, read_model_config, read_tensor_headers, weight_bytes
 from .checkpoint.nan_check import FiniteCheck
 from .checkpoint.safe_io import ModelError, read_json
 from .checkpoint.safetensors_header import check_dtypes

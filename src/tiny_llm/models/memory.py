@@ -27,11 +27,7 @@ PRESSURE_WARNING = 2  # macOS: 1 is normal, 4 critical
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes this process may use: the machine's memory, or a lower control-group limit.
-
-    Args:
-        root: root of the file system; overridden in tests.
-    """
+    """Bytes this process may use: the machine's memory, or a lower control-group limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _memory_cgroups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -46,9 +42,6 @@ def available_memory(root: Path = Path("/")) -> int:
     On Linux, the minimum of `MemAvailable` and the control groups' headroom, counting file caches
     as free; on macOS, the system-wide free percentage, as shown by `memory_pressure`. With a GPU,
     at most the unused part of its recommended working set.
-
-    Args:
-        root: root of the file system; overridden in tests.
     """
     limits = [total_memory(root)]
     if sys.platform == "darwin":
@@ -63,11 +56,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def is_memory_short(root: Path = Path("/")) -> bool:
-    """Whether the system is about to run out of memory; takes a fraction of a millisecond.
-
-    Args:
-        root: root of the file system; overridden in tests.
-    """
+    """Whether the system is about to run out of memory; takes a fraction of a millisecond."""
     if sys.platform == "darwin":
         return _sysctl("kern.memorystatus_vm_pressure_level", 1) >= PRESSURE_WARNING
     total, available = total_memory(root), available_memory(root)

@@ -5,6 +5,7 @@ after sharding and repacking for the CPU kernels.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,13 @@ EXPERTS = ".switch_mlp."
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Memory sizes of a model, summed over all ranks.
-
-    Attributes:
-        weight_bytes: bytes of the weights in memory.
-        step_bytes: weight bytes read to decode one token; of the experts, only the selected ones.
-        kv_rows: key and value vectors per token, over all attention layers and KV heads.
-        head_dim: elements per key or value vector.
-        state_bytes: bytes per recurrent-state slot, over all layers; 0 without recurrent state.
-        max_seq_len: context length in tokens.
-        dtype: dtype of the activations.
-        kv_cache_dtype: see `Decoder`.
-    """
+    """Memory sizes of a model, summed over all ranks."""
 
     weight_bytes: int
-    step_bytes: int
-    kv_rows: int
-    head_dim: int
-    state_bytes: int
+    step_bytes: int  # weight bytes read to decode one token; of the experts, only the selected ones
+    kv_rows: int  # key and value vectors per token, over all attention layers and KV heads
+    head_dim: int  # elements per key or value vector
+    state_bytes: int  # bytes per recurrent-state slot, over all layers; 0 without recurrent state
     max_seq_len: int
     dtype: mx.Dtype
     kv_cache_dtype: KvCacheDtype = "auto"
@@ -61,7 +51,6 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
 
     Args:
         folder: a checkpoint; without weight files, `config.json` determines the shapes.
-        num_ranks: number of tensor-parallel ranks.
         load_format: "dummy" for random weights.
 
     Raises:
@@ -76,31 +65,24 @@ def model_size(folder: Path, num_ranks: int = 1, load_format: str = "auto") -> M
     try:
         if is_dummy:
             random_bytes(config)  # checks the shapes
-        if num_ranks == 1:
-            rank_shards: list[RankShard | None] = [None]
-        else:
+        shards: list[RankShard | None] = [None]
+        if num_ranks > 1:
             full = read_config(config)
-            rank_shards = [RankShard(full, rank, num_ranks) for rank in range(num_ranks)]
-        sizes = [
-            size_of_tree(
-                random_checkpoint(config, rank_shard=rank_shard)
-                if is_dummy
-                else read_checkpoint(folder, config, rank_shard)
-            )
-            for rank_shard in rank_shards
-        ]
+            shards = [RankShard(full, rank, num_ranks) for rank in range(num_ranks)]
+        read = (
+            partial(random_checkpoint, config)
+            if is_dummy
+            else partial(read_checkpoint, folder, config)
+        )
+        sizes = [size_of_tree(read(rank_shard=shard)) for shard in shards]
     except ModelError:
         raise
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
-    return replace(
-        sizes[0],
-        weight_bytes=sum(size.weight_bytes for size in sizes),
-        step_bytes=sum(size.step_bytes for size in sizes),
-        kv_rows=sum(size.kv_rows for size in sizes),
-        state_bytes=sum(size.state_bytes for size in sizes),
-    )
+    summed = ("weight_bytes", "step_bytes", "kv_rows", "state_bytes")
+    totals: dict[str, Any] = {name: sum(getattr(each, name) for each in sizes) for name in summed}
+    return replace(sizes[0], **totals)
 
 
 def size_of_tree(model: Any) -> ModelSize:

@@ -12,16 +12,11 @@ class ServingModel(Protocol):
     """Model that computes ragged batches over paged KV storage.
 
     `families.decoder.Decoder` implements it for every family.
-
-    Attributes:
-        vocab_size: number of logits per token.
-        page_size: tokens per page.
-        max_seq_len: context length in tokens.
     """
 
-    vocab_size: int
-    page_size: int
-    max_seq_len: int
+    vocab_size: int  # number of logits per token
+    page_size: int  # tokens per page
+    max_seq_len: int  # context length in tokens
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -38,10 +38,7 @@ def build_app(models: Sequence[AppState]) -> ASGIApp:
         app = HostMiddleware(app, settings.allowed_hosts)
     if settings.cors_origins:
         app = CORSMiddleware(
-            app,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
+            app, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
     return AccessLogMiddleware(
         app,

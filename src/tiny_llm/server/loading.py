@@ -23,7 +23,6 @@ class ModelLease:
 
     Args:
         path: the request's path, which determines the format of error events.
-        send: ASGI's `send`.
     """
 
     def __init__(self, path: str, send: Send):

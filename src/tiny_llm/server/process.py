@@ -49,7 +49,6 @@ class ServerProcess:
     """Runs a server until shutdown.
 
     Args:
-        settings: server settings.
         specs: the models; requests without a model use the first.
         sock: a bound socket; None for a replica, whose owner calls `start` instead of `run`.
 

@@ -17,76 +17,46 @@ BODY_BYTES_PER_TOKEN = 32
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model that the server may load.
+    """A model that the server may load."""
 
-    Attributes:
-        names: names in the API; responses use the first.
-        folder: model folder, for the tokenizer and sampling defaults.
-        load: creates the engine; called in the engine thread.
-        task: the model's task.
-        memory_bytes: memory requirement: weights plus KV cache.
-        is_pinned: whether the model is loaded at startup and never unloaded.
-    """
-
-    names: tuple[str, ...]
-    folder: Path
-    load: Callable[[], LLM]
+    names: tuple[str, ...]  # names in the API; responses use the first
+    folder: Path  # model folder, for the tokenizer and sampling defaults
+    load: Callable[[], LLM]  # creates the engine; called in the engine thread
     task: Task = "generate"
-    memory_bytes: int = 0
-    is_pinned: bool = True
+    memory_bytes: int = 0  # memory requirement: weights plus KV cache
+    is_pinned: bool = True  # whether the model is loaded at startup and never unloaded
 
 
 @dataclass(frozen=True)
 class Settings:
     """Server settings; engine options are arguments of `LLM`.
 
-    Attributes:
-        model_names: the model's names in the API; responses use the first. `ServerProcess` copies
-            the settings for each model.
-        max_memory: upper bound on the total memory requirement of loaded models; None for no limit.
-        idle_unload: seconds without requests after which a model is unloaded; None for never.
-        adapter_names: names of the model's LoRA adapters, selected by a request's `model`.
-        api_key: required API key; None for no authentication.
-        allowed_hosts: host names allowed without a key, besides IP addresses and names without a
-            dot; "*" for any.
-        cors_origins: allowed CORS origins.
-        max_queue: maximum number of waiting completions; beyond it, requests get 429. The server
-            enforces this limit and leaves `LLM(max_queue=…)` unset.
-        max_body_bytes: maximum size of a request body; None for `BODY_BYTES_PER_TOKEN` times the
-            model's context, at least `MIN_BODY_BYTES` and at most `MAX_BODY_BYTES`.
-        body_timeout: seconds without data after which an incomplete body is rejected.
-        request_timeout: maximum seconds from arrival to completion, enforced by the engine between
-            steps; None for no limit.
-        drain_timeout: maximum seconds to wait for running requests after SIGTERM.
-        watchdog: maximum seconds per step; beyond it, the process exits.
-        generation_config: "auto" reads sampling defaults from the model's
-            `generation_config.json`, "vllm" uses vLLM's.
-        chat_template: Jinja source that replaces the model's chat template, or None.
-        log_requests: whether to log each request with its status, token counts and timing.
-        log_contents: whether to log request and response bodies.
-        response_store: number of responses kept for `previous_response_id`; 0 for none.
-        tool_call_parser: name of the tool-call format; "auto" detects it in the chat template.
-        record: event log file; None for no log.
-        prefix_warmup: whether to precompute the known prefix of a conversation's next turn.
-        keep_alive: seconds of silence after which a stream sends a keep-alive.
-        max_queued_outputs: maximum number of queued outputs per completion.
-        slow_reader_timeout: maximum seconds that a client may leave its output queue full.
+    Fields not listed here have a flag of the same name, described by `serve --help`.
     """
 
+    # The model's names in the API; responses use the first. `ServerProcess` copies the settings for
+    # each model.
     model_names: tuple[str, ...] = ("demo",)
     max_memory: int | None = None
     idle_unload: float | None = None
+    # Names of the model's LoRA adapters, selected by a request's `model`.
     adapter_names: tuple[str, ...] = ()
     api_key: str | None = None
+    # Host names allowed without a key, besides IP addresses and names without a dot; "*" for any.
     allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()  # allowed CORS origins
+    # Maximum number of waiting completions; beyond it, requests get 429. The server enforces this
+    # limit and leaves `LLM(max_queue=…)` unset.
     max_queue: int = 256
+    # None for `BODY_BYTES_PER_TOKEN` times the model's context, at least `MIN_BODY_BYTES` and at
+    # most `MAX_BODY_BYTES`.
     max_body_bytes: int | None = None
-    body_timeout: float = 30.0
+    body_timeout: float = 30.0  # seconds without data after which an incomplete body is rejected
     request_timeout: float | None = None
     drain_timeout: float = 30.0
     watchdog: float = 120.0
     generation_config: Literal["auto", "vllm"] = "auto"
+    # Jinja source that replaces the model's chat template, or None.
     chat_template: str | None = None
     log_requests: bool = False
     log_contents: bool = False
@@ -94,8 +64,9 @@ class Settings:
     tool_call_parser: str = "auto"
     record: Path | None = None
     prefix_warmup: bool = True
-    keep_alive: float = 15.0
-    max_queued_outputs: int = 256
+    keep_alive: float = 15.0  # seconds of silence after which a stream sends a keep-alive
+    max_queued_outputs: int = 256  # maximum number of queued outputs per completion
+    # Maximum seconds that a client may leave its output queue full.
     slow_reader_timeout: float = 30.0
 
     @property

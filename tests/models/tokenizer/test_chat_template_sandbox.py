@@ -69,7 +69,7 @@ def test_killed_process_is_restarted(process):
 
 def test_output_larger_than_a_pipe_buffer(process):
     text = "x" * 300_000
-    process.process._max_bytes = 400_000
+    process.process.max_bytes = 400_000
     assert process.render("{{ messages[0].content }}", [{"content": text}]) == text
 
 

@@ -34,17 +34,11 @@ Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 
 @dataclass(frozen=True)
 class Backend:
-    """A loaded model.
+    """A loaded model."""
 
-    Attributes:
-        stream: prompt ids -> one response per token.
-        encode_chat: messages -> prompt ids.
-        speculation_statistics: draft token counters; None without speculative decoding and for
-            mlx_lm.
-    """
-
-    stream: Stream
+    stream: Stream  # prompt ids -> one response per token
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
+    # Draft token counters; None without speculative decoding and for mlx_lm.
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
@@ -54,11 +48,7 @@ class Backend:
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
-    """Validates the flags, prints the model's name and loads it.
-
-    Raises:
-        UserError: see `check_model_arguments`, `sampler_from_args` and `models.load`.
-    """
+    """Validates the flags, prints the model's name and loads it."""
     is_default_loader = args.loader is None
     check_model_arguments(args)
     sampler = sampler_from_args(args)
@@ -88,10 +78,6 @@ class EngineBackend:
 
     Args:
         args: flags, checked by `check_model_arguments`.
-        checkpoint: the model.
-
-    Raises:
-        UserError: see `open_llm`.
     """
 
     def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
@@ -160,7 +146,6 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     For a learner's model without quantized layers, dequantizes the weights and prints a message.
 
     Raises:
-        UserError: see `dispatch_model`.
         TaskNotImplemented: the learner's model is not implemented yet.
     """
     options = {"enable_flash_attn": args.enable_flash_attn} if args.loader == "week2" else {}

@@ -17,13 +17,7 @@ from ..parsing.command import console
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model, independent of the implementation that runs it.
-
-    Attributes:
-        name: model name or path from the command line.
-        mlx_model, tokenizer: see `load_for_solution`.
-        enable_thinking: chat template variable.
-    """
+    """A loaded model, independent of the implementation that runs it."""
 
     name: str
     mlx_model: Any
@@ -74,12 +68,7 @@ def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) ->
     `tiny_llm` needs only `load_weights`; `mlx_lm` and learners' code may call the MLX model.
 
     Args:
-        args: flags.
-        name: model name or path.
         mtp: see `load_weights`; only with the engine.
-
-    Raises:
-        UserError: see `models.load`.
     """
     if args.load_format == "dummy":
         return load_weights(name, console, "dummy", mtp=mtp)
@@ -89,11 +78,7 @@ def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) ->
 
 
 def set_device(name: str | None) -> None:
-    """Sets the compute device to "cpu" or "gpu"; None keeps MLX's default.
-
-    Raises:
-        UserError: no GPU is available.
-    """
+    """Sets the compute device to "cpu" or "gpu", which must exist; None keeps MLX's default."""
     if name is None:
         return
     if name == "cpu":

@@ -30,14 +30,8 @@ def open_llm(
 
     Args:
         args: flags; `kv_cache_bytes`, if set, overrides the size derived from `kv_tokens`.
-        checkpoint: the model.
-        max_num_seqs: maximum number of running requests.
         kv_tokens: maximum number of tokens per request in the KV cache.
         prefill_step: prompt tokens per step, in addition to the decode tokens.
-        listener: see `LLM`.
-
-    Raises:
-        UserError: see `LLM` and `load_for_solution`.
     """
     draft = None if args.draft_model is None else load_for_solution(args, args.draft_model)
     page_size = args.block_size or DEFAULT_BLOCK_SIZE
@@ -60,20 +54,24 @@ def open_llm(
     return LLM(
         (checkpoint.mlx_model, checkpoint.tokenizer),
         kv_cache_bytes=memory,
-        block_size=page_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + prefill_step,
         draft_model=draft,
-        num_drafts=args.num_drafts,
-        speculative=args.speculative,
-        attention_backend=args.attention_backend or "paged",
-        kv_cache_dtype=kv_cache_dtype,
-        prefix_cache_dir=args.prefix_cache_dir,
-        prefix_cache_disk_bytes=args.prefix_cache_disk_bytes,
-        adapter_path=args.adapter_path,
         seed=secrets.randbits(63),  # seed of unseeded requests
         listener=listener,
+        **engine_options(args),
     )
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments for `LLM` from `add_engine_arguments`' flags, except the models."""
+    names = ("num_drafts", "speculative", "prefix_cache_dir", "prefix_cache_disk_bytes")
+    return {
+        **{name: getattr(args, name) for name in (*names, "adapter_path")},
+        "block_size": args.block_size or DEFAULT_BLOCK_SIZE,
+        "attention_backend": args.attention_backend or "paged",
+        "kv_cache_dtype": args.kv_cache_dtype or "auto",
+    }
 
 
 def sampling_params_from_args(

@@ -3,11 +3,12 @@
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import UserError
-from ..parsing.arguments import API_KEY_VARIABLE, api_key, flag_name
+from ..parsing.arguments import API_KEY_VARIABLE, add_flag, api_key, flag_name
 from ..parsing.command import console
 
 if TYPE_CHECKING:
@@ -17,19 +18,9 @@ Messages = Sequence[dict[str, str]]
 
 # Flags for local inference only.
 LOCAL_FLAGS = (
-    "draft_model",
-    "speculative",
-    "num_drafts",
-    "loader",
-    "device",
-    "enable_flash_attn",
-    "attention_backend",
-    "kv_cache_dtype",
-    "block_size",
-    "prefix_cache_dir",
-    "prefix_cache_disk_bytes",
-    "adapter_path",
-    "sampler_top_k",
+    *("draft_model", "speculative", "num_drafts", "loader", "device", "enable_flash_attn"),
+    *("attention_backend", "kv_cache_dtype", "block_size", "prefix_cache_dir"),
+    *("prefix_cache_disk_bytes", "adapter_path", "sampler_top_k"),
 )
 CONNECT_TIMEOUT_SECONDS = 10.0
 READ_TIMEOUT_SECONDS = 600.0  # a large model may prefill a long prompt for minutes
@@ -37,28 +28,21 @@ READ_TIMEOUT_SECONDS = 600.0  # a large model may prefill a long prompt for minu
 
 def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for the server's address and its requests."""
-    parser.add_argument(
-        "--url",
-        metavar="URL",
-        help="base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000; --model then "
+    flag = partial(add_flag, parser)
+    flag(
+        "--url URL",
+        "base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000; --model then "
         "selects one of its models, by default the first",
     )
-    parser.add_argument(
-        "--api-key", metavar="KEY", help=f"API key for --url; or set {API_KEY_VARIABLE}"
-    )
-    parser.add_argument(
-        "--reasoning-effort",
-        metavar="LEVEL",
-        help="reasoning effort for --url, e.g. none, low or high; by default, the server's",
+    flag("--api-key KEY", f"API key for --url; or set {API_KEY_VARIABLE}")
+    flag(
+        "--reasoning-effort LEVEL",
+        "reasoning effort for --url, e.g. none, low or high; by default, the server's",
     )
 
 
 def check_remote_arguments(args: argparse.Namespace) -> None:
-    """Rejects flags that have no effect with --url, or without it.
-
-    Raises:
-        UserError: names the first offending flag.
-    """
+    """Rejects flags that have no effect with --url, or without it."""
     if args.url is None:
         for name in ("api_key", "reasoning_effort"):
             if getattr(args, name) is not None:
@@ -80,10 +64,6 @@ class RemoteBackend:
 
     Args:
         args: flags, checked by `check_remote_arguments`.
-        client: HTTP client; a new one if None.
-
-    Attributes:
-        name: model name.
 
     Raises:
         UserError: the server is unreachable or has no model, or httpx2 is not installed.
@@ -168,11 +148,7 @@ class RemoteBackend:
 
 
 def _base_url(url: str) -> str:
-    """Base URL of the API; appends /v1 to a URL without a path.
-
-    Raises:
-        UserError: `url` is not an HTTP URL.
-    """
+    """Base URL of the API; appends /v1 to a URL without a path."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UserError(
@@ -182,11 +158,7 @@ def _base_url(url: str) -> str:
 
 
 def _delta(data: str) -> Iterator[dict[str, Any]]:
-    """Yields the event's deltas, at most one.
-
-    Raises:
-        UserError: the event is an error or malformed.
-    """
+    """Yields the event's deltas, at most one."""
     try:
         event = json.loads(data)
         message = event["error"]["message"] if "error" in event else None

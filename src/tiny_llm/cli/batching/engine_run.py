@@ -20,10 +20,6 @@ class EngineBatchRun:
         args: flags, checked by `check_batch_arguments`. At most `batch_size` requests run at a
             time; a step computes one token for each and up to `prefill_step` prompt tokens. Without
             `kv_cache_bytes`, the KV cache holds `batch_size` requests of the longest length.
-        checkpoint: the model.
-        prompts: token ids.
-        max_tokens: maximum output length of each prompt.
-        ignore_eos: whether to continue after EOS tokens.
 
     Raises:
         UserError: invalid arguments of `LLM`, or a prompt too long for the KV cache.
@@ -85,11 +81,7 @@ class EngineBatchRun:
         return iter(self._started.values())
 
     def step(self) -> None:
-        """See `LLM.step`.
-
-        Raises:
-            UserError: a request failed.
-        """
+        """See `LLM.step`."""
         for output in self._llm.step():
             progress = self._progress(
                 output.request_id, len(output.request_output.prompt_token_ids)
@@ -121,11 +113,7 @@ class EngineBatchRun:
         )
 
     def write_recording(self, file: Path) -> None:
-        """Writes the recorded events as JSON.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Writes the recorded events as JSON."""
         try:
             self._recorder.write(file)
         except OSError as error:

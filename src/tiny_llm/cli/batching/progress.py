@@ -7,20 +7,12 @@ from ...engine.scheduling.events import PageCounts
 
 @dataclass
 class RequestProgress:
-    """Progress of one prompt.
-
-    Attributes:
-        index: index of the prompt.
-        prompt_tokens: length of the prompt.
-        prefilled: number of prompt tokens computed so far.
-        new_tokens: number of output tokens so far, including EOS.
-        text: output so far.
-    """
+    """Progress of one prompt."""
 
     index: int
     prompt_tokens: int
-    prefilled: int = 0
-    new_tokens: int = 0
+    prefilled: int = 0  # number of prompt tokens computed so far
+    new_tokens: int = 0  # number of output tokens so far, including EOS
     text: str = ""
 
     @property
@@ -31,21 +23,12 @@ class RequestProgress:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Engine counters.
-
-    Attributes:
-        pages: number of pages by state.
-        prompt_tokens: prompt tokens of the admitted requests.
-        cached_tokens: prompt tokens found in the prefix cache.
-        disk_tokens: cached tokens that were read from `--prefix-cache-dir`.
-        preemptions: number of preemptions.
-        num_draft_tokens, num_accepted_tokens: counters of speculative decoding.
-    """
+    """Engine counters."""
 
     pages: PageCounts
-    prompt_tokens: int
+    prompt_tokens: int  # prompt tokens of the admitted requests
     cached_tokens: int
-    disk_tokens: int
+    disk_tokens: int  # cached tokens that were read from `--prefix-cache-dir`
     preemptions: int
     num_draft_tokens: int
     num_accepted_tokens: int

@@ -19,13 +19,9 @@ from .progress import EngineState, RequestProgress
 
 
 class BatchRun(Protocol):
-    """A fixed set of prompts in a batch.
+    """A fixed set of prompts in a batch."""
 
-    Attributes:
-        outputs: text of the finished prompts, by index.
-    """
-
-    outputs: dict[int, str]
+    outputs: dict[int, str]  # text of the finished prompts, by index
 
     @property
     def is_done(self) -> bool:
@@ -65,11 +61,7 @@ def open_batch_run(
 
     Args:
         args: flags, checked by `check_batch_arguments`.
-        checkpoint: the model and the tokenizer that detokenizes its output.
-        prompts: token ids.
-        max_tokens: maximum output length of each prompt.
         sampler: called once per step with all rows; the engine builds one from `args`.
-        ignore_eos: whether to continue after EOS tokens.
     """
     if args.solution == "mlx":
         return MlxBatchRun(

@@ -15,13 +15,7 @@ PAGES_WIDTH = 30  # characters of the bar
 
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
-    """Renders a run: slots, prompts in prefill, queue, pages, and throughput.
-
-    Args:
-        run: a run between two steps.
-        num_prompts: total number of prompts.
-        seconds: time since the start of the run.
-    """
+    """Renders a run: slots, prompts in prefill, queue, pages, and throughput."""
     table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
     for name, width, justify in (("slot", 6, "right"), ("prompt", 6, "right")):
         table.add_column(name, width=width, justify=justify)  # type: ignore[arg-type]
@@ -108,12 +102,7 @@ def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
 
 
 class PlainLines:
-    """Prints a line when a request starts, and its output when it finishes.
-
-    Args:
-        console: destination.
-        questions: label of each prompt.
-    """
+    """Prints a line when a request starts, and its output when it finishes."""
 
     def __init__(self, console: Console, questions: Sequence[str]):
         self._console = console

@@ -1,7 +1,7 @@
 """Synthetic workload, and a tokenizer that timestamps its tokens."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,6 @@ class LengthRange:
     Args:
         kind: "input" or "output", as in the flags --min-<kind>-len and --max-<kind>-len.
         low, high: bounds; `low` is at least 1.
-
-    Raises:
-        UserError: `low` is above `high`.
     """
 
     kind: str
@@ -36,12 +33,7 @@ class LengthRange:
 
 @dataclass(frozen=True)
 class Workload:
-    """A benchmark's sequences.
-
-    Attributes:
-        prompts: token ids.
-        output_lens: output length of each prompt.
-    """
+    """A benchmark's sequences."""
 
     prompts: list[list[int]]
     output_lens: list[int]
@@ -107,7 +99,6 @@ def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str,
     """Time to first token and inter-token latency: median and 95th percentile.
 
     Args:
-        sequences: token times of each sequence.
         started: common arrival time on the same clock; latencies include queueing.
 
     Returns:
@@ -116,10 +107,15 @@ def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str,
     """
     first = [times[0] - started for times in sequences if times]
     gaps = [gap for times in sequences for gap in np.diff(times)]
-    result = {}
-    for name, seconds in (("ttft_ms", first), ("itl_ms", gaps)):
-        for key, percent in (("median", 50), ("p95", 95)):
-            ms = round(float(np.percentile(seconds, percent)) * 1e3, 3) if seconds else None
-            result[f"{name}_{key}"] = ms
+    return summarize({"ttft": first, "itl": gaps}, np.percentile)
 
-    return result
+
+def summarize(
+    latencies: Mapping[str, Sequence[float]], percentile: Callable[[Sequence[float], float], Any]
+) -> dict[str, float | None]:
+    """Median and 95th percentile of latencies in seconds, as `<name>_ms_<key>` in milliseconds."""
+    return {
+        f"{name}_ms_{key}": round(float(percentile(values, percent)) * 1e3, 3) if values else None
+        for name, values in latencies.items()
+        for key, percent in (("median", 50), ("p95", 95))
+    }

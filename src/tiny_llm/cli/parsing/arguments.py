@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ... import kernels
@@ -39,11 +40,7 @@ API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 
 def api_key(argument: str | None) -> str | None:
-    """API key from `--api-key` or the environment variable, or None.
-
-    Raises:
-        UserError: the key is not UTF-8.
-    """
+    """API key from `--api-key` or the environment variable, or None."""
     key = argument or os.environ.get(API_KEY_VARIABLE)
     return validate_utf8("the API key", key) if key else None
 
@@ -51,12 +48,7 @@ def api_key(argument: str | None) -> str | None:
 def in_range(
     low: float, high: float = math.inf, convert: type[int] | type[float] = int
 ) -> Callable[[str], Any]:
-    """Argument type: a number in [low, high].
-
-    Args:
-        low, high: bounds, inclusive.
-        convert: int or float.
-    """
+    """Argument type: a number in [low, high]."""
 
     def parse(text: str) -> Any:
         value = convert(text)
@@ -90,32 +82,52 @@ def rank_count(text: str) -> int:
     return size
 
 
+def add_flag(
+    parser: Any, names: str, text: str, kind: Any = None, default: Any = None, **options: Any
+) -> None:
+    """Adds a flag to a parser or group.
+
+    Args:
+        names: flag, aliases and metavar, e.g. "--max-tokens N".
+        kind: argument type, or the choices.
+        options: further arguments of `add_argument`.
+    """
+    if isinstance(kind, list | tuple | dict):
+        options |= {"choices": kind, "metavar": "{" + ",".join(kind) + "}"}
+    elif kind is not None:
+        options["type"] = kind
+    flags = [name for name in names.split() if name.startswith("--")]
+    if metavar := names.split()[len(flags) :]:
+        options["metavar"] = metavar[0]
+    if default is not None:
+        options["default"] = default
+    parser.add_argument(*flags, help=text, **options)
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for model, implementation and device."""
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help=f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}, a Hub id (owner/name) or a folder",
+    flag = partial(add_flag, parser)
+    flag(
+        "--model NAME",
+        f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}, a Hub id (owner/name) or a folder",
     )
-    _add_choice(
-        parser,
+    flag(
         "--solution",
-        SOLUTIONS,
         "tiny_llm (or ref): this package; mine: the learner's tree, the default if it exists; "
         "mlx: mlx_lm, as a baseline",
+        SOLUTIONS,
     )
-    _add_choice(
-        parser,
+    flag(
         "--loader",
-        [*LOADERS, ENGINE],
         "a week's model and decoding loop, which apply top-p and top-k before the temperature; or "
         "the engine, which applies them after it (default, except with --solution mine)",
+        [*LOADERS, ENGINE],
     )
-    parser.add_argument(
+    flag(
         "--enable-flash-attn",
-        action=argparse.BooleanOptionalAction,
-        help="attention that never materializes the L×S scores (week2 only); default on the CPU, "
+        "attention that never materializes the L×S scores (week2 only); default on the CPU, "
         "where it is faster",
+        action=argparse.BooleanOptionalAction,
     )
     add_engine_arguments(parser)
 
@@ -123,146 +135,90 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the engine flags common to all commands, including `serve`."""
     drafts = parser.add_mutually_exclusive_group()
-    drafts.add_argument(
-        "--draft-model", metavar="NAME", help="draft model for speculative decoding"
-    )
-    _add_choice(
+    add_flag(drafts, "--draft-model NAME", "draft model for speculative decoding")
+    add_flag(
         drafts,
         "--speculative",
-        ["ngram", "mtp"],
         "speculative decoding without a draft model: n-gram lookup in the prompt and output, or "
         "the multi-token prediction layer of Qwen3.5 and Qwen3-Next (mtp)",
+        ["ngram", "mtp"],
     )
-    parser.add_argument(
-        "--num-drafts",
-        type=in_range(1),
-        metavar="N",
-        help="maximum draft tokens per request and step (engine only; default: 4 with "
+    flag = partial(add_flag, parser)
+    flag(
+        "--num-drafts N",
+        "maximum draft tokens per request and step (engine only; default: 4 with "
         "--draft-model, 7 with ngram, 1 with mtp)",
+        in_range(1),
     )
-    parser.add_argument(
-        "--block-size",
-        type=in_range(1),
-        metavar="N",
-        help="tokens per KV cache page (engine only; default: 32)",
-    )
-    _add_choice(
-        parser,
+    flag("--block-size N", "tokens per KV cache page (engine only; default: 32)", in_range(1))
+    flag(
         "--attention-backend",
-        ATTENTION_BACKENDS,
         "the engine's attention backend: paged (default) reads pages in place; flash and reference "
         "gather them first and are slower, for comparison",
+        ATTENTION_BACKENDS,
     )
-    _add_choice(
-        parser,
+    flag(
         "--kv-cache-dtype",
-        KV_CACHE_DTYPES,
         "dtype of the engine's KV cache: auto (default) matches the activations; int8 halves the "
         "memory",
+        KV_CACHE_DTYPES,
     )
-    parser.add_argument(
-        "--adapter-path",
-        metavar="DIR",
-        help="LoRA adapter: a folder written by mlx_lm.lora (engine only)",
-    )
-    parser.add_argument(
-        "--prefix-cache-dir",
-        metavar="DIR",
-        help="persist prefix cache pages in a directory, for later runs and other processes "
+    flag("--adapter-path DIR", "LoRA adapter: a folder written by mlx_lm.lora (engine only)")
+    flag(
+        "--prefix-cache-dir DIR",
+        "persist prefix cache pages in a directory, for later runs and other processes "
         "(engine only)",
     )
-    parser.add_argument(
-        "--prefix-cache-disk-bytes",
-        type=byte_count,
-        metavar="N",
-        help="maximum bytes in --prefix-cache-dir; the least recently used pages are evicted "
+    flag(
+        "--prefix-cache-disk-bytes N",
+        "maximum bytes in --prefix-cache-dir; the least recently used pages are evicted "
         "(engine only; default: 1e10)",
+        byte_count,
     )
-    parser.add_argument(
-        "--tensor-parallel-size",
-        "--tp",
-        type=rank_count,
-        default=num_launched_ranks(),
-        metavar="N",
-        help="shard the model across N processes on this machine, or across the N ranks started "
+    flag(
+        "--tensor-parallel-size --tp N",
+        "shard the model across N processes on this machine, or across the N ranks started "
         "by mlx.launch or mpirun (engine only)",
+        rank_count,
+        num_launched_ranks(),
     )
-    _add_choice(
-        parser,
+    flag(
         "--load-format",
-        LOAD_FORMATS,
         "auto reads the weights; dummy generates random weights in the shapes given by config.json",
-        default="auto",
+        LOAD_FORMATS,
+        "auto",
     )
-    _add_choice(
-        parser, "--device", ["cpu", "gpu"], "device to run on; by default, gpu if available"
-    )
-
-
-def _add_choice(
-    parser: Any, flag: str, choices: Any, text: str, default: str | None = None
-) -> None:
-    metavar = "{" + ",".join(choices) + "}"  # if None, argparse omits the choices from --help
-    parser.add_argument(flag, choices=choices, default=default, metavar=metavar, help=text)
+    flag("--device", "device to run on; by default, gpu if available", ["cpu", "gpu"])
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for sampling and output length."""
-    parser.add_argument(
-        "--sampler-temp",
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature; 0 is greedy",
+    flag = partial(add_flag, parser)
+    flag("--sampler-temp --temperature T", "sampling temperature; 0 is greedy", float, 0.0)
+    flag(
+        "--sampler-top-p --top-p P",
+        "sample from the smallest set of most likely tokens with total probability P",
+        float,
     )
-    parser.add_argument(
-        "--sampler-top-p",
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="sample from the smallest set of most likely tokens with total probability P",
+    flag("--sampler-top-k --top-k K", "sample from the K most likely tokens", int)
+    flag(
+        "--seed N",
+        "random seed, for reproducible sampling; by default, random",
+        in_range(0, 2**64 - 1),
     )
-    parser.add_argument(
-        "--sampler-top-k",
-        "--top-k",
-        type=int,
-        metavar="K",
-        help="sample from the K most likely tokens",
+    flag(
+        "--max-tokens N",
+        "maximum number of new tokens; by default, up to the end of the context",
+        in_range(1),
     )
-    parser.add_argument(
-        "--seed",
-        type=in_range(0, 2**64 - 1),
-        metavar="N",
-        help="random seed, for reproducible sampling; by default, random",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=in_range(1),
-        metavar="N",
-        help="maximum number of new tokens; by default, up to the end of the context",
-    )
-    parser.add_argument(
-        "--enable-thinking", action="store_true", help="let the model reason before it answers"
-    )
+    flag("--enable-thinking", "let the model reason before it answers", action="store_true")
 
 
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for batch and prefill chunk size."""
-    parser.add_argument(
-        "--batch-size",
-        type=in_range(1),
-        default=5,
-        metavar="N",
-        help="maximum number of running requests",
-    )
-    parser.add_argument(
-        "--prefill-step",
-        type=in_range(1),
-        default=128,
-        metavar="N",
-        help="maximum prompt tokens per step",
-    )
+    flag = partial(add_flag, parser)
+    flag("--batch-size N", "maximum number of running requests", in_range(1), 5)
+    flag("--prefill-step N", "maximum prompt tokens per step", in_range(1), 128)
 
 
 def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -> None:
@@ -272,11 +228,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     flag requires a week's decoding loop (mlx_lm has no loader).
 
     Args:
-        args: flags from `add_model_arguments`.
         needs_cache: whether the command needs a KV cache, which Week 1 lacks.
-
-    Raises:
-        UserError: the first unsupported flag.
     """
     args.solution = SOLUTIONS[args.solution]
     if args.solution == "mlx":
@@ -352,11 +304,7 @@ def flag_name(name: str) -> str:
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
-    """Applies `check_model_arguments` and rejects flags unsupported in batch runs.
-
-    Raises:
-        UserError: the first unsupported flag.
-    """
+    """Applies `check_model_arguments` and rejects flags unsupported in batch runs."""
     check_model_arguments(args, needs_cache=True)
     if args.draft_model is not None and args.loader != ENGINE:
         raise UserError(
@@ -366,11 +314,7 @@ def check_batch_arguments(args: argparse.Namespace) -> None:
 
 
 def sampler_from_args(args: argparse.Namespace) -> Sampler:
-    """Builds the sampler from the flags.
-
-    Raises:
-        UserError: a flag is out of range.
-    """
+    """Builds the sampler from the flags."""
     try:
         return make_sampler(
             args.sampler_temp, top_p=args.sampler_top_p, top_k=args.sampler_top_k, seed=args.seed

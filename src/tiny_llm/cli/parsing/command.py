@@ -13,12 +13,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from ...errors import TaskNotImplemented, UserError
-from .learner_tree import (
-    exec_in_learner_tree,
-    find_learner_tree,
-    is_running_mine,
-    unwritten_files,
-)
+from .learner_tree import exec_in_learner_tree, find_learner_tree, is_running_mine, unwritten_files
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # shells' status after Ctrl-C
@@ -38,10 +33,7 @@ class CommandParser(argparse.ArgumentParser):
     """`ArgumentParser` that reports errors in one sentence, without usage.
 
     Args:
-        prog: program name in the help.
-        description: description in the help.
         module: module to re-execute for --solution mine; None for commands without that flag.
-        formatter_class: help formatter.
         skips_unwritten: whether --solution mine uses the reference solution for the learner's
             modules with an unwritten task.
     """
@@ -55,10 +47,7 @@ class CommandParser(argparse.ArgumentParser):
         skips_unwritten: bool = False,
     ):
         super().__init__(
-            prog=prog,
-            description=description,
-            formatter_class=formatter_class,
-            allow_abbrev=False,
+            prog=prog, description=description, formatter_class=formatter_class, allow_abbrev=False
         )
         self._module = module
         self._skips_unwritten = skips_unwritten
@@ -117,11 +106,7 @@ def has_rank_environment() -> bool:
 
 
 def _join_ranks() -> None:
-    """Connects the launched ranks. Returns only on rank 0 or in a single process.
-
-    Raises:
-        UserError: the connection failed.
-    """
+    """Connects the launched ranks. Returns only on rank 0 or in a single process."""
     # Imported here to keep single-process startup fast.
     from ...engine.execution.tp_worker import serve_launched
     from ...models.parallel.default_group import init_default_group

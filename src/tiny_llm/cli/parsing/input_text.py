@@ -8,11 +8,7 @@ from ...errors import UserError
 
 
 def read_prompt(argument: str) -> str:
-    """Resolves `--prompt`: all of standard input for "-", else the argument.
-
-    Raises:
-        UserError: the prompt is not UTF-8.
-    """
+    """Resolves `--prompt`: all of standard input for "-", else the argument."""
     if argument != "-":
         return validate_utf8("the prompt", argument)
     stream = sys.stdin
@@ -28,11 +24,7 @@ def read_prompt(argument: str) -> str:
 
 
 def validate_utf8(what: str, text: str) -> str:
-    """Returns the text unchanged.
-
-    Raises:
-        UserError: the text has surrogates, which represent non-UTF-8 command-line bytes.
-    """
+    """Returns the text; rejects surrogates, which represent non-UTF-8 command-line bytes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

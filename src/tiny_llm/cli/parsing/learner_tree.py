@@ -39,11 +39,7 @@ def exec_in_learner_tree(
 
     Args:
         module: module of the command, e.g. "tiny_llm.cli.main".
-        argv: arguments; `sys.argv[1:]` if None.
         skipped: modules to import from the solution, as paths relative to the tree's package.
-
-    Raises:
-        UserError: the learner's tree does not exist.
     """
     tree = find_learner_tree()
     if tree is None:

@@ -11,12 +11,7 @@ from .chat_messages import check_unicode, normalize_messages, normalize_tools
 
 # Variables set by `render_chat`'s arguments or by the tokenizer.
 RESERVED_VARIABLES = {
-    "add_generation_prompt",
-    "chat_template",
-    "conversation",
-    "messages",
-    "tokenize",
-    "tools",
+    *("add_generation_prompt", "chat_template", "conversation", "messages", "tokenize", "tools"),
 }
 
 TOOLS_SECTION = """# Tools
@@ -47,9 +42,6 @@ def render_chat(
     For templates without tool support, tools and tool calls become message text in Qwen3's format.
 
     Args:
-        tokenizer: the model's tokenizer.
-        messages: see `normalize_messages`.
-        tools: see `normalize_tools`.
         variables: other template variables, such as `enable_thinking`.
         add_generation_prompt: whether to open the assistant's turn at the end.
 

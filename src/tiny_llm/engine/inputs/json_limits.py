@@ -25,7 +25,6 @@ class JsonLimits:
 
     Attributes:
         num_values: values so far; an empty object or list counts as two.
-        num_containers: objects and lists so far.
     """
 
     def __init__(self, what: str, scale: float = 1.0, hint: str = "send fewer"):
@@ -43,11 +42,7 @@ class JsonLimits:
         self._backslash = b""  # start of an escape sequence split across pieces
 
     def check(self, text: str) -> None:
-        """Counts a complete document.
-
-        Raises:
-            UserError: see `feed`.
-        """
+        """Counts a complete document."""
         self._start_document()
         for start in range(0, len(text), PIECE_CHARS):
             self.feed(text[start : start + PIECE_CHARS].encode("utf-8", "replace"))

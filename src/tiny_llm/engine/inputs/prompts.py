@@ -20,13 +20,7 @@ PROMPT_TYPES = 'text, token ids or chat messages ({"role": …, "content": …})
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Chat template inputs besides the messages.
-
-    Attributes:
-        enable_thinking: whether the model may reason first, if it has a thinking mode.
-        tools: tools the model may call, or None.
-        template_kwargs: additional template variables.
-    """
+    """Chat template inputs besides the messages."""
 
     enable_thinking: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -67,9 +61,6 @@ def encode_prompt(
     """Encodes a prompt: text verbatim, messages with the chat template.
 
     Args:
-        tokenizer: the model's tokenizer.
-        prompt: text, token ids or chat messages.
-        chat: chat template inputs.
         max_tokens: the model's context length, for rejecting over-long text before encoding; None
             skips the check.
 
@@ -117,10 +108,7 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _is_prompt(prompt: Any) -> bool:
-    """Whether a value is a single prompt.
-
-    True for an empty sequence, which is rejected later without failing the rest of the batch.
-    """
+    """Whether a value is a single prompt, possibly an empty sequence, which is rejected later."""
     is_empty = _is_sequence(prompt) and not prompt
     return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or _is_chat(prompt)
 

@@ -184,14 +184,7 @@ def _normalize_stop_token_ids(ids: Any) -> tuple[int, ...]:
 
 
 def _as_tuple(name: str, values: Any) -> tuple[Any, ...] | None:
-    """Converts an iterable to a tuple.
-
-    Returns:
-        The elements; () for None; None for a string or another single value.
-
-    Raises:
-        UserError: there are more than `MAX_STOP_CONDITIONS` elements.
-    """
+    """Converts an iterable to a tuple: () for None; None for a string or another single value."""
     if values is None:
         return ()
     values = array_to_list(values)

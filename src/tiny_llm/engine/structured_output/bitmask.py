@@ -34,15 +34,10 @@ class GrammarRow(Protocol):
 
 @dataclass(frozen=True)
 class MaskJob:
-    """Bitmasks to compute for one request: before its draft tokens and after each of them.
-
-    Attributes:
-        grammar: the request's `StructuredOutputGrammar`.
-        draft_tokens: unverified tokens.
-    """
+    """Bitmasks to compute for one request: before its draft tokens and after each of them."""
 
     grammar: Any
-    draft_tokens: tuple[int, ...]
+    draft_tokens: tuple[int, ...]  # unverified tokens
 
     @property
     def num_masks(self) -> int:

@@ -26,9 +26,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     print("{}", flush=True)
     for line in sys.stdin:
-        matcher = llguidance.LLMatcher(
-            tokenizer, json.loads(line)["grammar"], log_level=0, limits=limits
-        )
+        grammar = json.loads(line)["grammar"]
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # detects grammars that match no text
         reply = {"error": matcher.get_error()} if matcher.is_error() else {}

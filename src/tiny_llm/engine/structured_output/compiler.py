@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +42,15 @@ PARSER_LIMITS = {
 }
 
 
+@dataclass(frozen=True, eq=False)
 class StructuredOutputGrammar:
-    """Grammar matcher of one completion.
+    """Grammar matcher of one completion."""
 
-    Args:
-        matcher: an `llguidance.LLMatcher`, owned by this object.
-        vocab_size: V of the target model.
-        eos_token_ids: EOS tokens.
-        text_eos_token_ids: EOS tokens that a grammar may also match as text.
-
-    Attributes:
-        matcher, vocab_size, text_eos_token_ids: as given. Only `accept_tokens` advances the
-            matcher.
-    """
-
-    def __init__(
-        self,
-        matcher: Any,
-        vocab_size: int,
-        eos_token_ids: Collection[int],
-        text_eos_token_ids: Collection[int] = (),
-    ):
-        self.matcher = matcher
-        self.vocab_size = vocab_size
-        self.text_eos_token_ids = text_eos_token_ids
-        self._eos_token_ids = eos_token_ids
+    # An `llguidance.LLMatcher`, owned by this object; only `accept_tokens` advances it.
+    matcher: Any
+    vocab_size: int
+    eos_token_ids: Collection[int]
+    text_eos_token_ids: Collection[int] = ()  # EOS tokens that a grammar may also match as text
 
     def accept_tokens(self, token_ids: Sequence[int]) -> str | None:
         """Advances the matcher by output tokens; returns an error message or None."""
@@ -77,7 +61,7 @@ class StructuredOutputGrammar:
                 return f"{GRAMMAR_FAILED}the output is incomplete, but only EOS is allowed."
             # After exceeding a limit, a matcher allows an EOS token in incomplete output.
             has_failed = self.matcher.is_error()
-            if not has_failed and self.matcher.is_stopped() and token in self._eos_token_ids:
+            if not has_failed and self.matcher.is_stopped() and token in self.eos_token_ids:
                 continue  # complete without alternatives: the matcher has already stopped
             if has_failed or not self.matcher.consume_token(token):
                 reason = grammar_error(self.matcher.get_error())
@@ -95,7 +79,6 @@ class GrammarCompiler:
 
     Args:
         tokenizer: the model's tokenizer; its `backend_tokenizer` is from `tokenizers`.
-        vocab_size: V of the model.
         tool_call_parser: name of the tool-call format, see `find_format`.
     """
 
@@ -197,24 +180,14 @@ class GrammarCompiler:
             self._special_tokens = special_token_expressions(backend)
             self._text_eos_token_ids = _text_eos_token_ids(self._tokenizer)
             text, eos_token_ids = backend.to_str(), sorted(self._tokenizer.eos_token_ids)
-            given = text
+            V, given = self._vocab_size, text
             if is_byte_level(backend):
-                given = GrammarTokenizer(backend, self._vocab_size, eos_token_ids[0])
-            tokenizer = llguidance.LLTokenizer(
-                given, n_vocab=self._vocab_size, eos_token=eos_token_ids
-            )
-            self._settings = tempfile.NamedTemporaryFile(  # noqa: SIM115 - lives as long as the compiler
-                "w", encoding="utf-8", suffix=".json"
-            )
-            json.dump(
-                {
-                    "tokenizer": text,
-                    "vocab_size": self._vocab_size,
-                    "eos_token_ids": eos_token_ids,
-                    "limits": PARSER_LIMITS,
-                },
-                self._settings,
-            )
+                given = GrammarTokenizer(backend, V, eos_token_ids[0])
+            tokenizer = llguidance.LLTokenizer(given, n_vocab=V, eos_token=eos_token_ids)
+            settings = {"tokenizer": text, "vocab_size": V, "eos_token_ids": eos_token_ids}
+            # Not a context manager: the file lives as long as the compiler.
+            self._settings = tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".json")  # noqa: SIM115
+            json.dump({**settings, "limits": PARSER_LIMITS}, self._settings)
             self._settings.flush()
             self._process = SandboxedProcess(
                 COMPILE_PROBE, [self._settings.name], COMPILE_TIMEOUT_SECONDS, 2**20

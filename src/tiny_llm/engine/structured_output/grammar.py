@@ -43,8 +43,6 @@ def build_grammar(
     Args:
         constraint: constraint on the body.
         thinking: reasoning state at the start of the output.
-        special_tokens: the vocabulary's special tokens.
-        tool_call_format: the model's tool-call format.
     """
     if isinstance(constraint, ToolCalls):
         body, *parts = _tool_call_grammars(constraint, special_tokens, tool_call_format)
@@ -133,8 +131,5 @@ def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
     tail = tail.rstrip()
     if tail.endswith("<think>"):
         return ThinkingState.OPEN
-    return (
-        ThinkingState.POSSIBLE
-        if enable_thinking and not tail.endswith("</think>")
-        else ThinkingState.NONE
-    )
+    is_possible = enable_thinking and not tail.endswith("</think>")
+    return ThinkingState.POSSIBLE if is_possible else ThinkingState.NONE

@@ -32,11 +32,7 @@ NON_SCHEMA_KEYWORDS = frozenset({"const", "enum", "default", "examples", "x-guid
 
 
 def close_objects(schema: Any) -> Any:
-    """Returns the closed schema, or `schema` unchanged if it combines schemas.
-
-    Args:
-        schema: parsed JSON; malformed keywords are left to the grammar library.
-    """
+    """Returns the closed schema (parsed JSON), or `schema` unchanged if it combines schemas."""
     return _close(schema) if _is_closable(schema) else schema
 
 

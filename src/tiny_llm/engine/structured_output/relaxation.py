@@ -49,7 +49,6 @@ def relax(
 
     Args:
         constraint: the constraint; returned unchanged if it has no schemas.
-        find_error: llguidance's check of one schema.
 
     Returns:
         (the relaxed constraint, a warning for each schema that is not fully enforced).
@@ -76,12 +75,10 @@ def relax(
         tools.append(tool)
     answer = constraint.response_constraint
     if answer is not None:
-        relaxed, answer_warnings = relax(answer, find_error)
-        assert isinstance(relaxed, StructuredOutputs)
-        answer, warnings = relaxed, warnings + answer_warnings
-    return replace(constraint, tools=tools, response_constraint=answer), list(
-        filter(None, warnings)
-    )
+        answer, answer_warnings = relax(answer, find_error)  # type: ignore[assignment]
+        warnings += answer_warnings
+    relaxed = replace(constraint, tools=tools, response_constraint=answer)
+    return relaxed, list(filter(None, warnings))
 
 
 def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...]:
@@ -90,9 +87,8 @@ def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...
         return (constraint.strict,)
     is_required = constraint.choice == "required"
     tools = [is_required and tool["function"].get("strict") is True for tool in constraint.tools]
-    return *tools, *(
-        [] if constraint.response_constraint is None else [constraint.response_constraint.strict]
-    )
+    answer = constraint.response_constraint
+    return *tools, *([] if answer is None else [answer.strict])
 
 
 def _with_deadline(find_error: FindError) -> FindError:
@@ -112,12 +108,7 @@ def _with_deadline(find_error: FindError) -> FindError:
 def _relax_schema(
     what: str, schema: Any, is_strict: bool, find_error: FindError
 ) -> tuple[Any, str]:
-    """Returns the relaxed schema, and a warning that lists the removed keywords.
-
-    Args:
-        what: subject of the warning and of error messages.
-        schema, is_strict, find_error: see `relax`.
-    """
+    """Returns the relaxed schema, and a warning that lists the removed keywords."""
     relaxer = _Relaxer(find_error)
     try:
         relaxed = relaxer.relax(schema)
@@ -141,19 +132,12 @@ def _relax_schema(
 
 
 class _Relaxer:
-    """Removes the unenforceable keywords of one schema.
-
-    Args:
-        find_error: llguidance's check of one schema.
-
-    Attributes:
-        removed: JSON pointers of the removed keywords.
-    """
+    """Removes the unenforceable keywords of one schema."""
 
     def __init__(self, find_error: FindError):
         self._find_error = find_error
         self._definitions: Mapping[str, Any] = {}  # needed to check references
-        self.removed: list[str] = []
+        self.removed: list[str] = []  # JSON pointers of the removed keywords
 
     def relax(self, root: Any) -> Any:
         """Returns the relaxed schema."""
@@ -236,13 +220,7 @@ def _definitions(schema: Any) -> dict[str, Any]:
 
 
 def _map_schemas(schema: Mapping[str, Any], pointer: str, visit: Visit) -> dict[str, Any]:
-    """Replaces a schema's direct subschemas.
-
-    Args:
-        schema: the outer schema.
-        pointer: its JSON pointer.
-        visit: maps a subschema's pointer and value to its new value.
-    """
+    """Replaces each direct subschema of a schema with `visit(JSON pointer, subschema)`."""
     result = dict(schema)
     for key, value in schema.items():
         if key in SCHEMA_MAPS and isinstance(value, Mapping):

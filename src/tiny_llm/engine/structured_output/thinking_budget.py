@@ -17,15 +17,10 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ThinkingProgress:
-    """Reasoning state after a token.
+    """Reasoning state after a token."""
 
-    Attributes:
-        num_tokens: reasoning tokens so far, excluding the delimiters.
-        is_open: whether the next token is a reasoning token.
-    """
-
-    num_tokens: int
-    is_open: bool
+    num_tokens: int  # reasoning tokens so far, excluding the delimiters
+    is_open: bool  # whether the next token is a reasoning token
 
 
 class ThinkingBudget:
@@ -74,11 +69,7 @@ class ThinkingBudget:
 
 
 def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
-    """Returns the token ids of `<think>` and `</think>`; None if the vocabulary lacks them.
-
-    Args:
-        tokenizer: the model's tokenizer.
-    """
+    """Returns the token ids of `<think>` and `</think>`; None if the vocabulary lacks them."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # `get_vocab` builds a 20 MB dictionary.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
@@ -102,7 +93,6 @@ def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.arr
 
     Args:
         logits: R×V, float32, after the grammar bitmask.
-        rows: R.
     """
     width = logits.shape[-1]
     forced = {

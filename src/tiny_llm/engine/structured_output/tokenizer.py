@@ -16,12 +16,9 @@ class GrammarTokenizer:
 
     Args:
         backend: a byte-level tokenizer from the `tokenizers` library.
-        vocab_size: V of the model.
-        eos_token_id: an EOS token.
 
     Attributes:
         tokens: bytes of each token.
-        special_token_ids, eos_token_id, bos_token_id: special tokens.
     """
 
     is_tokenizer_wrapper = True

@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 2.0
 
 # Keywords that may have been removed from a schema, and look-around in a pattern.
 RELAXABLE_KEYWORDS = UNIMPLEMENTED | {
-    *("oneOf", "patternProperties", "minProperties", "maxProperties"),
+    *("oneOf", "patternProperties", "minProperties", "maxProperties")
 }
 RELAXABLE = re.compile(
     '"(' + "|".join(map(re.escape, sorted(RELAXABLE_KEYWORDS))) + r')"\s*:|\(\?<?[=!]'
@@ -38,16 +38,12 @@ class OutputValidator:
         """Returns a message for each part of an output that violates its schema.
 
         Args:
-            constraint: the output's constraint.
             text: content of the output.
             calls: (name, arguments) of each tool call.
         """
         if isinstance(constraint, StructuredOutputs):
-            return (
-                []
-                if constraint.json is None
-                else self._check("the JSON schema", str(constraint.json), text)
-            )
+            schema = constraint.json
+            return [] if schema is None else self._check("the JSON schema", str(schema), text)
         functions = [tool["function"] for tool in constraint.tools]
         schemas = {function["name"]: function.get("parameters") for function in functions}
         violations = []

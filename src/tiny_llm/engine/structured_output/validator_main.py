@@ -37,9 +37,8 @@ def main() -> None:
     for line in sys.stdin:
         try:
             given = json.loads(line)
-            reply: dict[str, Any] = {
-                "violated": find_violations(given["schema"], given["instance"])
-            }
+            violated = find_violations(given["schema"], given["instance"])
+            reply: dict[str, Any] = {"violated": violated}
         except Exception as error:  # invalid schemas and patterns raise many exception types
             reply = {"error": type(error).__name__}
         print(json.dumps(reply), flush=True)

@@ -15,46 +15,30 @@ Functions = Mapping[str, Function]  # by name
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """Grammar for output with tool calls.
+    """Grammar for output with tool calls."""
 
-    Attributes:
-        lark: Lark rules, `start` included; `@name` refers to a schema.
-        schemas: JSON schemas by name.
-    """
-
-    lark: str
-    schemas: Mapping[str, Any] = field(default_factory=dict)
+    lark: str  # Lark rules, `start` included; `@name` refers to a schema
+    schemas: Mapping[str, Any] = field(default_factory=dict)  # JSON schemas by name
 
 
 @dataclass(frozen=True)
 class CallRules:
-    """Tool calls that an output may contain.
-
-    Attributes:
-        functions: the functions that may be called.
-        choice: "required" for calls only; "auto" for text, calls, or text followed by calls;
-            "answer" for calls, or output that matches `@answer`.
-        parallel: whether several calls are allowed.
-        special_tokens: the vocabulary's special tokens.
-    """
+    """Tool calls that an output may contain."""
 
     functions: Sequence[Function]
+    # "required" for calls only; "auto" for text, calls, or text followed by calls; "answer" for
+    # calls, or output that matches `@answer`.
     choice: Literal["required", "auto", "answer"]
-    parallel: bool
+    parallel: bool  # whether several calls are allowed
     special_tokens: SpecialTokens
 
 
 class ToolCallFormat(ABC):
-    """Tool-call format of a model family.
+    """Tool-call format of a model family."""
 
-    Attributes:
-        name: vLLM's name for the format's parser.
-        tags: strings that start a call anywhere in the content.
-        first_tags: strings that start a call only at the beginning of the content.
-    """
-
-    name: str
-    tags: tuple[str, ...]
+    name: str  # vLLM's name for the format's parser
+    tags: tuple[str, ...]  # strings that start a call anywhere in the content
+    # Strings that start a call only at the beginning of the content.
     first_tags: tuple[str, ...] = ()
 
     @abstractmethod
@@ -66,7 +50,6 @@ class ToolCallFormat(ABC):
 
         Args:
             source: the output, starting at the tag.
-            functions: available functions.
 
         Raises:
             MalformedCallError: the text is not a call, or the output ended inside one.
@@ -89,7 +72,6 @@ def tagged_grammar(rules: CallRules, opening: str, rest: str, separator: str) ->
     """Returns the `start` rule, with its helper rules, for calls that start with a tag.
 
     Args:
-        rules: allowed calls.
         opening: the tag.
         rest: name of the rule for a call after its tag.
         separator: text between two calls; omitted after other text.

@@ -125,11 +125,7 @@ def _argument_deltas(source: TextSource, scanner: JsonScanner | None = None) -> 
 
 
 def parse_arguments(source: TextSource) -> Events:
-    """Parses a call's arguments, a JSON object, and ends the call.
-
-    Args:
-        source: text that starts with `{`.
-    """
+    """Parses a call's arguments, a JSON object that starts with `{`, and ends the call."""
     yield from _argument_deltas(source)
     yield CallEnd()
 
@@ -157,7 +153,6 @@ def json_call_rule(functions: Sequence[Function], key: str, end: str = "") -> st
     """Returns the Lark rule `call`, which refers to the schemas of `argument_schemas`.
 
     Args:
-        functions: functions that may be called.
         key: key of the arguments.
         end: Lark expression between the arguments and the closing brace.
     """

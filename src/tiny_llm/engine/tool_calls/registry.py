@@ -25,15 +25,7 @@ LLAMA_ARGUMENTS = re.compile(r'"parameters\\?"\s*:')
 
 
 def find_format(name: str, chat_template: Any) -> ToolCallFormat:
-    """Returns a model's tool-call format.
-
-    Args:
-        name: one of `NAMES`, or "auto" to detect the format from the chat template.
-        chat_template: the model's chat templates, see `find_chat_template`.
-
-    Raises:
-        UserError: the name is unknown.
-    """
+    """Returns a format by name; "auto" detects it in the model's chat template."""
     template = chat_template if isinstance(chat_template, str) else str(chat_template or "")
     match detect(template) if name == AUTO else name:
         case "mistral":

@@ -48,7 +48,6 @@ def value_types(schema: Any, root: Any) -> frozenset[str]:
     """Returns the JSON types that a schema allows; empty if it does not constrain them.
 
     Args:
-        schema: JSON schema of a value.
         root: schema to which references are relative.
     """
     return _value_types(schema, root, set())
@@ -113,7 +112,6 @@ def to_json(text: str, types: frozenset[str]) -> str:
     """Converts a bare parameter value to JSON: a string, unless its own JSON type is allowed.
 
     Args:
-        text: the value as the model wrote it.
         types: see `value_types`; if empty, only objects and arrays are parsed as JSON. Quotes
             around a string are part of it.
     """

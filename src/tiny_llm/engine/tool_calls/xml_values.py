@@ -64,11 +64,7 @@ def value_pieces(
 def _find_end(
     text: str, next_tags: Sequence[tuple[str, tuple[str, ...], bool]], has_ended: bool
 ) -> tuple[int, int | None]:
-    """Finds the end of a value.
-
-    Returns:
-        (length of text certain to be in the value, length of the end or None).
-    """
+    """Returns (length of text certain to be in the value, length of the value's end or None)."""
     for match in re.finditer("\n?<", text):
         start, has_newline = match.end() - 1, len(match[0]) == 2
         is_undecided = False
@@ -103,7 +99,6 @@ def text_rule(name: str, schema: Mapping[str, Any], is_nullable: bool = False) -
     """Returns a Lark rule for a string parameter's bare text and end tag.
 
     Args:
-        name: name of the rule.
         schema: JSON schema of the string. `TEXT_KEYWORDS` are enforced, except for large length
             bounds and patterns that the grammar library does not support.
         is_nullable: whether `null` is allowed too.

@@ -39,7 +39,6 @@ class PageIndex:
     Not thread-safe: only one thread at a time may use it.
 
     Args:
-        file: path of the database.
         model: fingerprint of this process's model.
 
     Raises:

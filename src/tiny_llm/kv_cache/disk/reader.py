@@ -16,14 +16,7 @@ STALL_SECONDS = 10.0  # longer reads are abandoned: the disk or network is not r
 
 
 class PageLoad:
-    """Pages to be read, in order.
-
-    Args:
-        pages: (key, number of bytes) pairs.
-
-    Attributes:
-        pages: as given.
-    """
+    """Pages to be read, in order: (key, number of bytes) pairs."""
 
     def __init__(self, pages: Sequence[tuple[bytes, int]]):
         self.pages = pages
@@ -36,7 +29,6 @@ class PageReader(threading.Thread):
     """Reads one load at a time, in FIFO order.
 
     Args:
-        store: the pages on disk.
         writer: removes unreadable pages from the store.
 
     Attributes:

@@ -36,16 +36,10 @@ NUM_PROBE_FILES = 4
 
 @dataclass(frozen=True)
 class StoredPage:
-    """A page to be written.
-
-    Attributes:
-        key: the page's key.
-        depth: number of preceding pages in the prefix.
-        payload: the page's bytes.
-    """
+    """A page to be written."""
 
     key: bytes
-    depth: int
+    depth: int  # number of preceding pages in the prefix
     payload: Buffer
 
     @property

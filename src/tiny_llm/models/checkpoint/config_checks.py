@@ -1,7 +1,7 @@
 """Checks on config fields, common to all families.
 
 Some fields refer to Python code that `transformers` and `mlx_lm` would execute. tiny-llm rejects
-these fields before either library opens the folder.
+these fields before either library opens the folder. An invalid field raises `ModelError`.
 """
 
 from collections.abc import Mapping
@@ -23,19 +23,14 @@ MAX_ITEMS = 10_000  # per list or object; Gemma 3 has 6,415 added tokens
 
 QUANTIZATION_FIELDS = ("group_size", "bits", "mode")
 
-EXPECTED_TOKEN_IDS = "a token id or a list of token ids"
+
+def invalid_field(where: str, name: str, value: Any, expected: str) -> ModelError:
+    """Error for an invalid value of a field in the file `where`."""
+    return ModelError(f"{where} has {name} {short_repr(value)}, expected {expected}.")
 
 
 def reject_code(fields: Mapping[str, Any], where: str) -> None:
-    """Rejects fields that refer to executable code.
-
-    Args:
-        fields: JSON object from the checkpoint.
-        where: path of the object's file, for the error message.
-
-    Raises:
-        ModelError: a field refers to code.
-    """
+    """Rejects fields that refer to executable code."""
     for name in CODE_FIELDS:
         if fields.get(name):
             raise ModelError(
@@ -45,15 +40,7 @@ def reject_code(fields: Mapping[str, Any], where: str) -> None:
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
-    """Rejects fields that no family supports, and invalid values of common fields.
-
-    Args:
-        config: parsed `config.json`.
-        where: path of the file, for the error message.
-
-    Raises:
-        ModelError: the first invalid field.
-    """
+    """Rejects fields that no family supports, and invalid values of common fields."""
     reject_code(config, where)
     try:
         config = text_fields(config)
@@ -70,26 +57,20 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     for name, value in config.items():
         is_size = isinstance(value, int) and name != "rope_theta"
         if is_size and not -MAX_INT32 <= value <= MAX_INT32:
-            raise ModelError(
-                f"{where} has {short_repr(name)} {short_repr(value)}, expected an integer "
-                f"of at most {MAX_INT32}."
-            )
+            expected = f"an integer of at most {MAX_INT32}"
+            raise invalid_field(where, short_repr(name), value, expected)
     for name in ("rope_scaling", "rope_parameters", "quantization", "quantization_config"):
         if not isinstance(config.get(name), dict | None):
-            raise ModelError(f"{where} has {name} {short_repr(config[name])}, expected an object.")
-    if not isinstance(config.get("tie_word_embeddings"), bool | None):
-        value = short_repr(config["tie_word_embeddings"])
-        raise ModelError(f"{where} has tie_word_embeddings {value}, expected true or false.")
+            raise invalid_field(where, name, config[name], "an object")
+    name = "tie_word_embeddings"
+    if not isinstance(config.get(name), bool | None):
+        raise invalid_field(where, name, config[name], "true or false")
     check_token_id_field(config, "eos_token_id", where)
     _check_quantization(config.get("quantization") or {}, where)
 
 
 def check_sizes(fields: Mapping[str, Any], where: str) -> None:
-    """Rejects lists and objects with more than `MAX_ITEMS` entries.
-
-    Raises:
-        ModelError: names the first list or object that is too long.
-    """
+    """Rejects lists and objects with more than `MAX_ITEMS` entries."""
     for name, value in fields.items():
         if isinstance(value, list | dict) and len(value) > MAX_ITEMS:
             raise ModelError(
@@ -99,15 +80,11 @@ def check_sizes(fields: Mapping[str, Any], where: str) -> None:
 
 
 def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> None:
-    """Rejects a field that is neither a token id, a list of token ids, nor missing.
-
-    Raises:
-        ModelError: the value is invalid.
-    """
+    """Rejects a field that is neither a token id, a list of token ids, nor missing."""
     value = fields.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < MAX_INT32 for i in ids):
-        raise ModelError(f"{where} has {name} {short_repr(value)}, expected {EXPECTED_TOKEN_IDS}.")
+        raise invalid_field(where, name, value, "a token id or a list of token ids")
 
 
 def _check_quantization(quantization: Mapping[str, Any], where: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import short_repr
+from ..families.config_fields import invalid_field
 from ..families.registry import read_config
 from ..families.tensor_layout import MTP_PREFIX
 from .config_checks import MAX_INT32
@@ -47,15 +47,10 @@ def random_tensors(
     """Creates a checkpoint's tensors: lazy, random, and quantized according to the config.
 
     Args:
-        config: parsed `config.json`.
-        seed: random seed.
         mtp: whether to add the MTP layer; the other tensors are the same either way.
 
     Returns:
         (tensor name -> array, layer path -> quantization format).
-
-    Raises:
-        ValueError: the config is invalid.
     """
     args, dtype = read_config(config, mtp), _dtype(config)
     weights: dict[str, mx.array] = {}
@@ -137,9 +132,7 @@ def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
     """Parses `dtype` (newer checkpoints) or `torch_dtype`; bfloat16 by default."""
     name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     if not isinstance(name, str) or name not in DTYPES:
-        raise ValueError(
-            f"config.json has dtype {short_repr(name)}, expected one of {', '.join(DTYPES)}"
-        )
+        raise invalid_field("dtype", name, f"one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

@@ -21,14 +21,8 @@ MAX_TENSORS = 200_000  # 94 layers with 128 experts each, in 4 bits, have 110,00
 def check_checkpoint(folder: Path) -> Fields:
     """Checks a folder before loading: config, model type, tokenizer, complete weight files.
 
-    Args:
-        folder: an MLX or Hugging Face checkpoint.
-
     Returns:
         See `read_model_config`.
-
-    Raises:
-        ModelError: the first problem found.
     """
     config = read_model_config(folder)
     if not has_tokenizer(folder):

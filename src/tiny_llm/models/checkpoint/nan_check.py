@@ -68,16 +68,10 @@ class FiniteCheck:
         mx.async_eval([maxima for _, _, *maxima in self._checked[first:]])
 
     def finish(self) -> None:
-        """Waits for all checks.
-
-        Raises:
-            ValueError: names the first array with a NaN or infinite value.
-        """
+        """Waits for all checks; ValueError names the first array with a NaN or infinite value."""
         for name, float_format, positive, negative in self._checked:
-            if (
-                _as_int(positive) >= float_format.positive_end
-                or _as_int(negative) >= float_format.negative_end
-            ):
+            maxima = _as_int(positive), _as_int(negative)
+            if maxima[0] >= float_format.positive_end or maxima[1] >= float_format.negative_end:
                 raise ValueError(
                     f"{name} has NaN or infinite values, which make every output invalid; "
                     "download the model again"

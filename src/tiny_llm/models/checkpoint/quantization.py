@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import short_repr
-from ..families.config_fields import positive_int
+from ..families.config_fields import invalid_field, positive_int
 
 Shape = tuple[int, ...]
 
@@ -46,10 +46,7 @@ class Quantization:
         """
         mode = fields.get("mode") or "affine"
         if not isinstance(mode, str) or mode not in MODES:
-            raise ValueError(
-                f"config.json has quantization mode {short_repr(mode)}, expected one of "
-                f"{', '.join(MODES)}"
-            )
+            raise invalid_field("quantization mode", mode, f"one of {', '.join(MODES)}")
         all_bits, group_sizes = MODES[mode]
         bits = positive_int(fields, "bits", all_bits[0])
         group_size = positive_int(fields, "group_size", group_sizes[0])

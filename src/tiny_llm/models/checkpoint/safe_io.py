@@ -29,10 +29,6 @@ def resolve_file(folder: Path, name: str) -> Path:
 
     Follows symbolic links: the hub cache consists of links, and downloads contain none.
 
-    Args:
-        folder: the checkpoint's folder.
-        name: file name without directories.
-
     Raises:
         ModelError: the name contains directories, or the file is missing or not a regular file.
     """
@@ -70,11 +66,7 @@ def _not_regular(file: Path | str) -> ModelError:
 
 
 def check_file_name(folder: Path, name: str) -> None:
-    """Rejects a file name that is absolute, contains directories or is not printable.
-
-    Raises:
-        ModelError: the name is invalid.
-    """
+    """Rejects a file name that is absolute, contains directories or is not printable."""
     if not is_plain_file_name(name):
         raise ModelError(
             f"{folder} refers to the file {short_repr(name)}, expected a file name without "

@@ -35,9 +35,7 @@ class TensorInfo:
 
     Attributes:
         dtype: dtype name in the safetensors format.
-        shape: the tensor's shape.
         begin, end: byte range [begin, end), relative to the end of the header.
-        file: the file that contains the tensor.
         header_end: file offset of the end of the header.
     """
 
@@ -99,9 +97,6 @@ def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
 
     Args:
         tensors: all tensors of a checkpoint.
-
-    Raises:
-        ValueError: names the first tensor with an unsupported dtype.
     """
     for name, tensor in tensors.items():
         path, _, kind = name.rpartition(".")

@@ -148,12 +148,7 @@ class RankShard:
         # [/task 6.2.1 heads]
 
     def slice_tensor(self, name: str, array: mx.array) -> mx.array:
-        """Slices a tensor for this rank, as a lazy contiguous copy.
-
-        Args:
-            name: the tensor's name in the checkpoint.
-            array: the full tensor.
-        """
+        """Slices a tensor for this rank, as a lazy contiguous copy."""
         if self.is_rank_0_bias(name):
             return mx.zeros_like(array)
         if array.ndim == 0:
@@ -164,12 +159,7 @@ class RankShard:
         return mx.contiguous(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis))
 
     def byte_ranges(self, name: str, tensor: TensorInfo) -> list[range]:
-        """File byte ranges of this rank's slice of a tensor, in order.
-
-        Args:
-            name: the tensor's name.
-            tensor: the tensor's header entry.
-        """
+        """File byte ranges of this rank's slice of a tensor, in order."""
         shape, start = tensor.shape, tensor.header_end + tensor.begin
         axis, ranges = self._local_ranges(name, shape)
         step = math.prod(shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
@@ -179,12 +169,7 @@ class RankShard:
         ]
 
     def read_tensor(self, name: str, tensor: TensorInfo) -> mx.array:
-        """Reads only this rank's slice of a tensor from its file.
-
-        Args:
-            name: the tensor's name.
-            tensor: the tensor's header entry; its dtype has passed `check_dtypes`.
-        """
+        """Reads only this rank's slice of a tensor that has passed `check_dtypes` from its file."""
         axis, ranges = self._local_ranges(name, tensor.shape)
         shape = list(tensor.shape)
         shape[axis] = sum(map(len, ranges))
@@ -240,10 +225,7 @@ class RankShard:
         # [/task 6.2.2 split]
 
     def _local_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
-        """This rank's slice of a tensor: (split axis, index ranges along it).
-
-        For a replicated tensor, the range covers the entire first axis.
-        """
+        """This rank's slice of a tensor: (axis, index ranges); all of axis 0 if replicated."""
         layer, _, kind = name.rpartition(".")
         layer = layer.rpartition(".")[2]
         if layer in BY_CHANNEL:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import short_repr
 from ..families.config_fields import text_fields
-from .config_checks import check_sizes, check_token_id_field, reject_code
-from .safe_io import ModelError, is_plain_file_name, read_json
+from .config_checks import check_sizes, check_token_id_field, invalid_field, reject_code
+from .safe_io import is_plain_file_name, read_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -23,11 +22,7 @@ FILE_FIELDS = ("vocab_file", "merges_file", "tokenizer_file")
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Reads and checks `tokenizer_config.json`; {} if missing.
-
-    Raises:
-        ModelError: the file refers to code, or a field has an invalid type.
-    """
+    """Reads and checks `tokenizer_config.json`; {} if missing."""
     settings = read_optional_json(folder, TOKENIZER_CONFIG)
     where = str(folder / TOKENIZER_CONFIG)
     reject_code(settings, where)
@@ -35,33 +30,29 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     for name in MODULE_FIELDS:
         value = settings.get(name)
         if value is not None and not (isinstance(value, str) and value.isidentifier()):
-            raise _invalid_field(where, name, value, "an identifier")
+            raise invalid_field(where, name, value, "an identifier")
     for name in FILE_FIELDS:
         value = settings.get(name)
         if value is not None and not (isinstance(value, str) and is_plain_file_name(value)):
-            raise _invalid_field(where, name, value, "the name of a file in the folder")
+            raise invalid_field(where, name, value, "the name of a file in the folder")
     for name in SPECIAL_TOKEN_FIELDS:
         if settings.get(name) is not None and not _is_token(settings[name]):
-            raise _invalid_field(where, name, settings[name], "a string")
+            raise invalid_field(where, name, settings[name], "a string")
     for name in SPECIAL_TOKEN_LIST_FIELDS:
         if not all(map(_is_token, _listed(settings.get(name)))):
-            raise _invalid_field(where, name, settings[name], "a list of strings")
+            raise invalid_field(where, name, settings[name], "a list of strings")
     name = "added_tokens_decoder"
     added = settings.get(name) or {}
     if not isinstance(added, dict) or not all(
         key.isascii() and key.isdigit() and len(key) < 10 and _is_token(token)
         for key, token in added.items()
     ):
-        raise _invalid_field(where, name, added, "an object that maps ids to tokens")
+        raise invalid_field(where, name, added, "an object that maps ids to tokens")
     return settings
 
 
 def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
-    """EOS token ids from `generation_config.json`, or else from `config.json`.
-
-    Raises:
-        ModelError: the values are not token ids.
-    """
+    """EOS token ids from `generation_config.json`, or else from `config.json`."""
     generation = read_optional_json(folder, GENERATION_CONFIG)
     check_sizes(generation, str(folder / GENERATION_CONFIG))
     check_token_id_field(generation, "eos_token_id", str(folder / GENERATION_CONFIG))
@@ -103,7 +94,3 @@ def _is_token(token: Any) -> bool:
     return isinstance(token, str) or (
         isinstance(token, dict) and isinstance(token.get("content"), str)
     )
-
-
-def _invalid_field(where: str, name: str, value: Any, expected: str) -> ModelError:
-    return ModelError(f"{where} has {name} {short_repr(value)}, expected {expected}.")

@@ -45,9 +45,7 @@ class TreeNode(Module):
     """A node of the tree: named children, or a layer's arrays.
 
     Attributes:
-        weight: a layer's weight.
         scales, biases, group_size, bits, mode: a quantized layer's arrays and format.
-        bias: a layer's bias, if any.
     """
 
 
@@ -55,12 +53,9 @@ class CheckpointModel(Module):
     """The root of the tree.
 
     Args:
-        args: the model's config.
         parts: children `model`, `lm_head` unless tied, and `mtp` if loaded.
 
     Attributes:
-        model, lm_head, mtp: the nodes in `parts`.
-        layers: the transformer blocks.
         weight_locations: file locations of arrays not yet read.
     """
 
@@ -78,12 +73,7 @@ class CheckpointModel(Module):
 
 
 def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is unquantized, or quantized in an MLX format.
-
-    Args:
-        folder: the checkpoint's folder.
-        config: parsed `config.json`.
-    """
+    """Whether a checkpoint is unquantized, or quantized in an MLX format."""
     quantization = config.get("quantization")
     if any(config.get(key) for key in MLX_LM_ONLY_FIELDS):
         return False
@@ -99,8 +89,6 @@ def read_checkpoint(
     """Reads the weights lazily from a checkpoint accepted by `is_supported_format`.
 
     Args:
-        folder: the checkpoint's folder.
-        config: parsed `config.json`.
         rank_shard: shard to read; None for the full model.
         mtp: whether to read the MTP layer; unsupported with a shard.
 
@@ -120,11 +108,8 @@ def read_checkpoint(
             "it has no mtp.* tensors, which multi-token prediction requires and most conversions "
             "to MLX drop; use the original checkpoint or another speculation method"
         )
-    weights = {
-        name: loaded[source]
-        for name, source in names.items()
-        if not name.endswith(ROPE_BUFFER_SUFFIX)
-    }
+    kept = {name: source for name, source in names.items() if not name.endswith(ROPE_BUFFER_SUFFIX)}
+    weights = {name: loaded[source] for name, source in kept.items()}
     if args.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # some converters write a copy of the embedding
     convert_layout(weights, full)
@@ -146,18 +131,14 @@ def read_checkpoint(
 
 
 def _register_source(
-    weight_locations: WeightLocations,
-    array: mx.array,
-    name: str,
-    tensor: TensorInfo,
-    rank_shard: RankShard,
+    locations: WeightLocations, array: mx.array, name: str, tensor: TensorInfo, shard: RankShard
 ) -> None:
     """Registers the file location of a rank's slice, so that only the slice is read."""
-    runs = rank_shard.byte_ranges(name, tensor)
+    runs = shard.byte_ranges(name, tensor)
     if len(runs) == 1:
-        weight_locations.add(array, tensor.file, runs[0].start, exclusive=True)
+        locations.add(array, tensor.file, runs[0].start, exclusive=True)
     if len(runs) == 1 or len(runs[0]) >= MIN_READ_BYTES:
-        weight_locations.add_reader(array, partial(rank_shard.read_tensor, name, tensor))
+        locations.add_reader(array, partial(shard.read_tensor, name, tensor))
 
 
 def build_model_tree(
@@ -166,7 +147,6 @@ def build_model_tree(
     """Builds the tree from named tensors, repacked for this machine's kernels (`repack.py`).
 
     Args:
-        args: the model's config.
         weights: tensor name -> array, for all tensors.
         formats: layer path -> format, for quantized layers.
     """
@@ -214,10 +194,7 @@ def _quantization(
     weights: Mapping[str, mx.array],
     quantization: Mapping[str, Any] | None,
 ) -> Quantization | None:
-    """A layer's format from the config, or inferred from its tensors' shapes.
-
-    Returns None for unquantized layers.
-    """
+    """A layer's format from the config, or inferred from its shapes; None if unquantized."""
     if quantization is None:
         return None
     common, own = Quantization.from_config(quantization), quantization.get(path)

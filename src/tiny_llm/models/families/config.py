@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from ...errors import short_repr
-from .config_fields import Fields, positive_int
+from .config_fields import Fields, invalid_field, positive_int
 from .rope import RopeScaling
 
 DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # in `layer_types`
@@ -13,23 +13,14 @@ MAX_STATE_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Mixture of experts, replacing the MLP.
-
-    Attributes:
-        num_experts: number of experts per layer.
-        top_k: number of experts per token.
-        intermediate_size: intermediate size I of one expert.
-        norm_topk_prob: whether the selected experts' probabilities are renormalized to sum to 1.
-        layers: indices of the layers with experts; other layers have an MLP.
-        shared_expert_intermediate_size: I of the gated shared expert, applied to every token; None
-            without a shared expert.
-    """
+    """Mixture of experts, replacing the MLP."""
 
     num_experts: int
     top_k: int
-    intermediate_size: int
+    intermediate_size: int  # intermediate size I of one expert
     norm_topk_prob: bool
-    layers: frozenset[int]
+    layers: frozenset[int]  # indices of the layers with experts; other layers have an MLP
+    # I of the gated shared expert, applied to every token; None without a shared expert.
     shared_expert_intermediate_size: int | None = None
 
 
@@ -53,17 +44,11 @@ class DeltaNetConfig:
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "DeltaNetConfig":
-        """Parses the `linear_*` fields, and `layer_types` or `full_attention_interval`.
-
-        Raises:
-            ValueError: a field is missing or invalid.
-        """
+        """Parses the `linear_*` fields, and `layer_types` or `full_attention_interval`."""
         H_k, H_v = (positive_int(fields, f"linear_num_{name}_heads") for name in ("key", "value"))
         if H_v % H_k != 0:
-            raise ValueError(
-                f"config.json has linear_num_value_heads {H_v}, expected a multiple of "
-                f"linear_num_key_heads {H_k}"
-            )
+            expected = f"a multiple of linear_num_key_heads {H_k}"
+            raise invalid_field("linear_num_value_heads", H_v, expected)
         D_k, D_v = (positive_int(fields, f"linear_{name}_head_dim") for name in ("key", "value"))
         if max(D_k, D_v) > MAX_STATE_HEAD_DIM:
             raise ValueError(
@@ -72,10 +57,8 @@ class DeltaNetConfig:
             )
         K = positive_int(fields, "linear_conv_kernel_dim")
         if not MIN_CONV_KERNEL <= K <= MAX_CONV_KERNEL:
-            raise ValueError(
-                f"config.json has linear_conv_kernel_dim {K}, expected {MIN_CONV_KERNEL} to "
-                f"{MAX_CONV_KERNEL}"
-            )
+            expected = f"{MIN_CONV_KERNEL} to {MAX_CONV_KERNEL}"
+            raise invalid_field("linear_conv_kernel_dim", K, expected)
         return cls(H_k, H_v, D_k, D_v, K, _delta_net_layers(fields))
 
     @property
@@ -96,16 +79,12 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Sliding-window attention.
+    """Sliding-window attention."""
 
-    Attributes:
-        size: number of most recent keys each query attends to, including its own; less than the
-            context length.
-        layers: indices of the layers with the window; other layers attend to all keys.
-    """
-
+    # Number of most recent keys each query attends to, including its own; less than the context
+    # length.
     size: int
-    layers: frozenset[int]
+    layers: frozenset[int]  # indices of the layers with the window; other layers attend to all keys
 
 
 @dataclass(frozen=True)
@@ -113,24 +92,6 @@ class DecoderConfig:
     """Decoder configuration; sizes are named as in `config.json`.
 
     Created by `registry.read_config`.
-
-    Attributes:
-        model_type: the family's `model_type` in `config.json`.
-        max_position_embeddings: context length served, including any extension by RoPE scaling.
-        rope_theta: RoPE's base.
-        rotary_dim: number of leading features per head that RoPE rotates; None for all.
-        rope_scaling: RoPE scaling; None for plain RoPE.
-        tie_word_embeddings: whether the embedding is also the LM head.
-        qkv_bias: whether q_proj, k_proj and v_proj have a bias.
-        o_proj_bias: whether o_proj has a bias.
-        mlp_bias: whether the MLP's three layers have a bias.
-        qk_norm: whether query and key heads are normalized before RoPE.
-        attn_output_gate: whether q_proj also computes a gate for each head's output.
-        experts: mixture of experts; None for an MLP in every layer.
-        delta_net: Gated DeltaNet layers; None for attention in every layer.
-        sliding_window: sliding window in some or all layers; None for full attention in every
-            layer.
-        has_mtp: whether the multi-token prediction (MTP) layer is loaded.
     """
 
     model_type: str
@@ -141,19 +102,22 @@ class DecoderConfig:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # context length served, including any extension by RoPE scaling
     rms_norm_eps: float
     rope_theta: float
+    # Number of leading features per head that RoPE rotates; None for all.
     rotary_dim: int | None = None
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_proj_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    attn_output_gate: bool = False
-    experts: MoEConfig | None = None
+    qk_norm: bool = False  # whether query and key heads are normalized before RoPE
+    attn_output_gate: bool = False  # whether q_proj also computes a gate for each head's output
+    experts: MoEConfig | None = None  # mixture of experts; None for an MLP in every layer
+    # Gated DeltaNet layers; None for attention in every layer.
     delta_net: DeltaNetConfig | None = None
+    # Sliding window in some or all layers; None for full attention in every layer.
     sliding_window: SlidingWindow | None = None
     has_mtp: bool = False
 
@@ -224,8 +188,6 @@ def _delta_net_layers(fields: Fields) -> tuple[int, ...]:
         ]
     known = (DELTA_NET_LAYER, ATTENTION_LAYER)
     if not isinstance(types, list) or len(types) != num_layers or set(map(str, types)) != {*known}:
-        raise ValueError(
-            f"config.json has layer_types {short_repr(types)}, expected {num_layers} entries, each "
-            f"{known[0]} or {known[1]}, with at least one of each"
-        )
+        kinds = f"{known[0]} or {known[1]}, with at least one of each"
+        raise invalid_field("layer_types", types, f"{num_layers} entries, each {kinds}")
     return tuple(i for i, each in enumerate(types) if each == DELTA_NET_LAYER)

@@ -1,4 +1,7 @@
-"""Validated access to fields of `config.json`."""
+"""Validated access to fields of `config.json`.
+
+A missing or invalid field raises ValueError, whose message names the field.
+"""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +38,7 @@ def text_fields(config: Fields) -> Fields:
     if family not in NESTED_FAMILIES or text is None:
         return config
     if not isinstance(text, Mapping):
-        raise ValueError(f"config.json has text_config {short_repr(text)}, expected an object")
+        raise invalid_field("text_config", text, "an object")
     if text.get("model_type", family) not in (family, f"{family}_text"):
         raise ValueError(
             f"config.json has model_type {short_repr(text['model_type'])} in text_config, expected "
@@ -53,12 +56,13 @@ def text_fields(config: Fields) -> Fields:
     return {**outer, **own, "model_type": family}
 
 
-def required_field(fields: Fields, name: str) -> Any:
-    """Value of a required field.
+def invalid_field(name: str, value: Any, expected: object) -> ValueError:
+    """Error for an invalid value of a field."""
+    return ValueError(f"config.json has {name} {short_repr(value)}, expected {expected}")
 
-    Raises:
-        ValueError: the field is missing.
-    """
+
+def required_field(fields: Fields, name: str) -> Any:
+    """Value of a required field."""
     if name not in fields:
         raise ValueError(f"config.json has no {name}")
     return fields[name]
@@ -70,35 +74,24 @@ def positive_int(
     """Value of a positive integer field.
 
     Args:
-        fields: an object of `config.json`.
-        name: the field's name.
         default: value used if the field is missing or null; None makes the field required.
         most: largest valid value.
-
-    Raises:
-        ValueError: the field is missing or invalid.
     """
     if default is not None and fields.get(name) is None:
         return default
     value = required_field(fields, name)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"config.json has {name} {short_repr(value)}, expected a positive integer")
+        raise invalid_field(name, value, "a positive integer")
     if value > most:
-        raise ValueError(f"config.json has {name} {short_repr(value)}, expected at most {most}")
+        raise invalid_field(name, value, f"at most {most}")
     return value
 
 
 def non_negative_int(fields: Fields, name: str, default: int) -> int:
-    """Value of a non-negative integer field; the default if missing or null.
-
-    Raises:
-        ValueError: the value is invalid.
-    """
+    """Value of a non-negative integer field; the default if missing or null."""
     value = default if fields.get(name) is None else fields[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(
-            f"config.json has {name} {short_repr(value)}, expected a non-negative integer"
-        )
+        raise invalid_field(name, value, "a non-negative integer")
     return value
 
 
@@ -109,44 +102,32 @@ def positive_float(fields: Fields, name: str, default: float | None = None) -> f
     value = required_field(fields, name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < MAX_NUMBER:
-        raise ValueError(f"config.json has {name} {short_repr(value)}, expected a positive number")
+        raise invalid_field(name, value, "a positive number")
     return value
 
 
 def boolean(fields: Fields, name: str, default: bool = False) -> bool:
-    """Value of a boolean field; the default if missing or null.
-
-    Raises:
-        ValueError: the value is invalid.
-    """
+    """Value of a boolean field; the default if missing or null."""
     value = fields.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise ValueError(f"config.json has {name} {short_repr(value)}, expected true or false")
+        raise invalid_field(name, value, "true or false")
     return value
 
 
 def non_negative_ints(fields: Fields, name: str) -> list[int] | None:
-    """Value of an integer list field; None if missing or null.
-
-    Raises:
-        ValueError: the value is invalid.
-    """
+    """Value of an integer list field; None if missing or null."""
     value = fields.get(name)
     if value is None:
         return None
     if not isinstance(value, list) or not all(type(number) is int for number in value):
-        raise ValueError(f"config.json has {name} {short_repr(value)}, expected a list of integers")
+        raise invalid_field(name, value, "a list of integers")
     return value
 
 
 def reject_unknown_fields(fields: Fields, known: set[str], where: str = "config.json") -> None:
-    """Rejects unknown fields, unless their value is null, false or empty.
-
-    Raises:
-        ValueError: names the first unknown field.
-    """
+    """Rejects unknown fields, unless their value is null, false or empty."""
     for name, value in fields.items():
         if name not in known and value not in (None, False, [], {}, ""):
             raise ValueError(

@@ -36,10 +36,7 @@ class Attention:
     With a gate, q_proj outputs D query features, then D gate features, for each head.
 
     Args:
-        config: the decoder's config.
         layer: the checkpoint's attention layer, with `q_proj`, `k_proj`, `v_proj` and `o_proj`.
-        dtype: dtype of the activations.
-        attend: the attention function.
 
     Raises:
         ValueError: the number of query heads is not a multiple of the number of key/value heads.
@@ -95,15 +92,7 @@ class Attention:
 
 
 class DecoderBlock:
-    """Pre-norm transformer block: attention or Gated DeltaNet, then the MLP or experts.
-
-    Args:
-        config: the decoder's config.
-        index: index of the layer.
-        layer: the checkpoint's layer.
-        dtype: dtype of the activations.
-        attention_backend: one of `ATTENTION_BACKENDS`.
-    """
+    """Pre-norm transformer block: attention or Gated DeltaNet, then the MLP or experts."""
 
     def __init__(
         self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attention_backend: str
@@ -165,12 +154,6 @@ class Decoder:
         kv_cache_dtype: "auto" for the activation dtype, or "int8" for 8-bit rows.
 
     Attributes:
-        config: the model's config.
-        dtype: dtype of the activations.
-        kv_dtype: dtype of keys and values.
-        vocab_size, page_size: see `ServingModel`.
-        max_seq_len: context length in tokens.
-        attention_backend, kv_cache_dtype: as given.
         adapters: LoRA adapters used in the current step (`models/lora`).
         supports_graph_capture: whether a step can be captured, that is, its layers call only the
             extension and never sync with the host.
@@ -288,11 +271,7 @@ class Decoder:
         return self._features(self.embedding(ids[None]), batch, rows, storage)
 
     def _features(
-        self,
-        x: mx.array,
-        batch: RaggedBatch,
-        rows: Sequence[int] | mx.array,
-        storage: PagedStorage,
+        self, x: mx.array, batch: RaggedBatch, rows: Sequence[int] | mx.array, storage: PagedStorage
     ) -> mx.array:
         """Runs the layers and the final norm on the first layer's inputs, 1×T×E."""
         rows = as_int32(rows)

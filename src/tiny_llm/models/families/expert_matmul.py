@@ -157,12 +157,7 @@ Experts = GroupedExperts | SeparateExperts | GatheredExperts
 
 
 def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
-    """Selects the fastest implementation for these weights on this machine.
-
-    Args:
-        stacked: layers with the stacked matrices of all experts, named as in `PROJECTIONS`.
-        dtype: dtype of the activations.
-    """
+    """Selects the fastest implementation for stacked `PROJECTIONS` on this machine."""
     if not kernels.computes_on_cpu():
         return GatheredExperts(stacked)
     # [solution only]

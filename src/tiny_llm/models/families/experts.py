@@ -65,11 +65,9 @@ class SparseMoE:
     """The router and experts of one layer.
 
     Args:
-        config: number of experts and their selection.
         layer: the checkpoint's layer: `gate` is the router; `switch_mlp` has the stacked matrices
             of all experts, X×I×E or X×E×I each; `shared_expert` and `shared_expert_gate` are
             optional.
-        dtype: dtype of the activations.
     """
 
     def __init__(self, config: MoEConfig, layer: Any, dtype: mx.Dtype):
@@ -116,12 +114,7 @@ class SparseMoE:
 
 
 class SharedExpert:
-    """MLP applied to every token, scaled by a sigmoid gate: σ(w · x) · MLP(x).
-
-    Args:
-        layer: the checkpoint's layer, with `shared_expert` and `shared_expert_gate`.
-        dtype: dtype of the activations.
-    """
+    """MLP applied to every token, scaled by a sigmoid gate: σ(w · x) · MLP(x)."""
 
     def __init__(self, layer: Any, dtype: mx.Dtype):
         self.mlp = Mlp(layer.shared_expert, dtype)

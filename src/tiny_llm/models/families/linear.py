@@ -26,7 +26,6 @@ class MlxQuantizedWeights:
 
     Attributes:
         weight, scales, biases: arrays from `mx.quantize`; biases only in mode "affine".
-        group_size, bits, mode: see `checkpoint/quantization.py`.
         dtype: dtype of the returned embeddings.
     """
 
@@ -82,31 +81,21 @@ Table = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 
 @dataclass
 class AdapterBatch:
-    """LoRA adapters used in the current step, set by the decoder and read by its layers.
+    """LoRA adapters used in the current step, set by the decoder and read by its layers."""
 
-    Attributes:
-        ids: each token's adapter id or −1, T; None if no token has an adapter.
-    """
-
-    ids: mx.array | None = None
+    ids: mx.array | None = None  # each token's adapter id or −1, T; None if no token has an adapter
 
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """The low-rank matrices of all adapters for one linear layer (`kernels.add_lora`).
+    """The low-rank matrices of all adapters for one linear layer (`kernels.add_lora`)."""
 
-    Attributes:
-        a: R×I, where R is the sum of all adapters' ranks.
-        b: R×O, premultiplied by the adapters' scales.
-        rank_offsets: A+1, int32: adapter k has rows rank_offsets[k] to rank_offsets[k + 1] − 1 of
-            `a` and `b`; no rows if it does not adapt this layer.
-        batch: the adapters used in the current step.
-    """
-
-    a: mx.array
-    b: mx.array
+    a: mx.array  # R×I, where R is the sum of all adapters' ranks
+    b: mx.array  # R×O, premultiplied by the adapters' scales
+    # A+1, int32: adapter k has rows rank_offsets[k] to rank_offsets[k + 1] − 1 of `a` and `b`; no
+    # rows if it does not adapt this layer.
     rank_offsets: mx.array
-    batch: AdapterBatch
+    batch: AdapterBatch  # the adapters used in the current step
 
     @property
     def nbytes(self) -> int:
@@ -123,17 +112,11 @@ class LoraWeights:
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer: x · wᵀ + bias.
+    """A linear layer: x · wᵀ + bias."""
 
-    Attributes:
-        weight: O×I.
-        bias: O; None for no bias.
-        lora: the layer's LoRA weights; None without adapters.
-    """
-
-    weight: Weight
-    bias: mx.array | None = None
-    lora: LoraWeights | None = None
+    weight: Weight  # O×I
+    bias: mx.array | None = None  # O; None for no bias
+    lora: LoraWeights | None = None  # the layer's LoRA weights; None without adapters
 
     @property
     def nbytes(self) -> int:
@@ -191,12 +174,7 @@ def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table
 
 
 def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
-    """A model's activation dtype: the dtype of its embedding, or of the embedding's scales.
-
-    Args:
-        table: the embedding layer.
-        norm: the final norm, whose dtype is used if the scales are not floating point.
-    """
+    """Dtype of a model's embedding or of its scales; of the final norm if these are not floats."""
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
     return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
 

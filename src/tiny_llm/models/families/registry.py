@@ -8,17 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...errors import short_repr
-from .config import (
-    DecoderConfig,
-    DeltaNetConfig,
-    MoEConfig,
-    SlidingWindow,
-    check_mtp_fields,
-)
+from .config import DecoderConfig, DeltaNetConfig, MoEConfig, SlidingWindow, check_mtp_fields
 from .config_fields import (
     Fields,
     boolean,
+    invalid_field,
     non_negative_int,
     non_negative_ints,
     positive_float,
@@ -35,25 +29,17 @@ WindowKind = Literal["none", "always", "switched", "by_layer"]
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a family that its configs do not state.
-
-    Attributes:
-        qk_norm: see `DecoderConfig`.
-        bias: attention biases: "qkv" for q, k and v; "switched" for all four projections if
-            `attention_bias` is on; "none".
-        mlp_bias: whether `mlp_bias` is supported.
-        window: see `WindowKind`.
-        head_dim: default of `head_dim`; None for hidden_size / num_attention_heads.
-        has_experts: whether layers may have experts.
-        is_hybrid: whether layers may be Gated DeltaNets; the others have gated attention.
-    """
+    """Properties of a family that its configs do not state."""
 
     qk_norm: bool = False
+    # Attention biases: "qkv" for q, k and v; "switched" for all four projections if
+    # `attention_bias` is on; "none".
     bias: Literal["none", "qkv", "switched"] = "none"
     mlp_bias: bool = False
     window: WindowKind = "none"
-    head_dim: int | None = None
+    head_dim: int | None = None  # default of `head_dim`; None for hidden_size / num_attention_heads
     has_experts: bool = False
+    # Whether layers may be Gated DeltaNets; the others have gated attention.
     is_hybrid: bool = False
 
 
@@ -98,87 +84,47 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 ACTIVATIONS = ("silu", "swish")  # two names for one function
 
 SUPPORTED_FIELDS = {
-    "model_type",
-    "hidden_size",
-    "num_hidden_layers",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "hidden_act",
-    "use_sliding_window",
-    "sliding_window",
-    "max_window_layers",
+    *("model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias"),
+    *("mlp_bias", "hidden_act", "use_sliding_window", "sliding_window", "max_window_layers"),
     "layer_types",
 }
 
 MOE_FIELDS = {
     "num_experts",
     "num_local_experts",  # `num_experts` in newer configs
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "decoder_sparse_step",
+    *("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"),
     "mlp_only_layers",
     "router_aux_loss_coef",  # training only, like the next field
     "output_router_logits",
 }
 
 HYBRID_FIELDS = {
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-    "full_attention_interval",
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+    *("linear_value_head_dim", "linear_conv_kernel_dim", "full_attention_interval"),
     "attn_output_gate",
     "output_gate_type",  # of Gated DeltaNet layers
     "partial_rotary_factor",
     "mamba_ssm_dtype",  # the state is float32
-    "mtp_num_hidden_layers",
-    "mtp_use_dedicated_embeddings",
+    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
 }
 HYBRID_PARTIAL_ROTARY_FACTOR = 0.25  # default of `partial_rotary_factor`
 
 # Fields read by other modules, affecting training only, or redundant.
 IGNORED_FIELDS = {
-    "architectures",
-    "attention_dropout",
-    "attn_implementation",
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "initializer_range",
-    "keys_to_ignore_at_inference",
-    "name_or_path",
+    *("architectures", "attention_dropout", "attn_implementation", "bos_token_id", "dtype"),
+    *("eos_token_id", "initializer_range", "keys_to_ignore_at_inference", "name_or_path"),
     "pad_token_id",
     "pretraining_tp",  # splits matmuls without changing their result
-    "quantization",
-    "quantization_config",
-    "tokenizer_class",
-    "torch_dtype",
-    "transformers_version",
-    "unk_token_id",
-    "use_cache",
+    *("quantization", "quantization_config", "tokenizer_class", "torch_dtype"),
+    *("transformers_version", "unk_token_id", "use_cache"),
 }
 IGNORED_PREFIXES = ("_", "unsloth_")
 
 
 def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     """Parses a `config.json`, or an `mlx_lm` model's args.
-
-    Args:
-        config: the fields.
-        mtp: see `DecoderConfig.has_mtp`.
 
     Raises:
         ValueError: names the unknown family, or the unknown, missing or invalid field; or the
@@ -193,17 +139,13 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
     }
     reject_unknown_fields(fields, _supported_fields(family))
     if fields.get("hidden_act", "silu") not in ACTIVATIONS:
-        raise ValueError(
-            f"config.json has hidden_act {short_repr(fields['hidden_act'])}, expected 'silu'"
-        )
+        raise invalid_field("hidden_act", fields["hidden_act"], "'silu'")
     E, H_q = positive_int(fields, "hidden_size"), positive_int(fields, "num_attention_heads")
     D = _head_dim(fields, family, E, H_q)
     H = positive_int(fields, "num_key_value_heads", H_q)
     if H_q % H != 0:
-        raise ValueError(
-            f"config.json has num_attention_heads {H_q}, expected a multiple of "
-            f"num_key_value_heads, {H}"
-        )
+        expected = f"a multiple of num_key_value_heads, {H}"
+        raise invalid_field("num_attention_heads", H_q, expected)
     attention_bias = boolean(fields, "attention_bias")
     mlp_bias = boolean(fields, "mlp_bias")
     if (attention_bias and family.bias != "switched") or (mlp_bias and not family.mlp_bias):
@@ -213,7 +155,7 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         )
     output_gate_type = fields.get("output_gate_type") or "silu"
     if output_gate_type not in ACTIVATIONS:
-        raise ValueError(f"config.json has output_gate_type {output_gate_type!r}, expected 'silu'")
+        raise invalid_field("output_gate_type", output_gate_type, "'silu'")
     partial = HYBRID_PARTIAL_ROTARY_FACTOR if family.is_hybrid else None
     rope = RopeFields.from_config(fields, partial)
     context = positive_int(fields, "max_position_embeddings")
@@ -258,11 +200,7 @@ def config_of(args: Any) -> DecoderConfig:
 
 
 def family_of(config: Fields) -> Family:
-    """Looks up a config's family.
-
-    Raises:
-        ValueError: the family is unknown or refused.
-    """
+    """Looks up a config's family."""
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in REFUSED_FAMILIES:
         raise ValueError(
@@ -298,8 +236,7 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
     types = fields.get("layer_types")
     num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     if types is not None and not (isinstance(types, list) and all(t in LAYER_TYPES for t in types)):
-        known = " or ".join(LAYER_TYPES)
-        raise ValueError(f"config.json has layer_types {short_repr(types)}, expected {known} each")
+        raise invalid_field("layer_types", types, f"{' or '.join(LAYER_TYPES)} each")
     size, first = fields.get("sliding_window", DEFAULT_WINDOW), 0
     if family.window == "none" or (
         family.window != "always" and not boolean(fields, "use_sliding_window")
@@ -330,20 +267,15 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
 
 def _experts(fields: Fields, family: Family) -> MoEConfig:
     """Parses the mixture of experts."""
-    step, num_layers = (
-        positive_int(fields, "decoder_sparse_step", 1),
-        positive_int(fields, "num_hidden_layers", most=MAX_LAYERS),
-    )
+    step = positive_int(fields, "decoder_sparse_step", 1)
+    num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     mlp_only = non_negative_ints(fields, "mlp_only_layers") or []
     layers = {i for i in range(num_layers) if (i + 1) % step == 0} - set(mlp_only)
     name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
     num_experts = positive_int(fields, name, most=MAX_EXPERTS)
     top_k = positive_int(fields, "num_experts_per_tok")
     if top_k > num_experts:
-        raise ValueError(
-            f"config.json has num_experts_per_tok {top_k}, expected at most num_experts, "
-            f"{num_experts}"
-        )
+        raise invalid_field("num_experts_per_tok", top_k, f"at most num_experts, {num_experts}")
     shared = positive_int(fields, "shared_expert_intermediate_size") if family.is_hybrid else None
     return MoEConfig(
         num_experts,
@@ -366,8 +298,5 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
     else:
         head_dim = hidden_size // num_heads
     if head_dim % 2 != 0 or head_dim > MAX_HEAD_DIM:
-        raise ValueError(
-            f"config.json has head_dim {head_dim}, expected an even number of at most "
-            f"{MAX_HEAD_DIM}"
-        )
+        raise invalid_field("head_dim", head_dim, f"an even number of at most {MAX_HEAD_DIM}")
     return head_dim

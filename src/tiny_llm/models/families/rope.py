@@ -19,11 +19,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import short_repr
 from ...positional_encoding import RoPE
 from .config_fields import (
     Fields,
     boolean,
+    invalid_field,
     non_negative_ints,
     positive_float,
     positive_int,
@@ -36,13 +36,8 @@ FIELDS_BY_TYPE = {
     "linear": ("original_max_position_embeddings",),
     "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
+        *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
     ),
 }
 
@@ -53,33 +48,23 @@ MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
 
 @dataclass(frozen=True)
 class RopeFields:
-    """RoPE fields of a `config.json`; newer configs group them in one object.
+    """RoPE fields of a `config.json`; newer configs group them in one object."""
 
-    Attributes:
-        theta: RoPE's base.
-        scaling: fields for `RopeScaling.from_fields`.
-        partial_rotary_factor: fraction of each head's features that RoPE rotates.
-    """
-
-    theta: float
-    scaling: Mapping[str, Any] | None
-    partial_rotary_factor: float = 1.0
+    theta: float  # RoPE's base
+    scaling: Mapping[str, Any] | None  # fields for `RopeScaling.from_fields`
+    partial_rotary_factor: float = 1.0  # fraction of each head's features that RoPE rotates
 
     @classmethod
     def from_config(cls, fields: Fields, partial: float | None) -> "RopeFields":
         """Parses the fields.
 
         Args:
-            fields: fields of the config.
             partial: default `partial_rotary_factor`, for families that rotate part of each head
                 and may have multimodal sections; None for other families.
-
-        Raises:
-            ValueError: a value is invalid.
         """
         grouped = fields.get("rope_parameters") or {}
         if not isinstance(grouped, Mapping):
-            raise ValueError(f"config.json has rope_parameters {grouped!r}, expected an object")
+            raise invalid_field("rope_parameters", grouped, "an object")
         base = grouped if fields.get("rope_theta") is None and "rope_theta" in grouped else fields
         theta, scaling = positive_float(base, "rope_theta", 10000.0), fields.get("rope_scaling")
         scaling = grouped or None if scaling is None else scaling
@@ -94,11 +79,7 @@ class RopeFields:
         return cls(theta, scaling, positive_float(fields, "partial_rotary_factor", partial))
 
     def rotary_dim(self, head_dim: int) -> int | None:
-        """Number of rotated features per head; None for all.
-
-        Raises:
-            ValueError: the number is odd, less than 2 or greater than `head_dim`.
-        """
+        """Number of rotated features per head; None for all."""
         factor = self.partial_rotary_factor
         if factor == 1:
             return None
@@ -117,7 +98,6 @@ class RopeScaling:
 
     Attributes:
         rope_type: "linear", "llama3" or "yarn".
-        factor: context scaling factor.
         original_context: context length in training.
         low, high: ramp bounds, in rotations over the original context: pairs below `low` have their
             frequencies divided by the factor, pairs above `high` keep theirs.
@@ -138,29 +118,19 @@ class RopeScaling:
         """Parses `rope_scaling`, or `rope_parameters`, from a `config.json`.
 
         Args:
-            fields: the object; None if missing.
             context: `max_position_embeddings`.
 
         Returns:
             None for plain RoPE.
-
-        Raises:
-            ValueError: the type or a field is unknown, or a value is invalid.
         """
         if fields is None:
             return None
         if not isinstance(fields, Mapping):
-            raise ValueError(
-                f"config.json has rope_scaling {short_repr(fields)}, expected an object"
-            )
-        rope_type = (
-            fields.get("rope_type") or fields.get("type") or "default"
-        )  # both spellings occur
+            raise invalid_field("rope_scaling", fields, "an object")
+        # Both spellings occur.
+        rope_type = fields.get("rope_type") or fields.get("type") or "default"
         if rope_type not in ROPE_TYPES:
-            raise ValueError(
-                f"config.json has rope_scaling type {short_repr(rope_type)}, expected one of "
-                f"{', '.join(ROPE_TYPES)}"
-            )
+            raise invalid_field("rope_scaling type", rope_type, f"one of {', '.join(ROPE_TYPES)}")
         known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}
         reject_unknown_fields(
             fields, known.union(FIELDS_BY_TYPE.get(rope_type, ())), "rope_scaling of config.json"
@@ -174,15 +144,9 @@ class RopeScaling:
         factor = positive_float(fields, "factor")
         original = positive_int(fields, "original_max_position_embeddings", context)
         if rope_type == "llama3":
-            low, high = (
-                positive_float(fields, "low_freq_factor"),
-                positive_float(fields, "high_freq_factor"),
-            )
+            low, high = (positive_float(fields, f"{name}_freq_factor") for name in ("low", "high"))
             if low >= high:
-                raise ValueError(
-                    f"config.json has low_freq_factor {low}, expected less than "
-                    f"high_freq_factor, {high}"
-                )
+                raise invalid_field("low_freq_factor", low, f"less than high_freq_factor, {high}")
             return cls(rope_type, factor, original, low, high)
         if rope_type == "yarn":
             return cls(
@@ -272,7 +236,6 @@ def _yarn_attention_factor(fields: Mapping[str, Any], factor: float) -> float:
 
     mscale, all_dim = fields.get("mscale"), fields.get("mscale_all_dim")
     if mscale and all_dim:
-        return growth(positive_float(fields, "mscale")) / growth(
-            positive_float(fields, "mscale_all_dim")
-        )
+        mscale, all_dim = (positive_float(fields, name) for name in ("mscale", "mscale_all_dim"))
+        return growth(mscale) / growth(all_dim)
     return growth(1.0)

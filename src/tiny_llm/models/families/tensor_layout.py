@@ -36,14 +36,8 @@ TEXT_PREFIXES = {
 VISION_PREFIXES = ("model.visual.", "vision_tower.")
 MTP_PREFIX = "mtp."  # multi-token prediction layer
 SHIFTED_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "q_norm",
-    "k_norm",
-    "model.norm",
-    "mtp.norm",
-    "pre_fc_norm_embedding",
-    "pre_fc_norm_hidden",
+    *("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "model.norm", "mtp.norm"),
+    *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
 )
 
 
@@ -59,11 +53,7 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
     """Maps the names of MLX's text model to tensor names in the checkpoint.
 
     Args:
-        stored: names in the checkpoint.
         config: the model's config. Only hybrid families have prefixes and skipped tensors.
-
-    Raises:
-        ValueError: two tensors have the same name in the text model.
     """
     if config.delta_net is None:
         stored = list(stored)
@@ -83,12 +73,7 @@ def text_tensor_names(stored: Iterable[str], config: DecoderConfig) -> dict[str,
 
 
 def is_skipped(name: str, mtp: bool) -> bool:
-    """Whether loading skips a hybrid family's tensor.
-
-    Args:
-        name: name in the checkpoint.
-        mtp: whether the MTP layer is loaded.
-    """
+    """Whether loading skips a hybrid family's tensor."""
     if name.startswith(VISION_PREFIXES):
         return True
     return not mtp and text_tensor_name(name).startswith(MTP_PREFIX)
@@ -173,10 +158,7 @@ def split_fused_projections(weights: dict[str, mx.array], config: DeltaNetConfig
     """
     values = config.num_value_heads // config.num_key_heads  # value heads per key head
     D_k, D_v = config.key_head_dim, config.value_head_dim
-    sizes = {
-        "in_proj_qkvz": (D_k, D_k, values * D_v, values * D_v),
-        "in_proj_ba": (values, values),
-    }
+    sizes = {"in_proj_qkvz": (D_k, D_k, values * D_v, values * D_v), "in_proj_ba": (values, values)}
     for index in config.layers:
         for fused, widths in sizes.items():
             path = f"model.layers.{index}.linear_attn.{fused}"

@@ -29,12 +29,7 @@ from ..families.linear import linear_from
 
 
 class MtpDecoder(Decoder):
-    """MTP layer as a single-layer decoder.
-
-    Args:
-        mlx_model: checkpoint from `load_weights(…, mtp=True)`; its arrays are shared.
-        options: see `Decoder`.
-    """
+    """MTP layer of a checkpoint from `load_weights(…, mtp=True)`, as a single-layer decoder."""
 
     def __init__(self, mlx_model: CheckpointModel, **options: Any):
         super().__init__(mtp_checkpoint(mlx_model), **options)

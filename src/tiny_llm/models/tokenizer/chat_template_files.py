@@ -18,21 +18,11 @@ MAX_TEMPLATES = 100
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
     """Reads a checkpoint's chat templates from its template files, or else its tokenizer config.
 
-    Args:
-        folder: the checkpoint's folder.
-        tokenizer_config: its `tokenizer_config.json`.
-
-    Returns:
-        The templates; None if there are none.
-
     Raises:
         ModelError: a file is unreadable, or a template is not a string.
     """
-    found = (
-        {"default": read_limited(folder, TEMPLATE_FILE)}
-        if (folder / TEMPLATE_FILE).exists()
-        else {}
-    )
+    has_default = (folder / TEMPLATE_FILE).exists()
+    found = {"default": read_limited(folder, TEMPLATE_FILE)} if has_default else {}
     files = sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
     listed = tokenizer_config.get("chat_template")
     number = max(len(files), len(listed) if isinstance(listed, list) else 0)
@@ -82,11 +72,7 @@ def set_chat_template(tokenizer: Any, template: str) -> None:
 
 
 def choose_template(templates: Templates, has_tools: bool) -> str:
-    """Selects the template for a conversation.
-
-    Raises:
-        ValueError: there are several templates without a default.
-    """
+    """Selects the template for a conversation; ValueError if there are several but no default."""
     if isinstance(templates, str):
         return templates
     if has_tools and "tool_use" in templates:

@@ -20,7 +20,6 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
     """Renders a conversation into a prompt.
 
     Args:
-        template: Jinja source.
         messages: messages {"role": …, "content": …}; keys with value None are dropped.
         variables: template variables such as `add_generation_prompt` and `enable_thinking`.
 
@@ -54,11 +53,7 @@ def _to_json(
 ) -> str:
     """Serializes to plain JSON; Jinja's own filter escapes HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

@@ -23,12 +23,7 @@ ADDED_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
 
 
 def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
-    """Loads a folder's tokenizer with `mlx_lm`, adding limits. Takes seconds.
-
-    Args:
-        folder: checkpoint folder with a validated tokenizer config.
-        eos_token_ids: ids of the EOS tokens.
-    """
+    """Loads a folder's tokenizer with `mlx_lm`, adding limits. Takes seconds."""
     from mlx_lm.utils import load_tokenizer
 
     encoder = check_tokenizer_files(folder)
@@ -65,7 +60,6 @@ def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
 
     Args:
         tokenizer: loaded by `mlx_lm`; two methods of the wrapped tokenizer are replaced.
-        encoder: see `check_tokenizer_files`.
     """
     inner = tokenizer._tokenizer
     apply, encode = inner.apply_chat_template, inner.encode

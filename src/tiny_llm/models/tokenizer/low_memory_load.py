@@ -18,13 +18,8 @@ import tokenizers
 
 # Supported BPE model fields besides vocabulary and merges.
 BPE_FIELDS = {
-    "dropout",
-    "unk_token",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "fuse_unk",
-    "byte_fallback",
-    "ignore_merges",
+    *("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk"),
+    *("byte_fallback", "ignore_merges"),
 }
 
 
@@ -36,7 +31,6 @@ def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Token
     """Same as `tokenizers.Tokenizer.from_file`, with less memory for BPE models.
 
     Args:
-        file: a `tokenizer.json`.
         content: its parsed content, which is consumed.
 
     Raises:

@@ -12,37 +12,26 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 STARTUP_TIMEOUT_SECONDS = 30.0  # for Python on a busy machine
 
 
+@dataclass(eq=False)
 class SandboxedProcess:
-    """Client of a sandboxed program. Thread-safe; requests are serialized.
+    """Client of a sandboxed program. Thread-safe; requests are serialized."""
 
-    Args:
-        program: Python file. Writes a JSON object once ready, then one per request; on failure,
-            the object has the key "error".
-        arguments: command-line arguments.
-        seconds: time limit per response.
-        max_bytes: size limit per response.
-        startup_seconds: time limit for startup.
-    """
+    # Python file. Writes a JSON object once ready, then one per request; on failure, the object has
+    # the key "error".
+    program: Path
+    arguments: Sequence[str]
+    seconds: float  # time limit per response
+    max_bytes: int  # size limit per response
+    startup_seconds: float = STARTUP_TIMEOUT_SECONDS  # time limit for startup
 
-    def __init__(
-        self,
-        program: Path,
-        arguments: Sequence[str],
-        seconds: float,
-        max_bytes: int,
-        startup_seconds: float = STARTUP_TIMEOUT_SECONDS,
-    ) -> None:
-        self._program = program
-        self._arguments = arguments
-        self._seconds = seconds
-        self._max_bytes = max_bytes
-        self._startup_seconds = startup_seconds
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -50,7 +39,6 @@ class SandboxedProcess:
         """Sends a request and returns the response.
 
         Args:
-            payload: JSON-serializable request.
             seconds: time limit for this response; None for the default.
 
         Raises:
@@ -62,9 +50,8 @@ class SandboxedProcess:
             try:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                response: dict[str, Any] = json.loads(
-                    self._exchange(line, seconds or self._seconds)
-                )
+                reply = self._exchange(line, seconds or self.seconds)
+                response: dict[str, Any] = json.loads(reply)
             except (ValueError, BrokenPipeError):
                 self._stop()  # the program's state is unknown
                 raise
@@ -73,11 +60,7 @@ class SandboxedProcess:
         return response
 
     def start(self) -> None:
-        """Starts the program and waits until it is ready.
-
-        Raises:
-            ValueError: the program failed or exceeded its time or memory limit.
-        """
+        """Starts the program and waits until it is ready."""
         with self._lock:
             try:
                 self._start()
@@ -93,14 +76,14 @@ class SandboxedProcess:
     def _start(self) -> None:
         self._stop()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(self._program), *self._arguments],
+            [sys.executable, "-P", str(self.program), *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             # A preloaded sanitizer would exceed the memory limit.
             env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         )
-        ready = json.loads(self._exchange(b"", self._startup_seconds))
+        ready = json.loads(self._exchange(b"", self.startup_seconds))
         if "error" in ready:
             raise ValueError(ready["error"])
 
@@ -135,6 +118,6 @@ class SandboxedProcess:
                 if not chunk:
                     raise ValueError("it used too much memory")
                 received += chunk
-            if len(received) > self._max_bytes:
-                raise ValueError(f"the response has more than {self._max_bytes:,} bytes")
+            if len(received) > self.max_bytes:
+                raise ValueError(f"the response has more than {self.max_bytes:,} bytes")
         return bytes(received)

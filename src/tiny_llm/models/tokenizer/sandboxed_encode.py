@@ -25,7 +25,6 @@ class SandboxedEncoder:
     """Encodes within time and memory limits. Thread-safe; calls are serialized.
 
     Args:
-        file: the `tokenizer.json`.
         component: the unsafe component, for error messages.
 
     Raises:
@@ -63,10 +62,6 @@ class SandboxedEncoder:
 
 def sandboxed_encoder(folder: Path, content: Mapping[str, Any]) -> SandboxedEncoder | None:
     """Creates an encoder for a tokenizer with unsafe components; None if all are safe.
-
-    Args:
-        folder: the checkpoint's folder.
-        content: see `read_tokenizer_json`.
 
     Raises:
         ModelError: the `tokenizers` library cannot load the tokenizer within the limits.

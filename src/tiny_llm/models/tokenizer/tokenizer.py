@@ -51,16 +51,9 @@ TRANSFORMERS_ONLY_FIELDS = (
 
 # `apply_chat_template` arguments that only `transformers` implements.
 TRANSFORMERS_ONLY_ARGUMENTS = {
-    "chat_template",
-    "continue_final_message",
-    "max_length",
-    "padding",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "sanitize_control_tokens",
-    "tokenizer_kwargs",
-    "truncation",
+    *("chat_template", "continue_final_message", "max_length", "padding"),
+    *("return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens"),
+    *("tokenizer_kwargs", "truncation"),
 }
 
 
@@ -68,14 +61,10 @@ class Tokenizer:
     """Drop-in replacement for `mlx_lm.load`'s tokenizer; see the module docstring.
 
     Args:
-        folder: the checkpoint's folder.
-        tokenizer: its `tokenizer.json`.
         config: its `tokenizer_config.json`.
-        eos_token_ids: see `read_eos_token_ids`.
         encoder: sandboxed encoder; None if all components are safe.
 
     Attributes:
-        eos_token_ids: ids of the EOS tokens.
         chat_template: see `find_chat_template`; None if missing.
         has_thinking: whether the vocabulary has the reasoning tags.
     """
@@ -121,12 +110,9 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """A token's bytes; empty for padding ids beyond the vocabulary."""
-        added = self._added_tokens.get(token)
-        return (
-            added
-            if added is not None
-            else decode_byte_level(self._tokenizer.id_to_token(token) or "")
-        )
+        if token in self._added_tokens:
+            return self._added_tokens[token]
+        return decode_byte_level(self._tokenizer.id_to_token(token) or "")
 
     def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
         """Encodes a text.
@@ -140,15 +126,14 @@ class Tokenizer:
             UserError: the library fails, or a tokenizer with unsafe components exceeds its limits
                 (`sandboxed_encode.py`).
         """
-        if self._encoder is not None and not others:
-            return self._encoder.encode(text, add_special_tokens)
+        options = {"add_special_tokens": add_special_tokens}
         if others:
-            return self._mlx_lm.encode(text, add_special_tokens=add_special_tokens, **others)
+            return self._mlx_lm.encode(text, **options, **others)
+        if self._encoder is not None:
+            return self._encoder.encode(text, add_special_tokens)
         with library_errors("the tokenizer cannot encode the text"):
             # A batch of one, because only batch calls release the GIL.
-            (encoding,) = self._tokenizer.encode_batch(
-                [text], add_special_tokens=add_special_tokens
-            )
+            (encoding,) = self._tokenizer.encode_batch([text], **options)
         return encoding.ids
 
     def decode(
@@ -186,7 +171,6 @@ class Tokenizer:
         Args:
             conversation: messages {"role": …, "content": …}, plus other keys the template reads.
             tools: JSON schemas of the available tools.
-            tokenize: whether to encode the rendered text.
             variables: template variables such as `add_generation_prompt` and `enable_thinking`
                 (default: `has_thinking`); other arguments as in `transformers`.
 
@@ -245,7 +229,6 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 
     Args:
         folder: folder with `tokenizer.json` or other tokenizer files that `transformers` supports.
-        config: its `config.json`.
 
     Raises:
         ValueError: names the malformed file (`ModelError` if it is not JSON).

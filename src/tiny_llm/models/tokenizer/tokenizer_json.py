@@ -87,14 +87,7 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def library_errors(failure: str) -> Iterator[None]:
-    """Converts errors and panics of the `tokenizers` library.
-
-    Args:
-        failure: start of the error message.
-
-    Raises:
-        UserError: the library failed.
-    """
+    """Converts errors and panics of `tokenizers` to a `UserError` that starts with `failure`."""
     try:
         yield
     except BaseException as error:  # the library raises plain Exception; a panic is not one
@@ -105,11 +98,7 @@ def library_errors(failure: str) -> Iterator[None]:
 
 
 def unsafe_component(content: Mapping[str, Any]) -> str | None:
-    """Describes the first component that needs a sandbox, for messages; None if all are safe.
-
-    Args:
-        content: from `read_tokenizer_json`.
-    """
+    """Describes the first component that needs a sandbox, for messages; None if all are safe."""
     for expression in _regexes([content.get("normalizer"), content.get("pre_tokenizer")]):
         if expression not in KNOWN_REGEXES:
             return f"the regular expression {short_repr(expression)}"

@@ -83,11 +83,7 @@ def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
 
 
 class MessageSerializer:
-    """Serializes a message, a list of content blocks.
-
-    Args:
-        server, body, handle, prompt, params: the request's state.
-    """
+    """Serializes a message, a list of content blocks."""
 
     def __init__(
         self,

@@ -207,11 +207,7 @@ class CountTokensRequest(CacheableModel):
     workspace_id: str | None = None
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields.
-
-        Raises:
-            ApiError: a field is unsupported or conflicts with another.
-        """
+        """Rejects unsupported and conflicting fields."""
         if self.context_management is not None and self.context_management.edits:
             warn_once(CONTEXT_NOT_EDITED)
         if self.mcp_servers:
@@ -323,11 +319,7 @@ class MessagesRequest(CountTokensRequest):
         return self.diagnostics is not None and self.diagnostics.previous_message_id is not None
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields.
-
-        Raises:
-            ApiError: a field is unsupported or conflicts with another.
-        """
+        """Rejects unsupported and conflicting fields."""
         super().check_supported()
         if self.thread is not None:  # this error code makes clients fall back
             raise bad_request(

@@ -74,11 +74,7 @@ def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
 
 
 class ChatSerializer:
-    """Serializes the choices of one chat completion.
-
-    Args:
-        server, body, handle, prompt, params: the request's state.
-    """
+    """Serializes the choices of one chat completion."""
 
     def __init__(
         self,
@@ -263,12 +259,7 @@ class ChatSerializer:
 
 
 def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
-    """Converts a parsed delta to OpenAI's format; a tool call's name precedes its arguments.
-
-    Args:
-        part: parsed delta.
-        index: index of the tool call, if the delta belongs to one.
-    """
+    """Converts a parsed delta (of tool call `index`) to OpenAI's format; names come first."""
     match part:
         case TextDelta(text):
             return [{"content": text}]

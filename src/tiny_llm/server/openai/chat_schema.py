@@ -103,14 +103,7 @@ class ChatMessage(StrictModel):
         return given
 
     def to_template(self, number: int) -> dict[str, Any]:
-        """Converts the message for the chat template.
-
-        Args:
-            number: index in `messages`, for errors.
-
-        Raises:
-            ApiError: the message has no content.
-        """
+        """Converts the message, number `number`, for the chat template; rejects missing content."""
         path = f"messages[{number}]"
         content = self.content
         if content is None and self.role == "assistant":
@@ -180,11 +173,7 @@ class AllowedToolsChoice(StrictModel):
 
 
 def check_continuation(continue_final: bool | None, add_generation: bool | None) -> None:
-    """Rejects requests that set both continuation flags.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Rejects requests that set both continuation flags."""
     if continue_final and add_generation:
         raise bad_request(
             "continue_final_message and add_generation_prompt are mutually exclusive.",
@@ -226,11 +215,7 @@ class ChatCompletionRequest(SamplingFields):
         return self.reasoning_effort
 
     def check_supported(self) -> None:
-        """Rejects conflicting fields.
-
-        Raises:
-            ApiError: a field conflicts with another.
-        """
+        """Rejects conflicting fields."""
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")

@@ -56,11 +56,7 @@ class CompletionRequest(SamplingFields):
     best_of: int | None = None
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields.
-
-        Raises:
-            ApiError: a field is unsupported or conflicts with another.
-        """
+        """Rejects unsupported and conflicting fields."""
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.suffix is not None:
             raise bad_request(
@@ -78,11 +74,7 @@ class CompletionRequest(SamplingFields):
         return max((number for number in requested if number is not None), default=None)
 
     def constraint(self) -> OutputConstraint | None:
-        """The constraint from `response_format`, or None.
-
-        Raises:
-            ApiError: a schema is missing.
-        """
+        """The constraint from `response_format`, or None."""
         return None if self.response_format is None else self.response_format.constraint()
 
     @property
@@ -144,9 +136,7 @@ class CompletionSerializer:
     """Serializes completions. Completion `i` of prompt `p` is choice `p · n + i`.
 
     Args:
-        server, body, handle: the request's state.
         encoded: token ids and text of each prompt.
-        n: number of completions per prompt.
     """
 
     def __init__(

@@ -19,30 +19,20 @@ NOT_STORED = (
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response with its conversation.
+    """A response with its conversation."""
 
-    Attributes:
-        conversation: input items, including those of earlier responses, and output items.
-        new_items: the items that this response added.
-        num_bytes: size of the new items.
-    """
-
+    # Input items, including those of earlier responses, and output items.
     conversation: Sequence[Item]
-    new_items: Sequence[Item]
-    num_bytes: int
+    new_items: Sequence[Item]  # the items that this response added
+    num_bytes: int  # size of the new items
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A request's items.
+    """A request's items."""
 
-    Attributes:
-        items: stored items, then the request's items with references resolved.
-        num_stored: number of items from the previous response's conversation.
-    """
-
-    items: list[Item]
-    num_stored: int = 0
+    items: list[Item]  # stored items, then the request's items with references resolved
+    num_stored: int = 0  # number of items from the previous response's conversation
 
 
 class ResponseStore:
@@ -66,10 +56,6 @@ class ResponseStore:
 
     def resolve(self, given: str | Sequence[Item], previous_id: str | None) -> Conversation:
         """Returns a request's conversation.
-
-        Args:
-            given: the request's `input`.
-            previous_id: the request's `previous_response_id`.
 
         Raises:
             ApiError: the store is disabled, or a referenced response or item is not in it.

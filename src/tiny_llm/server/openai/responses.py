@@ -76,11 +76,7 @@ def _render_prompt(
 
 
 class ResponseSerializer:
-    """Serializes a response, a list of output items.
-
-    Args:
-        server, body, handle, prompt, params, store, conversation: the request's state.
-    """
+    """Serializes a response, a list of output items."""
 
     def __init__(
         self,
@@ -201,10 +197,7 @@ class ResponseSerializer:
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "safety_identifier": body.safety_identifier,
-            "reasoning": {
-                "effort": body.effort,
-                "summary": None,
-            },
+            "reasoning": {"effort": body.effort, "summary": None},
             "service_tier": "default",
             "store": self._is_stored,
             **self._params,

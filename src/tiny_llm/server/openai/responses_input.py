@@ -15,8 +15,6 @@ def to_chat_messages(
     """Converts the input to messages. Items of unknown types are dropped with a warning.
 
     Args:
-        given: the user's text, or input items.
-        instructions: system message, or None.
         num_stored: number of leading items that come from stored responses.
 
     Raises:

@@ -22,6 +22,9 @@ ITEM_TYPES = {
 }
 
 
+ARGUMENTS = "response.function_call_arguments"  # prefix of their event names
+
+
 class OutputItems:
     """The output items of a response.
 
@@ -38,12 +41,7 @@ class OutputItems:
         self._is_open = False
 
     def add(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Appends a parsed delta; returns its events.
-
-        Args:
-            part: text, reasoning or tool call delta.
-            logprobs: logprobs of a text delta's tokens.
-        """
+        """Appends a parsed delta, with its tokens' logprobs if it is text; returns its events."""
         match part:
             case TextDelta(text):
                 return self._grow("message", text, logprobs)
@@ -70,7 +68,8 @@ class OutputItems:
             events += self._close("completed") + self._open(kind)
         part = self.items[-1]["content"][0]
         part["text"] += text
-        delta = {"type": f"{ITEM_TYPES[kind][2]}.delta", **self._location(), "delta": text}
+        location = self._location(content_index=0)
+        delta = {"type": f"{ITEM_TYPES[kind][2]}.delta", **location, "delta": text}
         if kind == "message":
             part["logprobs"] += logprobs
             delta["logprobs"] = list(logprobs)
@@ -78,25 +77,15 @@ class OutputItems:
 
     def _open(self, kind: str) -> list[Event]:
         prefix, part_type, _ = ITEM_TYPES[kind]
-        item: dict[str, Any] = {
-            "type": kind,
-            "id": f"{prefix}_{uuid.uuid4().hex}",
-            "status": "in_progress",
-            "content": [],
-        }
-        if kind == "message":
-            item["role"] = "assistant"
-        else:
-            item["summary"] = []
+        is_message = kind == "message"
+        own: dict[str, Any] = {"role": "assistant"} if is_message else {"summary": []}
+        item = {**_new_item(kind, prefix), "content": [], **own}
         part: dict[str, Any] = {"type": part_type, "text": ""}
-        if kind == "message":
+        if is_message:
             part |= {"annotations": [], "logprobs": []}
         events = [self._added(item)]
-        part_added = {
-            "type": "response.content_part.added",
-            **self._location(),
-            "part": deepcopy(part),
-        }
+        location = self._location(content_index=0)
+        part_added = {"type": "response.content_part.added", **location, "part": deepcopy(part)}
         self.items[-1] = {**item, "content": [part]}
         self._is_open = True
         return [*events, part_added]
@@ -112,45 +101,27 @@ class OutputItems:
         part = item["content"][0]
         if item["type"] == "reasoning" and self._encrypt_reasoning:
             item["encrypted_content"] = encode_reasoning(part["text"])
-        done = {
-            "type": f"{ITEM_TYPES[item['type']][2]}.done",
-            **self._location(),
-            "text": part["text"],
-        }
+        location = self._location(content_index=0)
+        done = {"type": f"{ITEM_TYPES[item['type']][2]}.done", **location, "text": part["text"]}
         if item["type"] == "message":
             done["logprobs"] = part["logprobs"]
-        part_done = {"type": "response.content_part.done", **self._location(), "part": {**part}}
+        part_done = {"type": "response.content_part.done", **location, "part": {**part}}
         return [done, part_done, self._done()]
 
     def _open_call(self, call: ToolCallDelta) -> list[Event]:
         events = self._close("completed")
-        item = {
-            "type": "function_call",
-            "id": f"fc_{uuid.uuid4().hex}",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": "",
-            "status": "in_progress",
-        }
-        events.append(self._added(item))
+        item = {**_new_item("function_call", "fc"), "call_id": call.id, "name": call.name}
+        events.append(self._added({**item, "arguments": ""}))
         self._is_open = True
         return events
 
     def _append_arguments(self, delta: str) -> Event:
-        item = self.items[-1]
-        item["arguments"] += delta
-        location = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        return {"type": "response.function_call_arguments.delta", **location, "delta": delta}
+        self.items[-1]["arguments"] += delta
+        return {"type": f"{ARGUMENTS}.delta", **self._location(), "delta": delta}
 
     def _arguments_done(self) -> Event:
-        item = self.items[-1]
-        return {
-            "type": "response.function_call_arguments.done",
-            "item_id": item["id"],
-            "output_index": len(self.items) - 1,
-            "arguments": item["arguments"],
-            "name": item["name"],
-        }
+        call = {name: self.items[-1][name] for name in ("arguments", "name")}
+        return {"type": f"{ARGUMENTS}.done", **self._location(), **call}
 
     def _added(self, item: dict[str, Any]) -> Event:
         self.items.append(item)
@@ -162,6 +133,9 @@ class OutputItems:
         item = {**self.items[-1]}
         return {"type": "response.output_item.done", "output_index": index, "item": item}
 
-    def _location(self) -> dict[str, Any]:
-        index = len(self.items) - 1
-        return {"item_id": self.items[-1]["id"], "output_index": index, "content_index": 0}
+    def _location(self, **content: int) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **content}
+
+
+def _new_item(kind: str, prefix: str) -> dict[str, Any]:
+    return {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress"}

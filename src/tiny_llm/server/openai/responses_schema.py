@@ -99,11 +99,7 @@ class ResponsesRequest(CommonFields):
         return None if self.reasoning is None else self.reasoning.effort
 
     def check_supported(self) -> None:
-        """Rejects unsupported and conflicting fields.
-
-        Raises:
-            ApiError: a field is unsupported or conflicts with another.
-        """
+        """Rejects unsupported and conflicting fields."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.background:
@@ -138,8 +134,7 @@ class ResponsesRequest(CommonFields):
             )
         if not (isinstance(choice, dict) and isinstance(choice.get("name"), str)):
             raise bad_request(
-                "tool_choice must be 'auto', 'none', 'required' or a named function.",
-                "tool_choice",
+                "tool_choice must be 'auto', 'none', 'required' or a named function.", "tool_choice"
             )
 
     @property
@@ -226,8 +221,5 @@ def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:
     if text_format.schema_ is None:
         raise bad_request("text.format.schema is required.", "text.format")
     return make_constraint(
-        StructuredOutputs,
-        "text.format",
-        json=text_format.schema_,
-        strict=bool(text_format.strict),
+        StructuredOutputs, "text.format", json=text_format.schema_, strict=bool(text_format.strict)
     )

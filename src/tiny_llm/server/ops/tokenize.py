@@ -30,11 +30,7 @@ class TokenizeRequest(StrictModel):
     return_token_strs: bool | None = None
 
     def encode(self, prompts: PromptRenderer) -> list[int]:
-        """Tokenizes the prompt or the messages.
-
-        Raises:
-            ApiError: neither or both of `prompt` and `messages` are given.
-        """
+        """Tokenizes the prompt or the messages."""
         if (self.prompt is None) == (self.messages is None):
             raise bad_request("Exactly one of prompt and messages must be given.", "prompt")
         if self.prompt is not None:

@@ -27,16 +27,8 @@ GENERATION_CONFIG_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_
 INT64_MAX = 2**63 - 1
 # Fields passed to `SamplingParams` unchanged.
 SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "ignore_eos",
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "ignore_eos"),
 )
 
 T = TypeVar("T")
@@ -55,11 +47,7 @@ class StructuredOutputsFields(StrictModel):
     json_object: bool | None = None
 
     def constraint(self) -> StructuredOutputs:
-        """Converts to the engine's constraint.
-
-        Raises:
-            ApiError: none or several of the fields are set, or a value is invalid.
-        """
+        """Converts to the engine's constraint."""
         fields = self.model_dump(by_alias=True, exclude_none=True)
         return make_constraint(StructuredOutputs, "structured_outputs", **fields)
 
@@ -72,11 +60,7 @@ class ResponseFormat(StrictModel):
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
     def constraint(self) -> StructuredOutputs | None:
-        """Converts to the engine's constraint; None for text.
-
-        Raises:
-            ApiError: a schema is missing.
-        """
+        """Converts to the engine's constraint; None for text."""
         if self.type == "text":
             return None
         schema = self.schema_
@@ -117,11 +101,7 @@ class CommonFields(StrictModel):
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
-        """Returns the fields as arguments for `make_sampling_params`.
-
-        Args:
-            max_tokens: maximum tokens in the completion; None if not given.
-        """
+        """Returns the fields as arguments for `make_sampling_params`."""
         return {
             **{name: getattr(self, name) for name in SAMPLING_FIELDS},
             "max_tokens": max_tokens,
@@ -155,18 +135,7 @@ class SamplingFields(CommonFields):
         constraint: OutputConstraint | None = None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Converts to sampling parameters.
-
-        Args:
-            defaults: default parameters.
-            max_tokens: maximum tokens in the completion.
-            logprobs: number of top log-probabilities per token, or None.
-            constraint: from `response_format` or tools, or None.
-            prompt_logprobs: number of top log-probabilities per prompt token, or None.
-
-        Raises:
-            ApiError: parameters are invalid or conflict.
-        """
+        """Converts to sampling parameters."""
         if self.structured_outputs is not None:
             if constraint is not None:
                 raise bad_request(
@@ -188,11 +157,7 @@ class SamplingFields(CommonFields):
         )
 
     def check_stream(self, is_stream: bool, has_options: bool) -> None:
-        """Validates the fields that depend on `stream`.
-
-        Raises:
-            ApiError: a field conflicts with `stream`.
-        """
+        """Validates the fields that depend on `stream`."""
         if has_options and not is_stream:
             raise bad_request("stream_options requires stream: true.", "stream_options")
         if is_stream and self.prompt_logprobs is not None:
@@ -204,10 +169,6 @@ class SamplingFields(CommonFields):
 
 def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
     """Creates sampling parameters from a request's fields and the defaults.
-
-    Args:
-        defaults: default parameters.
-        fields: the request's parameters; None if not given.
 
     Raises:
         ApiError: a parameter is invalid.
@@ -232,7 +193,6 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
     Args:
         kind: `StructuredOutputs` or `ToolCalls`.
         param: the request's field, for errors.
-        args, fields: arguments for `kind`.
 
     Raises:
         ApiError: the constraint is invalid.
@@ -251,7 +211,6 @@ def auto_tool_calls(
     """Constraint for `tool_choice` "auto": tool calls are optional but must match their schemas.
 
     Args:
-        tools: available tools.
         parallel: whether several calls are allowed; None allows them.
         response_constraint: constraint on output without calls, or None.
     """
@@ -271,7 +230,6 @@ def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:
     """Reads the model's default sampling parameters.
 
     Args:
-        folder: model folder.
         source: "auto" reads `generation_config.json` (`do_sample: false` means greedy); "vllm"
             keeps the engine's defaults.
 

@@ -25,17 +25,11 @@ RETRY_DELAY = 0.5  # seconds for the router to detect the lost replica
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """A forwarded request: plain data, sent between processes.
+    """A forwarded request: plain data, sent between processes."""
 
-    Attributes:
-        scope: ASGI scope, picklable entries only.
-        body: the complete body.
-        prompt: routing key; may be empty.
-    """
-
-    scope: Scope
+    scope: Scope  # ASGI scope, picklable entries only
     body: bytes
-    prompt: str
+    prompt: str  # routing key; may be empty
 
 
 class ReplicaLostError(Exception):

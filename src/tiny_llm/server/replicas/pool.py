@@ -14,11 +14,7 @@ class ReplicaHandle(Protocol):
     """Sends requests to one replica: a `Replica`, or a connection to one."""
 
     def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """Yields the ASGI messages of the response; closing the generator aborts the request.
-
-        Raises:
-            ReplicaLostError: the replica was lost, before or during the response.
-        """
+        """See `ReplicaPool.stream`."""
 
 
 class RoutedReplicaPool:

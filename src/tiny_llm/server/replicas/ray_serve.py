@@ -177,8 +177,6 @@ def build(arguments: RayServeArgs) -> serve.Application:
         },
     )(RayReplica).bind(arguments)
     gateway = serve.deployment(
-        name="gateway",
-        max_ongoing_requests=10_000,
-        ray_actor_options={"num_cpus": 0},
+        name="gateway", max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
     )(serve.ingress()(RayGateway))
     return gateway.bind(replicas, arguments.max_body_bytes)

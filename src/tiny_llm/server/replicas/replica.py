@@ -19,13 +19,7 @@ from .gateway import ReplicaRequest
 
 
 class Replica:
-    """Handles requests forwarded by a gateway.
-
-    Args:
-        folder: model folder.
-        settings: server settings.
-        engine: arguments for `LLM`, except the model.
-    """
+    """Handles requests forwarded by a gateway; `engine` holds arguments for `LLM`."""
 
     def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
         tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH
@@ -40,20 +34,12 @@ class Replica:
         self._app = build_app(self._process.models)
 
     async def start(self) -> None:
-        """Loads the model; returns once the replica is ready.
-
-        Raises:
-            ApiError: 503, the engine failed.
-        """
+        """Loads the model; returns once the replica is ready."""
         self._process.start()
         await self._process.ready()
 
     def check_alive(self) -> None:
-        """Health check, for the replica's supervisor.
-
-        Raises:
-            ApiError: 503, the engine has failed.
-        """
+        """Health check, for the replica's supervisor; ApiError 503 if the engine has failed."""
         lifecycle = self._process.models[0].engine_client.lifecycle
         if lifecycle.phase == "failed":
             raise ApiError(503, lifecycle.reason)
