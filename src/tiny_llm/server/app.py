@@ -1,6 +1,7 @@
 """ASGI application: middleware, routers, error handlers."""
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from .anthropic import messages
-from .context import AppState
+from .context import AppState, max_body_bytes
 from .http.access_log import AccessLogMiddleware
 from .http.errors import ApiError, internal_error
 from .http.middleware import ApiKeyMiddleware, BodyMiddleware, HostMiddleware
@@ -26,12 +27,11 @@ from .ops import engine_view, health, tokenize, web_ui
 def build_app(models: Sequence[AppState]) -> ASGIApp:
     """Builds the ASGI application: FastAPI wrapped in middleware."""
     settings = models[0].settings
-    fastapi = _build_fastapi(models)
-    app: ASGIApp = BodyMiddleware(
-        LeaseMiddleware(fastapi),
-        lambda: max(model.max_body_bytes for model in models),
-        settings.body_timeout,
-    )
+    app: ASGIApp
+    app = fastapi = _build_fastapi(models)
+    if models[0].registry.is_on_demand:
+        app = LeaseMiddleware(app)
+    app = BodyMiddleware(app, partial(max_body_bytes, models), settings.body_timeout)
     if settings.api_key is not None:
         app = ApiKeyMiddleware(app, settings.api_key)
     else:

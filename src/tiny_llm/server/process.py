@@ -36,7 +36,7 @@ from .http.errors import ApiError
 from .http.uvicorn_protocol import HttpProtocol, on_loop_error
 from .ops.event_log import EventLogWriter
 from .protocol.prompts import PromptRenderer
-from .protocol.sampling import default_sampling_params
+from .protocol.request_fields import default_sampling_params
 from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
@@ -171,10 +171,7 @@ class ServerProcess:
         tokenizer = open_tokenizer(folder, read_json(folder, "config.json"))
         if self._settings.chat_template is not None:
             set_chat_template(tokenizer, self._settings.chat_template)
-        client = engine.client
-        return PromptRenderer(
-            tokenizer, lambda: client.max_seq_len, self._settings.tool_call_parser
-        )
+        return PromptRenderer(tokenizer, self._settings.tool_call_parser)
 
     async def _record(self, event_log: EventLogWriter) -> None:
         with contextlib.suppress(ApiError):  # the engine failed
