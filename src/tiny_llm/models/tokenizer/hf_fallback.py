@@ -12,8 +12,8 @@ from typing import Any
 from ..checkpoint.config_checks import check_sizes
 from ..checkpoint.safe_io import ModelError, check_file
 from ..checkpoint.tokenizer_config import read_optional_json
-from .chat_template_files import choose_template
-from .chat_template_sandbox import render_sandboxed
+from .chat_template import choose_template
+from .sandbox import render_sandboxed
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, library_errors, read_tokenizer_json
 

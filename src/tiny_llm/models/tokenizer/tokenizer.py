@@ -21,11 +21,11 @@ from ..checkpoint.tokenizer_config import (
     special_tokens,
     token_text,
 )
-from .chat_template_files import choose_template, find_chat_template
-from .chat_template_sandbox import render_sandboxed
+from .chat_template import choose_template, find_chat_template
 from .detokenizer import StreamingDetokenizer, decode_byte_level
 from .hf_fallback import load_mlx_lm_tokenizer
 from .low_memory_load import load_tokenizer_json
+from .sandbox import render_sandboxed
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, library_errors, read_tokenizer_json
 
@@ -208,7 +208,9 @@ class Tokenizer:
             "enable_thinking": self.has_thinking,
             **variables,
         }
-        template = choose_template(self.chat_template, has_tools=tools is not None)
+        template = self.chat_template
+        if not isinstance(template, str):
+            template = choose_template(template, has_tools=tools is not None)
         text = render_sandboxed(template, conversation, **variables)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...engine.inputs.chat_messages import check_unicode
-from ...engine.inputs.chat_template import render_chat
-from ...engine.inputs.length_check import check_length
+from ...engine.inputs.chat_template import check_unicode, render_chat
+from ...engine.inputs.prompts import check_length
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
