@@ -21,7 +21,7 @@ from ..errors import (
     validate_number,
 )
 from ..models import memory
-from ..models.tokenizer.detokenizer import detokenizer_keeping_space
+from ..models.tokenizer.tokenizer import detokenizer_keeping_space
 from .execution.disk_cache import DiskCache
 from .execution.sampler import TokenCounts, completion_seed
 from .inputs.prompts import ChatOptions, Prompt, encode_prompt, is_token_ids
@@ -400,7 +400,8 @@ class EngineCore:
 
     def _propose_draft_tokens(self, request: EngineRequest) -> Sequence[int]:
         """Returns the tokens that the request's grammar forces, otherwise the proposer's."""
-        num_running, tokens = len(self.scheduler.running), ()
+        num_running = len(self.scheduler.running)
+        tokens: Sequence[int] = ()
         if request.grammar is not None and self._grammar_proposer is not None:
             tokens = self._grammar_proposer.propose(request, num_running)
         if not tokens and self._proposer is not None:

@@ -14,9 +14,8 @@ from starlette.types import ASGIApp
 
 from .anthropic import messages
 from .context import AppState, max_body_bytes
-from .http.access_log import AccessLogMiddleware
 from .http.errors import ApiError, internal_error
-from .http.middleware import ApiKeyMiddleware, BodyMiddleware, HostMiddleware
+from .http.middleware import AccessLogMiddleware, ApiKeyMiddleware, BodyMiddleware, HostMiddleware
 from .http.validation import validation_error
 from .loading import LeaseMiddleware
 from .openai import chat, completions, embeddings, responses

@@ -15,8 +15,7 @@ from ..models.heads.pooling import Task
 from .engine_client.client import EngineClient, RequestHandle
 from .engine_client.lifecycle import Phase
 from .engine_client.models import ModelEngine, ModelRegistry
-from .http.access_log import current_record
-from .http.errors import ApiError, bad_request
+from .http.errors import ApiError, bad_request, current_record
 from .loading import lease_of
 from .protocol.output_parser import ParsedOutput
 from .protocol.prompts import ChatPrompt, PromptRenderer

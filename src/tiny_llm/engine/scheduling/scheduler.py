@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...errors import OutOfPagesError, QueueFullError, UserError
-from .config import SchedulerConfig, fitting_max_tokens
+from .config import SchedulerConfig
 from .events import (
     ChunkPlan,
     Event,
@@ -43,7 +43,7 @@ from .events import (
 )
 from .outputs import Chunk, ChunkOutput, SchedulerOutput
 from .page_manager import PageKey, PageManager
-from .request import EngineRequest, FinishReason, RequestState
+from .request import EngineRequest, FinishReason, RequestState, fitting_max_tokens
 
 
 class Scheduler:

@@ -14,8 +14,7 @@ from typing import Any
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.structured_output.grammar import GRAMMAR_FAILED
-from ..http.access_log import current_record
-from ..http.errors import ApiError, bad_request
+from ..http.errors import ApiError, bad_request, current_record
 from ..settings import Settings
 from .engine_thread import CommandQueue
 from .lifecycle import Lifecycle, Phase

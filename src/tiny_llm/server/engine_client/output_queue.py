@@ -33,6 +33,13 @@ def coalescing_delay(num_streams: int) -> float:
     return min(MAX_DELAY, max(MIN_DELAY, DELAY_PER_STREAM * num_streams))
 
 
+def is_urgent(report: StepReport) -> bool:
+    """Whether a report contains anything besides mid-stream tokens."""
+    if report.events or report.snapshot is not None:
+        return True
+    return any(not isinstance(item, StreamOutput) or item.is_urgent for item in report.updates)
+
+
 class Coalescer:
     """Delivers the engine thread's messages to the event loop.
 
@@ -58,7 +65,7 @@ class Coalescer:
         assert self._loop is not None
         # [task 5.2.4 post]
         self._messages.append(message)  # before reading the clock; `_flush` reads the clock first
-        can_wait = isinstance(message, StepReport) and not message.is_urgent
+        can_wait = isinstance(message, StepReport) and not is_urgent(message)
         if not can_wait or time.monotonic() >= self._next_flush:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process is exiting
                 self._loop.call_soon_threadsafe(self._flush)

@@ -16,8 +16,14 @@ from starlette.types import Receive, Scope, Send
 
 from ...engine.scheduling.outputs import StreamOutput
 from ..engine_client.client import RequestHandle
-from ..http.access_log import current_record
-from ..http.errors import ANTHROPIC_PATHS, INTERNAL_ERROR, ApiError, request_id_headers, to_json
+from ..http.errors import (
+    ANTHROPIC_PATHS,
+    INTERNAL_ERROR,
+    ApiError,
+    current_record,
+    request_id_headers,
+    to_json,
+)
 
 
 class CancelOnDisconnect:
