@@ -1,4 +1,4 @@
-"""Log-probabilities of output and prompt tokens: the top-k tokens and the chosen one.
+"""Log-probabilities of output and prompt tokens: top-k and the chosen one.
 
 The engine reports the model's log-probabilities before any logits processor.
 
@@ -16,6 +16,10 @@ import mlx.core as mx
 from ...sampler import log_softmax
 from ..scheduling.outputs import Chunk, ChunkOutput, Logprobs
 from ..scheduling.request import EngineRequest
+
+LOGPROBS_CHUNK_SIZE = 32  # rows per log-softmax, at V floats each
+
+ScoredPrompt = tuple[EngineRequest, list[int]]  # a request, and the prompt tokens to score
 
 
 def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int]) -> list[Logprobs]:
@@ -66,11 +70,6 @@ def logprobs_to_dicts(ids: mx.array, logprobs: mx.array, counts: Sequence[int]) 
         entries.setdefault(tokens[-1], values[-1])
         dicts.append(entries)
     return dicts
-
-
-LOGPROBS_CHUNK_SIZE = 32  # rows per log-softmax, at V floats each
-
-ScoredPrompt = tuple[EngineRequest, list[int]]  # a request, and the prompt tokens to score
 
 
 def prompt_logprob_rows(

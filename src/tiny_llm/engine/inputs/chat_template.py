@@ -14,6 +14,31 @@ from ..tool_calls.format import ToolCallFormat
 from ..tool_calls.registry import AUTO, find_format
 from .json_limits import JsonLimits
 
+# Variables set by `render_chat`'s arguments or by the tokenizer.
+RESERVED_VARIABLES = {
+    "add_generation_prompt",
+    "chat_template",
+    "conversation",
+    "messages",
+    "tokenize",
+    "tools",
+}
+
+TOOLS_SECTION = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
 
 def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Normalizes messages for chat templates, without modifying the originals.
@@ -141,32 +166,6 @@ def check_unicode(what: str, text: str) -> None:
         raise UserError(
             f"{what} contains {surrogate!r}, an unpaired surrogate; text must be valid Unicode."
         ) from error
-
-
-# Variables set by `render_chat`'s arguments or by the tokenizer.
-RESERVED_VARIABLES = {
-    "add_generation_prompt",
-    "chat_template",
-    "conversation",
-    "messages",
-    "tokenize",
-    "tools",
-}
-
-TOOLS_SECTION = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within \
-<tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
 
 
 def render_chat(

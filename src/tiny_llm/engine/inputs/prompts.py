@@ -18,6 +18,11 @@ Prompts = Prompt | Sequence[Prompt]
 
 PROMPT_TYPES = 'text, token ids or chat messages ({"role": …, "content": …})'
 
+PIECE_CHARS = 2**16
+UNCHECKED_CHARS_PER_TOKEN = 8  # English has 4 to 5
+# Tokens allowed in the pieces, as a multiple of the context: cutting text changes a few of them.
+MARGIN = 2
+
 
 @dataclass(frozen=True)
 class ChatOptions:
@@ -129,12 +134,6 @@ def _is_prompt(prompt: Any) -> bool:
 def _is_sequence(value: Any) -> bool:
     """Whether a value is a sequence other than a string or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-
-
-PIECE_CHARS = 2**16
-UNCHECKED_CHARS_PER_TOKEN = 8  # English has 4 to 5
-# Tokens allowed in the pieces, as a multiple of the context: cutting text changes a few of them.
-MARGIN = 2
 
 
 def check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:

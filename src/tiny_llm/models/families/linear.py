@@ -1,4 +1,4 @@
-"""Linear layers, embeddings and the MLP, with the kernel for each weight format.
+"""Linear layers, embeddings, MLP, with the kernel for each weight format.
 
     4 or 8 bits, 16-bit scales    the extension     `QuantizedWeights`
     unquantized                   the extension on a CPU; MLX on a GPU and in float32

@@ -1,4 +1,4 @@
-"""Sandboxed processes with a time limit per request, and the one that renders chat templates.
+"""Sandboxed processes with time limits, and chat template rendering in one.
 
 A thread cannot be killed, but a process can. Requests and responses are JSON lines. The process
 starts on the first request and restarts after it has been killed.
@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import Any
 
 STARTUP_TIMEOUT_SECONDS = 30.0  # for Python on a busy machine
+
+TIMEOUT_SECONDS = 2.0  # per conversation
+MAX_MEMORY_BYTES = 2**29
+PROGRAM = Path(__file__).with_name("chat_template_main.py")
 
 
 class SandboxedProcess:
@@ -144,12 +148,6 @@ class SandboxedProcess:
             if len(received) > self._max_bytes:
                 raise ValueError(f"the response has more than {self._max_bytes:,} bytes")
         return bytes(received)
-
-
-TIMEOUT_SECONDS = 2.0  # per conversation
-MAX_MEMORY_BYTES = 2**29
-
-PROGRAM = Path(__file__).with_name("chat_template_main.py")
 
 
 class ChatTemplateSandbox:

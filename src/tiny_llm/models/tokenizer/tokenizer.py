@@ -1,4 +1,4 @@
-"""Tokenizer and streaming detokenizer for checkpoints, without `transformers`.
+"""Tokenizer and streaming detokenizer, without `transformers`.
 
 Uses the `tokenizers` library directly, because importing `transformers` takes seconds. Token ids,
 texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder, which is
@@ -31,7 +31,41 @@ from .sandbox import render_sandboxed
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 
+# Batches of one gain nothing from threads, and the library warns about its threads after a fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 REPLACEMENT_CHARACTER = "\ufffd"  # replaces invalid UTF-8
+
+# `transformers` classes that use tokenizer.json unchanged.
+SUPPORTED_CLASSES = {
+    "PreTrainedTokenizerFast",
+    "Qwen2Tokenizer",
+    "Qwen2TokenizerFast",
+    "TokenizersBackend",
+}
+THINK_TAGS = {"<think>", "</think>"}
+
+# Settings that require `transformers` if enabled; Qwen3 enables none.
+TRANSFORMERS_ONLY_FIELDS = (
+    "add_prefix_space",
+    "chat_template_type",
+    "clean_up_tokenization_spaces",
+    "split_special_tokens",
+)
+
+# `apply_chat_template` arguments that only `transformers` implements.
+TRANSFORMERS_ONLY_ARGUMENTS = {
+    "chat_template",
+    "continue_final_message",
+    "max_length",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "sanitize_control_tokens",
+    "tokenizer_kwargs",
+    "truncation",
+}
 
 
 class StreamingDetokenizer:
@@ -122,41 +156,6 @@ _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
 _BYTE_LEVEL = _ByteLevelMap({byte: chr(byte) for byte in _PRINTABLE})
 _BYTE_LEVEL.update({0x100 + index: chr(byte) for index, byte in enumerate(_OTHERS)})
-
-
-# Batches of one gain nothing from threads, and the library warns about its threads after a fork.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-# `transformers` classes that use tokenizer.json unchanged.
-SUPPORTED_CLASSES = {
-    "PreTrainedTokenizerFast",
-    "Qwen2Tokenizer",
-    "Qwen2TokenizerFast",
-    "TokenizersBackend",
-}
-THINK_TAGS = {"<think>", "</think>"}
-
-# Settings that require `transformers` if enabled; Qwen3 enables none.
-TRANSFORMERS_ONLY_FIELDS = (
-    "add_prefix_space",
-    "chat_template_type",
-    "clean_up_tokenization_spaces",
-    "split_special_tokens",
-)
-
-# `apply_chat_template` arguments that only `transformers` implements.
-TRANSFORMERS_ONLY_ARGUMENTS = {
-    "chat_template",
-    "continue_final_message",
-    "max_length",
-    "padding",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "sanitize_control_tokens",
-    "tokenizer_kwargs",
-    "truncation",
-}
 
 
 class Tokenizer:

@@ -1,4 +1,4 @@
-"""Output delivery: coalescing of wake-ups, and a bounded output queue per client.
+"""Output delivery: coalesced wake-ups, and a bounded queue per client.
 
 Waking the event loop and writing to a socket for every token is expensive: a small model's step
 takes a few milliseconds, while a display refreshes every 16 ms. Therefore only urgent messages wake
@@ -26,6 +26,8 @@ WakeCallback = Callable[[], None]
 
 MIN_DELAY, MAX_DELAY = 0.01, 0.03  # seconds between flushes
 DELAY_PER_STREAM = 0.002  # seconds per open stream
+
+QueueItem = StreamOutput | ApiError
 
 
 def coalescing_delay(num_streams: int) -> float:
@@ -91,9 +93,6 @@ class Coalescer:
         seconds = self._delay()
         self._next_flush = now + seconds
         self._loop.call_later(seconds + 1e-6, self._flush)
-
-
-QueueItem = StreamOutput | ApiError
 
 
 class OutputQueue:

@@ -1,4 +1,4 @@
-"""Error responses in each protocol's format, and the access record that keeps their message.
+"""Error responses in each protocol's format, and the access record.
 
 Client errors get a one-sentence explanation; details of internal errors are only logged.
 """

@@ -1,4 +1,4 @@
-"""ASGI middleware: access log and request counts, Host check, API key, body limits."""
+"""ASGI middleware: access log, Host check, API key, body limits."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""Streaming output parser: reasoning, content, tool calls, and the output parsed so far.
+"""Streaming output parser: splits into reasoning, content and tool calls.
 
 A thinking model writes `<think>…</think>` before the content; the chat template may have opened or
 closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`).

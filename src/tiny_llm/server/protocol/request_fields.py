@@ -1,4 +1,4 @@
-"""Fields of request schemas: bounded types, sampling parameters and their defaults.
+"""Fields of request schemas: bounded types, sampling parameters, defaults.
 
 The bounds on lists and objects are far above real requests and limit validation, which holds the
 GIL, to a few milliseconds. The total number of values in a body is also bounded

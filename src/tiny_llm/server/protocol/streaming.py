@@ -1,4 +1,4 @@
-"""Server-sent event streams and full JSON responses, cancelled when the client disconnects.
+"""Event streams and full responses, cancelled when the client disconnects.
 
 ASGI reports a disconnect only through `receive`, so a task awaits it during generation. On exit,
 the request is always closed, which releases its engine resources.
@@ -24,6 +24,16 @@ from ..http.errors import (
     request_id_headers,
     to_json,
 )
+
+log = logging.getLogger("tiny_llm.server")
+
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+HEADER_DELAY = 0.1  # maximum seconds that headers wait for the first token, to share one write
+# Encoded events for the engine view.
+Events = AsyncIterator[bytes]
+RESPONSES_PATH = "/v1/responses"
+NO_BUFFERING_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 
 
 class CancelOnDisconnect:
@@ -89,18 +99,6 @@ async def wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     # [/task 5.1.4 wait]
-
-
-log = logging.getLogger("tiny_llm.server")
-
-KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
-HEADER_DELAY = 0.1  # maximum seconds that headers wait for the first token, to share one write
-
-# Encoded events for the engine view.
-Events = AsyncIterator[bytes]
-RESPONSES_PATH = "/v1/responses"
-NO_BUFFERING_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-TEXT_PLACEHOLDER = "\0"  # placeholder text in an `EventTemplate`
 
 
 class OutputSerializer(Protocol):
