@@ -41,7 +41,6 @@ from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
 
-POLL_INTERVAL = 0.1  # seconds between watchdog checks
 DRAIN_TIMED_OUT = "The server is shutting down; the drain timeout has expired."
 
 
@@ -194,6 +193,7 @@ class ServerProcess:
     async def _run_watchdog(self) -> None:
         """Fails the process if a step takes too long; a timer kills it if the loop hangs."""
         limit, armed = self._settings.watchdog, 0.0
+        interval = min(1.0, limit / 10)
         while True:
             if time.monotonic() >= armed + 1:  # each call starts a new thread
                 armed = time.monotonic()
@@ -207,7 +207,7 @@ class ServerProcess:
                 )
                 await self._fail_process()
                 return
-            await asyncio.sleep(POLL_INTERVAL)
+            await asyncio.sleep(interval)
 
     async def _fail_process(self) -> None:
         """Exits with 1, after a grace period for delivering the error to clients."""
