@@ -105,7 +105,7 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     mine = written.replace('b"data: " + to_json(data)', 'b"data: mine "')
     assert mine != written
     write_tree_of(tree, server / "protocol/streaming.py", mine)
-    path = server / "engine_client/coalescer.py"
+    path = server / "engine_client/output_queue.py"
     for name, text in import_files(tree, [path]).items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(text, encoding="utf-8")
@@ -118,7 +118,9 @@ def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatc
     answer = running.post("/v1/completions", body).text
     assert running.stop() == 0
     assert "data: mine " in answer
-    assert any("unwritten tasks: server/engine_client/coalescer.py" in one for one in running.lines)
+    assert any(
+        "unwritten tasks: server/engine_client/output_queue.py" in one for one in running.lines
+    )
 
 
 def test_json_demo_writes_only_json_with_a_grammar():

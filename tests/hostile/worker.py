@@ -25,7 +25,7 @@ from tests.hostile.argument_cases import ARGUMENTS
 from tests.hostile.checkpoint_cases import FOLDERS
 from tiny_llm import LLM, ModelError, SamplingParams, load, load_weights
 from tiny_llm.errors import UserError
-from tiny_llm.server.protocol.sampling import default_sampling_params
+from tiny_llm.server.protocol.request_fields import default_sampling_params
 
 SECONDS = 5.0  # CPU time limit per row
 WALL_SECONDS = 30  # wall time limit per row, longer because other programs may use the CPU

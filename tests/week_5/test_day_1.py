@@ -24,12 +24,13 @@ from tiny_llm.server.engine_client.messages import (
 from tiny_llm.server.engine_client.metrics import Metrics
 from tiny_llm.server.http.errors import INTERNAL_ERROR, ApiError
 from tiny_llm.server.protocol import streaming
-from tiny_llm.server.protocol.disconnect import CancelOnDisconnect, wait_for_disconnect
 from tiny_llm.server.protocol.streaming import (
     TEXT_PLACEHOLDER,
+    CancelOnDisconnect,
     EventSourceResponse,
     EventTemplate,
     sse_event,
+    wait_for_disconnect,
 )
 from tiny_llm.server.settings import Settings
 
@@ -541,7 +542,7 @@ def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
         queue.SimpleQueue(),
         Lifecycle(Phase.READY),
         Metrics(["demo"]),
-        lambda wake: None,
+        lambda: None,
     )
     client.handle_message(EngineReady(100, 1000, 8, {}))
     handle = client.submit([[1, 2, 3]] * num_prompts, SamplingParams(max_tokens=9), False)

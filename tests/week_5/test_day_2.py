@@ -14,7 +14,6 @@ pytest.importorskip("fastapi", reason="needs the server's dependencies")
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client import engine_thread
-from tiny_llm.server.engine_client.coalescer import Coalescer
 from tiny_llm.server.engine_client.engine_thread import EngineThread
 from tiny_llm.server.engine_client.messages import (
     AbortRequest,
@@ -26,7 +25,7 @@ from tiny_llm.server.engine_client.messages import (
     StepReport,
     UnloadModel,
 )
-from tiny_llm.server.engine_client.output_queue import OutputQueue, merge_outputs
+from tiny_llm.server.engine_client.output_queue import Coalescer, OutputQueue, merge_outputs
 from tiny_llm.server.http.errors import ApiError
 
 PARAMS = SamplingParams(max_tokens=9)

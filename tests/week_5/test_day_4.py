@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 
 from tests.support import as_numpy
-from tiny_llm.engine.execution.logits_processors import SamplingRow
+from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs
 from tiny_llm.engine.scheduling.request import EngineRequest
@@ -326,8 +326,8 @@ def test_task_4_forced_tokens_save_steps(demo):
     constraint = StructuredOutputs(choice=["the Norwegian capital", "the French capital"])
     params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=constraint)
     outputs, steps = [], [0]
-    for proposers in ([GrammarProposer()], []):
-        llm.core._proposers = proposers
+    for proposer in (GrammarProposer(), None):
+        llm.core._grammar_proposer = proposer
         [output] = llm.generate("Where?", params)
         assert output.error is None, output.error
         outputs.append(output.token_ids)

@@ -63,7 +63,6 @@ ARRAY_FREE = (
     "engine.inputs",
     "engine.scheduling",
     "engine.tool_calls",
-    "engine.stop_checker",
     "engine.output_processor",
     "engine.structured_output.json_schema",
     "engine.structured_output.grammar",

@@ -19,7 +19,7 @@ from ..models import default_model
 from ..models.checkpoint.layout import has_tokenizer
 from ..models.heads.pooling import TASKS, Task
 from ..models.hub import find_config, find_model
-from ..models.tokenizer.chat_template_files import read_template_file
+from ..models.tokenizer.chat_template import read_template_file
 from .backends.checkpoint import set_device
 from .backends.engine import engine_options
 from .memory_table import fits_of_flags, print_fits

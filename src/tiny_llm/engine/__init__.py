@@ -4,5 +4,5 @@
 not know about HTTP.
 
 Reading order: llm, core, inputs, scheduling, execution, spec_decode, tool_calls,
-structured_output, model_runner, stop_checker, output_processor, factory.
+structured_output, model_runner, output_processor, factory.
 """

@@ -12,17 +12,22 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ..errors import UserError, check_token_ids, short_repr, summarize
+from ..errors import (
+    UserError,
+    array_to_list,
+    check_token_ids,
+    short_repr,
+    summarize,
+    validate_number,
+)
 from ..models import memory
-from ..models.tokenizer.detokenizer import detokenizer_keeping_space
+from ..models.tokenizer.tokenizer import detokenizer_keeping_space
 from .execution.disk_cache import DiskCache
-from .execution.logits_processors import TokenCounts
-from .execution.sampler import completion_seed
+from .execution.sampler import TokenCounts, completion_seed
 from .inputs.prompts import ChatOptions, Prompt, encode_prompt, is_token_ids
 from .inputs.sampling_params import SamplingParams
-from .inputs.validation import array_to_list, validate_number
 from .model_runner import ModelRunner
-from .output_processor import OutputProcessor
+from .output_processor import OutputProcessor, ReasoningTokens
 from .scheduling.outputs import (
     ChunkOutput,
     CompletionOutput,
@@ -35,7 +40,6 @@ from .scheduling.request import EngineRequest, FinishReason
 from .scheduling.scheduler import Scheduler
 from .spec_decode.grammar_proposer import GrammarProposer
 from .spec_decode.proposer import DraftProposer
-from .stop_checker import ReasoningTokens
 from .structured_output.compiler import GrammarCompiler, StructuredOutputGrammar
 from .structured_output.grammar import ThinkingState, initial_thinking_state
 from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
@@ -56,7 +60,7 @@ class EngineCore:
         scheduler: plans the steps.
         runner: executes the steps.
         seed: base seed for requests without their own.
-        proposers: model-free draft token proposers; the first with any draft tokens wins.
+        proposer: model-free draft token proposer for text without a grammar, or None.
         tool_call_parser: name of the tool-call format, see `find_format`.
         adapters: LoRA adapter indices by name; None is the key for requests that name no adapter.
         disk_cache: on-disk tier of the prefix cache, or None.
@@ -75,7 +79,7 @@ class EngineCore:
         scheduler: Scheduler,
         runner: ModelRunner,
         seed: int,
-        proposers: Sequence[DraftProposer] = (GrammarProposer(),),
+        proposer: DraftProposer | None = None,
         tool_call_parser: str = AUTO,
         adapters: Mapping[str | None, int] | None = None,
         disk_cache: DiskCache | None = None,
@@ -89,7 +93,8 @@ class EngineCore:
         self.grammars = GrammarCompiler(tokenizer, self.vocab_size, tool_call_parser)
         self.step_seconds = 0.0
         self.adapters = adapters or {None: -1}
-        self._proposers = proposers
+        self._proposer = proposer
+        self._grammar_proposer: DraftProposer | None = GrammarProposer()
         self._processors: dict[str, OutputProcessor] = {}  # by `EngineRequest.request_id`
         # By the caller's request id: the processors of its `n` completions.
         self._processors_by_request: dict[str, list[OutputProcessor]] = {}
@@ -154,7 +159,7 @@ class EngineCore:
                 self.tokenizer.eos_token_ids,
                 sink,
                 deadline,
-                self._reasoning_tokens(ids) if chat.thinking_enabled else None,
+                self._reasoning_tokens(ids) if chat.thinking_enabled and params.stop else None,
             )
             self.scheduler.add(request)  # raises for the first completion or not at all
             self._processors[request.request_id] = processor
@@ -394,10 +399,14 @@ class EngineCore:
                 self._finish(processor, token_ids, reason)
 
     def _propose_draft_tokens(self, request: EngineRequest) -> Sequence[int]:
-        """Returns the draft tokens of the first proposer that has any."""
+        """Returns the tokens that the request's grammar forces, otherwise the proposer's."""
         num_running = len(self.scheduler.running)
-        proposals = (proposer.propose(request, num_running) for proposer in self._proposers)
-        return next(filter(len, proposals), ())
+        tokens: Sequence[int] = ()
+        if request.grammar is not None and self._grammar_proposer is not None:
+            tokens = self._grammar_proposer.propose(request, num_running)
+        if not tokens and self._proposer is not None:
+            tokens = self._proposer.propose(request, num_running)
+        return tokens
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
         """Fails the requests in a step that raised an exception."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..errors import UserError, check_int, short_repr
+from ..errors import UserError, check_int, short_repr, validate_number
 from ..generate import check_same_vocabulary
 from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ..models import (
@@ -31,20 +31,17 @@ from ..models.heads.pooling import (
 from ..models.hub import find_config
 from ..models.lora import attach_adapters
 from ..models.parallel.decoder import TensorParallelDecoder
-from ..models.tokenizer.detokenizer import with_detokenizer
+from ..models.tokenizer.tokenizer import with_detokenizer
 from .execution.paged_model import PagedModel
 from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded, make_decoder
-from .inputs.validation import validate_number
 from .model_runner import ModelRunner, MtpRunner, PoolingRunner
 from .scheduling.config import SchedulerConfig
 from .scheduling.events import Listener
 from .scheduling.fair_scheduler import FairScheduler
 from .scheduling.scheduler import Scheduler
 from .spec_decode.draft_model import DraftModel
-from .spec_decode.grammar_proposer import GrammarProposer
 from .spec_decode.mtp_drafter import HiddenStatesModel, MtpDrafter
 from .spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS, NgramProposer
-from .spec_decode.proposer import DraftProposer
 
 Model = str | os.PathLike[str] | tuple[Any, Any]
 
@@ -225,10 +222,10 @@ def make_model_runner(
     return runner
 
 
-def make_proposers(
+def make_proposer(
     speculative: str | None, draft_model: Model | None, num_drafts: int | None
-) -> list[DraftProposer]:
-    """Builds the model-free draft token proposers.
+) -> NgramProposer | None:
+    """Builds the draft token proposer of `speculative`, if it needs no model.
 
     Raises:
         UserError: the arguments conflict.
@@ -249,8 +246,8 @@ def make_proposers(
             f"speculative='{speculative}' and draft_model cannot be combined; remove one of them."
         )
     if speculative != "ngram":
-        return [GrammarProposer()]
-    return [GrammarProposer(), NgramProposer(num_drafts or MAX_NGRAM_DRAFT_TOKENS)]
+        return None
+    return NgramProposer(num_drafts or MAX_NGRAM_DRAFT_TOKENS)
 
 
 def make_scheduler(

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
 
-from ..errors import UserError, check_int, short_repr
+from ..errors import UserError, check_int, short_repr, validate_bool, validate_seed
 from ..kv_cache.int8_rows import KvCacheDtype
 from ..models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 from ..models.hub import is_terminal
 from ..models.memory import available_memory
-from ..models.tokenizer.chat_template_files import set_chat_template
+from ..models.tokenizer.chat_template import set_chat_template
 from .core import EngineCore
 from .execution.disk_cache import check_disk_cache_options, make_disk_cache
 from .execution.kv_memory import (
@@ -38,13 +38,12 @@ from .factory import (
     common_window,
     load_models,
     make_model_runner,
-    make_proposers,
+    make_proposer,
     make_scheduler,
     resolve_task,
 )
 from .inputs.prompts import ChatOptions, Prompt, Prompts, normalize_prompts
 from .inputs.sampling_params import SamplingParams
-from .inputs.validation import validate_bool, validate_seed
 from .scheduling.config import SchedulerConfig
 from .scheduling.events import Listener
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
@@ -176,7 +175,7 @@ class LLM:
     ):
         check_int("block_size", block_size, 1)
         validate_bool("enable_prefix_caching", enable_prefix_caching)
-        proposers = make_proposers(speculative, draft_model, num_drafts)
+        proposer = make_proposer(speculative, draft_model, num_drafts)
         check_options(load_format, attention_backend, kv_cache_dtype, listener)
         disk_options = prefix_cache_dir, prefix_cache_disk_bytes
         check_disk_cache_options(*disk_options, enable_prefix_caching, tensor_parallel_size)
@@ -227,7 +226,7 @@ class LLM:
             self.scheduler,
             self.runner,
             self.seed,
-            proposers,
+            proposer,
             tool_call_parser,
             adapters,
             disk_cache,

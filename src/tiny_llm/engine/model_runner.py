@@ -12,10 +12,9 @@ import mlx.core as mx
 
 from ..attention import as_int32
 from .execution.async_scheduling import AsyncScheduling
-from .execution.logits_processors import SamplingRow
+from .execution.logprobs import ScoredPrompt, add_prompt_logprobs, prompt_logprob_rows
 from .execution.paged_model import PagedModel, Span
-from .execution.prompt_logprobs import add_prompt_logprobs, prompt_logprob_rows
-from .execution.sampler import SamplerOutput
+from .execution.sampler import SamplerOutput, SamplingRow
 from .scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
 from .spec_decode.draft_model import DraftModel
 from .spec_decode.mtp_drafter import HiddenStatesModel, MtpDrafter
@@ -76,13 +75,19 @@ class ModelRunner:
         if self.draft is not None:
             draft_tokens = self.draft.propose(chunks)
         spans, rows = target_spans(chunks, draft_tokens)
-        scored, rows_to_score = prompt_logprob_rows(chunks, draft_tokens)
-        logits = self.async_scheduling.take_logits(chunks)
+        scored: list[ScoredPrompt] = []
+        rows_to_score: list[int] = []
+        if any(chunk.request.num_to_score for chunk in chunks):
+            scored, rows_to_score = prompt_logprob_rows(chunks, draft_tokens)
+        logits = None
+        if self.async_scheduling.enabled:
+            logits = self.async_scheduling.take_logits(chunks)
         if logits is None:
             logits = self._target_logits(spans, rows + rows_to_score)
         started = time.perf_counter()
         results = self._sample(chunks, draft_tokens, logits[: len(rows)] if scored else logits)
-        add_prompt_logprobs(results, scored, logits[len(rows) :])
+        if scored:
+            add_prompt_logprobs(results, scored, logits[len(rows) :])
         self.statistics.sampling_seconds += time.perf_counter() - started
         self.statistics.steps += 1
         return results
@@ -133,7 +138,9 @@ class ModelRunner:
         results, first = {}, 0
         for chunk, drafts in sampled:
             last = first + len(drafts) + 1
-            end = first + len(accepted_tokens(drafts, token_ids[first:last]))
+            end = last
+            if drafts:
+                end = first + len(accepted_tokens(drafts, token_ids[first:last]))
             if nan_rows:
                 end = min([end, *(row for row in nan_rows if row >= first)])
             num_accepted = end - first - 1

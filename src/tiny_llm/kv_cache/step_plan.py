@@ -148,10 +148,13 @@ class LayerCacheView:
         Raises:
             ValueError: an unsupported mask, or key and value do not match the pages.
         """
-        check_paged_mask(mask)
         metadata = self._attention_metadata
-        if mask is None and metadata.cu_seqlens_q is not None:
-            raise ValueError("paged KV cache: mask must be 'causal' for a ragged batch, got None.")
+        if not (isinstance(mask, str) and mask == "causal"):
+            check_paged_mask(mask)
+            if metadata.cu_seqlens_q is not None:
+                raise ValueError(
+                    "paged KV cache: mask must be 'causal' for a ragged batch, got None."
+                )
         assert metadata.block_table is not None
         # [task 3.3.1 ragged]
         buffers, keys, values = self._buffers, self._keys, self._values

@@ -1,6 +1,7 @@
 """ASGI application: middleware, routers, error handlers."""
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -12,10 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from .anthropic import messages
-from .context import AppState
-from .http.access_log import AccessLogMiddleware
+from .context import AppState, max_body_bytes
 from .http.errors import ApiError, internal_error
-from .http.middleware import ApiKeyMiddleware, BodyMiddleware, HostMiddleware
+from .http.middleware import AccessLogMiddleware, ApiKeyMiddleware, BodyMiddleware, HostMiddleware
 from .http.validation import validation_error
 from .loading import LeaseMiddleware
 from .openai import chat, completions, embeddings, responses
@@ -26,12 +26,11 @@ from .ops import engine_view, health, tokenize, web_ui
 def build_app(models: Sequence[AppState]) -> ASGIApp:
     """Builds the ASGI application: FastAPI wrapped in middleware."""
     settings = models[0].settings
-    fastapi = _build_fastapi(models)
-    app: ASGIApp = BodyMiddleware(
-        LeaseMiddleware(fastapi),
-        lambda: max(model.max_body_bytes for model in models),
-        settings.body_timeout,
-    )
+    app: ASGIApp
+    app = fastapi = _build_fastapi(models)
+    if models[0].registry.is_on_demand:
+        app = LeaseMiddleware(app)
+    app = BodyMiddleware(app, partial(max_body_bytes, models), settings.body_timeout)
     if settings.api_key is not None:
         app = ApiKeyMiddleware(app, settings.api_key)
     else:

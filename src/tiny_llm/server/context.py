@@ -15,15 +15,15 @@ from ..models.heads.pooling import Task
 from .engine_client.client import EngineClient, RequestHandle
 from .engine_client.lifecycle import Phase
 from .engine_client.models import ModelEngine, ModelRegistry
-from .http.access_log import current_record
-from .http.errors import ApiError, bad_request
+from .http.errors import ApiError, bad_request, current_record
 from .loading import lease_of
-from .protocol.output import ParsedOutput
-from .protocol.prefix_warmup import PrefixWarmup
-from .protocol.prompts import PromptRenderer
+from .protocol.output_parser import ParsedOutput
+from .protocol.prompts import ChatPrompt, PromptRenderer
 from .settings import BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES, MIN_BODY_BYTES, Settings
 
 log = logging.getLogger("tiny_llm.server")
+
+WARMUP_DELAY = 0.05  # seconds between a completion and the precomputation of the next turn
 
 
 @dataclass
@@ -36,7 +36,6 @@ class AppState:
         registry: loads and unloads the models.
         defaults: default sampling parameters.
         created: Unix time at server startup.
-        prefix_warmup: precomputes likely next turns.
         validator: validates outputs whose schemas a grammar cannot fully enforce.
     """
 
@@ -45,11 +44,8 @@ class AppState:
     registry: ModelRegistry
     defaults: Mapping[str, Any]
     created: int = field(default_factory=lambda: int(time.time()))
-    prefix_warmup: PrefixWarmup = field(init=False)
     validator: OutputValidator = field(default_factory=OutputValidator)
-
-    def __post_init__(self) -> None:
-        self.prefix_warmup = PrefixWarmup(self.settings, self.engine_client)
+    _warmups: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def engine_client(self) -> EngineClient:
@@ -85,17 +81,10 @@ class AppState:
         """Maximum number of tokens in a prompt plus its completion."""
         return self.engine_client.max_seq_len
 
-    @property
-    def max_body_bytes(self) -> int:
-        """Maximum size of a request body; see `Settings`."""
-        if self.settings.max_body_bytes is not None:
-            return self.settings.max_body_bytes
-        info = self.engine_client.engine_info  # None while the model loads
-        context = 0 if info is None else info.max_seq_len
-        return min(max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * context), MAX_BODY_BYTES)
-
     async def wait_until_loaded(self, request: Request, is_stream: bool = False) -> None:
         """Loads the model if necessary and keeps it loaded until the response has ended.
+
+        Models that are not loaded on demand are never unloaded.
 
         Args:
             request: the request.
@@ -106,6 +95,7 @@ class AppState:
         """
         if not self.registry.is_on_demand:
             self.engine_client.check_ready()
+            return
         await lease_of(request).wait(
             self.engine, self.registry.request_load, request.receive, is_stream
         )
@@ -143,6 +133,40 @@ class AppState:
         )
         validation.add_done_callback(_log_violations)
 
+    def schedule_warmup(
+        self,
+        prompts: PromptRenderer,
+        prompt: ChatPrompt,
+        output: ParsedOutput,
+        lora: str | None = None,
+    ) -> None:
+        """Precomputes the known prefix of a conversation's next turn while the engine is idle.
+
+        A thinking model's chat template drops earlier reasoning, so the next prompt diverges from
+        the cached tokens at the first completion. Once a completion has finished, the next prompt
+        is known up to the user's message; the next turn then only has to prefill that message.
+        Tool calls are skipped: how much reasoning is sent back with them depends on the client.
+        """
+        is_complete = output.finish_reason == "stop" and bool(output.text) and not output.calls
+        if self.settings.prefix_warmup and is_complete and prompt.template_input is not None:
+            task = asyncio.ensure_future(self._warm_up(prompts, prompt, output.text, lora))
+            self._warmups.add(task)  # asyncio keeps no reference
+            task.add_done_callback(self._warmups.discard)
+
+    async def _warm_up(
+        self, prompts: PromptRenderer, prompt: ChatPrompt, text: str, lora: str | None
+    ) -> None:
+        await asyncio.sleep(WARMUP_DELAY)
+        if not self.engine_client.is_idle:
+            return
+        assert prompt.template_input is not None
+        try:
+            prefix = await prompts.run(prompts.next_turn_prefix, prompt.template_input, text)
+        except ApiError:  # the template rejects another turn
+            return
+        if self.engine_client.is_idle:
+            self.engine_client.precompute(prefix, lora)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the model and its adapters."""
@@ -157,6 +181,16 @@ def _log_violations(validation: asyncio.Future[list[str]]) -> None:
     if not validation.cancelled():
         for violation in validation.result():
             log.warning("%s", violation)
+
+
+def max_body_bytes(models: Sequence[AppState]) -> int:
+    """Returns the maximum size of a request body; see `Settings`."""
+    settings = models[0].settings
+    if settings.max_body_bytes is not None:
+        return settings.max_body_bytes
+    infos = [model.engine_client.engine_info for model in models]  # None while a model loads
+    context = max(0 if info is None else info.max_seq_len for info in infos)
+    return min(max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * context), MAX_BODY_BYTES)
 
 
 def get_app_states(request: Request) -> Sequence[AppState]:

@@ -9,8 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .engine_client.models import ModelEngine
 from .http.errors import ApiError
-from .protocol.disconnect import wait_for_disconnect
-from .protocol.streaming import KEEP_ALIVE_COMMENT, error_event, stream_headers
+from .protocol.streaming import KEEP_ALIVE_COMMENT, error_event, stream_headers, wait_for_disconnect
 
 LEASE = "tiny_llm.model_lease"  # key in the ASGI scope
 

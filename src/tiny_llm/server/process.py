@@ -24,7 +24,7 @@ import uvicorn
 from .. import kernels
 from ..models.checkpoint.safe_io import read_json
 from ..models.parallel.default_group import shutdown_default_group
-from ..models.tokenizer.chat_template_files import set_chat_template
+from ..models.tokenizer.chat_template import set_chat_template
 from ..models.tokenizer.tokenizer import open_tokenizer
 from .app import build_app
 from .context import AppState
@@ -36,12 +36,11 @@ from .http.errors import ApiError
 from .http.uvicorn_protocol import HttpProtocol, on_loop_error
 from .ops.event_log import EventLogWriter
 from .protocol.prompts import PromptRenderer
-from .protocol.sampling import default_sampling_params
+from .protocol.request_fields import default_sampling_params
 from .settings import ModelSpec, Settings
 
 log = logging.getLogger("tiny_llm.server")
 
-POLL_INTERVAL = 0.1  # seconds between watchdog checks
 DRAIN_TIMED_OUT = "The server is shutting down; the drain timeout has expired."
 
 
@@ -170,10 +169,7 @@ class ServerProcess:
         tokenizer = open_tokenizer(folder, read_json(folder, "config.json"))
         if self._settings.chat_template is not None:
             set_chat_template(tokenizer, self._settings.chat_template)
-        client = engine.client
-        return PromptRenderer(
-            tokenizer, lambda: client.max_seq_len, self._settings.tool_call_parser
-        )
+        return PromptRenderer(tokenizer, self._settings.tool_call_parser)
 
     async def _record(self, event_log: EventLogWriter) -> None:
         with contextlib.suppress(ApiError):  # the engine failed
@@ -196,6 +192,7 @@ class ServerProcess:
     async def _run_watchdog(self) -> None:
         """Fails the process if a step takes too long; a timer kills it if the loop hangs."""
         limit, armed = self._settings.watchdog, 0.0
+        interval = min(1.0, limit / 10)
         while True:
             if time.monotonic() >= armed + 1:  # each call starts a new thread
                 armed = time.monotonic()
@@ -209,7 +206,7 @@ class ServerProcess:
                 )
                 await self._fail_process()
                 return
-            await asyncio.sleep(POLL_INTERVAL)
+            await asyncio.sleep(interval)
 
     async def _fail_process(self) -> None:
         """Exits with 1, after a grace period for delivering the error to clients."""

@@ -7,11 +7,13 @@ import pytest
 from tests.engine.support import assert_distributed_as
 from tests.support import as_numpy
 from tiny_llm import SamplingParams, make_sampler
-from tiny_llm.engine.execution.logits_processors import SamplingRow, TokenCounts, process_logits
 from tiny_llm.engine.execution.logprobs import top_logprobs
 from tiny_llm.engine.execution.sampler import (
+    SamplingRow,
+    TokenCounts,
     completion_seed,
     gumbel_noise,
+    process_logits,
     sample_tokens,
     to_ints,
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from tiny_llm import UserError
-from tiny_llm.engine.inputs.chat_messages import normalize_messages, normalize_tools
+from tiny_llm.engine.inputs.chat_template import normalize_messages, normalize_tools
 
 
 def call(arguments):

@@ -12,7 +12,6 @@ from tests.engine.simulator import Arrival, Simulation, Workload, random_workloa
 from tiny_llm import OutOfPagesError, UserError
 from tiny_llm.engine.scheduling.config import SchedulerConfig
 from tiny_llm.engine.scheduling.events import StateSlotCounts
-from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 from tiny_llm.engine.scheduling.scheduler import Scheduler
 from tiny_llm.engine.scheduling.states import StateSlots
 from tiny_llm.engine.scheduling.states.checkpoints import Checkpoints
@@ -342,5 +341,4 @@ def test_engine_without_recurrent_states_has_no_slots():
     [chunk] = sched.schedule().chunks
     assert chunk.state_writes == ()
     assert chunk.request.state_slots is None
-    assert isinstance(sched.pages.states._allocator, PageAllocator)
-    assert sched.pages.states.counts() == StateSlotCounts(0, 0, 0, 0)
+    assert sched.pages.states is None

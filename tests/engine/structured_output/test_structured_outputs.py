@@ -18,8 +18,8 @@ from tests.engine.support import PARAGRAPH, assert_distributed_as, chat
 from tests.support import as_numpy, tiny_model
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.engine.execution.logits_processors import SamplingRow
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
+from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.bitmask import apply_grammar_bitmask
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
@@ -375,7 +375,7 @@ def reference(demo):
     outputs = {}
     for number in range(len(CASES)):
         llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1, enable_prefix_caching=False)
-        llm.core._proposers = []  # forced tokens are sampled one by one
+        llm.core._grammar_proposer = None  # forced tokens are sampled one by one
         outputs |= run(llm, [number])
         assert llm.runner.statistics.num_draft_tokens == 0
     return outputs

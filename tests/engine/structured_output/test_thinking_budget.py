@@ -5,8 +5,7 @@ import pytest
 
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
-from tiny_llm.engine.execution.logits_processors import SamplingRow
-from tiny_llm.engine.execution.sampler import sample_tokens, to_ints
+from tiny_llm.engine.execution.sampler import SamplingRow, sample_tokens, to_ints
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 

@@ -8,7 +8,7 @@ from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.models import load_weights
 from tiny_llm.models.tokenizer.chat_template_main import render_chat
-from tiny_llm.models.tokenizer.chat_template_sandbox import (
+from tiny_llm.models.tokenizer.sandbox import (
     ChatTemplateSandbox,
     default_sandbox,
 )

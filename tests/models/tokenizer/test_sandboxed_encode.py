@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.engine.inputs.length_check import check_length
+from tiny_llm.engine.inputs.prompts import check_length
 from tiny_llm.errors import UserError
 from tiny_llm.models.tokenizer.hf_fallback import load_mlx_lm_tokenizer
 from tiny_llm.models.tokenizer.tokenizer import open_tokenizer

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.tokenizer.detokenizer import (
+from tiny_llm.models.tokenizer.tokenizer import (
     StreamingDetokenizer,
+    Tokenizer,
     decode_byte_level,
+    open_tokenizer,
     with_detokenizer,
 )
-from tiny_llm.models.tokenizer.tokenizer import Tokenizer, open_tokenizer
 
 CONFIG = json.loads((TARGET_PATH / "config.json").read_text())
 OURS = open_tokenizer(TARGET_PATH, CONFIG)

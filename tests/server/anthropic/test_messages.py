@@ -308,8 +308,8 @@ def serializer(is_stream):
     body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "stream": is_stream}
     body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
     server = SimpleNamespace(
-        prompts=PromptRenderer(SimpleNamespace(chat_template="<tool_call>"), lambda: 2048),
-        prefix_warmup=SimpleNamespace(schedule=lambda *_: None),
+        prompts=PromptRenderer(SimpleNamespace(chat_template="<tool_call>")),
+        schedule_warmup=lambda *_: None,
         settings=SimpleNamespace(model_name="demo"),
         schedule_validation=lambda *_: None,
     )

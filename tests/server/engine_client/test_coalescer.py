@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.server.engine_client.test_output_queue import output
-from tiny_llm.server.engine_client.coalescer import Coalescer, coalescing_delay
 from tiny_llm.server.engine_client.messages import EngineStats, RequestAccepted, StepReport
-from tiny_llm.server.engine_client.output_queue import OutputQueue
+from tiny_llm.server.engine_client.output_queue import Coalescer, OutputQueue, coalescing_delay
 from tiny_llm.server.http.errors import ApiError
 
 LONG = 1000.0  # seconds; longer than any test waits

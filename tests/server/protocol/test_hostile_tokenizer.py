@@ -17,7 +17,8 @@ def test_pre_tokenizer_panic_is_a_400(tmp_path):
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "(a|aa)+$"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    prompts = PromptRenderer(open_tokenizer(tmp_path, {}), lambda: 2048)
+    prompts = PromptRenderer(open_tokenizer(tmp_path, {}))
+    prompts.max_tokens = 2048
     assert prompts.decode(prompts.encode("Why?")) == "Why?"
     with pytest.raises(ApiError, match="retry-limit-in-match over") as caught:
         prompts.encode("a" * 100 + "!")

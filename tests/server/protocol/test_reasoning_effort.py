@@ -10,7 +10,7 @@ from tiny_llm.server.anthropic.tools_schema import MessagesTool
 from tiny_llm.server.http.validation import validation_error
 from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
 from tiny_llm.server.openai.responses_schema import ResponsesRequest
-from tiny_llm.server.protocol.reasoning_effort import thinking_budget
+from tiny_llm.server.protocol.request_fields import thinking_budget
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -8,8 +8,7 @@ import mlx.core as mx
 
 from ... import kernels
 from ...engine.execution.tp_model import load_sharded
-from ...engine.inputs.length_check import check_length
-from ...engine.inputs.prompts import ChatOptions, encode_prompt
+from ...engine.inputs.prompts import ChatOptions, check_length, encode_prompt
 from ...errors import UserError
 from ...models import default_model, load, load_weights
 from ..parsing.command import console

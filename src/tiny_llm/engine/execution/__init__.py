@@ -2,6 +2,6 @@
 
 Must not know about queues or text.
 
-Reading order: kv_memory, paged_model, tp_model, tp_worker, logits_processors, logprobs, sampler,
-prompt_logprobs, async_scheduling, disk_cache.
+Reading order: kv_memory, paged_model, tp_model, tp_worker, logprobs, sampler,
+async_scheduling, disk_cache.
 """

@@ -2,6 +2,5 @@
 
 Plain Python without MLX. Must not know about scheduling or models.
 
-Reading order: validation, json_limits, chat_messages, chat_template, length_check, prompts,
-structured_outputs, sampling_params.
+Reading order: json_limits, chat_template, prompts, structured_outputs, sampling_params.
 """

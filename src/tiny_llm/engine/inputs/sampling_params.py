@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from ...errors import UserError, check_int, short_repr
+from ...errors import (
+    UserError,
+    array_to_list,
+    check_int,
+    is_token_id,
+    short_repr,
+    validate_bool,
+    validate_number,
+    validate_seed,
+)
 from .structured_outputs import StructuredOutputs, ToolCalls
-from .validation import array_to_list, is_token_id, validate_bool, validate_number, validate_seed
 
 MAX_N = 4096  # completions per prompt
 MAX_STOP_CONDITIONS = 100_000  # stop strings, or stop token ids

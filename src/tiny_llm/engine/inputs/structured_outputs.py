@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...errors import UserError, short_repr
-from .chat_messages import normalize_tools
+from .chat_template import normalize_tools
 from .json_limits import JsonLimits
 
 ToolChoice = Literal["auto", "required"]

@@ -3,5 +3,5 @@
 Plain Python without MLX. Must not know how tokens are computed or sampled.
 
 Reading order: config, request, outputs, events, page_allocator, prefix_cache,
-states, page_manager, limits, scheduler, fair_scheduler, snapshot.
+states, page_manager, scheduler, fair_scheduler, snapshot.
 """

@@ -1,6 +1,7 @@
 """SchedulerConfig: KV memory and batch limits."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...errors import UserError, check_int
 
@@ -51,7 +52,7 @@ class SchedulerConfig:
             num_tokens = self.window + self.max_num_batched_tokens + self.page_size
         return -(-num_tokens // self.page_size) + 1
 
-    @property
+    @cached_property
     def max_tokens_in_pages(self) -> int:
         """Upper bound on the number of tokens in a request's KV cache, freed pages included."""
         if self.window and self.max_pages_per_request <= self.num_pages:

@@ -31,7 +31,7 @@ class PageManager:
 
     Attributes:
         allocator, cache: page reference counts and prefix cache.
-        states: recurrent state slots of requests and prefix cache nodes.
+        states: recurrent state slots of requests and prefix cache nodes; None without slots.
         on_share: callback for each page newly inserted into the prefix cache.
     """
 
@@ -50,8 +50,10 @@ class PageManager:
         self._window, self._max_pages = window, max_pages_per_request
         if window:
             self.cache = SlidingWindowPrefixCache(self.allocator, page_size, window)
-        self.states = StateSlots(num_state_slots, page_size, enable_prefix_caching)
-        self.cache.on_evict = self.states.checkpoints.discard
+        self.states: StateSlots | None = None
+        if num_state_slots:
+            self.states = StateSlots(num_state_slots, page_size, enable_prefix_caching)
+            self.cache.on_evict = self.states.checkpoints.discard
         self.on_share: Callable[[PrefixNode], None] = lambda node: None
         self._sharing = enable_prefix_caching
 
@@ -78,14 +80,14 @@ class PageManager:
         is_scored = request.num_scored == request.num_to_score
         root = self.cache.root_of(request.adapter)
         path = self.cache.match(request.token_ids, root) if self._sharing and is_scored else []
-        return self.states.usable(path)
+        return path if self.states is None else self.states.usable(path)
 
     def num_cached(self, token_ids: Sequence[int], adapter: int = -1) -> int:
         """Returns the number of leading full pages of `token_ids` that a request would hit."""
         if not self._sharing:
             return 0
         path = self.cache.match([*token_ids, 0], self.cache.root_of(adapter))
-        return len(self.states.usable(path))
+        return len(path if self.states is None else self.states.usable(path))
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
         """Returns the key of the request's next full page after `path`, or None."""
@@ -214,7 +216,8 @@ class PageManager:
 
     def release(self, request: EngineRequest) -> None:
         """Releases all pages and state slots of a request; shared pages stay in the cache."""
-        self.states.release(request)
+        if self.states is not None:
+            self.states.release(request)
         for page in reversed(request.page_ids[max(request.num_freed, request.num_shared) :]):
             self.allocator.free(page)
         if self._sharing:
@@ -251,7 +254,7 @@ class PageManager:
             node.page = number[node.page]
         for request in running:
             request.page_ids[:] = array("i", [number[page] for page in request.page_ids])
-        return pages, self.states.compact(running)
+        return pages, [] if self.states is None else self.states.compact(running)
 
     # ---------------------------------------------------------------- counts and invariants
 
@@ -274,7 +277,8 @@ class PageManager:
         """Asserts that every page has exactly its expected owners."""
         self.allocator.check_integrity()
         self.cache.check_integrity()
-        self.states.check_integrity(running)
+        if self.states is not None:
+            self.states.check_integrity(running)
         owners = dict.fromkeys((node.page for node in self.cache.nodes()), 1)
         cached = set(owners)
         for request in running:

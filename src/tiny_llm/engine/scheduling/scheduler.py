@@ -41,10 +41,9 @@ from .events import (
     StepScheduled,
     TokensAdded,
 )
-from .limits import fitting_max_tokens
 from .outputs import Chunk, ChunkOutput, SchedulerOutput
 from .page_manager import PageKey, PageManager
-from .request import EngineRequest, FinishReason, RequestState
+from .request import EngineRequest, FinishReason, RequestState, fitting_max_tokens
 
 
 class Scheduler:
@@ -184,17 +183,20 @@ class Scheduler:
 
     def _finish_plan(self, step: SchedulerOutput) -> SchedulerOutput:
         """Assigns state slots to a step's chunks and emits its event."""
-        step = self.pages.states.plan(step, self.waiting[0] if self.waiting else None)
+        states = self.pages.states
+        if states is not None:
+            step = states.plan(step, self.waiting[0] if self.waiting else None)
         self._num_steps += 1
         if self.listener is not None and step.chunks:
             self.listener(self._step_event(step))
-            if self.config.num_state_slots:
-                self.listener(self.pages.states.counts())
+            if states is not None:
+                self.listener(states.counts())
         return step
 
     def _schedule_decoding(self) -> list[Chunk]:
         """Returns one chunk per decoding request: its last token and useful draft tokens."""
-        self.pages.states.begin_step(self.running, self.waiting)
+        if self.pages.states is not None:
+            self.pages.states.begin_step(self.running, self.waiting)
         with_pages = [
             request
             for request in list(self.running)
@@ -227,7 +229,12 @@ class Scheduler:
         Returns:
             Whether a request was admitted and has tokens to compute, rather than to load from disk.
         """
-        if self.waiting and not self.pages.states.can_admit(self.waiting[0], self.running):
+        states = self.pages.states
+        if (
+            states is not None
+            and self.waiting
+            and not states.can_admit(self.waiting[0], self.running)
+        ):
             return False
         in_flight = in_flight | self._loading_keys()
         # [task 3.3.3 admission]
@@ -242,7 +249,8 @@ class Scheduler:
         if not self.pages.admit(request, path, reserve=len(self.running)):
             return False
         # [/task 3.3.3 admission]
-        self.pages.states.admit(request)
+        if states is not None:
+            states.admit(request)
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed
             self.num_prompt_tokens += request.num_prompt_tokens
@@ -275,7 +283,8 @@ class Scheduler:
             request.num_cached_tokens += num_tokens
             self.num_cached_tokens += num_tokens
         self.pages.share_full_pages(request, end)
-        self.pages.states.finish_load(Chunk(request, start, end, 0, samples=False))
+        if self.pages.states is not None:
+            self.pages.states.finish_load(Chunk(request, start, end, 0, samples=False))
 
     def update_from_output(self, step: SchedulerOutput, results: Mapping[str, ChunkOutput]) -> None:
         """Appends sampled tokens, updates the computed counts and shares full pages.
@@ -304,7 +313,8 @@ class Scheduler:
             num_written = request.num_computed - request.num_draft_uncomputed
             self.pages.share_full_pages(request, num_written)
             self.pages.free_before_window(request, num_written)
-            self.pages.states.update(chunk)
+            if self.pages.states is not None:
+                self.pages.states.update(chunk)
 
     def record_step_time(self, step: SchedulerOutput, seconds: float) -> None:
         """Records the duration of a step; used by `FairScheduler` only."""
@@ -351,7 +361,8 @@ class Scheduler:
             return 0
         capacity = self.pages.grow_if_possible(request, request.num_tokens + useful)
         num_fitting = min(useful, capacity - request.num_tokens)
-        return self.pages.states.reserve_drafts(request, num_fitting)
+        states = self.pages.states
+        return num_fitting if states is None else states.reserve_drafts(request, num_fitting)
 
     def _preempt(self, request: EngineRequest) -> None:
         """Releases a running request's pages and requeues it for recomputation."""

@@ -41,7 +41,7 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
         "requests": [_request(request) for request in (*scheduler.running, *scheduler.waiting)],
         "tree": _tree(pages.cache),
     }
-    if scheduler.config.num_state_slots:
+    if pages.states is not None:
         checkpoint_pages = [node.page for node in pages.states.checkpoints.by_node]
         result["states"] = asdict(pages.states.counts()) | {"checkpoint_pages": checkpoint_pages}
     return result

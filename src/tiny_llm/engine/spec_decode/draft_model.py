@@ -29,9 +29,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..execution.logits_processors import SamplingRow
 from ..execution.paged_model import PagedModel, Span
-from ..execution.sampler import sample_tokens, to_ints
+from ..execution.sampler import SamplingRow, sample_tokens, to_ints
 from ..scheduling.outputs import Chunk
 
 

@@ -3,6 +3,6 @@
 A new family is an entry in `registry`; a new kind of layer also requires changes to `decoder` and
 `../checkpoint/tensor_shapes.py`. The course's models are in `qwen3_week1.py` to `qwen3_week3.py`.
 
-Reading order: config_fields, rope, config, registry, linear, mlp, experts, expert_matmul,
+Reading order: config_fields, rope, config, registry, linear, experts, expert_matmul,
 tensor_layout, attention_backends, gated_delta_net, decoder.
 """

@@ -17,13 +17,13 @@ from ...kernels.prepack import prepack_model
 from ...kv_cache import PagedStorage, RaggedBatch, StateStorage
 from ...kv_cache.int8_rows import KvCacheDtype, kv_row_width
 from ...kv_cache.step_plan import PlannedLayers
+from ...positional_encoding import RoPE
 from ...qwen3_week2 import AttentionFn
 from .attention_backends import attention_function
 from .config import DecoderConfig
 from .experts import SparseMoE
 from .gated_delta_net import GatedDeltaNet, state_shape
-from .linear import AdapterBatch, activation_dtype, embedding_from, linear_each, linear_from
-from .mlp import Mlp
+from .linear import AdapterBatch, Mlp, activation_dtype, embedding_from, linear_each, linear_from
 from .registry import config_of
 from .rope import ScaledRoPE
 
@@ -191,12 +191,9 @@ class Decoder:
         ]
         self.norm = parts.norm.weight.astype(self.dtype)
         self.eps = config.rms_norm_eps
-        self.rope = ScaledRoPE(
-            config.rotary_dim or config.head_dim,
-            self.max_seq_len,
-            config.rope_theta,
-            config.rope_scaling,
-        )
+        rope = config.rotary_dim or config.head_dim, self.max_seq_len, config.rope_theta
+        scaling = config.rope_scaling
+        self.rope = RoPE(*rope) if scaling is None else ScaledRoPE(*rope, scaling)
         head = parts.embed_tokens if config.tie_word_embeddings else mlx_model.lm_head
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size

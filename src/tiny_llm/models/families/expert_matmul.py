@@ -17,8 +17,7 @@ from mlx.nn.layers.base import Module
 from ... import kernels
 from ...kernels.prepack import QUANTIZED_ARRAYS, row_major_layer
 from ...quantize import QuantizedWeights
-from .linear import weight_from
-from .mlp import Mlp
+from .linear import Mlp, weight_from
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 

@@ -17,8 +17,7 @@ import mlx.core as mx
 from ... import kernels
 from .config import MoEConfig
 from .expert_matmul import make_experts
-from .linear import linear_from
-from .mlp import Mlp
+from .linear import Mlp, linear_from
 
 
 def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array, mx.array]:

@@ -1,4 +1,4 @@
-"""Linear layers and embeddings, with the kernel for each weight format.
+"""Linear layers, embeddings, MLP, with the kernel for each weight format.
 
     4 or 8 bits, 16-bit scales    the extension     `QuantizedWeights`
     unquantized                   the extension on a CPU; MLX on a GPU and in float32
@@ -190,3 +190,27 @@ def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
 
 def _multiply(x: mx.array, weight: Weight) -> mx.array:
     return weight.multiply(x) if isinstance(weight, MlxQuantizedWeights) else project(x, weight)
+
+
+class Mlp:
+    """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
+
+    Args:
+        layer: the checkpoint's layer, with `gate_proj`, `up_proj` and `down_proj`.
+        dtype: dtype of the activations.
+    """
+
+    def __init__(self, layer: Any, dtype: mx.Dtype):
+        self.w_gate = linear_from(layer.gate_proj, dtype)
+        self.w_up = linear_from(layer.up_proj, dtype)
+        self.w_down = linear_from(layer.down_proj, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the weight matrices in bytes."""
+        return self.w_gate.nbytes + self.w_up.nbytes + self.w_down.nbytes
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """N..×E -> N..×E."""
+        gate, up = linear_each(x, (self.w_gate, self.w_up))
+        return self.w_down(kernels.swiglu(gate, up))

@@ -201,10 +201,10 @@ class ScaledRoPE(RoPE):
 
     Args:
         dims, seq_len, base: see `RoPE`; a pair has one feature in each half of the head.
-        scaling: scaling parameters; None for plain RoPE.
+        scaling: scaling parameters.
     """
 
-    def __init__(self, dims: int, seq_len: int, base: float, scaling: RopeScaling | None):
+    def __init__(self, dims: int, seq_len: int, base: float, scaling: RopeScaling):
         super().__init__(dims, seq_len, base)
         self.scaling = scaling
 
@@ -212,8 +212,6 @@ class ScaledRoPE(RoPE):
     def inv_freq(self) -> mx.array:
         """See `RoPE`."""
         plain = RoPE(self.dims, self.seq_len, self.base).inv_freq
-        if self.scaling is None:
-            return plain
         inv_freq = self.scaling.inv_freq(plain, self.base)
         mx.eval(inv_freq)
         return inv_freq
@@ -221,7 +219,7 @@ class ScaledRoPE(RoPE):
     def cos_sin_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         """See `RoPE`. Cosines and sines include the attention factor."""
         cos, sin = super().cos_sin_at(positions)
-        if self.scaling is None or self.scaling.attention_factor == 1:
+        if self.scaling.attention_factor == 1:
             return cos, sin
         factor = self.scaling.attention_factor
         return cos * factor, sin * factor

@@ -1,4 +1,4 @@
-"""Program that renders chat templates for `chat_template_sandbox.py`.
+"""Program that renders chat templates for `sandbox.py`.
 
     python chat_template_main.py MAX_BYTES
 

@@ -12,10 +12,10 @@ from typing import Any
 from ..checkpoint.config_checks import check_sizes
 from ..checkpoint.safe_io import ModelError, check_file
 from ..checkpoint.tokenizer_config import read_optional_json
-from .chat_template_files import choose_template
-from .chat_template_sandbox import render_sandboxed
+from .chat_template import choose_template
+from .sandbox import render_sandboxed
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
-from .tokenizer_json import TOKENIZER_FILE, library_errors, read_tokenizer_json
+from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 
 SUFFIXES = (".json", ".txt", ".jinja", ".model", ".tiktoken")
 MAX_OTHER_BYTES = 20_000_000  # per file other than tokenizer.json
@@ -75,8 +75,10 @@ def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
     def encode_within_limits(text: Any, *kwargs: Any, **named: Any) -> Any:
         if encoder is not None and isinstance(text, str):
             encoder.encode(text, add_special_tokens=False)
-        with library_errors("the tokenizer cannot encode the text"):
+        try:
             return encode(text, *kwargs, **named)
+        except BaseException as error:
+            raise_library_error("the tokenizer cannot encode the text", error)
 
     inner.apply_chat_template, inner.encode = apply_within_limits, encode_within_limits
 

@@ -1,7 +1,12 @@
-"""Sandboxed process with a time limit per request.
+"""Sandboxed processes with time limits, and chat template rendering in one.
 
 A thread cannot be killed, but a process can. Requests and responses are JSON lines. The process
 starts on the first request and restarts after it has been killed.
+
+A chat template is an untrusted program. Jinja's sandbox blocks access to files and Python
+internals, but prevents neither endless loops nor memory exhaustion: nested
+`{% for i in range(99999) %}` suffice. Its process runs `chat_template_main.py`, without the rest of
+this package.
 """
 
 import json
@@ -11,12 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 STARTUP_TIMEOUT_SECONDS = 30.0  # for Python on a busy machine
+
+TIMEOUT_SECONDS = 2.0  # per conversation
+MAX_MEMORY_BYTES = 2**29
+PROGRAM = Path(__file__).with_name("chat_template_main.py")
 
 
 @dataclass(eq=False)
@@ -121,3 +131,46 @@ class SandboxedProcess:
             if len(received) > self.max_bytes:
                 raise ValueError(f"the response has more than {self.max_bytes:,} bytes")
         return bytes(received)
+
+
+class ChatTemplateSandbox:
+    """Renders conversations. Thread-safe; calls are serialized.
+
+    Args:
+        seconds: time limit per conversation.
+        num_bytes: memory limit of the process; not enforced on macOS.
+        max_bytes: size limit of the rendered text, as JSON.
+    """
+
+    def __init__(
+        self,
+        seconds: float = TIMEOUT_SECONDS,
+        num_bytes: int = MAX_MEMORY_BYTES,
+        max_bytes: int = 2**25,
+    ) -> None:
+        self.process = SandboxedProcess(PROGRAM, [str(num_bytes)], seconds, max_bytes)
+
+    def render(self, template: str, messages: Sequence[Mapping[str, Any]], **rest: Any) -> str:
+        """Same as `chat_template_main.render_chat`, within the limits.
+
+        Raises:
+            ValueError: the template rejects the conversation or exceeds the limits.
+            TypeError: the conversation is not JSON-serializable.
+        """
+        payload = {"template": template, "messages": list(messages), "rest": rest}
+        text: str = self.process.request(payload)["text"]
+        return text
+
+
+def render_sandboxed(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    """Renders a conversation in the process shared by all tokenizers.
+
+    See `ChatTemplateSandbox.render` for arguments and errors.
+    """
+    return default_sandbox().render(template, messages, **variables)
+
+
+@cache
+def default_sandbox() -> ChatTemplateSandbox:
+    """Shared sandbox for `render_sandboxed`."""
+    return ChatTemplateSandbox()

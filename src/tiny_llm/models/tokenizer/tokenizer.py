@@ -1,13 +1,16 @@
-"""Tokenizer for checkpoints, without `transformers`.
+"""Tokenizer and streaming detokenizer, without `transformers`.
 
 Uses the `tokenizers` library directly, because importing `transformers` takes seconds. Token ids,
 texts and EOS tokens are identical to those of `mlx_lm`'s tokenizer for the same folder, which is
 loaded lazily as a fallback for unsupported features.
+
+A byte-level token may end in the middle of a UTF-8 sequence: `é` can be two tokens, an emoji four.
+The detokenizer holds back incomplete sequences, so emitted text never changes.
 """
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,16 +24,17 @@ from ..checkpoint.tokenizer_config import (
     special_tokens,
     token_text,
 )
-from .chat_template_files import choose_template, find_chat_template
-from .chat_template_sandbox import render_sandboxed
-from .detokenizer import StreamingDetokenizer, decode_byte_level
+from .chat_template import choose_template, find_chat_template
 from .hf_fallback import load_mlx_lm_tokenizer
 from .low_memory_load import load_tokenizer_json
+from .sandbox import render_sandboxed
 from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
-from .tokenizer_json import TOKENIZER_FILE, library_errors, read_tokenizer_json
+from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 
 # Batches of one gain nothing from threads, and the library warns about its threads after a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+REPLACEMENT_CHARACTER = "\ufffd"  # replaces invalid UTF-8
 
 # `transformers` classes that use tokenizer.json unchanged.
 SUPPORTED_CLASSES = {
@@ -55,6 +59,96 @@ TRANSFORMERS_ONLY_ARGUMENTS = {
     *("return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens"),
     *("tokenizer_kwargs", "truncation"),
 }
+
+
+class StreamingDetokenizer:
+    """Detokenizes one output incrementally.
+
+    As in `mlx_lm`, a leading space is stripped, and a token that is a single space is held back
+    until the next token.
+
+    Args:
+        token_bytes: token id -> bytes.
+
+    Attributes:
+        text: all complete characters so far.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]):
+        self.text = ""
+        self._token_bytes = token_bytes
+        self._pending = b""
+        self._num_emitted = 0  # characters of `text` returned by `last_segment`
+
+    def add_token(self, token: int) -> None:
+        """Appends a token."""
+        new = self._token_bytes(token)
+        self._pending += new
+        is_whole = not self._pending.decode(errors="replace").endswith(REPLACEMENT_CHARACTER)
+        if is_whole and new != b" ":
+            self.finalize()
+
+    def finalize(self) -> None:
+        """Flushes the pending bytes; an incomplete character becomes U+FFFD."""
+        text = self._pending.decode(errors="replace")
+        self.text += text if self.text else text.removeprefix(" ")
+        self._pending = b""
+
+    @property
+    def last_segment(self) -> str:
+        """Text since the last access."""
+        segment = self.text[self._num_emitted :]
+        self._num_emitted = len(self.text)
+        return segment
+
+
+def detokenizer_keeping_space(tokenizer: Any) -> Any:
+    """Creates a detokenizer that keeps a leading space.
+
+    The concatenated `last_segment`s are the tokens' text; `text` has an extra leading letter.
+    """
+    detokenizer = tokenizer.detokenizer
+    if hasattr(tokenizer, "encode"):  # the benchmarks' stub tokenizer has no encoder
+        for token in tokenizer.encode("a"):
+            detokenizer.add_token(token)  # only the first token loses its space
+        detokenizer.finalize()
+        _ = detokenizer.last_segment  # drops the letter
+    return detokenizer
+
+
+def with_detokenizer(tokenizer: Any) -> Any:
+    """Wraps a `transformers` tokenizer like `mlx_lm.load`; returns other tokenizers unchanged."""
+    if hasattr(tokenizer, "detokenizer"):
+        return tokenizer
+    from mlx_lm.tokenizer_utils import TokenizerWrapper  # takes seconds
+
+    return TokenizerWrapper(tokenizer)
+
+
+def decode_byte_level(characters: str) -> bytes:
+    """Decodes a token from a byte-level vocabulary.
+
+    A printable Latin-1 character stands for its own byte; characters from U+0100 stand for the
+    other 68 bytes, in order, so that no token contains a space or a control character. All other
+    characters are plain text.
+
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its
+    published tokenizer.
+    """
+    return characters.translate(_BYTE_LEVEL).encode("latin-1")
+
+
+class _ByteLevelMap(dict[int, str]):
+    """Code point of a character -> its bytes, written as Latin-1 characters."""
+
+    def __missing__(self, code_point: int) -> str:
+        return chr(code_point).encode().decode("latin-1")
+
+
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTE_LEVEL = _ByteLevelMap({byte: chr(byte) for byte in _PRINTABLE})
+_BYTE_LEVEL.update({0x100 + index: chr(byte) for index, byte in enumerate(_OTHERS)})
 
 
 class Tokenizer:
@@ -131,9 +225,11 @@ class Tokenizer:
             return self._mlx_lm.encode(text, **options, **others)
         if self._encoder is not None:
             return self._encoder.encode(text, add_special_tokens)
-        with library_errors("the tokenizer cannot encode the text"):
+        try:
             # A batch of one, because only batch calls release the GIL.
             (encoding,) = self._tokenizer.encode_batch([text], **options)
+        except BaseException as error:
+            raise_library_error("the tokenizer cannot encode the text", error)
         return encoding.ids
 
     def decode(
@@ -192,7 +288,9 @@ class Tokenizer:
             "enable_thinking": self.has_thinking,
             **variables,
         }
-        template = choose_template(self.chat_template, has_tools=tools is not None)
+        template = self.chat_template
+        if not isinstance(template, str):
+            template = choose_template(template, has_tools=tools is not None)
         text = render_sandboxed(template, conversation, **variables)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
@@ -239,8 +337,10 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         return load_mlx_lm_tokenizer(folder, eos_token_ids)
     content = read_tokenizer_json(folder)
     encoder = sandboxed_encoder(folder, content)
-    with library_errors(f"{TOKENIZER_FILE} cannot be read"):
+    try:
         tokenizer = load_tokenizer_json(folder / TOKENIZER_FILE, content)
+    except BaseException as error:
+        raise_library_error(f"{TOKENIZER_FILE} cannot be read", error)
     if not _is_supported(folder, tokenizer, settings):
         return load_mlx_lm_tokenizer(folder, eos_token_ids)
     tokenizer.no_truncation()

@@ -11,9 +11,8 @@ times takes a terabyte. A post-processor may repeat the entire text.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ...errors import UserError, short_repr
 from ..checkpoint.safe_io import MAX_TOKENIZER_BYTES, ModelError, parse_json, read_limited
@@ -85,16 +84,20 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
     return content
 
 
-@contextmanager
-def library_errors(failure: str) -> Iterator[None]:
-    """Converts errors and panics of `tokenizers` to a `UserError` that starts with `failure`."""
-    try:
-        yield
-    except BaseException as error:  # the library raises plain Exception; a panic is not one
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
-            raise
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"{failure}: {reason}.") from error
+def raise_library_error(failure: str, error: BaseException) -> NoReturn:
+    """Raises `error`, converted if it is an error or a panic of the `tokenizers` library.
+
+    Args:
+        failure: start of the error message.
+        error: the library raises plain Exception; a panic is not one.
+
+    Raises:
+        UserError: the library failed.
+    """
+    if type(error) is not Exception and type(error).__name__ != "PanicException":
+        raise error
+    reason = " ".join(str(error).split()).rstrip(".")
+    raise UserError(f"{failure}: {reason}.") from error
 
 
 def unsafe_component(content: Mapping[str, Any]) -> str | None:

@@ -14,10 +14,9 @@ from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
 from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_responses
-from ..protocol.output import ParsedOutput
-from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
+from ..protocol.output_parser import ParsedDelta, ParsedOutput, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt
-from ..protocol.sampling import make_sampling_params
+from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import EventSourceResponse, error_event, full_response, sse_event
 from ..protocol.tool_calls import ToolCallDelta
 from .messages_schema import CountTokensRequest, MessagesRequest
@@ -95,7 +94,7 @@ class MessageSerializer:
     ):
         self._handle = handle
         self._server = server
-        self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
+        self._prompts = server.prompts
         self._prompt = prompt
         choice = body.tool_choice
         first_tool_call_only = choice is not None and bool(choice.disable_parallel_tool_use)
@@ -171,7 +170,7 @@ class MessageSerializer:
 
         Many clients read the first block without checking whether it exists.
         """
-        self._prefix_warmup.schedule(self._prompts, self._prompt, self._output, self._handle.lora)
+        self._server.schedule_warmup(self._prompts, self._prompt, self._output, self._handle.lora)
         self._server.schedule_validation(self._handle, self._output)
         if self._blocks:
             return b""

@@ -15,14 +15,18 @@ from ..http.unsupported import (
     unsupported_field_message,
     warn_once,
 )
-from ..protocol.bounded_types import BoundedList, JsonObject, ShortList, StrictModel
-from ..protocol.reasoning_effort import ReasoningEffort, thinking_budget
-from ..protocol.sampling import (
+from ..protocol.request_fields import (
     INT64_MAX,
+    BoundedList,
+    JsonObject,
     OutputConstraint,
     PositiveInt,
+    ReasoningEffort,
+    ShortList,
+    StrictModel,
     auto_tool_calls,
     make_constraint,
+    thinking_budget,
 )
 from .tools_schema import CacheableModel, MessagesTool, ToolChoice
 

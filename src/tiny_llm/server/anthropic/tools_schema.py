@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..protocol.bounded_types import JsonObject, ShortList, StrictModel
+from ..protocol.request_fields import JsonObject, ShortList, StrictModel
 
 
 class CacheableModel(StrictModel):

@@ -2,5 +2,5 @@
 
 Must not know about HTTP.
 
-Reading order: messages, engine_thread, client, output_queue, coalescer, lifecycle, metrics, models.
+Reading order: messages, engine_thread, client, output_queue, lifecycle, metrics, models.
 """

@@ -14,10 +14,8 @@ from typing import Any
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 from ...engine.structured_output.grammar import GRAMMAR_FAILED
-from ..http.access_log import current_record
-from ..http.errors import ApiError, bad_request
+from ..http.errors import ApiError, bad_request, current_record
 from ..settings import Settings
-from .coalescer import WakeCallback
 from .engine_thread import CommandQueue
 from .lifecycle import Lifecycle, Phase
 from .messages import (
@@ -40,7 +38,7 @@ from .messages import (
     UnloadModel,
 )
 from .metrics import Metrics, add_totals
-from .output_queue import OutputQueue
+from .output_queue import Coalescer, OutputQueue, coalescing_delay
 
 ENGINE_FAILED = "The engine failed during generation; see the server's log."
 
@@ -80,7 +78,8 @@ class RequestHandle:
         self._num_completions = len(self.request_ids) * params.n
         self._timeout = settings.request_timeout
         limit = settings.max_queued_outputs * self._num_completions
-        self.queue = OutputQueue(limit, settings.slow_reader_timeout, engine_client.schedule_wake)
+        schedule_wake = engine_client.coalescer.schedule_wake
+        self.queue = OutputQueue(limit, settings.slow_reader_timeout, schedule_wake)
         self._cached = dict.fromkeys(self.request_ids, 0)
         self._engine_client = engine_client
         self._unaccepted = set(self.request_ids)  # not yet in the engine's queue
@@ -89,7 +88,7 @@ class RequestHandle:
     @property
     def model_name(self) -> str:
         """Name of the model or adapter in responses."""
-        return self.lora or self._engine_client.settings.model_name
+        return self.lora or self._engine_client.model_name
 
     @property
     def cached_tokens(self) -> int:
@@ -175,13 +174,14 @@ class EngineClient:
         command_queue: the engine thread's input queue.
         lifecycle: the model's lifecycle.
         metrics: counters and histograms.
-        schedule_wake: `Coalescer.schedule_wake`.
+        on_dead: called when the engine thread has failed.
 
     Attributes:
-        settings, command_queue, lifecycle, metrics, schedule_wake: as given.
+        settings, command_queue, lifecycle, metrics: as given.
+        model_name: the model's name in responses.
+        coalescer: delivers the engine thread's messages to `handle_message`.
         engine_info: the engine's limits and configuration; None while the model is not loaded.
         load_error: why the last load failed; None if it succeeded.
-        stats: gauges after the last step, and totals across loads.
         snapshot: the latest snapshot (`engine/scheduling/snapshot.py`); None until one arrives.
         in_flight: requests with output still to be computed or delivered.
         shutting_down: set when the process shuts down, to end the event streams of engine views.
@@ -193,21 +193,25 @@ class EngineClient:
         command_queue: CommandQueue,
         lifecycle: Lifecycle,
         metrics: Metrics,
-        schedule_wake: Callable[[WakeCallback], None],
+        on_dead: Callable[[], None],
     ):
         self.settings = settings
-        self.schedule_wake = schedule_wake
+        self.model_name = settings.model_name
         self.lifecycle = lifecycle
         self.metrics = metrics
         self.command_queue = command_queue
         self.engine_info: EngineReady | None = None
-        self.stats = EngineStats()
         self.snapshot: Mapping[str, Any] | None = None
         self.in_flight: set[RequestHandle] = set()
         self.shutting_down = asyncio.Event()
         self.load_error: str | None = None
+        self._on_dead = on_dead
+        self._stats = EngineStats()  # after the last step
         self._earlier = EngineStats()  # totals from earlier loads
         self._load_changed = asyncio.Event()  # set on load, unload or failure
+        self.coalescer = Coalescer(
+            self.handle_message, lambda: coalescing_delay(len(self.in_flight))
+        )
         self._idle = asyncio.Event()
         self._idle.set()
         self._handles: dict[str, RequestHandle | None] = {}  # None once closed
@@ -270,7 +274,7 @@ class EngineClient:
         Raises:
             ApiError: 503, with the reason.
         """
-        if not self.lifecycle.is_ready:
+        if self.lifecycle.phase is not Phase.READY:
             raise ApiError(503, self.lifecycle.reason, headers={"Retry-After": "1"})
 
     def abort(self, handle: RequestHandle) -> None:
@@ -328,9 +332,19 @@ class EngineClient:
         return self.engine_info.max_seq_len
 
     @property
+    def stats(self) -> EngineStats:
+        """Gauges after the last step, and totals across loads."""
+        return add_totals(self._stats, self._earlier)
+
+    @property
     def num_unfinished(self) -> int:
         """Number of completions that the engine has not finished."""
         return sum(self._unfinished.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the model is ready and has no unfinished completions."""
+        return self.lifecycle.phase is Phase.READY and not self._unfinished
 
     async def load(self) -> None:
         """Loads the model; sets `engine_info`, or `load_error` if loading fails."""
@@ -370,12 +384,12 @@ class EngineClient:
                 self.load_error = reason
             case ModelUnloaded():
                 self.engine_info = self.snapshot = None
-                self.stats = self._earlier = add_totals(EngineStats(), self.stats)
+                self._earlier, self._stats = self.stats, EngineStats()
                 self.lifecycle.transition(Phase.UNLOADED)
                 self.report_phase()
                 self._load_changed.set()
             case StepReport():
-                self.stats = add_totals(message.stats, self._earlier)
+                self._stats = message.stats
                 for update in message.updates:
                     self._dispatch(update)
                 if message.snapshot is not None:
@@ -384,6 +398,7 @@ class EngineClient:
                     callback(message)
             case EngineDead(reason):
                 self.on_engine_dead(reason)
+                self._on_dead()
 
     def on_engine_dead(self, reason: str) -> None:
         """Fails every request, because the engine will run no more steps."""
@@ -412,7 +427,7 @@ class EngineClient:
             return
         handle = self._handles[request_id]
         if isinstance(update, StreamOutput):
-            self.metrics.observe_output(self.settings.model_name, update)
+            self.metrics.observe_output(self.model_name, update)
             if update.finish_reason is not None:
                 self._unfinished[request_id] -= 1
         elif isinstance(update, RequestRejected):

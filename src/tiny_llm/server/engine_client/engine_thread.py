@@ -318,15 +318,16 @@ def _engine_ready(llm: LLM) -> messages.EngineReady:
 
 def _engine_stats(llm: LLM) -> messages.EngineStats:
     scheduler, statistics = llm.scheduler, llm.runner.statistics
-    states, disk_cache = scheduler.pages.states.counts(), llm.core.disk_cache
+    states, disk_cache = scheduler.pages.states, llm.core.disk_cache
+    counts = None if states is None else states.counts()
     return messages.EngineStats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
         pages=scheduler.config.num_pages,
         free_pages=scheduler.pages.num_available,
         state_slots=scheduler.config.num_state_slots,
-        used_state_slots=states.used,
-        checkpoints=states.checkpoints,
+        used_state_slots=0 if counts is None else counts.used,
+        checkpoints=0 if counts is None else counts.checkpoints,
         prompt_tokens=scheduler.num_prompt_tokens,
         cached_tokens=scheduler.num_cached_tokens,
         preemptions=scheduler.num_preemptions,

@@ -28,11 +28,6 @@ class Lifecycle:
         self.phase = phase
         self.reason = PHASE_MESSAGES[phase]
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether new requests are accepted."""
-        return self.phase is Phase.READY
-
     def transition(self, phase: Phase, reason: str | None = None) -> None:
         """Changes the phase. FAILED is final, and DRAINING can only change to FAILED."""
         is_final = self.phase is Phase.DRAINING and phase is not Phase.FAILED

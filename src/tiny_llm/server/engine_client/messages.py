@@ -184,13 +184,6 @@ class StepReport:
     events: tuple[Mapping[str, Any], ...] = ()
     snapshot: Mapping[str, Any] | None = None
 
-    @property
-    def is_urgent(self) -> bool:
-        """Whether it contains anything besides mid-stream tokens."""
-        if self.events or self.snapshot is not None:
-            return True
-        return any(not isinstance(item, StreamOutput) or item.is_urgent for item in self.updates)
-
 
 @dataclass(frozen=True)
 class EngineDead:

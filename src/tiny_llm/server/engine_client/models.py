@@ -16,10 +16,8 @@ from typing import Any
 from ..http.errors import ApiError
 from ..settings import ModelSpec, Settings
 from .client import EngineClient
-from .coalescer import Coalescer, coalescing_delay
 from .engine_thread import CommandQueue, EngineThread
 from .lifecycle import Lifecycle, Phase
-from .messages import EngineDead, EngineMessage
 from .metrics import Metrics
 
 log = logging.getLogger("tiny_llm.server")
@@ -60,23 +58,17 @@ class ModelEngine:
         self.last_used = time.monotonic()
         self.is_closing = False
         self._open_renderer = open_renderer
-        self._on_dead = on_dead
         self._waiters: list[asyncio.Future[None]] = []
         self._unused = asyncio.Event()
-        self._coalescer = Coalescer(
-            self._on_message, lambda: coalescing_delay(len(self.client.in_flight))
-        )
         command_queue: CommandQueue = queue.SimpleQueue()
         phase = Phase.LOADING if spec.is_pinned else Phase.UNLOADED
-        self.client = EngineClient(
-            settings, command_queue, Lifecycle(phase), metrics, self._coalescer.schedule_wake
-        )
-        self.thread = EngineThread(spec.load, command_queue, self._coalescer.post)
+        self.client = EngineClient(settings, command_queue, Lifecycle(phase), metrics, on_dead)
+        self.thread = EngineThread(spec.load, command_queue, self.client.coalescer.post)
 
     @property
     def name(self) -> str:
         """The model's name in responses."""
-        return self.client.settings.model_name
+        return self.client.model_name
 
     @property
     def is_loaded(self) -> bool:
@@ -96,7 +88,7 @@ class ModelEngine:
 
     def start(self) -> None:
         """Starts the engine thread, which waits for `load`."""
-        self._coalescer.start()
+        self.client.coalescer.start()
         self.thread.start()
 
     # ---------------------------------------------------------------- users
@@ -171,6 +163,7 @@ class ModelEngine:
             if self.is_loaded:
                 await client.unload()
         if error is None and self.is_loaded:
+            renderer.max_tokens = client.max_seq_len
             self.renderer, self.last_used = renderer, time.monotonic()
             client.lifecycle.transition(Phase.READY)
             client.report_phase()
@@ -186,11 +179,6 @@ class ModelEngine:
         await self.client.unload()
         self.is_closing = False
 
-    def _on_message(self, message: EngineMessage) -> None:
-        self.client.handle_message(message)
-        if isinstance(message, EngineDead):
-            self._on_dead()
-
 
 class ModelRegistry:
     """Loads and unloads a server's models.
@@ -200,6 +188,10 @@ class ModelRegistry:
         max_memory: upper bound on the total memory requirement of loaded models; None for no limit.
         idle_unload: idle seconds after which a model is unloaded; None disables idle unloading.
         on_load_failed: called with the model and the reason when a pinned model fails to load.
+
+    Attributes:
+        is_on_demand: whether requests wait for their model to load; if False, they get 503 until
+            then, and the model stays loaded.
     """
 
     def __init__(
@@ -215,11 +207,7 @@ class ModelRegistry:
         self._on_load_failed = on_load_failed
         self._queue: asyncio.Queue[ModelEngine] = asyncio.Queue()
         self._queued: set[ModelEngine] = set()  # including the model being loaded
-
-    @property
-    def is_on_demand(self) -> bool:
-        """Whether requests wait for their model to load; if False, they get 503 until then."""
-        return len(self._engines) > 1 or self._idle_unload is not None
+        self.is_on_demand = len(engines) > 1 or idle_unload is not None
 
     def request_load(self, engine: ModelEngine) -> None:
         """Queues a load; a no-op if already queued."""

@@ -2,5 +2,5 @@
 
 Must not know about prompts or the engine thread.
 
-Reading order: uvicorn_protocol, access_log, middleware, errors, validation, unsupported, openapi.
+Reading order: uvicorn_protocol, middleware, errors, validation, unsupported, openapi.
 """

@@ -1,17 +1,19 @@
-"""Error responses in each protocol's format.
+"""Error responses in each protocol's format, and the access record.
 
 Client errors get a one-sentence explanation; details of internal errors are only logged.
 """
 
 import json
 import logging
+import re
+import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from starlette.responses import Response
-
-from .access_log import current_record
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -33,6 +35,61 @@ ERROR_TYPES = {
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ANTHROPIC_PATHS = ("/v1/messages",)
 INTERNAL_ERROR = "Internal server error; see the server's log."
+
+
+class TokenCounts(Protocol):
+    """Token counts and timing of a generation request."""
+
+    prompt_tokens: int
+    output_tokens: int
+    first_output_at: float | None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens found in the prefix cache."""
+
+
+@dataclass
+class AccessRecord:
+    """One request's entry in the access log.
+
+    Attributes:
+        started_at: `time.monotonic()` on arrival.
+        status: HTTP status; 499 if the client disconnected before the response.
+        request_id: value of the `x-request-id` response header.
+        error: message of the error response, or of a failed stream's error event.
+        tokens: set once the request has been submitted to the engine.
+    """
+
+    started_at: float = field(default_factory=time.monotonic)
+    status: int = 499
+    request_id: str = "-"
+    error: str | None = None
+    tokens: TokenCounts | None = None
+
+    def summary(self) -> str:
+        """Request id, duration and token counts."""
+        parts = [f"id={self.request_id}", f"seconds={time.monotonic() - self.started_at:.3f}"]
+        tokens = self.tokens
+        if tokens is not None:
+            parts += [
+                f"prompt_tokens={tokens.prompt_tokens}",
+                f"cached_tokens={tokens.cached_tokens}",
+                f"output_tokens={tokens.output_tokens}",
+            ]
+            if tokens.first_output_at is not None:
+                parts.append(f"ttft={tokens.first_output_at - self.started_at:.3f}")
+        if self.error is not None:
+            parts.append(f"error: {single_line(self.error)}")
+        return " ".join(parts)
+
+
+ACCESS_RECORD: ContextVar[AccessRecord | None] = ContextVar("access_record", default=None)
+
+
+def current_record() -> AccessRecord:
+    """Record of the request that the current task handles; a new record outside a request."""
+    return ACCESS_RECORD.get() or AccessRecord()
 
 
 class ApiError(Exception):
@@ -125,3 +182,8 @@ def internal_error(method: str, path: str, error: Exception) -> Response:
     """A 500 response for an unexpected exception, whose traceback is logged."""
     log.error("%s %s failed", method, path, exc_info=error)
     return ApiError(500, INTERNAL_ERROR).response(path)
+
+
+def single_line(text: str) -> str:
+    """Escapes control characters and line separators, to prevent log injection."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda found: repr(found[0])[1:-1], text)

@@ -1,7 +1,8 @@
-"""ASGI middleware: Host check, API key, body limits."""
+"""ASGI middleware: access log, Host check, API key, body limits."""
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Callable, Collection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -12,7 +13,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...engine.inputs.json_limits import JsonLimits
 from ...errors import UserError
 from ..settings import MIN_BODY_BYTES
-from .errors import ApiError, bad_request
+from .errors import ACCESS_RECORD, AccessRecord, ApiError, bad_request, single_line
+
+access_log = logging.getLogger("tiny_llm.access")
+
+MAX_LOGGED_BYTES = 16384  # per request body and per response body
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+OTHER = "other"  # label for unknown methods and paths, to bound the number of labels
+
+# Counts a request by endpoint, method and status.
+Count = Callable[[str, str, int], None]
 
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
 PUBLIC_PATHS = {
@@ -29,6 +39,92 @@ PUBLIC_PATHS = {
 RAISE_LIMIT = "send a smaller body, or raise the server's --max-body-bytes"
 SHUTTING_DOWN = "The server is shutting down; the body did not arrive in time."
 STATIC_PREFIX = "/page/"  # files of the web UI, which prompts for the key
+
+
+class AccessLogMiddleware:
+    """Counts and logs requests.
+
+    Rejected and failed requests are always logged, with the reason; others if `log_requests`.
+
+    Args:
+        app: the wrapped application.
+        count: counts a request.
+        paths: known paths, used as labels of the counts.
+        log_requests: whether to log successful requests as well.
+        log_contents: whether to log request and response bodies.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        count: Count,
+        paths: Collection[str],
+        log_requests: bool,
+        log_contents: bool,
+    ):
+        self._app = app
+        self._count = count
+        self._paths = frozenset(paths)
+        self._log_requests = log_requests
+        self._log_contents = log_contents
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forwards a request, then counts and logs it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = AccessRecord()
+        request, response = bytearray(), bytearray()
+
+        async def receive_and_copy() -> Message:
+            message = await receive()
+            _append(request, message)
+            return message
+
+        async def send_and_inspect(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = Headers(raw=message["headers"])
+                record.request_id = headers.get("x-request-id", "-")
+            elif self._log_contents:
+                _append(response, message)
+            await send(message)
+
+        ACCESS_RECORD.set(record)
+        copied_receive = receive_and_copy if self._log_contents else receive
+        try:
+            await self._app(scope, copied_receive, send_and_inspect)
+        finally:
+            self._count(self._endpoint(scope), self._method(scope), record.status)
+            self._log(scope, record)
+            if self._log_contents:
+                access_log.info("id=%s request: %s", record.request_id, _text(request))
+                access_log.info("id=%s response: %s", record.request_id, _text(response))
+
+    def _log(self, scope: Scope, record: AccessRecord) -> None:
+        is_error = record.error is not None
+        if is_error or self._log_requests:
+            level = logging.WARNING if is_error else logging.INFO
+            path, summary = single_line(scope["path"][:200]), record.summary()
+            access_log.log(level, "%s %s %d %s", self._method(scope), path, record.status, summary)
+
+    def _method(self, scope: Scope) -> str:
+        return scope["method"] if scope["method"] in METHODS else OTHER
+
+    def _endpoint(self, scope: Scope) -> str:
+        """Path of the matched route, else a known path or `OTHER`."""
+        path = scope["path"] if scope["path"] in self._paths else OTHER
+        return str(getattr(scope.get("route"), "path", path))
+
+
+def _append(content: bytearray, message: Message) -> None:
+    body = message.get("body", b"")
+    content += body[: MAX_LOGGED_BYTES + 1 - len(content)]
+
+
+def _text(content: bytearray) -> str:
+    text = single_line(content[:MAX_LOGGED_BYTES].decode(errors="replace"))
+    return f"{text}… (truncated)" if len(content) > MAX_LOGGED_BYTES else text
 
 
 class HostMiddleware:

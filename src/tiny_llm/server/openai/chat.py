@@ -14,8 +14,7 @@ from ..engine_client.client import RequestHandle
 from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
 from ..protocol.logprobs import TokenTextDecoder, prompt_logprobs_field
-from ..protocol.output import ParsedOutput
-from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta
+from ..protocol.output_parser import ParsedDelta, ParsedOutput, ReasoningDelta, TextDelta
 from ..protocol.prompts import ChatPrompt
 from ..protocol.streaming import (
     TEXT_PLACEHOLDER,
@@ -87,7 +86,7 @@ class ChatSerializer:
         self._body = body
         self._handle = handle
         self._server = server
-        self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
+        self._prompts = server.prompts
         self._prompt = prompt
         self._prompt_ids = prompt.token_ids
         self._envelope = {
@@ -111,7 +110,9 @@ class ChatSerializer:
         ]
         n = params.n
         as_token_ids = bool(body.return_tokens_as_token_ids)
-        self._token_decoders = [TokenTextDecoder(server.prompts, as_token_ids) for _ in range(n)]
+        self._token_decoders = [  # empty without logprobs
+            TokenTextDecoder(server.prompts, as_token_ids) for _ in range(n) if body.logprobs
+        ]
         # Non-streaming responses: fields not accumulated by the parsers.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         self._token_ids: list[list[int]] = [[] for _ in range(n)]
@@ -226,7 +227,7 @@ class ChatSerializer:
         for output in self._outputs:
             self._server.schedule_validation(self._handle, output)
         if len(self._outputs) == 1:
-            self._prefix_warmup.schedule(
+            self._server.schedule_warmup(
                 self._prompts, self._prompt, self._outputs[0], self._handle.lora
             )
 
@@ -250,7 +251,7 @@ class ChatSerializer:
         return chunk
 
     def _token_logprobs(self, output: StreamOutput) -> list[dict[str, Any]]:
-        if not self._outputs[output.index].in_content:
+        if not (self._body.logprobs and self._outputs[output.index].in_content):
             return []
         return self._token_decoders[output.index].logprobs(output, self._body.top_logprobs or 0)
 

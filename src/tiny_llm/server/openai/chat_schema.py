@@ -8,13 +8,16 @@ from pydantic import Field, model_validator
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
 from ..http.unsupported import replace_images
-from ..protocol.bounded_types import BoundedList, JsonObject, ShortList, StrictModel
 from ..protocol.prompts import THINKING_VARIABLE
-from ..protocol.reasoning_effort import ReasoningEffort
-from ..protocol.sampling import (
+from ..protocol.request_fields import (
+    BoundedList,
+    JsonObject,
     OutputConstraint,
     PositiveInt,
+    ReasoningEffort,
     SamplingFields,
+    ShortList,
+    StrictModel,
     auto_tool_calls,
     make_constraint,
 )

@@ -14,12 +14,10 @@ from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
 from ..http.errors import ApiError, JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
-from ..protocol.bounded_types import TokenIds
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
-from ..protocol.output import ParsedOutput
-from ..protocol.output_parser import OutputParser
+from ..protocol.output_parser import OutputParser, ParsedOutput
 from ..protocol.prompts import check_token_ids
-from ..protocol.sampling import INT64_MAX, OutputConstraint, SamplingFields
+from ..protocol.request_fields import INT64_MAX, OutputConstraint, SamplingFields, TokenIds
 from ..protocol.streaming import (
     TEXT_PLACEHOLDER,
     EventSourceResponse,

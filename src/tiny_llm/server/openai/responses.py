@@ -14,10 +14,9 @@ from ..engine_client.client import RequestHandle
 from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
 from ..protocol.logprobs import TokenTextDecoder
-from ..protocol.output import ParsedOutput
-from ..protocol.output_parser import ReasoningDelta
+from ..protocol.output_parser import ParsedOutput, ReasoningDelta
 from ..protocol.prompts import ChatPrompt
-from ..protocol.sampling import make_sampling_params
+from ..protocol.request_fields import make_sampling_params
 from ..protocol.streaming import RESPONSES_PATH as PATH
 from ..protocol.streaming import EventSourceResponse, full_response, sse_event
 from .response_store import Conversation, ResponseStore
@@ -94,7 +93,7 @@ class ResponseSerializer:
         self._conversation = conversation
         self._handle = handle
         self._server = server
-        self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
+        self._prompts = server.prompts
         self._prompt = prompt
         self._model = handle.model_name
         self._params = {"temperature": body.temperature, "top_p": body.top_p}
@@ -149,7 +148,7 @@ class ResponseSerializer:
         return events
 
     def _finish(self) -> list[Event]:
-        self._prefix_warmup.schedule(self._prompts, self._prompt, self._output, self._handle.lora)
+        self._server.schedule_warmup(self._prompts, self._prompt, self._output, self._handle.lora)
         self._server.schedule_validation(self._handle, self._output)
         events = self._items.finish(self._is_incomplete)
         if self._is_stored:

@@ -8,12 +8,15 @@ from pydantic import Field
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
 from ..http.unsupported import CONTEXT_NOT_EDITED, warn_ignored, warn_once
-from ..protocol.bounded_types import BoundedList, JsonObject, ShortList, StrictModel
-from ..protocol.reasoning_effort import ReasoningEffort
-from ..protocol.sampling import (
+from ..protocol.request_fields import (
+    BoundedList,
     CommonFields,
+    JsonObject,
     OutputConstraint,
     PositiveInt,
+    ReasoningEffort,
+    ShortList,
+    StrictModel,
     auto_tool_calls,
     make_constraint,
 )

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from ..context import AppState, get_app_state, get_app_states
+from ..engine_client.lifecycle import Phase
 from ..http.openapi import ERROR_RESPONSES
 
 UNKNOWN_MODEL: dict[int | str, dict[str, Any]] = {404: ERROR_RESPONSES[404]}
@@ -101,7 +102,7 @@ def _describe(name: str, server: AppState) -> dict[str, Any]:
         "permission": [],
         "type": "model",
         "display_name": name,
-        "loaded": server.engine_client.lifecycle.is_ready,
+        "loaded": server.engine_client.lifecycle.phase is Phase.READY,
         "task": server.engine.spec.task,
         "created_at": datetime.fromtimestamp(server.created, UTC).isoformat(),
     }

@@ -10,8 +10,8 @@ from ..context import get_app_state
 from ..http.errors import JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES
 from ..openai.chat_schema import ChatMessage, Tool, check_continuation
-from ..protocol.bounded_types import BoundedList, JsonObject, ShortList, StrictModel, TokenIds
 from ..protocol.prompts import PromptRenderer, check_token_ids
+from ..protocol.request_fields import BoundedList, JsonObject, ShortList, StrictModel, TokenIds
 
 router = APIRouter()
 

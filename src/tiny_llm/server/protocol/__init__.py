@@ -2,6 +2,5 @@
 
 Must not know any single protocol's schema.
 
-Reading order: prompts, bounded_types, sampling, reasoning_effort, tool_calls, output_parser,
-output, logprobs, usage, streaming, disconnect, prefix_warmup.
+Reading order: prompts, request_fields, tool_calls, output_parser, logprobs, usage, streaming.
 """

@@ -1,4 +1,4 @@
-"""Streaming output parser: reasoning, content, tool calls.
+"""Streaming output parser: splits into reasoning, content and tool calls.
 
 A thinking model writes `<think>…</think>` before the content; the chat template may have opened or
 closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`).
@@ -12,9 +12,10 @@ truncated call is a prefix of a call. Complete calls are the same in both modes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ...engine.scheduling.outputs import StreamOutput
 from ...engine.tool_calls.text_source import MalformedCallError
 from .tool_calls import ToolCallDelta, ToolCallOptions, ToolCallReader
 
@@ -256,4 +257,76 @@ class OutputParser:
                 if source.taken:
                     deltas.append(TextDelta(source.taken))
                 self._buffer = source.buffer
+        return True
+
+
+@dataclass
+class ParsedOutput:
+    """A completion, accumulated from stream outputs.
+
+    Args:
+        parser: splits the text into content, reasoning and tool calls.
+        first_tool_call_only: whether to drop tool calls after the first.
+        include_reasoning: whether to return reasoning; its tokens are counted either way.
+
+    Attributes:
+        text, reasoning: content and reasoning so far.
+        calls: tool calls; for each streamed call, its first delta.
+        arguments: each call's arguments so far.
+        tokens: number of tokens, of which `reasoning_tokens` are in the reasoning.
+        in_content: whether the last output was content rather than reasoning or a tag.
+        finish_reason: "stop", "length" or "tool_calls"; None until the end.
+        stop_reason: see `StreamOutput`.
+    """
+
+    parser: OutputParser
+    first_tool_call_only: bool = False
+    include_reasoning: bool = True
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    tokens: int = 0
+    reasoning_tokens: int = 0
+    in_content: bool = True
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, output: StreamOutput) -> list[ParsedDelta]:
+        """Adds an output; returns its deltas, without text held back by the parser."""
+        was_thinking = self.parser.in_reasoning
+        deltas = self.parser.feed(output.text)
+        self.in_content = self.parser.in_content and not was_thinking
+        self.tokens += len(output.token_ids)
+        if was_thinking or self.parser.in_reasoning:
+            self.reasoning_tokens += len(output.token_ids)
+        if output.finish_reason is not None:
+            at_stop_string = isinstance(output.stop_reason, str)
+            deltas += self.parser.finish(output.finish_reason != "stop" or at_stop_string)
+        deltas = [delta for delta in deltas if self._add(delta)]
+        if output.finish_reason is not None:
+            self.stop_reason = output.stop_reason
+            is_complete = output.finish_reason == "stop" and not self.parser.has_incomplete_call
+            self.finish_reason = (
+                "tool_calls" if self.calls and is_complete else output.finish_reason
+            )
+        return deltas
+
+    def _add(self, delta: ParsedDelta) -> bool:
+        match delta:
+            case TextDelta(text):
+                self.text += text
+            case ReasoningDelta() if not self.include_reasoning:
+                return False
+            case ReasoningDelta(text):
+                self.reasoning += text
+            case ToolCallDelta():
+                if not delta.is_new:
+                    is_kept = delta.id == self.calls[-1].id  # False for a dropped call
+                    self.arguments[-1] += delta.arguments if is_kept else ""
+                    return is_kept
+                if self.calls and self.first_tool_call_only:
+                    return False
+                self.calls.append(delta)
+                self.arguments.append(delta.arguments)
         return True

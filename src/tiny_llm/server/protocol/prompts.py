@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...engine.inputs.chat_messages import check_unicode
-from ...engine.inputs.chat_template import render_chat
-from ...engine.inputs.length_check import check_length
+from ...engine.inputs.chat_template import check_unicode, render_chat
+from ...engine.inputs.prompts import check_length
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ...engine.tool_calls.registry import AUTO, find_format
 from ...errors import UserError, short_repr
@@ -58,13 +57,17 @@ class PromptRenderer:
 
     Args:
         tokenizer: the model's tokenizer; shared by the worker threads.
-        max_tokens: returns the model's context length.
         tool_call_parser: name of the tool-call format, see `find_format`.
+
+    Attributes:
+        tokenizer: as given.
+        max_tokens: the model's context length; set once the engine has loaded.
     """
 
-    def __init__(self, tokenizer: Any, max_tokens: Callable[[], int], tool_call_parser: str = AUTO):
+    max_tokens: int
+
+    def __init__(self, tokenizer: Any, tool_call_parser: str = AUTO):
         self.tokenizer = tokenizer
-        self._max_tokens = max_tokens
         template = getattr(tokenizer, "chat_template", None)
         self._tool_call_format = find_format(tool_call_parser, template)
         self._workers = ThreadPoolExecutor(NUM_TOKENIZER_WORKERS, thread_name_prefix="prompts")
@@ -87,7 +90,7 @@ class PromptRenderer:
         """
         try:
             check_unicode("the prompt", text)
-            check_length(self.tokenizer, "the prompt", text, self._max_tokens())
+            check_length(self.tokenizer, "the prompt", text, self.max_tokens)
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
         except UserError as error:  # also raised by the sandboxed encoder
             raise bad_request(str(error)) from error

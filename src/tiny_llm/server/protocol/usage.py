@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ..engine_client.client import RequestHandle
-from .output import ParsedOutput
+from .output_parser import ParsedOutput
 
 SYSTEM_FINGERPRINT = f"tiny-llm-{version('tiny-llm')}"  # OpenAI's field
 

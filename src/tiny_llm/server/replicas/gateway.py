@@ -13,8 +13,7 @@ from typing import Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from ..http.errors import ApiError
-from ..protocol.disconnect import wait_for_disconnect
-from ..protocol.streaming import error_event
+from ..protocol.streaming import error_event, wait_for_disconnect
 from .routing import routing_key
 
 REPLICA_LOST = "The replica that computed this response was lost; retry."

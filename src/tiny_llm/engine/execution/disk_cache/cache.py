@@ -102,7 +102,8 @@ class DiskCache:
         self._reported = DiskCacheStats()
         scheduler.start_load = self._start_load
         pages.on_share = self._on_share
-        pages.states.checkpoints.on_add = self._on_checkpoint
+        if pages.states is not None:
+            pages.states.checkpoints.on_add = self._on_checkpoint
         self._discard_checkpoint = pages.cache.on_evict
         pages.cache.on_evict = self._on_evict
         self._writer.start()
@@ -132,7 +133,9 @@ class DiskCache:
             self._writer.flush(deadline - time.monotonic())
         pages = self._scheduler.pages
         self._scheduler.start_load = lambda request: 0
-        pages.on_share = pages.states.checkpoints.on_add = lambda node: None
+        pages.on_share = lambda node: None
+        if pages.states is not None:
+            pages.states.checkpoints.on_add = lambda node: None
         pages.cache.on_evict = self._discard_checkpoint
         for item in self._loads.values():
             self._reader.cancel(item.load)
@@ -170,10 +173,13 @@ class DiskCache:
 
     def on_finish(self, request: EngineRequest) -> None:
         """Registers the last checkpoint of a request about to be released."""
-        checkpoints, node = self._scheduler.pages.states.checkpoints, request.last_node
-        while node is not None and node.parent is not None and node not in checkpoints.by_node:
+        states, node = self._scheduler.pages.states, request.last_node
+        if states is None:
+            return
+        by_node = states.checkpoints.by_node
+        while node is not None and node.parent is not None and node not in by_node:
             node = node.parent
-        if node is not None and node in checkpoints.by_node:
+        if node is not None and node in by_node:
             self._on_checkpoint(node)
 
     def store_when_idle(self) -> bool:
@@ -194,7 +200,8 @@ class DiskCache:
             row = b"".join(read_row(model.page_arrays, node.page) for model in self._models)
             self._writer.put(StoredPage(key, depth, row))
             del self._new_pages[node]
-        by_node = self._scheduler.pages.states.checkpoints.by_node
+        states = self._scheduler.pages.states
+        by_node = {} if states is None else states.checkpoints.by_node
         for node in list(self._new_states):
             if node in by_node:  # otherwise a later checkpoint has replaced it
                 if not self._writer.can_queue(self._state_bytes):
@@ -258,15 +265,16 @@ class DiskCache:
                 self._cancel(request_id)
                 self._finish(item, states)
 
-    def _finish(self, item: RequestLoad, states: Sequence[bytearray]) -> None:
+    def _finish(self, item: RequestLoad, rows: Sequence[bytearray]) -> None:
         """Ends a load; unreadable pages are left to be recomputed."""
         num_tokens = item.num_copied * self._scheduler.config.page_size
-        if self._state_bytes:
-            slot = self._scheduler.pages.states.load_slot(item.request)
+        states = self._scheduler.pages.states
+        if states is not None:
+            slot = states.load_slot(item.request)
             for model in self._models:
                 model.ensure_capacity(0, slot + 1)
-            _copy(states, [model.state_arrays for model in self._models], [slot] * len(states))
-            num_tokens *= len(states)  # pages are useless without the state
+            _copy(rows, [model.state_arrays for model in self._models], [slot] * len(rows))
+            num_tokens *= len(rows)  # pages are useless without the state
         self.hit_tokens += num_tokens
         self._scheduler.finish_load(item.request, num_tokens)
 

@@ -55,10 +55,10 @@ class RequestSlots:
 
 
 class StateSlots:
-    """State slots of all requests and checkpoints. Every method is a no-op without slots.
+    """State slots of all requests and checkpoints.
 
     Args:
-        num_slots: number of slots; 0 for a model without recurrent state.
+        num_slots: number of slots.
         page_size: tokens per page.
         enable_prefix_caching: whether checkpoints are placed.
 
@@ -69,11 +69,11 @@ class StateSlots:
 
     def __init__(self, num_slots: int, page_size: int, enable_prefix_caching: bool):
         self.num_slots = num_slots
-        self._allocator = PageAllocator(max(1, num_slots))
+        self._allocator = PageAllocator(num_slots)
         self.checkpoints = Checkpoints(self._allocator)
         self._page_size = page_size
         self._interval = max(1, CHECKPOINT_INTERVAL // page_size) * page_size
-        self._has_checkpoints = enable_prefix_caching and num_slots > 0
+        self._has_checkpoints = enable_prefix_caching
         self._num_reserved = 0  # slots left for the head of the queue
         self._num_drafts = 0  # draft tokens in the step
 
@@ -86,8 +86,6 @@ class StateSlots:
 
     def usable(self, path: list[PrefixNode]) -> list[PrefixNode]:
         """Returns a prefix cache hit up to its last checkpoint."""
-        if not self.num_slots:
-            return path
         return path[: self.checkpoints.last(path)]
 
     # ---------------------------------------------------------------- one step
@@ -98,7 +96,7 @@ class StateSlots:
         """Ensures that each running request has a slot it may write; called before admissions."""
         self._num_reserved = MIN_STATE_SLOTS if waiting else 0
         self._num_drafts = 0
-        for request in running if self.num_slots else ():
+        for request in running:
             slots: RequestSlots = request.state_slots
             # [task 6.5.2 elsewhere]
             if slots.next < 0 and self._allocator.ref_count(slots.current) > 1:
@@ -117,8 +115,6 @@ class StateSlots:
 
     def reserve_drafts(self, request: EngineRequest, count: int) -> int:
         """Reserves slots for up to `count` draft tokens; returns the number of slots."""
-        if not self.num_slots:
-            return count
         reserved = request.state_slots.reserved
         while len(reserved) < count:
             can_evict = self._num_drafts < self.num_slots // DRAFT_SHARE
@@ -136,8 +132,6 @@ class StateSlots:
 
         If one is, it will place a checkpoint where the two diverge.
         """
-        if not self.num_slots:
-            return True
         if self.num_available < MIN_STATE_SLOTS:
             return False
         return not self._has_checkpoints or not any(
@@ -148,8 +142,6 @@ class StateSlots:
 
     def admit(self, request: EngineRequest) -> None:
         """Assigns slots to a request whose pages have just been allocated."""
-        if not self.num_slots:
-            return
         slots = request.state_slots = RequestSlots()
         if request.num_computed:
             slots.current = self.checkpoints.hit(request.last_node)
@@ -171,8 +163,6 @@ class StateSlots:
             step: the step's chunks.
             head: the head of the queue after admissions, or None.
         """
-        if not self.num_slots:
-            return step
         return replace(step, chunks=tuple(self._plan_chunk(chunk, head) for chunk in step.chunks))
 
     def _plan_chunk(self, chunk: Chunk, head: EngineRequest | None) -> Chunk:
@@ -220,8 +210,6 @@ class StateSlots:
 
         Called after updating the request's computed count and sharing its full pages.
         """
-        if not self.num_slots:
-            return
         request = chunk.request
         slots: RequestSlots = request.state_slots
         by_position = {chunk.start + 1 + index: slot for index, slot in chunk.state_writes}
@@ -244,11 +232,10 @@ class StateSlots:
 
     def finish_load(self, chunk: Chunk) -> None:
         """Applies a chunk whose pages and final state have been read from disk."""
-        if self.num_slots:
-            request = chunk.request
-            request.state_slots.positions.add(chunk.end)  # where the next turn diverged
-            write = chunk.end - chunk.start - 1, self.load_slot(request)
-            self.update(replace(chunk, state_writes=(write,)))
+        request = chunk.request
+        request.state_slots.positions.add(chunk.end)  # where the next turn diverged
+        write = chunk.end - chunk.start - 1, self.load_slot(request)
+        self.update(replace(chunk, state_writes=(write,)))
 
     def release(self, request: EngineRequest) -> None:
         """Releases the slots of a request; its checkpoints stay."""
@@ -293,7 +280,7 @@ class StateSlots:
         number = {old: new for new, old in enumerate(used)} | {-1: -1}
         for checkpoint in self.checkpoints.by_node.values():
             checkpoint.slot = number[checkpoint.slot]
-        for request in running if self.num_slots else ():
+        for request in running:
             slots: RequestSlots = request.state_slots
             slots.current, slots.next = number[slots.current], number[slots.next]
             slots.previous = number[slots.previous]
@@ -305,7 +292,7 @@ class StateSlots:
     def counts(self) -> StateSlotCounts:
         """Returns slot counts by state."""
         cached = len(self.checkpoints.evictable)
-        free = self._allocator.num_free if self.num_slots else 0
+        free = self._allocator.num_free
         num_checkpoints = len(self.checkpoints.by_node)
         return StateSlotCounts(free, cached, self.num_slots - free - cached, num_checkpoints)
 
@@ -313,8 +300,6 @@ class StateSlots:
         """Asserts that every slot has exactly its expected owners."""
         self._allocator.check_integrity()
         self.checkpoints.check_integrity()
-        if not self.num_slots:
-            return
         owners = [0] * self.num_slots
         for checkpoint in self.checkpoints.by_node.values():
             owners[checkpoint.slot] += 1

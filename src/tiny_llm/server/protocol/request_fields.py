@@ -1,26 +1,85 @@
-"""Sampling fields of OpenAI's protocols, and default parameters."""
+"""Fields of request schemas: bounded types, sampling parameters, defaults.
+
+The bounds on lists and objects are far above real requests and limit validation, which holds the
+GIL, to a few milliseconds. The total number of values in a body is also bounded
+(`http/middleware.py`).
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticKnownError
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
+from ...engine.structured_output.compiler import MAX_GRAMMAR_CHARS
 from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError
 from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
 from ..http.errors import bad_request
-from .bounded_types import (
-    BoundedDict,
-    BoundedList,
-    GrammarText,
-    JsonObject,
-    ShortList,
-    StrictModel,
-)
-from .reasoning_effort import UNLIMITED, ReasoningEffort, thinking_budget
+
+MAX_ITEMS = 10_000  # messages, input items, content parts, tool calls
+MAX_SHORT_ITEMS = 512  # tools, stop strings
+MAX_KEYS = 4096  # per object
+MAX_TOKEN_IDS = 1_000_000
+
+T = TypeVar("T")
+
+
+def _check_keys(value: Any) -> Any:
+    """Rejects an object with too many keys before its values are validated."""
+    if isinstance(value, dict) and len(value) > MAX_KEYS:
+        sizes = {"max_length": MAX_KEYS, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", {"field_type": "Dictionary", **sizes})
+    return value
+
+
+# `fail_fast` reports only the first invalid element, because each error takes a kilobyte.
+BoundedList = Annotated[list[T], Field(max_length=MAX_ITEMS, fail_fast=True)]
+ShortList = Annotated[list[T], Field(max_length=MAX_SHORT_ITEMS, fail_fast=True)]
+BoundedDict = Annotated[dict[str, T], Field(max_length=MAX_KEYS), BeforeValidator(_check_keys)]
+JsonObject = BoundedDict[Any]
+GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
+
+
+class StrictModel(BaseModel):
+    """Base class of request schemas: rejects unknown fields and type coercion."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    # Needed because each unknown field produces a separate error.
+    _check_keys = model_validator(mode="before")(_check_keys)
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+# Reasoning tokens by effort, because the models can only turn thinking on or off. Higher levels are
+# unlimited, and "none" turns thinking off.
+THINKING_BUDGETS = {"minimal": 128, "low": 512, "medium": 2048}
+UNLIMITED = -1  # as in vLLM
+
+
+def thinking_budget(
+    tokens: int | None, effort: ReasoningEffort | None, max_tokens: int | None
+) -> int | None:
+    """Returns the maximum number of reasoning tokens; None for no limit.
+
+    Args:
+        tokens: the request's explicit budget, which takes precedence; None if not given.
+        effort: the request's effort level; None if not given.
+        max_tokens: maximum tokens in the completion; half of them are reserved for the content.
+    """
+    if tokens is not None:
+        return None if tokens == UNLIMITED else tokens
+    budget = THINKING_BUDGETS.get(effort or "")
+    if budget is None or max_tokens is None:
+        return budget
+    return min(budget, max_tokens // 2)
+
 
 # Keys of generation_config.json that set defaults, as in vLLM.
 GENERATION_CONFIG_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -31,7 +90,6 @@ SAMPLING_FIELDS = (
     *("frequency_penalty", "repetition_penalty", "ignore_eos"),
 )
 
-T = TypeVar("T")
 OutputConstraint = StructuredOutputs | ToolCalls
 
 PositiveInt = Annotated[int, Field(ge=1, le=INT64_MAX)]

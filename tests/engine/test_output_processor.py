@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import ByteDetokenizer
+from tiny_llm.engine.output_processor import ReasoningTokens, StopChecker
 from tiny_llm.engine.scheduling.outputs import CompletionOutput
-from tiny_llm.engine.stop_checker import ReasoningTokens, StopChecker
 
 
 def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
