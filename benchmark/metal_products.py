@@ -110,7 +110,7 @@ def _job(
 
 def _variant(kernel: str) -> str:
     """Kernel variant in the name of the kernel selected for the full product."""
-    match = re.search(r"matmul_(readable|matvec|tile64|tile32_parts|tile32)", kernel)
+    match = re.search(r"matmul_(readable|matvec|tile64|tile32_split_k|tile32)", kernel)
     assert match, kernel
     return match[1]
 
@@ -122,7 +122,7 @@ def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Produ
         return [our_step(source, launch, [*inputs, product.out()])]
     sums = np.zeros((parts, product.m, product.o), np.float32)
     metal = kernels.extension().metal
-    total = metal.sum_parts_launch(parts, product.m * product.o, "bfloat16")
+    total = metal.split_k_sum_launch(parts, product.m * product.o, "bfloat16")
     return [
         our_step(source, launch, [*inputs, sums]),
         our_step("matmul/matmul_tile.metal", total, [sums, product.out()]),

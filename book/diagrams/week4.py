@@ -46,7 +46,7 @@ def lanes() -> str:
     for lane in range(4):
         d.box(10 + lane * 156, 180, 148, 28, "e", f"a{lane * 8 + 1}", "mono")
     d.text(10, 230, "These are 8 apart in the row. Rearranged once, they are adjacent:", "small")
-    d.text(10, 250, "laid = a0 a8 a16 a24 · a1 a9 a17 a25 · a2 …", "small mono")
+    d.text(10, 250, "permuted = a0 a8 a16 a24 · a1 a9 a17 a25 · a2 …", "small mono")
     return d.svg()
 
 

@@ -175,7 +175,7 @@ Args:
 
 Raises:
     ValueError: an operation is neither the extension's nor a view, is on a GPU or on another
-        stream, or writes to an array that is read afterwards; or there are no operations.
+        stream, or writes to an array that is read afterwards; or no output is an operation's.
 )")
         .def("steps", &GraphCache::steps,
              R"(Steps of the graph last captured or replayed.
@@ -210,7 +210,7 @@ Args:
 Returns:
     False, with x unchanged, on other systems than Linux and if a GPU can access buffers.
 )");
-    m.def("large_pages", &tiny_llm_ext::large_pages, "bytes"_a, docs::large_pages);
+    m.def("huge_pages", &tiny_llm_ext::huge_pages, "bytes"_a, docs::huge_pages);
     m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
           "offset"_a, nb::call_guard<nb::gil_scoped_release>(), docs::prepack_weight);
     m.def("prepack_weight_from_file", &tiny_llm_ext::prepack_weight_from_file, "matrix"_a, "file"_a,
@@ -225,21 +225,21 @@ Returns:
 
 Args:
     name: "static": equal runs of chunks; "dynamic": idle threads steal chunks; "": dynamic, or
-        static in a learner's tree until dynamic is implemented.
+        static if the course's task that implements it is not solved yet.
 
 Raises:
     ValueError: unknown name.
     RuntimeError: "dynamic" is not implemented yet.
 )");
     m.def("simulate_schedule", &tiny_llm_ext::simulate_schedule, "name"_a, "threads"_a, "chunks"_a,
-          "held"_a = false,
+          "delay_first"_a = false,
           R"(Runs a job on dedicated threads with slow tickets, for tests.
 
 Args:
     name: "static" or "dynamic".
     threads: number of threads.
     chunks: number of chunks.
-    held: delays the first thread's first chunk until all others are done, at most two seconds.
+    delay_first: delays thread 0's first chunk until all others are done, at most two seconds.
 
 Returns:
     The chunks claimed by a stale worker, which still has the previous job, then those of each

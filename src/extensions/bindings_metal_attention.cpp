@@ -108,24 +108,24 @@ void bind_paged(nb::module_& m) {
                "Buffers: partial, statistics, cu_seqlens_q, out.");
     m.def(
         "paged_cache_write_launch",
-        [](int H, int L, int D, int page_size, int64_t tokens, int64_t places,
+        [](int H, int L, int D, int page_size, int64_t tokens, int64_t num_slots,
            const std::array<int64_t, 4>& token_strides, int item_size, int max_threads) {
-            PagedCacheWriteParams params = {H, L, D, page_size, tokens, places, {}};
+            PagedCacheWriteParams params = {H, L, D, page_size, tokens, num_slots, {}};
             copy_strides(token_strides, params.token_strides);
             return paged_cache_write_launch(params, item_size, max_threads);
         },
-        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "places"_a,
+        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "num_slots"_a,
         "token_strides"_a, "item_size"_a, "max_threads"_a = MAX_THREADS,
         "Buffers: tokens, slots, the pages.");
     m.def(
         "paged_cache_write_int8_launch",
-        [](int H, int L, int D, int page_size, int64_t tokens, int64_t places,
+        [](int H, int L, int D, int page_size, int64_t tokens, int64_t num_slots,
            const std::array<int64_t, 4>& token_strides, const std::string& dtype) {
-            PagedCacheWriteParams params = {H, L, D, page_size, tokens, places, {}};
+            PagedCacheWriteParams params = {H, L, D, page_size, tokens, num_slots, {}};
             copy_strides(token_strides, params.token_strides);
             return paged_cache_write_int8_launch(params, format_named(dtype));
         },
-        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "places"_a,
+        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "num_slots"_a,
         "token_strides"_a, "dtype"_a, "Buffers: tokens, slots, the pages.");
 }
 

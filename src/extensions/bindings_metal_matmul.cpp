@@ -56,9 +56,9 @@ void bind_metal_matmul(nb::module_& m) {
         "Buffers: a, b, out; or P = groups[2] float32 parts of out, if P > 1.");
 
     m.def(
-        "sum_parts_launch",
+        "split_k_sum_launch",
         [](int64_t parts, int64_t size, const std::string& dtype, int max_threads) {
-            return sum_parts_launch(parts, size, format_named(dtype), max_threads);
+            return split_k_sum_launch(parts, size, format_named(dtype), max_threads);
         },
         "parts"_a, "size"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
         "Sums the float32 parts of a product. Buffers: parts, out.");

@@ -11,7 +11,7 @@ function(find_kernels variable pattern)
 endfunction()
 find_kernels(PORTABLE_KERNELS *_reference)
 find_kernels(SIMD_KERNELS fast/*_simd)
-find_kernels(COURSE_KERNELS week4/*_simd) # the learner's kernels of Week 4
+find_kernels(COURSE_KERNELS week4/*_simd) # kernels of the course's Week 4
 list(APPEND SIMD_KERNELS ${COURSE_KERNELS})
 find_kernels(AVX2_NEON_KERNELS fast/*_avx2_neon)
 find_kernels(AVX512_KERNELS fast/*_avx512)
@@ -24,13 +24,14 @@ list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
 set(AVXVNNI_KERNELS ${AVX2_NEON_KERNELS}) # AVX2 plus integer dot products
 
 # Parsing headers takes longer than compiling most files, so each target is one translation unit: ON
-# for an installation; "untasked" in a learner's tree: all files except those the learner edits.
+# for an installation; "untasked" in a learner's tree (the course's code): all files except those that
+# the learner edits.
 # LARGE_KERNELS are compiled in parallel, on another core.
 set(TINY_LLM_UNITY OFF CACHE STRING "compile each target as one translation unit")
 set(LARGE_KERNELS ${SIMD_KERNELS} ${AVX512_KERNELS})
 list(FILTER LARGE_KERNELS INCLUDE REGEX "/(attention_block_simd|quantized_matmul_avx512).cpp$")
 set_source_files_properties(${LARGE_KERNELS} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-function(compile_as_one target)
+function(enable_unity_build target)
   if(NOT TINY_LLM_UNITY)
     return()
   endif()
@@ -87,7 +88,7 @@ function(add_kernel_libraries)
     target_include_directories(kernels_${isa} PRIVATE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
     target_compile_definitions(kernels_${isa} PRIVATE TINY_LLM_ISA=${isa})
     target_compile_options(kernels_${isa} PRIVATE -Wall -Wextra ${${ISA}_FLAGS})
-    compile_as_one(kernels_${isa})
+    enable_unity_build(kernels_${isa})
     list(APPEND KERNEL_LIBRARIES kernels_${isa})
   endforeach()
   set(KERNEL_LIBRARIES ${KERNEL_LIBRARIES} PARENT_SCOPE)

@@ -22,8 +22,8 @@ from .support import (
     run,
 )
 
-VARIANTS = ["readable", "matvec", "tile64", "tile32", "tile32_parts"]
-TILES = ["tile64", "tile32", "tile32_parts"]
+VARIANTS = ["readable", "matvec", "tile64", "tile32", "tile32_split_k"]
+TILES = ["tile64", "tile32", "tile32_split_k"]
 
 
 def source_of(kernel: str) -> str:
@@ -45,7 +45,7 @@ def multiply(
         return out
     sums = empty((parts, M, O), "float32")
     run(source_of(launch.kernel), launch, [*inputs, sums], **how)
-    total = kernels.extension().metal.sum_parts_launch(parts, M * O, dtype)
+    total = kernels.extension().metal.split_k_sum_launch(parts, M * O, dtype)
     run("matmul/matmul_tile.metal", total, [sums, out], **how)
     return out
 

@@ -280,7 +280,7 @@ def test_paged_cache_write(mode, dtype):
     unsigned = np.uint32 if dtype == mx.float32 else np.uint16
     out = as_bound(pages).view(unsigned).copy()
     launch = kernels.extension().metal.paged_cache_write_launch(
-        H=H, L=3, D=D, page_size=PAGE, tokens=6, places=P * PAGE,
+        H=H, L=3, D=D, page_size=PAGE, tokens=6, num_slots=P * PAGE,
         token_strides=[3 * H * D, D, H * D, 1], item_size=dtype.size,
     )  # fmt: skip
     arrays = [as_bound(tokens).view(unsigned), np.array(slots), out]
@@ -314,7 +314,7 @@ def test_int8_cache_write(mode, dtype, D):
     )
     out = np.array(pages)
     launch = kernels.extension().metal.paged_cache_write_int8_launch(
-        H=H, L=3, D=D, page_size=PAGE, tokens=6, places=P * PAGE,
+        H=H, L=3, D=D, page_size=PAGE, tokens=6, num_slots=P * PAGE,
         token_strides=[3 * H * D, D, H * D, 1], dtype=DTYPE_NAMES[dtype],
     )  # fmt: skip
     arrays = [as_bound(tokens), np.array(slots.astype(mx.int32)), out]

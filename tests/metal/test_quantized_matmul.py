@@ -132,7 +132,7 @@ def test_gpu_with_fewer_threads_per_threadgroup(variant):
         ((1, 3072, 1024), "matvec1"),
         ((2, 3072, 1024), "matvec2"),
         ((8, 151936, 1024), "matvec4"),
-        ((9, 1024, 1024), "tile32_parts"),  # 32 tiles for the whole GPU
+        ((9, 1024, 1024), "tile32_split_k"),  # 32 tiles for the whole GPU
         ((9, 1024, 512), "tile32"),  # a single split
         ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be 3/4 empty
         ((128, 1024, 1024), "tile32"),

@@ -412,7 +412,7 @@ NO_OPERATIONS = {
     "prepack_weight",  # not lazy; see tests/ops/test_prepack.py
     "prepack_weight_from_file",
     "prepack_rows",
-    "large_pages",
+    "huge_pages",
     "metal",
     "num_threads",
     "rethrow_task_error",

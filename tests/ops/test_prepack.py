@@ -55,7 +55,7 @@ def interleaved(parts):
 def test_prepack_into_memory(O, W, dtype, rows):
     extension = kernels.extension()
     matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
-    memory = extension.large_pages(2 * matrix.nbytes + 64)
+    memory = extension.huge_pages(2 * matrix.nbytes + 64)
     first = extension.prepack_weight(matrix, rows, memory, 0)
     offset = -(-matrix.nbytes // 64) * 64
     second = extension.prepack_weight(matrix[::-1], rows, memory, offset)  # not contiguous
@@ -77,7 +77,7 @@ def test_prepack_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
     content = bytes(memoryview(np.array(matrix.view(mx.uint8))))
     (tmp_path / "file").write_bytes(b"x" * begin + content + b"the next tensor")
     extension = kernels.extension()
-    memory = extension.large_pages(matrix.nbytes + 64)
+    memory = extension.huge_pages(matrix.nbytes + 64)
     shape_alone = mx.zeros((O, W), dtype)
     file = str(tmp_path / "file")
     moved = extension.prepack_weight_from_file(shape_alone, file, begin, rows, memory, 64, alone)
@@ -86,7 +86,7 @@ def test_prepack_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
 
 
 def test_unsupported_files_are_rejected(tmp_path):
-    memory, matrix = kernels.extension().large_pages(2**20), mx.zeros((64, 1024))
+    memory, matrix = kernels.extension().huge_pages(2**20), mx.zeros((64, 1024))
     file = tmp_path / "file"
     file.write_bytes(b"x" * matrix.nbytes)
     read = kernels.extension().prepack_weight_from_file
@@ -116,20 +116,20 @@ def test_unsupported_files_are_rejected(tmp_path):
 def test_invalid_destination_is_rejected(matrix, rows, offset, reason):
     extension = kernels.extension()
     with pytest.raises(ValueError, match=reason):
-        extension.prepack_weight(matrix, rows, extension.large_pages(4096), offset)
+        extension.prepack_weight(matrix, rows, extension.huge_pages(4096), offset)
 
 
 def test_foreign_memory_is_rejected():
     lazy, view = mx.zeros((512,)) + 1, mx.zeros((512, 2))[:, 0]
     mx.eval(view)
     for memory in (lazy, view):
-        with pytest.raises(ValueError, match=r"expected memory from large_pages\(\)"):
+        with pytest.raises(ValueError, match=r"expected memory from huge_pages\(\)"):
             kernels.extension().prepack_weight(mx.zeros((16, 3)), 16, memory, 0)
 
 
 def test_negative_size_is_rejected():
     with pytest.raises(ValueError, match="expected bytes to be at least 0, got -1"):
-        kernels.extension().large_pages(-1)
+        kernels.extension().huge_pages(-1)
 
 
 def test_words_of_sixteen_rows_are_interleaved():

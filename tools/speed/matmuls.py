@@ -130,7 +130,7 @@ class Matmuls:
 def prepacked_part(matrix: mx.array, rows: int) -> mx.array:
     """Rows prepacked as at model loading, in newly allocated memory."""
     extension = kernels.extension()
-    return extension.prepack_weight(matrix, rows, extension.large_pages(matrix.nbytes), 0)
+    return extension.prepack_weight(matrix, rows, extension.huge_pages(matrix.nbytes), 0)
 
 
 def run_interleaved(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timings]:

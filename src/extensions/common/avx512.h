@@ -1,6 +1,7 @@
 // AVX-512 helpers: 16-bit formats and in-register transposition.
 //
-// Include only in files compiled for AVX-512; see common/half.h for permitted headers.
+// Include only in files compiled for AVX-512. Like common/half.h, avoids standard library
+// templates.
 #pragma once
 
 #include <immintrin.h>

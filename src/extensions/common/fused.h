@@ -11,11 +11,11 @@ namespace tiny_llm_ext {
 
 /// The kernel selected by the environment variable TINY_LLM_FUSED:
 ///
-///     vectors   the vector kernel; in a learner's tree, throws until it is implemented
+///     vectors   the vector kernel; throws std::runtime_error if the course's task is not solved
 ///     loops     the readable reference
 ///
-/// Default: the vector kernel, or in a learner's tree the reference until the vector kernel is
-/// implemented. Throws std::invalid_argument for any other value.
+/// Default: the vector kernel, or the reference if the course's task for it is not solved. Throws
+/// std::invalid_argument for any other value.
 ///
 /// vectors: returns the vector kernel of an instruction set.
 template <typename Kernel>

@@ -15,12 +15,13 @@ namespace mx = mlx::core;
 /// Whether operations on this stream run Metal kernels.
 bool is_gpu(mx::Stream stream);
 
-/// The stream of an operation's node: the caller's, or the CPU's if it is a GPU that cannot compile
-/// the operation's kernels. Compilation is attempted once; a failure is logged.
+/// Stream on which an operation runs: the caller's, or the CPU's if the caller's is a GPU whose
+/// compiler rejects the operation's kernels. Compiles them on the first call; logs a failure.
 /// operation: name of its folder in src/. dtype: compute dtype of its kernels.
 mx::Stream stream_for(const std::string& operation, mx::Dtype dtype, mx::StreamOrDevice s);
 
-/// The graph node of an operation: itself, or a wrapper that evaluates it on an emulated GPU.
-std::shared_ptr<mx::Primitive> placed(std::shared_ptr<mx::Primitive> operation);
+/// Wraps an operation on the emulated GPU's stream in a node that evaluates it there. Returns any
+/// other operation unchanged.
+std::shared_ptr<mx::Primitive> wrap_if_emulated(std::shared_ptr<mx::Primitive> operation);
 
 }  // namespace tiny_llm_ext

@@ -16,7 +16,8 @@ namespace tiny_llm_ext {
 namespace {
 
 #if defined(__x86_64__)
-// Linux grants a process the tile registers only on request: 8 KB of state per thread.
+// On Linux, a process must request permission to use the tile registers: their state is 8 KB per
+// thread.
 bool machine_has_amx() {
 #if defined(__linux__)
     unsigned eax, ebx, ecx, edx;

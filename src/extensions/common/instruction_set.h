@@ -23,8 +23,8 @@ const std::vector<InstructionSet>& instruction_sets();
 /// Throws std::invalid_argument if the variable names an unknown or unsupported set.
 InstructionSet instruction_set();
 
-/// Whether an AVX2 processor also has AVX-VNNI: Alder Lake and later, Zen 5. Not a set of its own,
-/// because some AVX-512 processors lack it; kernels that use it produce the same bits.
+/// Whether an AVX2 processor also has AVX-VNNI: Alder Lake and later, Zen 5. Not a separate
+/// set, because some AVX-512 processors lack it; kernels that use it produce the same bits.
 bool has_avx_vnni();
 
 /// "portable", "neon", "avx2", "avx512" or "amx".

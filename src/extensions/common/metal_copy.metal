@@ -1,9 +1,9 @@
 // Copy of a strided array to row-major order.
 //
-// The array is rows × columns: the last dimension is a row, all others together index the rows. A
-// thread copies COPY_EACH elements of a row, one threadgroup width apart, so that adjacent lanes
-// read adjacent elements if the row is contiguous. The row offset is computed once, in 32 bits; a
-// contiguous array is a single row with offset 0.
+// The array is treated as rows × columns: the last dimension is a row, all others index the rows. A
+// thread copies COPY_ELEMENTS_PER_THREAD elements of a row, one threadgroup width apart, so that
+// adjacent lanes read adjacent elements if the row is contiguous. The row offset is computed once,
+// in 32 bits; a contiguous array is a single row with offset 0.
 #include <metal_stdlib>
 
 #include "common/metal_copy_params.h"
@@ -26,10 +26,10 @@ template <typename T>
         source += rest % params.shape[dim] * params.strides[dim];
         rest /= params.shape[dim];
     }
-    uint column = group.x * threads.x * COPY_EACH + thread_at.x;
+    uint column = group.x * threads.x * COPY_ELEMENTS_PER_THREAD + thread_at.x;
     source += column * params.column_stride;
     copy += ulong(row) * params.columns + column;
-    for (int i = 0; i < COPY_EACH && column < params.columns; i++) {
+    for (int i = 0; i < COPY_ELEMENTS_PER_THREAD && column < params.columns; i++) {
         *copy = *source;
         source += threads.x * params.column_stride;
         copy += threads.x;

@@ -64,10 +64,10 @@ MetalLaunch copy_launch(const std::vector<int>& shape, const std::vector<int64_t
                                     std::to_string(rows));
     }
     params.rows = static_cast<unsigned int>(rows);
-    const int width = threads_for(ceil_div(last.size, COPY_EACH), 256, max_threads);
+    const int width = threads_for(ceil_div(last.size, COPY_ELEMENTS_PER_THREAD), 256, max_threads);
     const int64_t height = std::max<int64_t>(1, std::min<int64_t>(rows, 256 / width));
     return {.kernel = "metal_copy_strided_bytes" + std::to_string(item_size),
-            .groups = {.x = ceil_div(last.size, int64_t{width} * COPY_EACH),
+            .groups = {.x = ceil_div(last.size, int64_t{width} * COPY_ELEMENTS_PER_THREAD),
                        .y = ceil_div(rows, height)},
             .threads = {.x = width, .y = height},
             .params = bytes_of(params)};

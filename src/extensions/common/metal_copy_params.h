@@ -6,7 +6,7 @@ namespace tiny_llm_ext {
 // An enum, because Metal requires the constant address space for variables at namespace scope.
 enum {
     COPY_MAX_DIMS = 8,
-    COPY_EACH = 4,  // elements per thread
+    COPY_ELEMENTS_PER_THREAD = 4,  // elements per thread
 };
 
 struct CopyParams {

@@ -35,7 +35,7 @@ std::string file_of(const std::string& kernel) {
     return best;
 }
 
-// First dtype in a kernel's name; float32 for kernels that only move bytes, which name none.
+// First dtype in a kernel's name; float32 for kernels that only copy bytes, whose names have none.
 std::string dtype_of(const std::string& kernel) {
     size_t first = std::string::npos;
     std::string found = DTYPES[0];
@@ -74,7 +74,7 @@ MTL::Library* library_of(const std::string& file, const std::string& dtype) {
     });
 }
 
-// Compilation results by file and dtype, with the compiler's message on failure.
+// Compilation results by file and dtype: the compiler's message, empty on success.
 std::mutex mutex, operations_mutex;
 std::map<std::pair<std::string, std::string>, std::string> tried;
 std::map<std::string, bool> operations;  // by operation and dtype: whether all kernels compile
@@ -110,7 +110,7 @@ std::vector<std::string> files_of(const std::string& operation) {
     auto files = fast.empty() ? all : fast;
     files.push_back("metal_copy");
     if (operation == "quantized_matmul") {
-        files.push_back("matmul_tile");  // contains matmul_sum_parts
+        files.push_back("matmul_tile");  // contains matmul_split_k_sum
     }
     return files;
 }
@@ -164,7 +164,7 @@ std::vector<LibraryState> library_states() {
     return states;
 }
 
-void forget_libraries() {
+void clear_library_cache() {
     std::scoped_lock lock(mutex, operations_mutex);
     tried.clear();
     operations.clear();

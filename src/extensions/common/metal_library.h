@@ -1,7 +1,7 @@
 // Metal kernels, compiled on first use.
 //
-// A library holds one .metal file's kernels for one dtype of three: most models compute in a single
-// dtype, and compiling the others would take twice as long again.
+// A library holds one .metal file's kernels for one dtype. Most models compute in a single dtype,
+// so compiling all three would triple the compile time.
 #pragma once
 
 #include <string>
@@ -31,7 +31,7 @@ std::vector<LibraryState> library_states();
 /// Compiles a file's kernels for all dtypes.
 void compile_file(const std::string& file);
 
-/// Clears the compilation cache, for tests and for a change of GPU.
-void forget_libraries();
+/// Discards all compilation results: for tests, and when the GPU changes.
+void clear_library_cache();
 
 }  // namespace tiny_llm_ext::metal

@@ -15,9 +15,9 @@ std::vector<mx::array> metal_run(const MetalLaunch& launch, std::vector<mx::arra
         dtypes.push_back(output.dtype());
         inputs.push_back(output);
     }
-    return mx::array::make_arrays(std::move(shapes), dtypes,
-                                  placed(std::make_shared<MetalRun>(mx::to_stream(s), launch)),
-                                  inputs);
+    return mx::array::make_arrays(
+        std::move(shapes), dtypes,
+        wrap_if_emulated(std::make_shared<MetalRun>(mx::to_stream(s), launch)), inputs);
 }
 
 void MetalRun::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {

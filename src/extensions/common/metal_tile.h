@@ -8,9 +8,9 @@
 //
 // Summation order. The inner dimension is divided into parts of TILE_PART elements. Elements of a
 // part are accumulated in order, eight per matrix instruction; parts are then added in order.
-// Either one threadgroup computes all parts, or each part has its own threadgroup and
-// matmul_sum_parts adds the partial sums in the same order, which fills the GPU when there are few
-// tiles. The result is bit-identical either way, for every BM and BN and any number of rows.
+// Either one threadgroup computes all parts or, with split-K, each part has a separate threadgroup
+// and matmul_split_k_sum adds the partial sums in the same order, which occupies the GPU when there
+// are few tiles. Results are bit-identical either way, for every BM and BN and any number of rows.
 #pragma once
 
 #include <metal_simdgroup_matrix>
@@ -53,10 +53,10 @@ constexpr int tile_stride() {
 
 /// Index of this lane's two adjacent elements of an 8×8 matrix: (row, column) and (row, column +
 /// 1). Lanes of one row differ in bits 0 and 3 of their index.
-struct Place {
+struct LanePosition {
     int row, column;
 
-    explicit Place(uint lane) thread {
+    explicit LanePosition(uint lane) thread {
         const int quad = int(lane) / 4;
         row = (quad & 4) + int(lane) / 2 % 4;
         column = (quad & 2) * 2 + int(lane) % 2 * 2;
@@ -70,16 +70,16 @@ inline thread float2& elements(thread simdgroup_float8x8& matrix) {
 /// Stages ROWS rows, TILE_K elements each at a time, as 16 bytes per thread and round. A thread
 /// always copies the same rows and columns of the tile, so its pointers only advance.
 ///
-/// Rows ≥ rows_left and elements ≥ numbers_left are zero in the tile and are not read. WHOLE: each
+/// Rows ≥ rows_left and elements ≥ elements_left are zero in the tile and are not read. WHOLE: each
 /// 16-byte load is aligned and entirely inside or outside the row.
 template <typename T, int ROWS, int THREADS, bool WHOLE>
 struct RowStager {
     enum {
-        NUMBERS = 16 / sizeof(T),
-        AT_ONCE = THREADS * NUMBERS / TILE_K,  // rows per round
-        ROUNDS = ROWS / AT_ONCE,
+        ELEMENTS = 16 / sizeof(T),
+        ROWS_PER_ROUND = THREADS * ELEMENTS / TILE_K,  // rows per round
+        ROUNDS = ROWS / ROWS_PER_ROUND,
     };
-    static_assert(ROUNDS * AT_ONCE == ROWS, "the tile is a whole number of rounds");
+    static_assert(ROUNDS * ROWS_PER_ROUND == ROWS, "the tile is a whole number of rounds");
 
     device const T* from[ROUNDS];  // this thread's next elements of each round's row
     bool has[ROUNDS];              // whether the row exists
@@ -90,16 +90,16 @@ struct RowStager {
     /// copies of the last row instead of zeros. The results of these rows are discarded; padding
     /// with zeros saves memory traffic, but costs a branch per step.
     RowStager(threadgroup T* tile, device const T* rows, long row_stride, int rows_left,
-              int numbers_left, uint thread_index, bool repeats = false) thread {
-        const int first = int(thread_index) / (TILE_K / NUMBERS);
-        const int column = int(thread_index) % (TILE_K / NUMBERS) * NUMBERS;
+              int elements_left, uint thread_index, bool repeats = false) thread {
+        const int first = int(thread_index) / (TILE_K / ELEMENTS);
+        const int column = int(thread_index) % (TILE_K / ELEMENTS) * ELEMENTS;
         for (int round = 0; round < ROUNDS; round++) {
-            const int row = first + round * AT_ONCE;
+            const int row = first + round * ROWS_PER_ROUND;
             from[round] = rows + min(row, rows_left - 1) * row_stride + column;
             has[round] = repeats || row < rows_left;
         }
         to = tile + first * tile_stride<T>() + column;
-        left = numbers_left - column;
+        left = elements_left - column;
     }
 
     /// Stages the next TILE_K elements, after `done` earlier ones. sums (optional): ROWS totals,
@@ -108,21 +108,21 @@ struct RowStager {
         const bool has_more = done < left;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            threadgroup T* place = to + round * AT_ONCE * tile_stride<T>();
-            T numbers[NUMBERS];
+            threadgroup T* destination = to + round * ROWS_PER_ROUND * tile_stride<T>();
+            T values[ELEMENTS];
             if (WHOLE) {
-                thread uint4& all = reinterpret_cast<thread uint4&>(numbers);
+                thread uint4& all = reinterpret_cast<thread uint4&>(values);
                 all =
                     has[round] && has_more ? *(device const uint4*)from[round] : uint4(0, 0, 0, 0);
-                *(threadgroup uint4*)place = all;
+                *(threadgroup uint4*)destination = all;
             } else {
-                for (int i = 0; i < NUMBERS; i++) {
-                    numbers[i] = has[round] && done + i < left ? from[round][i] : T(0.0f);
-                    place[i] = numbers[i];
+                for (int i = 0; i < ELEMENTS; i++) {
+                    values[i] = has[round] && done + i < left ? from[round][i] : T(0.0f);
+                    destination[i] = values[i];
                 }
             }
-            for (int i = 0; sums != nullptr && i < NUMBERS; i++) {
-                sums[round] += float(numbers[i]);
+            for (int i = 0; sums != nullptr && i < ELEMENTS; i++) {
+                sums[round] += float(values[i]);
             }
             from[round] += TILE_K;
         }
@@ -203,8 +203,8 @@ struct TileSums {
     /// elements of each 8×8 matrix.
     template <typename U>
     void store(device U* out, long O, int rows_left, int columns_left, uint lane) thread {
-        const Place place(lane);
-        const int row = first_row + place.row, column = first_column + place.column;
+        const LanePosition position(lane);
+        const int row = first_row + position.row, column = first_column + position.column;
         out += row * O + column;
         if (columns_left >= BN) {
             store_rows<true>(out, O, rows_left - row, BN);

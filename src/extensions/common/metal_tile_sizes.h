@@ -7,7 +7,7 @@ namespace tiny_llm_ext {
 enum {
     // Elements of a row staged at a time. Divides every quantization group.
     TILE_K = 32,
-    // Elements of a row per part: a separate partial sum, which one threadgroup may compute.
+    // Elements of a row per partial sum, the unit of split-K.
     TILE_PART = 512,
 };
 

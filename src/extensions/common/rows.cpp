@@ -31,7 +31,7 @@ int64_t row_stride(const mx::array& x) {
     if (x.shape(last) > 1 && x.strides(last) != 1) {
         return -1;
     }
-    int64_t stride = -1, next = -1;  // of the dimensions so far; required of the next outer one
+    int64_t stride = -1, next = -1;  // of the rows so far; expected of the next outer dimension
     for (int dim = last - 1; dim >= 0; dim--) {
         if (x.shape(dim) == 1) {
             continue;

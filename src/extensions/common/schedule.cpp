@@ -57,7 +57,7 @@ int64_t next_dynamic(ChunkRange<Ticket>* runs, const SharedJob& job, int thread)
     // [/task 4.5.1 next]
 }
 
-NextChunk claimed() {
+NextChunk dynamic_schedule() {
     // [task 4.5.1 choose]
     return next_dynamic;
     // [/task 4.5.1 choose]
@@ -65,8 +65,8 @@ NextChunk claimed() {
 
 NextChunk default_schedule() {
     try {
-        return claimed();
-    } catch (const std::runtime_error&) {  // not implemented yet in a learner's tree
+        return dynamic_schedule();
+    } catch (const std::runtime_error&) {  // the course's task is not solved yet
         return next_static;
     }
 }
@@ -131,12 +131,12 @@ void set_schedule(const std::string& name) {
         return;
     }
     check_name(name);
-    chosen.store(name == "static" ? static_cast<NextChunk>(next_static) : claimed(),
+    chosen.store(name == "static" ? static_cast<NextChunk>(next_static) : dynamic_schedule(),
                  std::memory_order_release);
 }
 
 std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int threads,
-                                                    int64_t chunks, bool held) {
+                                                    int64_t chunks, bool delay_first) {
     check_name(name);
     const auto next = name == "static" ? next_static<SlowTicket> : next_dynamic<SlowTicket>;
     const SharedJob job = {7, chunks, threads};
@@ -164,7 +164,7 @@ std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int
                 }
                 mine.push_back(chunk);
                 const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-                while (held && thread == 0 && mine.size() == 1 && done.load() < chunks - 1 &&
+                while (delay_first && thread == 0 && mine.size() == 1 && done.load() < chunks - 1 &&
                        std::chrono::steady_clock::now() < end) {
                     std::this_thread::sleep_for(std::chrono::microseconds(50));
                 }

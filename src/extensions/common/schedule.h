@@ -42,8 +42,8 @@ struct alignas(64) ChunkRange {
 using NextChunk = int64_t (*)(ChunkRange<std::atomic<uint64_t>>* runs, const SharedJob& job,
                               int thread);
 
-/// The schedule of parallel_for: dynamic, or static in a learner's tree until dynamic is
-/// implemented.
+/// The schedule of parallel_for: dynamic by default, or static if the course's task that implements
+/// dynamic is not solved yet.
 NextChunk current_schedule();
 
 /// Sets the schedule: "static", "dynamic" or "" for the default. For benchmarks that alternate the
@@ -53,10 +53,11 @@ void set_schedule(const std::string& name);
 
 /// Runs a job with slow tickets, to provoke contention. For tests.
 ///
-/// held: delays the first thread's first chunk until all others are done, for at most two seconds.
+/// delay_first: delays thread 0's first chunk until all other chunks are done, for at most two
+///   seconds.
 /// Returns the chunks claimed by a stale worker, which still has the previous job, then those of
 /// each thread.
 std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int threads,
-                                                    int64_t chunks, bool held);
+                                                    int64_t chunks, bool delay_first);
 
 }  // namespace tiny_llm_ext

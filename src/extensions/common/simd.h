@@ -46,7 +46,7 @@ inline Floats splat(float x) { return x - Floats{}; }
 inline Ints splat(int32_t x) { return x - Ints{}; }
 
 /// Lane indices: 0, 1, …
-inline Ints lane_numbers() {
+inline Ints lane_indices() {
     Ints numbers;
     for (int i = 0; i < LANES; i++) {
         numbers[i] = i;
@@ -72,9 +72,9 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 // AMX processors: a kernel that uses it took 1.6 times as long on a Xeon as on Zen 4
 // (benchmark/LOG.md).
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
-constexpr bool MULTIPLIES_PAIRS = true;
+constexpr bool USES_BF16_DOT = true;
 #else
-constexpr bool MULTIPLIES_PAIRS = false;
+constexpr bool USES_BF16_DOT = false;
 #endif
 
 /// c + a₁·b₁ + a₀·b₀, where each lane of a and b is a pair of bfloat16 values, the first in the

@@ -1,6 +1,6 @@
 // Small cache-resident matrix product: c += a · b, for float32 or pairs of bfloat16.
 //
-// A *pair* is two bfloat16 values in one 32-bit word (MULTIPLIES_PAIRS in simd.h): the product of
+// A *pair* is two bfloat16 values in one 32-bit word (USES_BF16_DOT in simd.h): the product of
 // two pairs is the sum of two products, and the inner index counts pairs. c is always float32.
 //
 // Rows of b are loaded as vectors, so lanes are columns: every element of c is one chain of fused
@@ -13,7 +13,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Rows × vectors of c held in registers, plus a row of b: 6×4 + 4 of 32, 6×2 + 2 of 16.
+// Rows × vectors of c held in registers. With a row of b: 6×4 + 4 of 32 registers, 6×2 + 2 of 16.
 constexpr int MATMUL_ROWS = 6;
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int MATMUL_VECTORS = 2;
@@ -23,11 +23,11 @@ constexpr int MATMUL_VECTORS = 4;
 
 // c += a · b for ROWS × (VECTORS · LANES) elements of c, over `inner`. Not inlined: sums and x use
 // all registers, and the caller's live values would be spilled in the innermost loop.
-template <int ROWS, int VECTORS, typename Number>
-__attribute__((noinline)) void multiply_add_block(int inner, const Number* a, int64_t a_stride,
-                                                  const Number* b, int64_t b_stride, float* c,
+template <int ROWS, int VECTORS, typename Element>
+__attribute__((noinline)) void multiply_add_block(int inner, const Element* a, int64_t a_stride,
+                                                  const Element* b, int64_t b_stride, float* c,
                                                   int64_t c_stride) {
-    typedef Number Vector __attribute__((vector_size(LANES * 4)));
+    typedef Element Vector __attribute__((vector_size(LANES * 4)));
     Floats sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
@@ -64,9 +64,9 @@ __attribute__((noinline)) void multiply_add_block(int inner, const Number* a, in
 }
 
 // Dispatches up to MATMUL_ROWS rows to the template for that row count.
-template <int ROWS, typename Number>
-inline void multiply_add_rows(int rows, int columns, int inner, const Number* a, int64_t a_stride,
-                              const Number* b, int64_t b_stride, float* c, int64_t c_stride) {
+template <int ROWS, typename Element>
+inline void multiply_add_rows(int rows, int columns, int inner, const Element* a, int64_t a_stride,
+                              const Element* b, int64_t b_stride, float* c, int64_t c_stride) {
     if constexpr (ROWS > 1) {
         if (rows < ROWS) {
             multiply_add_rows<ROWS - 1>(rows, columns, inner, a, a_stride, b, b_stride, c,
@@ -86,9 +86,9 @@ inline void multiply_add_rows(int rows, int columns, int inner, const Number* a,
 
 /// c += a · b for a rows×inner, b inner×columns, c rows×columns; columns is a multiple of LANES.
 /// Strides are row strides. Elements are float32, or int32_t for pairs.
-template <typename Number>
-inline void multiply_add(int rows, int columns, int inner, const Number* a, int64_t a_stride,
-                         const Number* b, int64_t b_stride, float* c, int64_t c_stride) {
+template <typename Element>
+inline void multiply_add(int rows, int columns, int inner, const Element* a, int64_t a_stride,
+                         const Element* b, int64_t b_stride, float* c, int64_t c_stride) {
     for (int row = 0; row < rows; row += MATMUL_ROWS) {
         const int block = rows - row < MATMUL_ROWS ? rows - row : MATMUL_ROWS;
         multiply_add_rows<MATMUL_ROWS>(block, columns, inner, a + row * a_stride, a_stride, b,

@@ -25,10 +25,10 @@ mx::array block_of(size_t bytes) {
 }
 
 // A non-owning array of the same memory.
-mx::array lent_of(const mx::array& block) {
-    mx::array lent(block.shape(), block.dtype(), nullptr, {});
-    lent.set_data({block.buffer(), [](mx::allocator::Buffer) {}});
-    return lent;
+mx::array alias_of(const mx::array& block) {
+    mx::array alias(block.shape(), block.dtype(), nullptr, {});
+    alias.set_data({block.buffer(), [](mx::allocator::Buffer) {}});
+    return alias;
 }
 
 }  // namespace
@@ -84,12 +84,12 @@ TaskCapture::Lease& TaskCapture::lease(size_t bytes) {
         block = block_of(bytes);  // older captures keep their block alive
     }
     memory.push_back(block);
-    leases_.push_back({block, lent_of(block)});
+    leases_.push_back({block, alias_of(block)});
     return leases_.back();
 }
 
 void TaskCapture::allocate(mx::array& out) {
-    out.copy_shared_buffer(lease(out.nbytes()).lent, out.strides(), {true, true, out.ndim() <= 1},
+    out.copy_shared_buffer(lease(out.nbytes()).alias, out.strides(), {true, true, out.ndim() <= 1},
                            out.size());
 }
 

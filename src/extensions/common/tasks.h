@@ -40,9 +40,9 @@ class TaskCapture {
     // A workspace block, and a non-owning array of its memory whose reference count is the number
     // of users plus one.
     struct Lease {
-        mlx::core::array block, lent;
+        mlx::core::array block, alias;
 
-        bool is_free() const { return lent.data_shared_ptr().use_count() == 1; }
+        bool is_free() const { return alias.data_shared_ptr().use_count() == 1; }
     };
 
     Lease& lease(size_t bytes);

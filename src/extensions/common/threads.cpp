@@ -99,10 +99,10 @@ class Pool {
     }
 
    private:
-    // Computes chunks of a job until none is left for this thread. Chunks of its own run are taken
-    // in order, so that a prefetch at the end of one chunk hits the beginning of the next. A worker
-    // that is late for a finished job cannot claim a chunk of the next job with the old function:
-    // the ticket's job number differs.
+    // Computes chunks of a job until none is left for this thread. A thread takes the chunks of its
+    // run in order, so that a prefetch at the end of one chunk hits the beginning of the next. A
+    // worker that is late for a finished job cannot claim a chunk of the next job, for which it has
+    // the wrong function: the ticket's job number differs.
     void take_chunks(uint32_t number, int thread) {
         const auto run = run_.load(std::memory_order_acquire);
         const auto body = body_.load(std::memory_order_acquire);

@@ -120,7 +120,7 @@ void bind_emulator(nb::module_& parent) {
         [](nb::object compile, nb::object run_commands, nb::object failed) {
             auto& emulator = gpu::device(mx::Device::gpu).emulator;
             gpu::device(mx::Device::gpu).clear_libraries();
-            metal::forget_libraries();
+            metal::clear_library_cache();
             if (compile.is_none()) {
                 emulator = {};
                 return;
@@ -156,9 +156,8 @@ Args:
             gpu::get_command_encoder(emulated::gpu_stream()).delay = operations;
         },
         "operations"_a,
-        "Sets the number of later operations for which an operation stays in flight and MLX keeps "
-        "its "
-        "inputs alive.");
+        "Sets the number of later operations during which an operation stays in flight and MLX "
+        "keeps its inputs alive.");
     m.def(
         "defer",
         [](bool is_deferred) {
@@ -168,7 +167,7 @@ Args:
         "Sets whether commands are queued until `finish` instead of running at once.");
     m.def("finish", &finish, "Runs the queued commands.");
     m.def(
-        "forget", [] { gpu::get_command_encoder(emulated::gpu_stream()).forget(); },
+        "discard", [] { gpu::get_command_encoder(emulated::gpu_stream()).discard(); },
         "Discards the queued commands.");
 }
 

@@ -140,7 +140,7 @@ void CommandEncoder::run() {
     }
 }
 
-void CommandEncoder::forget() {
+void CommandEncoder::discard() {
     commands_.clear();
     command_ = {};
     temporaries_.clear();

@@ -29,7 +29,7 @@ void EmulatedNode::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array
         operation_->eval_gpu(inputs, outputs);
         encoder.end(inputs, outputs);
     } catch (const std::exception& error) {
-        encoder.forget();
+        encoder.discard();
         mx::metal::device().emulator.failed(name(), error.what());
         throw;
     }
@@ -77,7 +77,7 @@ bool is_gpu(mx::Stream stream) {
     return stream.device == mx::Device::gpu || (is_emulated && stream == emulated::gpu_stream());
 }
 
-std::shared_ptr<mx::Primitive> placed(std::shared_ptr<mx::Primitive> operation) {
+std::shared_ptr<mx::Primitive> wrap_if_emulated(std::shared_ptr<mx::Primitive> operation) {
     const mx::Stream stream = operation->stream();
     if (stream.device == mx::Device::gpu || !is_gpu(stream)) {
         return operation;

@@ -174,7 +174,7 @@ class PrepackedWeights:
         self._rows = prepack_rows()
         self._locations = weight_locations or WeightLocations()
         nbytes = sum(map(_aligned_nbytes, _prepackable_arrays(model)))
-        self._memory = extension().large_pages(nbytes) if nbytes else None
+        self._memory = extension().huge_pages(nbytes) if nbytes else None
         self._used = 0  # bytes used
 
     def prepack_layers(self, part: Any) -> None:

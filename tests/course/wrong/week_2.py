@@ -373,7 +373,7 @@ WRONG = [
     Wrong(
         "2.5.3 tiles",
         "the last tile is read in full",
-        "const int in_memory = min(TILE, most - first);",
-        "const int in_memory = TILE;",
+        "const int tile_keys = min(TILE, most - first);",
+        "const int tile_keys = TILE;",
     ),
 ]

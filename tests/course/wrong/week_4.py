@@ -76,8 +76,8 @@ WRONG = [
     Wrong(
         "4.2.2 prepare",
         "activations are laid out in loop order, not lane order",
-        "laid[k * LANES + lane] = x;",
-        "laid[lane * per_word + k] = x;",
+        "permuted[k * LANES + lane] = x;",
+        "permuted[lane * per_word + k] = x;",
     ),
     Wrong("4.2.2 prepare", "the first row is used for all rows", "m * job.I + i", "i"),
     Wrong("4.2.2 dot", "odd weights are skipped", "even + odd", "even"),
@@ -146,8 +146,8 @@ WRONG = [
     Wrong(
         "4.3.2 block",
         "scales are read in the activations' dtype",
-        "job.scales, place, job.scale_format",
-        "job.scales, place, job.format",
+        "job.scales, offset, job.scale_format",
+        "job.scales, offset, job.format",
     ),
     Wrong(
         "4.3.2 block",
@@ -158,12 +158,12 @@ WRONG = [
     Wrong(
         "4.3.2 block",
         "a group's scale and bias are added together",
-        "            totals[v] = fma(load(job.scales, place, job.scale_format), products[v], "
+        "            totals[v] = fma(load(job.scales, offset, job.scale_format), products[v], "
         "totals[v]);\n"
-        "            totals[v] = fma(load(job.biases, place, job.scale_format), group_sum, "
+        "            totals[v] = fma(load(job.biases, offset, job.scale_format), group_sum, "
         "totals[v]);",
-        "            totals[v] += load(job.scales, place, job.scale_format) * products[v] +\n"
-        "                         load(job.biases, place, job.scale_format) * group_sum;",
+        "            totals[v] += load(job.scales, offset, job.scale_format) * products[v] +\n"
+        "                         load(job.biases, offset, job.scale_format) * group_sum;",
     ),
     Wrong(
         "4.3.3 in-flight",
@@ -246,8 +246,8 @@ WRONG = [
     Wrong(
         "4.6.1 scores",
         "the first of eight keys is used for all",
-        "load(keys, place[k] + d, format)",
-        "load(keys, place[0] + d, format)",
+        "load(keys, offset[k] + d, format)",
+        "load(keys, offset[0] + d, format)",
     ),
     Wrong(
         "4.6.1 scores",
@@ -315,8 +315,8 @@ WRONG = [
     Wrong(
         "4.7.2 last-uses",
         "a view does not keep its buffer alive",
-        "for (const int index : aliases_of(place)) {",
-        "if (const int index = place.is_constant ? -1 : place.index; index >= 0) {",
+        "for (const int index : aliases_of(array)) {",
+        "if (const int index = array.is_constant ? -1 : array.index; index >= 0) {",
     ),
     Wrong(
         "4.7.3 replayed",

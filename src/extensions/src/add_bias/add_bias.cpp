@@ -14,9 +14,10 @@ mx::array add_bias(const mx::array& x, const mx::array& bias, mx::StreamOrDevice
           bias.dtype());
     check(bias.shape() == mx::Shape{x.shape(-1)}, NAME, "expected bias of shape (", x.shape(-1),
           "), the last dimension of x, got ", bias.shape());
-    return mx::array(x.shape(), x.dtype(),
-                     placed(std::make_shared<AddBias>(stream_for("add_bias", x.dtype(), s))),
-                     {x, bias});
+    return mx::array(
+        x.shape(), x.dtype(),
+        wrap_if_emulated(std::make_shared<AddBias>(stream_for("add_bias", x.dtype(), s))),
+        {x, bias});
 }
 
 }  // namespace tiny_llm_ext

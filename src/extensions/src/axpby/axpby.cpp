@@ -37,9 +37,10 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
         input = mx::contiguous(input, /*allow_col_major=*/false, s);
     }
     auto shape = inputs[0].shape();
-    return mx::array(shape, dtype,
-                     placed(std::make_shared<Axpby>(stream_for("axpby", dtype, s), alpha, beta)),
-                     inputs);
+    return mx::array(
+        shape, dtype,
+        wrap_if_emulated(std::make_shared<Axpby>(stream_for("axpby", dtype, s), alpha, beta)),
+        inputs);
 }
 
 // z is linear in x and in y, so the derivative in a direction is axpby of that direction.

@@ -30,10 +30,10 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx
           "expected offsets in int32, one for each sequence, got ", offsets.dtype(), " of shape ",
           offsets.shape());
     check_buffer(buffer, tokens, offsets.size());
-    return mx::array(
-        buffer.shape(), buffer.dtype(),
-        placed(std::make_shared<CacheWrite>(stream_for(CACHE_WRITE, buffer.dtype(), s), overwrite)),
-        {buffer, tokens, offsets});
+    return mx::array(buffer.shape(), buffer.dtype(),
+                     wrap_if_emulated(std::make_shared<CacheWrite>(
+                         stream_for(CACHE_WRITE, buffer.dtype(), s), overwrite)),
+                     {buffer, tokens, offsets});
 }
 
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens,

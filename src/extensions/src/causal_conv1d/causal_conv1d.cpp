@@ -30,7 +30,7 @@ std::pair<mx::array, mx::array> causal_conv1d(const mx::array& x, const mx::arra
     check_state_slots(NAME, T, cu_seqlens, read_slots, write_slots);
     const auto outputs = mx::array::make_arrays(
         {conv_states.shape(), x.shape()}, {x.dtype(), mx::float32},
-        placed(std::make_shared<CausalConv1d>(stream_for(NAME, x.dtype(), s), overwrite)),
+        wrap_if_emulated(std::make_shared<CausalConv1d>(stream_for(NAME, x.dtype(), s), overwrite)),
         {conv_states, x, weight, cu_seqlens, read_slots, write_slots});
     return {outputs[1], outputs[0]};
 }

@@ -1,7 +1,7 @@
 // causal_conv1d: Causal depthwise convolution with state, followed by SiLU.
 //
-// A sequence's input i is its token i of the step or, before the first token, an input kept in
-// `conv_states`:
+// For token t, the i-th of its sequence in this step (inputs before the first token come from
+// `conv_states`):
 //
 //     y[t, c] = silu(Σ_j weight[c, j] · input[i − (K − 1) + j, c]),   j = 0 … K − 1
 //
@@ -10,10 +10,9 @@
 //
 // State slots: a slot holds the state after some token of a sequence, here its last K − 1 inputs,
 // oldest first. A step reads a sequence's slot once, before its first token, and stores the state
-// after any of its tokens in the slot that the token names. Reading one slot and writing another
-// is copy-on-write without a copy: a slot that no sequence writes is a checkpoint. Slots are known
-// only at evaluation, too late for an exception, but invalid values never cause an out-of-bounds
-// access:
+// after token t in slot write_slots[t]. A sequence may read one slot and write another, so a slot
+// that no sequence writes remains valid as a checkpoint. Slots are known only at evaluation, too
+// late for an exception, but invalid values never cause an out-of-bounds access:
 //   - a slot outside 0 … S − 1 reads as zeros and stores nothing;
 //   - cu_seqlens are clamped to 0 … T. Outputs of a token in no sequence are undefined.
 // A slot that a sequence writes may be the one that it reads, but no other sequence may read or

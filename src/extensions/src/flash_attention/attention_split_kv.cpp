@@ -1,9 +1,9 @@
-// Week 4's attention, third step: threads share one sequence's keys.
+// Attention of the course's Week 4, third step: split-KV, threads share one sequence's keys.
 //
 // A split is KEYS_PER_SPLIT keys, aligned to a multiple of that. Each split is attended to
 // separately and yields a SoftmaxState per row; these are merged in the order of the splits.
-// Neither the splits nor the merge depend on the number of threads, so the result's bits do not
-// either.
+// Neither the splits nor their order depends on the number of threads, so the result has the same
+// bits for any number.
 #include "src/flash_attention/attention_split_kv.h"
 
 #include <algorithm>
@@ -53,30 +53,30 @@ void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& a
 // Computes several blocks, with the splits of each shared by all threads, in two parallel passes:
 // first the splits of all blocks, then merging and normalization of each block.
 void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel part) {
-    struct Piece {
+    struct Split {
         const AttentionRows* block;
         int64_t first_key;
     };
-    std::vector<Piece> pieces;         // the splits of all blocks, in order
-    std::vector<size_t> first_pieces;  // index of each block's first piece, then the total
+    std::vector<Split> splits;         // the splits of all blocks, in order
+    std::vector<size_t> first_splits;  // index of each block's first split, then the total
     std::unique_ptr<SoftmaxState[]> states;
     // [task 4.6.3 split]
     const int64_t size = KEYS_PER_SPLIT;
     for (int64_t b = 0; b < count; b++) {
-        first_pieces.push_back(pieces.size());
+        first_splits.push_back(splits.size());
         for (int64_t key = 0; key < keys_of(blocks[b]); key += size) {
-            pieces.push_back({&blocks[b], key});
+            splits.push_back({&blocks[b], key});
         }
     }
-    first_pieces.push_back(pieces.size());
-    states = std::make_unique_for_overwrite<SoftmaxState[]>(pieces.size() * QUERY_ROWS);
-    parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
-        const auto [block, key] = pieces[i];
+    first_splits.push_back(splits.size());
+    states = std::make_unique_for_overwrite<SoftmaxState[]>(splits.size() * QUERY_ROWS);
+    parallel_for(static_cast<int64_t>(splits.size()), [&](int64_t i) {
+        const auto [block, key] = splits[i];
         part(*block, key, std::min(key + size, keys_of(*block)), &states[i * QUERY_ROWS]);
     });
     // [/task 4.6.3 split]
     parallel_for(count, [&](int64_t b) {
-        const size_t first = first_pieces[b], parts = first_pieces[b + 1] - first;
+        const size_t first = first_splits[b], parts = first_splits[b + 1] - first;
         for (int row = 0; row < blocks[b].rows; row++) {
             SoftmaxState all;
             merge(&states[first * QUERY_ROWS + row], static_cast<int64_t>(parts), blocks[b].D, all);
@@ -134,11 +134,10 @@ void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention
         parallel_for(all, [&](int64_t b) { attend_alone(blocks[b], step); });
         return;
     }
-    // Limits the number of blocks in flight, and so the memory of their states: a block of 4,096
-    // keys has 64 KB of states.
-    constexpr int64_t AT_A_TIME = 64;
-    for (int64_t first = 0; first < all; first += AT_A_TIME) {
-        attend_split_kv(&blocks[first], std::min(AT_A_TIME, all - first), step.part);
+    // Limits the memory of the blocks' states: a block of 4,096 keys has 64 KB.
+    constexpr int64_t MAX_BLOCKS = 64;
+    for (int64_t first = 0; first < all; first += MAX_BLOCKS) {
+        attend_split_kv(&blocks[first], std::min(MAX_BLOCKS, all - first), step.part);
     }
 }
 

@@ -1,4 +1,4 @@
-// Split-KV scheduling of Week 4's attention.
+// Split-KV scheduling of the attention kernels of the course's Week 4.
 #pragma once
 
 #include <vector>

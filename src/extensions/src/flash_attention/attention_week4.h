@@ -1,5 +1,5 @@
-// Week 4's attention kernels, on raw pointers: no MLX and no standard library templates (see
-// common/half.h).
+// Attention kernels of the course's Week 4, on raw pointers: no MLX and no standard library
+// templates (see common/half.h).
 //
 // The environment variable TINY_LLM_ATTENTION selects one, for the model and for benchmarks:
 //

@@ -85,7 +85,7 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
     }
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
     const auto shape = inputs[0].shape();
-    const auto primitive = placed(
+    const auto primitive = wrap_if_emulated(
         std::make_shared<FlashAttention>(stream_for("flash_attention", query.dtype(), s), factor,
                                          causal, mask.has_value(), context_lens.has_value()));
     const mx::array out(shape, query.dtype(), primitive, std::move(inputs));

@@ -32,20 +32,24 @@ MetalLaunch flash_attention_readable_launch(const FlashAttentionParams& params, 
 
 MetalLaunch flash_attention_tile_launch(const FlashAttentionParams& params, Format format) {
     const int64_t simdgroups = ceil_div(rows_of_group(params), ATTENTION_MATRIX_ROWS);
-    const int64_t together = std::min<int64_t>(simdgroups, ATTENTION_MATRIX_SIMDGROUPS);
-    return {.kernel = kernel_name("flash_attention_tile" + head_size(params.D), format),
-            .groups = {.x = ceil_div(simdgroups, together), .y = key_heads(params)},
-            .threads = {.x = together * SIMD_WIDTH},
-            .params = bytes_of(params)};
+    const int64_t simdgroups_per_threadgroup =
+        std::min<int64_t>(simdgroups, ATTENTION_MATRIX_SIMDGROUPS);
+    return {
+        .kernel = kernel_name("flash_attention_tile" + head_size(params.D), format),
+        .groups = {.x = ceil_div(simdgroups, simdgroups_per_threadgroup), .y = key_heads(params)},
+        .threads = {.x = simdgroups_per_threadgroup * SIMD_WIDTH},
+        .params = bytes_of(params)};
 }
 
 MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Format format) {
     const int64_t rows = rows_of_group(params);
-    const int together = rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
+    const int rows_per_threadgroup = rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
     const std::string variant =
-        "flash_attention_decode_rows" + std::to_string(together) + head_size(params.D);
+        "flash_attention_decode_rows" + std::to_string(rows_per_threadgroup) + head_size(params.D);
     return {.kernel = kernel_name(variant, format),
-            .groups = {.x = params.splits, .y = ceil_div(rows, together), .z = key_heads(params)},
+            .groups = {.x = params.splits,
+                       .y = ceil_div(rows, rows_per_threadgroup),
+                       .z = key_heads(params)},
             .threads = {.x = ATTENTION_SPLIT_SIMDGROUPS * SIMD_WIDTH},
             .params = bytes_of(params)};
 }

@@ -58,14 +58,14 @@ template <typename T>
 
     // [task 2.5.3 tiles]
     for (int first = 0; first < most; first += TILE) {
-        const int in_memory = min(TILE, most - first);
-        const int in_view = clamp(visible - first, 0, in_memory);
+        const int tile_keys = min(TILE, most - first);
+        const int visible_in_tile = clamp(visible - first, 0, tile_keys);
         load_tile(key + row_offset(params.key_strides, b, key_head, first), params.key_strides[2],
-                  in_memory, D, tile, thread_index);
+                  tile_keys, D, tile, thread_index);
 
         // The score of key j is a sum over all lanes; lane j stores it.
         float score = -INFINITY;
-        for (int j = 0; j < in_view; j++) {
+        for (int j = 0; j < visible_in_tile; j++) {
             float product = 0;
             for (int i = 0; i < SLICES; i++) {
                 const int d = i * 32 + int(lane);
@@ -74,12 +74,12 @@ template <typename T>
             product = simd_sum(product) * params.scale;
             score = int(lane) == j ? product : score;
         }
-        if (params.mask_kind != ATTENTION_MASK_NONE && int(lane) < in_view) {
+        if (params.mask_kind != ATTENTION_MASK_NONE && int(lane) < visible_in_tile) {
             score = masked(params, mask, mask_row(params, b, head, l), first + int(lane), score);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);  // keys no longer needed
         load_tile(value + row_offset(params.value_strides, b, key_head, first),
-                  params.value_strides[2], in_memory, D, tile, thread_index);
+                  params.value_strides[2], tile_keys, D, tile, thread_index);
 
         const float larger = max(largest, simd_max(score));
         const float factor = rescale(largest, larger);
@@ -89,7 +89,7 @@ template <typename T>
         for (int i = 0; i < SLICES; i++) {
             o[i] *= factor;
         }
-        for (int j = 0; j < in_view; j++) {
+        for (int j = 0; j < visible_in_tile; j++) {
             const float w = simd_broadcast(weight, ushort(j));
             for (int i = 0; i < SLICES; i++) {
                 const int d = i * 32 + int(lane);

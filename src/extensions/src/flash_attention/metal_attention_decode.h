@@ -24,7 +24,7 @@ struct Split {
     device float* partial;
     device float* statistics;
 
-    void tell(long row, float largest, float sum) const {
+    void store_statistics(long row, float largest, float sum) const {
         statistics[(row * count + index) * 2] = largest;
         statistics[(row * count + index) * 2 + 1] = sum;
     }
@@ -130,7 +130,7 @@ void attend_to_key(thread FewRows<ROWS, PER>& state, thread const AttentionGroup
             score = fma(state.q[r][i], k[i], score);
         }
         score = simd_sum(score) * group.scale;
-        if (CHECKS && source.masks()) {
+        if (CHECKS && source.has_mask()) {
             const int row = first_row + r;
             score = source.masked(group.head(row), group.token(row), s, score);
         }
@@ -177,7 +177,7 @@ void attend_to_keys(thread FewRows<ROWS, PER>& state, thread const AttentionGrou
     source.move(start);
     const bool has_runs = source.has_runs();
     // All rows see keys hidden_from_some … seen_by_all − 1.
-    const int seen_by_all = source.masks() || !has_runs ? 0 : group.visible(first_row);
+    const int seen_by_all = source.has_mask() || !has_runs ? 0 : group.visible(first_row);
     const int hidden_from_all = group.hidden(first_row);
     const int hidden_from_some = group.hidden(min(first_row + ROWS, group.rows()) - 1);
     for (int run = first; run < end; run += ATTENTION_SPLIT_SIMDGROUPS * RUN) {
@@ -229,16 +229,16 @@ void add_simdgroups(thread FewRows<ROWS, PER>& state, int first, threadgroup flo
     constexpr int FOURS = PER / 4;
 #pragma unroll
     for (int half = ATTENTION_SPLIT_SIMDGROUPS / 2; half > 0; half /= 2) {
-        threadgroup float4* place = memory + simdgroup % half * (COUNT * FOURS * 32) + int(lane);
+        threadgroup float4* slot = memory + simdgroup % half * (COUNT * FOURS * 32) + int(lane);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int i = 0; i < COUNT * FOURS && simdgroup >= half && simdgroup < 2 * half; i++) {
             thread const float* o = state.o[first + i / FOURS] + i % FOURS * 4;
-            place[i * 32] = float4(o[0], o[1], o[2], o[3]);
+            slot[i * 32] = float4(o[0], o[1], o[2], o[3]);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int i = 0; i < COUNT * FOURS && simdgroup < half; i++) {
             thread float* o = state.o[first + i / FOURS] + i % FOURS * 4;
-            const float4 other = place[i * 32];
+            const float4 other = slot[i * 32];
             for (int j = 0; j < 4; j++) {
                 o[j] += other[j];
             }
@@ -265,7 +265,7 @@ void store_row(thread const AttentionGroup& group, thread const Source& source,
     store_elements<WHOLE, PER>(split.partial + (partial_row * split.count + split.index) * D, start,
                                D, o);
     if (lane == 0) {
-        split.tell(partial_row, statistics.x, sum);
+        split.store_statistics(partial_row, statistics.x, sum);
     }
 }
 
@@ -321,7 +321,8 @@ void attend_to_split(thread const AttentionGroup& group, thread Source& source,
     if (split.count > 1 && is_empty) {  // the merge ignores the partial result
         const int row = first_row + int(lane);
         if (simdgroup == 0 && int(lane) < row_count) {
-            split.tell(source.partial_row(group.head(row), group.token(row)), -INFINITY, 0);
+            split.store_statistics(source.partial_row(group.head(row), group.token(row)), -INFINITY,
+                                   0);
         }
     } else if (source.aligned()) {
         attend_and_merge<true, ROWS, DIM>(group, source, split, first_row, row_count, first, end,

@@ -19,7 +19,7 @@ inline int visible_keys(bool causal, int S, int L, int l) {
     return causal ? metal::clamp(l + 1 + S - L, 0, S) : S;
 }
 
-/// Same, with `keys` keys.
+/// Same, for flash_attention's parameters and a sequence of `keys` keys.
 inline int visible_keys(constant const Params& params, int keys, int l) {
     return visible_keys(params.causal, keys, params.L, l);
 }
@@ -46,12 +46,12 @@ inline long mask_row(constant const Params& params, int b, int head, int l) {
     return b * params.mask_strides[0] + head * params.mask_strides[1] + l * params.mask_strides[2];
 }
 
-/// Element 0 of a row of D in query, key or value.
+/// Offset of a row of D elements in query, key or value.
 inline long row_offset(constant const long* strides, int b, int head, int token) {
     return b * strides[0] + head * strides[1] + token * strides[2];
 }
 
-/// Element 0 of a row of out, B×L×H_q×D.
+/// Offset of a row of D elements in out, B×L×H_q×D.
 inline long out_offset(constant const Params& params, int b, int head, int l) {
     return ((long(b) * params.L + l) * params.H_q + head) * params.D;
 }

@@ -16,7 +16,8 @@
 //     key_scale(), value_scale()      scales of the rows of `key` and `value`; 1 unless SCALED
 //     aligned()                       whether offsets and sizes of key and value rows are multiples
 //                                     of four
-//     masks(), masked(head, l, s, x)  whether there is a mask; the score x with its mask term
+//     has_mask()                      whether there is a mask
+//     masked(head, l, s, x)           the score x with its mask term
 //     out(head, l)                    output row
 //     partial_row(head, l)            index of the row in decode's partial results
 #pragma once
@@ -83,7 +84,7 @@ struct DenseSource {
     float key_scale() const { return 1; }
     float value_scale() const { return 1; }
     bool aligned() const { return params->aligned; }
-    bool masks() const { return params->mask_kind != ATTENTION_MASK_NONE; }
+    bool has_mask() const { return params->mask_kind != ATTENTION_MASK_NONE; }
     float masked(int head, int l, int s, float score) const {
         return tiny_llm_ext::masked(*params, mask, mask_row(*params, b, head, l), s, score);
     }

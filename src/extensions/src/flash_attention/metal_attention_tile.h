@@ -96,10 +96,10 @@ struct EightRows {
     float largest, sum;                         // of this lane's row
 
     /// query: this lane's row.
-    EightRows(device const T* query, int D, Place place) thread {
+    EightRows(device const T* query, int D, LanePosition position) thread {
 #pragma unroll
         for (int i = 0; i < Sizes::SLICES; i++) {
-            const int d = i * 8 + place.column;
+            const int d = i * 8 + position.column;
             elements(q[i]) =
                 float2(d < D ? float(query[d]) : 0.0f, d + 1 < D ? float(query[d + 1]) : 0.0f);
             elements(o[i]) = float2(0.0f);
@@ -127,16 +127,16 @@ struct EightRows {
     /// first: the tile's first key; visible: number of leading keys visible to the row, of which
     /// `hidden` are before its window.
     template <typename Source>
-    void hide(thread const Source& source, int head, int l, int first, int visible, int hidden,
-              Place place) thread {
-        const bool masks = source.masks();
+    void apply_mask(thread const Source& source, int head, int l, int first, int visible,
+                    int hidden, LanePosition position) thread {
+        const bool has_mask = source.has_mask();
 #pragma unroll
         for (int j = 0; j < Sizes::COLUMNS; j++) {
             for (int k = 0; k < 2; k++) {
-                const int s = first + j * 8 + place.column + k;
+                const int s = first + j * 8 + position.column + k;
                 const bool sees = s >= hidden && s < visible;
                 float score = sees ? elements(scores[j])[k] : -INFINITY;
-                if (masks && sees) {
+                if (has_mask && sees) {
                     score = source.masked(head, l, s, score);
                 }
                 elements(scores[j])[k] = score;
@@ -145,10 +145,10 @@ struct EightRows {
     }
 
     /// Multiplies each key's column of scores or weights by its scale.
-    void multiply_by(threadgroup const float* scales, Place place) thread {
+    void scale_columns(threadgroup const float* scales, LanePosition position) thread {
 #pragma unroll
         for (int j = 0; j < Sizes::COLUMNS; j++) {
-            const int key = j * 8 + place.column;
+            const int key = j * 8 + position.column;
             elements(scores[j]) *= float2(scales[key], scales[key + 1]);
         }
     }
@@ -188,10 +188,10 @@ struct EightRows {
     }
 
     /// out: this lane's row.
-    void store(device T* out, int D, Place place) thread {
+    void store(device T* out, int D, LanePosition position) thread {
         for (int i = 0; i < Sizes::SLICES; i++) {
             const float2 pair = sum == 0 ? float2(0.0f) : elements(o[i]) / sum;
-            const int d = i * 8 + place.column;
+            const int d = i * 8 + position.column;
             if (d < D) {
                 out[d] = T(pair.x);
             }
@@ -202,7 +202,7 @@ struct EightRows {
     }
 };
 
-/// Lets a threadgroup's rows, starting at `block`, attend to all visible keys. Call from all
+/// Attention of a threadgroup's rows, starting at `block`, over all visible keys. Call from all
 /// threads; keys, values: memory for TileSizes<T, DIM>::FOURS · 4 elements each; scales: for 2 ·
 /// KEYS, if the source is SCALED. Rows beyond the group's last one repeat it and are not stored.
 template <typename T, int DIM, typename Source>
@@ -210,10 +210,10 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
                      threadgroup T* keys, threadgroup T* values, threadgroup float* scales,
                      uint simdgroup, uint simdgroups, uint lane, uint thread_index) {
     constexpr int TILE = TileSizes<T, DIM>::KEYS;
-    const Place place(lane);
+    const LanePosition position(lane);
     const int last = group.rows() - 1;
     const int first_row = block + int(simdgroup) * ATTENTION_MATRIX_ROWS;
-    const int row = min(first_row + place.row, last);
+    const int row = min(first_row + position.row, last);
     const int l = group.token(row), head = group.head(row), visible = group.visible(row);
     const int hidden = group.hidden(row);
     const int visible_to_first = group.visible(min(first_row, last));
@@ -221,7 +221,7 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
     const int most = group.visible(min(block + int(simdgroups) * ATTENTION_MATRIX_ROWS - 1, last));
 
     const int begin = group.hidden(min(block, last));
-    EightRows<T, DIM> rows(source.query(head, l), group.D, place);
+    EightRows<T, DIM> rows(source.query(head, l), group.D, position);
     for (int first = begin / TILE * TILE; first < most; first += TILE) {
         threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
         load_tiles<T, DIM>(source, first, begin - first, min(TILE, most - first), group.D, keys,
@@ -229,20 +229,20 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
         threadgroup_barrier(mem_flags::mem_threadgroup);
         rows.score(keys, group.scale);
         if (Source::SCALED) {
-            rows.multiply_by(scales, place);
+            rows.scale_columns(scales, position);
         }
         // Skips the visibility checks if all rows of the simdgroup see the whole tile.
-        if (source.masks() || first + TILE > visible_to_first || first < hidden_from_last) {
-            rows.hide(source, head, l, first, visible, hidden, place);
+        if (source.has_mask() || first + TILE > visible_to_first || first < hidden_from_last) {
+            rows.apply_mask(source, head, l, first, visible, hidden, position);
         }
         const float factor = rows.softmax_weights();
         if (Source::SCALED) {
-            rows.multiply_by(scales + TILE, place);
+            rows.scale_columns(scales + TILE, position);
         }
         rows.add(values, factor);
     }
-    if (first_row + place.row <= last) {
-        rows.store(source.out(head, l), group.D, place);
+    if (first_row + position.row <= last) {
+        rows.store(source.out(head, l), group.D, position);
     }
 }
 

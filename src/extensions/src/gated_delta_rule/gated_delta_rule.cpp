@@ -51,8 +51,8 @@ std::pair<mx::array, mx::array> gated_delta_rule(const mx::array& qkv, const mx:
     check_state_slots(NAME, T, cu_seqlens, read_slots, write_slots);
     const auto outputs = mx::array::make_arrays(
         {states.shape(), recurrence_shape(states, qkv)}, {mx::float32, mx::float32},
-        placed(std::make_shared<GatedDeltaRule>(stream_for(NAME, a.dtype(), s), num_k_heads,
-                                                overwrite)),
+        wrap_if_emulated(std::make_shared<GatedDeltaRule>(stream_for(NAME, a.dtype(), s),
+                                                          num_k_heads, overwrite)),
         {states, qkv, a, b, A_log, dt_bias, cu_seqlens, read_slots, write_slots});
     return {outputs[1], outputs[0]};
 }

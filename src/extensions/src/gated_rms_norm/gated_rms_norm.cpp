@@ -18,9 +18,10 @@ mx::array gated_rms_norm(const mx::array& o, const mx::array& z, const mx::array
           "), the last dimension of o, got ", weight.shape());
     check(weight.dtype() == mx::float32 || weight.dtype() == z.dtype(), NAME,
           "expected weight in float32 or the dtype of z, ", z.dtype(), ", got ", weight.dtype());
-    return mx::array(z.shape(), z.dtype(),
-                     placed(std::make_shared<GatedRmsNorm>(stream_for(NAME, z.dtype(), s), eps)),
-                     {o, z, weight});
+    return mx::array(
+        z.shape(), z.dtype(),
+        wrap_if_emulated(std::make_shared<GatedRmsNorm>(stream_for(NAME, z.dtype(), s), eps)),
+        {o, z, weight});
 }
 
 }  // namespace tiny_llm_ext

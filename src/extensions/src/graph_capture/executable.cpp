@@ -29,22 +29,22 @@ ExecutableGraph::ExecutableGraph(std::shared_ptr<const CapturedGraph> graph,
                                  const std::vector<mx::array>& inputs)
     : graph_(std::move(graph)) {
     TaskCapture capture(workspace_of(graph_->stream()));
-    std::vector<mx::array> places;
+    std::vector<mx::array> arrays;
     for (size_t i = 0; i < inputs.size(); i++) {
         assert(is_dense(inputs[i]));
         const bool is_copied = !graph_->overwrites(i);
-        mx::array place(inputs[i].shape(), inputs[i].dtype(), nullptr, {});
+        mx::array array(inputs[i].shape(), inputs[i].dtype(), nullptr, {});
         if (is_copied) {
-            capture.allocate(place);
-            place.copy_shared_buffer(place, inputs[i].strides(), inputs[i].flags(),
+            capture.allocate(array);
+            array.copy_shared_buffer(array, inputs[i].strides(), inputs[i].flags(),
                                      inputs[i].size());
         } else {
-            place.copy_shared_buffer(inputs[i]);
+            array.copy_shared_buffer(inputs[i]);
         }
-        inputs_.push_back(slot_of(place, is_copied));
-        places.push_back(place);
+        inputs_.push_back(slot_of(array, is_copied));
+        arrays.push_back(array);
     }
-    const auto results = graph_->evaluate(places);
+    const auto results = graph_->evaluate(arrays);
     for (size_t i = 0; i < results.size(); i++) {
         const auto& result = results[i];
         outputs_.push_back(

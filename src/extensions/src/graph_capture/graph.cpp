@@ -25,8 +25,9 @@ constexpr const char* GRAPH_CAPTURE = "graph_capture";
 mx::Stream stream_of(const std::vector<mx::array>& outputs) {
     const auto computed = std::find_if(outputs.begin(), outputs.end(),
                                        [](const mx::array& x) { return x.has_primitive(); });
-    check(computed != outputs.end(), GRAPH_CAPTURE, "expected outputs computed by operations, got ",
-          outputs.size(), " inputs");
+    check(computed != outputs.end(), GRAPH_CAPTURE,
+          "expected at least one output computed by an operation, got ", outputs.size(),
+          " outputs, none of them computed");
     return computed->primitive().stream();
 }
 
@@ -62,13 +63,13 @@ class CapturedGraph::Tracer {
    public:
     Tracer(CapturedGraph& graph, const std::vector<mx::array>& placeholders) : graph_(graph) {
         for (const auto& placeholder : placeholders) {
-            places_.insert({placeholder.id(), {false, computed_++}});
+            indices_.insert({placeholder.id(), {false, computed_++}});
         }
     }
 
     // Index of x, after appending all its dependencies.
-    Place place_of(const mx::array& x) {
-        if (const auto known = places_.find(x.id()); known != places_.end()) {
+    ArrayIndex index_of(const mx::array& x) {
+        if (const auto known = indices_.find(x.id()); known != indices_.end()) {
             return known->second;
         }
         return depends_on_placeholders(x) ? add_step(x) : add_constant(x);
@@ -77,24 +78,24 @@ class CapturedGraph::Tracer {
    private:
     bool depends_on_placeholders(const mx::array& x);
 
-    Place add_constant(mx::array x) {
+    ArrayIndex add_constant(mx::array x) {
         x.eval();
-        const Place place = {true, static_cast<int>(graph_.constants_.size())};
+        const ArrayIndex array = {true, static_cast<int>(graph_.constants_.size())};
         graph_.constants_.push_back(x);
-        places_.insert({x.id(), place});
-        return place;
+        indices_.insert({x.id(), array});
+        return array;
     }
 
     // Appends a step with all outputs of the primitive, which computes them together.
-    Place add_step(const mx::array& x) {
+    ArrayIndex add_step(const mx::array& x) {
         check(x.primitive().stream() == graph_.stream_, GRAPH_CAPTURE,
               "expected all operations on one stream, got ", x.primitive().name(),
               " on another stream");
         check(as_capturable(x.primitive()) != nullptr || is_view(x.primitive()), GRAPH_CAPTURE,
-              "expected operations of the extension and views, got ", x.primitive().name());
+              "expected only operations of tiny_llm_ext and MLX views, got ", x.primitive().name());
         Step step = {x.primitive_ptr(), {}, {}, {}, 0, {}};
         for (const auto& input : x.inputs()) {
-            step.inputs.push_back(place_of(input));
+            step.inputs.push_back(index_of(input));
         }
         step.first_output = computed_;
         const bool views_computed = is_view(x.primitive()) && !step.inputs[0].is_constant;
@@ -103,22 +104,22 @@ class CapturedGraph::Tracer {
         for (const auto& output : x.outputs()) {
             step.shapes.push_back(output.shape());
             step.dtypes.push_back(output.dtype());
-            places_.insert({output.id(), {false, computed_++}});
+            indices_.insert({output.id(), {false, computed_++}});
         }
         graph_.steps_.push_back(std::move(step));
-        return places_.at(x.id());
+        return indices_.at(x.id());
     }
 
     CapturedGraph& graph_;
-    std::unordered_map<std::uintptr_t, Place> places_;
+    std::unordered_map<std::uintptr_t, ArrayIndex> indices_;
     std::unordered_map<std::uintptr_t, bool> depends_;
     int computed_ = 0;  // number of non-constant arrays
 };
 
-// Whether x depends on a placeholder, directly or indirectly. `places_` has the arrays already
+// Whether x depends on a placeholder, directly or indirectly. `indices_` has the arrays already
 // appended, `depends_` memoizes earlier results.
 bool CapturedGraph::Tracer::depends_on_placeholders(const mx::array& x) {
-    if (const auto known = places_.find(x.id()); known != places_.end()) {
+    if (const auto known = indices_.find(x.id()); known != indices_.end()) {
         return !known->second.is_constant;
     }
     if (const auto known = depends_.find(x.id()); known != depends_.end()) {
@@ -144,7 +145,7 @@ CapturedGraph::CapturedGraph(const std::vector<mx::array>& placeholders,
     }
     Tracer tracer(*this, placeholders);
     for (const auto& output : outputs) {
-        outputs_.push_back(tracer.place_of(output));
+        outputs_.push_back(tracer.index_of(output));
         output_shapes_.push_back(output.shape());
         output_dtypes_.push_back(output.dtype());
     }
@@ -152,32 +153,32 @@ CapturedGraph::CapturedGraph(const std::vector<mx::array>& placeholders,
     find_overwritten();
 }
 
-// An index and the indices it is a view of: reading it reads their memory.
-std::vector<int> CapturedGraph::aliases_of(const Place& place) const {
+// An array's index and those of the arrays it is a view of: reading it reads their memory.
+std::vector<int> CapturedGraph::aliases_of(const ArrayIndex& array) const {
     std::vector<int> indices;
-    for (int index = place.is_constant ? -1 : place.index; index >= 0; index = view_of_[index]) {
+    for (int index = array.is_constant ? -1 : array.index; index >= 0; index = view_of_[index]) {
         indices.push_back(index);
     }
     return indices;
 }
 
-// Fills each step's last_use: indices whose memory no later step reads. Outputs are read after all
-// steps; an unused output of a step has its last use in that step.
+// Fills each step's last_use: indices whose memory no later step reads. The graph's outputs are
+// read after all steps. A step's unused output has its last use in that step.
 void CapturedGraph::find_last_uses() {
     // [task 4.7.2 last-uses]
     std::unordered_set<int> used_later;
-    for (const Place& output : outputs_) {
+    for (const ArrayIndex& output : outputs_) {
         for (const int index : aliases_of(output)) {
             used_later.insert(index);
         }
     }
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
-        std::vector<Place> used = step->inputs;
+        std::vector<ArrayIndex> used = step->inputs;
         for (size_t i = 0; i < step->shapes.size(); i++) {  // some are never used
             used.push_back({false, step->first_output + static_cast<int>(i)});
         }
-        for (const Place& place : used) {
-            for (const int index : aliases_of(place)) {
+        for (const ArrayIndex& array : used) {
+            for (const int index : aliases_of(array)) {
                 if (used_later.insert(index).second) {
                     step->last_use.push_back(index);
                 }
@@ -197,19 +198,20 @@ void CapturedGraph::find_overwritten() {
         if (!writes_in_place(*step.primitive)) {
             continue;
         }
-        const Place& buffer = step.inputs[0];
+        const ArrayIndex& buffer = step.inputs[0];
         const auto input = overwritten.find(buffer.index);
         const bool is_last = contains(step.last_use, buffer.index);
         const bool writes_itself = std::any_of(
             step.inputs.begin() + 1, step.inputs.end(),
-            [&](const Place& other) { return contains(aliases_of(other), buffer.index); });
+            [&](const ArrayIndex& other) { return contains(aliases_of(other), buffer.index); });
         check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself,
-              GRAPH_CAPTURE, "expected writes only to inputs that are not read afterwards, got ",
+              GRAPH_CAPTURE,
+              "expected in-place writes only to graph inputs that are not read afterwards, got ",
               step.primitive->name(), " on another array");
         overwrites_[input->second] = true;
         overwritten.insert({step.first_output, input->second});
     }
-    for (const Place& output : outputs_) {
+    for (const ArrayIndex& output : outputs_) {
         const auto found = overwritten.find(output.index);
         const bool is_buffer =
             !output.is_constant && found != overwritten.end() && overwrites_[found->second];
@@ -233,8 +235,8 @@ std::vector<CapturedGraph::NodeInfo> CapturedGraph::node_infos() const {
     std::vector<NodeInfo> steps;
     for (const Step& step : steps_) {
         std::vector<std::optional<int>> from;
-        for (const Place& place : step.inputs) {
-            from.push_back(place.is_constant ? std::nullopt : std::optional(place.index));
+        for (const ArrayIndex& array : step.inputs) {
+            from.push_back(array.is_constant ? std::nullopt : std::optional(array.index));
         }
         std::vector<int> to, last_uses = step.last_use;
         for (size_t i = 0; i < step.shapes.size(); i++) {
@@ -248,13 +250,13 @@ std::vector<CapturedGraph::NodeInfo> CapturedGraph::node_infos() const {
 
 std::vector<mx::array> CapturedGraph::evaluate(const std::vector<mx::array>& inputs) const {
     std::vector<std::optional<mx::array>> computed(inputs.begin(), inputs.end());
-    const auto at = [&](const Place& place) {
-        return place.is_constant ? constants_[place.index] : *computed[place.index];
+    const auto at = [&](const ArrayIndex& array) {
+        return array.is_constant ? constants_[array.index] : *computed[array.index];
     };
     for (const Step& step : steps_) {
         std::vector<mx::array> from, to;
-        for (const Place& place : step.inputs) {
-            from.push_back(at(place));
+        for (const ArrayIndex& array : step.inputs) {
+            from.push_back(at(array));
         }
         if (is_reshape(*step.primitive)) {
             from[0] = row_contiguous(from[0], stream_);  // MLX's own copy would not be captured
@@ -270,8 +272,8 @@ std::vector<mx::array> CapturedGraph::evaluate(const std::vector<mx::array>& inp
         }
     }
     std::vector<mx::array> outputs;
-    for (const Place& place : outputs_) {
-        outputs.push_back(at(place));
+    for (const ArrayIndex& array : outputs_) {
+        outputs.push_back(at(array));
     }
     return outputs;
 }

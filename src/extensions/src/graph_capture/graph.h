@@ -3,8 +3,8 @@
 // In a decode step MLX spends about 6 µs on each node of the graph: Python builds it, MLX sorts it
 // topologically, resolves its arrays' memory and dispatches a task to the stream's thread. A
 // transformer block has twenty nodes, most of whose kernels take no longer than that, and the
-// overhead occupies a core that could multiply. From one token to the next only the values change,
-// so all of this is done once:
+// overhead occupies a core that could run kernels. Only the values change from one token to the
+// next, so this work is done once:
 //
 //     GraphCache       graphs of one function, keyed by input shapes      (graph_cache.h)
 //     CapturedGraph    the operations in execution order                  (here)
@@ -39,7 +39,8 @@ class CapturedGraph {
    public:
     /// placeholders: arrays without data, from which the outputs were computed. All other
     /// dependencies of the outputs are evaluated now.
-    /// Throws std::invalid_argument if an operation violates the above, or if there are none.
+    /// Throws std::invalid_argument if an operation violates these rules, or if no output is the
+    /// result of an operation.
     CapturedGraph(const std::vector<mx::array>& placeholders,
                   const std::vector<mx::array>& outputs);
 
@@ -67,14 +68,14 @@ class CapturedGraph {
 
    private:
     // Index of an array: among the inputs followed by the steps' outputs, or among the constants.
-    struct Place {
+    struct ArrayIndex {
         bool is_constant;
         int index;
     };
 
     struct Step {
         std::shared_ptr<mx::Primitive> primitive;
-        std::vector<Place> inputs;
+        std::vector<ArrayIndex> inputs;
         std::vector<mx::Shape> shapes;  // of the outputs
         std::vector<mx::Dtype> dtypes;
         int first_output;           // index of its first output
@@ -83,7 +84,7 @@ class CapturedGraph {
 
     class Tracer;
 
-    std::vector<int> aliases_of(const Place& place) const;
+    std::vector<int> aliases_of(const ArrayIndex& array) const;
     void find_last_uses();
     void find_overwritten();
 
@@ -91,7 +92,7 @@ class CapturedGraph {
     std::vector<mx::Dtype> input_dtypes_, output_dtypes_;
     std::vector<mx::array> constants_;
     std::vector<Step> steps_;
-    std::vector<Place> outputs_;
+    std::vector<ArrayIndex> outputs_;
     std::vector<int> view_of_;             // per index: the viewed index, or −1
     std::vector<bool> overwrites_;         // per input
     std::vector<int> overwritten_inputs_;  // per output

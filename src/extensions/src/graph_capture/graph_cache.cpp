@@ -20,7 +20,7 @@ constexpr size_t MAX_GRAPHS = 32;
 constexpr size_t MAX_EXECUTABLES = 8;
 
 // Creates the node's outputs. MLX stores all inputs in each output, thousands of references for a
-// model's layers. It only needs pending inputs for traversal, so all outputs except the first store
+// model's layers. Traversal needs only unevaluated inputs, so all outputs except the first store
 // only those.
 std::vector<mx::array> outputs_of(const std::shared_ptr<mx::Primitive>& replay,
                                   const CapturedGraph& graph,

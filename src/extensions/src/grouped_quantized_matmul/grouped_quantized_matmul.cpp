@@ -24,7 +24,7 @@ mx::array first_of(const char* name, const mx::array& stack) {
 }
 
 // Whether each of a token's experts has a separate row of `a`.
-bool has_own_rows(const mx::array& a, const mx::array& experts) {
+bool has_row_per_expert(const mx::array& a, const mx::array& experts) {
     return a.ndim() == experts.ndim() + 1;
 }
 
@@ -47,8 +47,8 @@ mx::array gathered(const mx::array& scales, const mx::array& biases, int group_s
         const mx::array first = mx::negative(num_experts, stream);
         is_known = mx::logical_and(is_known, mx::greater_equal(experts, first, stream), stream);
     }
-    const mx::array rows = has_own_rows(a, experts) ? mx::expand_dims(a, -2, stream)
-                                                    : mx::expand_dims(a, {-2, -3}, stream);
+    const mx::array rows = has_row_per_expert(a, experts) ? mx::expand_dims(a, -2, stream)
+                                                          : mx::expand_dims(a, {-2, -3}, stream);
     const mx::array products =
         mx::gather_qmm(rows, b, scales, biases, std::nullopt, existing, true, group_size, bits,
                        "affine", std::nullopt, false, stream);
@@ -78,7 +78,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
     check(experts.dtype() == mx::int32 || experts.dtype() == mx::uint32, NAME,
           "expected experts in int32 or uint32, got ", experts.dtype());
     check(experts.ndim() >= 1, NAME, "expected experts N..×K, got a scalar");
-    const size_t leading = has_own_rows(a, experts) ? experts.ndim() : experts.ndim() - 1;
+    const size_t leading = has_row_per_expert(a, experts) ? experts.ndim() : experts.ndim() - 1;
     check(a.ndim() == leading + 1 &&
               std::equal(a.shape().begin(), a.shape().end() - 1, experts.shape().begin()),
           NAME, "expected a N..×I or N..×K×I for experts N..×K of shape ", experts.shape(),

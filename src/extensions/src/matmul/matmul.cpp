@@ -18,7 +18,8 @@ mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
     auto shape = a.shape();
     shape.back() = b.shape(0);
     return mx::array(shape, a.dtype(),
-                     placed(std::make_shared<Matmul>(stream_for("matmul", a.dtype(), s))), {a, b});
+                     wrap_if_emulated(std::make_shared<Matmul>(stream_for("matmul", a.dtype(), s))),
+                     {a, b});
 }
 
 std::vector<mx::Shape> Matmul::output_shapes(const std::vector<mx::array>& inputs) {

@@ -12,9 +12,9 @@ bool is_aligned(const mx::array& x);
 /// `x` in row-major order, aligned to 16 bytes: itself, or a copy.
 mx::array aligned(const mx::array& x, const mx::Stream& stream);
 
-/// Encodes a launch of either operation, followed by the sum of its parts if there are several.
-void encode_in_parts(const mx::Stream& stream,
-                     const std::function<MetalLaunch(int max_threads)>& launch,
-                     const std::vector<mx::array>& inputs, mx::array& out);
+/// Encodes a launch of either operation and, with split-K, the sum of its parts.
+void encode_split_k(const mx::Stream& stream,
+                    const std::function<MetalLaunch(int max_threads)>& launch,
+                    const std::vector<mx::array>& inputs, mx::array& out);
 
 }  // namespace tiny_llm_ext::metal

@@ -15,9 +15,9 @@ mx::array aligned(const mx::array& x, const mx::Stream& stream) {
     return moved;
 }
 
-void encode_in_parts(const mx::Stream& stream,
-                     const std::function<MetalLaunch(int max_threads)>& launch,
-                     const std::vector<mx::array>& inputs, mx::array& out) {
+void encode_split_k(const mx::Stream& stream,
+                    const std::function<MetalLaunch(int max_threads)>& launch,
+                    const std::vector<mx::array>& inputs, mx::array& out) {
     const auto parts = static_cast<int>(launch(MAX_THREADS).groups.z);
     if (parts == 1) {
         encode(stream, launch, inputs, {out});
@@ -28,8 +28,8 @@ void encode_in_parts(const mx::Stream& stream,
     const mx::array sums = temporary(shape, mx::float32, stream);
     encode(stream, launch, inputs, {sums});
     const auto sum = [&](int max_threads) {
-        return sum_parts_launch(parts, static_cast<int64_t>(out.size()), format_of(out.dtype()),
-                                max_threads);
+        return split_k_sum_launch(parts, static_cast<int64_t>(out.size()), format_of(out.dtype()),
+                                  max_threads);
     };
     encode(stream, sum, {sums}, {out});
 }

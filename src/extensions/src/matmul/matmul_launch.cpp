@@ -7,7 +7,7 @@ namespace tiny_llm_ext {
 namespace {
 
 // Rows of whole, aligned 16-byte units use vector loads; others are loaded element by element.
-bool is_ragged(const MatmulShape& shape) {
+bool is_unaligned(const MatmulShape& shape) {
     const int unit = shape.format == Format::float32 ? 4 : 8;  // elements per 16 bytes
     return !shape.aligned || shape.I % unit != 0 || shape.a_stride % unit != 0 ||
            shape.b_stride % unit != 0;
@@ -23,8 +23,8 @@ MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int m
     if (shape.format == Format::float32 && grid.parts > 1) {
         grid.variant = "tile32";  // already stores float32 sums
     }
-    if (is_ragged(shape) && variant != MatmulVariant::readable) {
-        grid.variant += "_ragged";
+    if (is_unaligned(shape) && variant != MatmulVariant::readable) {
+        grid.variant += "_unaligned";
     }
     const MatmulParams params = {.M = static_cast<int>(shape.M),
                                  .O = static_cast<int>(shape.O),

@@ -14,7 +14,7 @@ struct MatmulShape {
 };
 
 /// Buffers: a, b, out. If groups.z, the number of parts P, is above 1, out is replaced by float32
-/// partial sums P×M×O, which sum_parts_launch adds.
+/// partial sums P×M×O, which split_k_sum_launch adds.
 MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int max_threads);
 
 }  // namespace tiny_llm_ext

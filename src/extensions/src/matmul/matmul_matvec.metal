@@ -20,7 +20,7 @@ constant constexpr int OUTPUTS = 4;  // per simdgroup
 // This lane's next 16 bytes of a row, as float32. Elements beyond `left`, the rest of the row, are
 // zero. WHOLE: all are in the row, and aligned.
 template <typename T, bool WHOLE>
-void load_numbers(device const T* row, int left, thread float* x) {
+void load_values(device const T* row, int left, thread float* x) {
     constexpr int VALUES = 16 / sizeof(T);
     if (WHOLE) {
         for (int v = 0; v < VALUES; v += 4) {
@@ -74,11 +74,11 @@ template <typename T, int ROWS, bool WHOLE>
     for (int left = I - first; left > 0; left -= LANES * VALUES) {
         float x[ROWS][VALUES];
         for (int r = 0; r < ROWS; r++) {
-            load_numbers<T, WHOLE>(a + row[r], left, x[r]);
+            load_values<T, WHOLE>(a + row[r], left, x[r]);
         }
         for (int o = 0; o < OUTPUTS; o++) {
             float w[VALUES];
-            load_numbers<T, WHOLE>(b + output[o], left, w);
+            load_values<T, WHOLE>(b + output[o], left, w);
             for (int r = 0; r < ROWS; r++) {
                 for (int v = 0; v < VALUES; v++) {
                     total[o][r] = fma(w[v], x[r][v], total[o][r]);
@@ -103,13 +103,13 @@ template <typename T, int ROWS, bool WHOLE>
     matmul_matvec<T, ROWS, WHOLE>(device const T*, device const T*, device T*,    \
                                   constant const MatmulParams&, uint3, uint, uint, uint);
 
-#define INSTANTIATE_ROWS(name, T)             \
-    INSTANTIATE("", name, T, 1, true)         \
-    INSTANTIATE("", name, T, 2, true)         \
-    INSTANTIATE("", name, T, 4, true)         \
-    INSTANTIATE("_ragged", name, T, 1, false) \
-    INSTANTIATE("_ragged", name, T, 2, false) \
-    INSTANTIATE("_ragged", name, T, 4, false)
+#define INSTANTIATE_ROWS(name, T)                \
+    INSTANTIATE("", name, T, 1, true)            \
+    INSTANTIATE("", name, T, 2, true)            \
+    INSTANTIATE("", name, T, 4, true)            \
+    INSTANTIATE("_unaligned", name, T, 1, false) \
+    INSTANTIATE("_unaligned", name, T, 2, false) \
+    INSTANTIATE("_unaligned", name, T, 4, false)
 
 INSTANTIATE_ROWS("float32", float)
 INSTANTIATE_ROWS("float16", half)

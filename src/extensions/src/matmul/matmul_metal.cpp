@@ -24,7 +24,7 @@ void Matmul::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
                                .format = format_of(out.dtype())};
     const auto variant = choose_matmul_variant(shape.M, shape.O, shape.I);
     const auto launch = [&](int max_threads) { return matmul_launch(shape, variant, max_threads); };
-    metal::encode_in_parts(stream(), launch, {a, b}, out);
+    metal::encode_split_k(stream(), launch, {a, b}, out);
 }
 
 }  // namespace tiny_llm_ext

@@ -11,7 +11,7 @@ struct MatmulParams {
     int b_stride;  // row stride of b in elements
 };
 
-struct SumPartsParams {
+struct SplitKSumParams {
     int parts;
     long size;  // elements per part
 };

@@ -31,7 +31,8 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     const int I = params.I;
     const long m = long(group.x) * BM, o = long(group.y) * BN;
     const int begin = groups.z == 1 ? 0 : group.z * TILE_PART;
-    const int numbers = groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // elements per row
+    const int row_elements =
+        groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // elements per row
     const int rows_left = min(long(BM), M - m), outputs_left = min(long(BN), O - o);
     a += m * params.a_stride + begin;
     b += o * params.b_stride + begin;
@@ -41,8 +42,8 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
                                                thread_index);
     RowStager<T, BN, THREADS, WHOLE> right_rows(right, b, params.b_stride, outputs_left, I - begin,
                                                 thread_index, true);
-    for (int part = 0; part < numbers; part += TILE_PART) {
-        const int part_end = min(numbers, part + TILE_PART);
+    for (int part = 0; part < row_elements; part += TILE_PART) {
+        const int part_end = min(row_elements, part + TILE_PART);
         for (int done = part; done < part_end; done += TILE_K) {
             threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
             left_rows.stage(done);
@@ -55,13 +56,13 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     sums.store(out + (group.z * M + m) * O + o, O, rows_left, outputs_left, lane);
 }
 
-// out[i] = Σ_p parts[p, i], in the order of p: the final reduction when the tiles of matmul or
-// quantized_matmul are split into parts. Thread i.
+// out[i] = Σ_p parts[p, i], in the order of p: the final reduction of split-K in matmul and
+// quantized_matmul. Thread i.
 template <typename T>
-[[kernel]] void matmul_sum_parts(device const float* parts [[buffer(0)]],  // P × size
-                                 device T* out [[buffer(1)]],              // size
-                                 constant const SumPartsParams& params [[buffer(2)]],
-                                 uint index [[thread_position_in_grid]]) {
+[[kernel]] void matmul_split_k_sum(device const float* parts [[buffer(0)]],  // P × size
+                                   device T* out [[buffer(1)]],              // size
+                                   constant const SplitKSumParams& params [[buffer(2)]],
+                                   uint index [[thread_position_in_grid]]) {
     const long i = index;
     if (i >= params.size) {
         return;
@@ -79,16 +80,16 @@ template <typename T>
                                           constant const MatmulParams&, uint3, uint3, uint, uint, \
                                           uint);
 
-#define INSTANTIATE_VARIANTS(name, T)                             \
-    INSTANTIATE("tile64", name, T, T, true, 64, 64, 2, 2)         \
-    INSTANTIATE("tile32", name, T, T, true, 32, 32, 1, 2)         \
-    INSTANTIATE("tile64_ragged", name, T, T, false, 64, 64, 2, 2) \
-    INSTANTIATE("tile32_ragged", name, T, T, false, 32, 32, 1, 2)
+#define INSTANTIATE_VARIANTS(name, T)                                \
+    INSTANTIATE("tile64", name, T, T, true, 64, 64, 2, 2)            \
+    INSTANTIATE("tile32", name, T, T, true, 32, 32, 1, 2)            \
+    INSTANTIATE("tile64_unaligned", name, T, T, false, 64, 64, 2, 2) \
+    INSTANTIATE("tile32_unaligned", name, T, T, false, 32, 32, 1, 2)
 
 // For float32 this equals tile32.
-#define INSTANTIATE_PARTS(name, T)                                  \
-    INSTANTIATE("tile32_parts", name, T, float, true, 32, 32, 1, 2) \
-    INSTANTIATE("tile32_parts_ragged", name, T, float, false, 32, 32, 1, 2)
+#define INSTANTIATE_PARTS(name, T)                                    \
+    INSTANTIATE("tile32_split_k", name, T, float, true, 32, 32, 1, 2) \
+    INSTANTIATE("tile32_split_k_unaligned", name, T, float, false, 32, 32, 1, 2)
 
 INSTANTIATE_VARIANTS("float32", float)
 INSTANTIATE_VARIANTS("float16", half)
@@ -96,9 +97,9 @@ INSTANTIATE_VARIANTS("bfloat16", bfloat)
 INSTANTIATE_PARTS("float16", half)
 INSTANTIATE_PARTS("bfloat16", bfloat)
 
-#define INSTANTIATE_SUM(name, T)                                                               \
-    template [[host_name("matmul_tile_sum_parts_" name)]] [[kernel]] void matmul_sum_parts<T>( \
-        device const float*, device T*, constant const SumPartsParams&, uint);
+#define INSTANTIATE_SUM(name, T)                                                                   \
+    template [[host_name("matmul_tile_split_k_sum_" name)]] [[kernel]] void matmul_split_k_sum<T>( \
+        device const float*, device T*, constant const SplitKSumParams&, uint);
 
 INSTANTIATE_SUM("float32", float)
 INSTANTIATE_SUM("float16", half)

@@ -18,9 +18,9 @@ constexpr int MATVEC_SIMDGROUPS = 2;  // per threadgroup; they share nothing
 
 int64_t tiles(int64_t M, int64_t O, int size) { return ceil_div(M, size) * ceil_div(O, size); }
 
-MatmulGrid tile_grid(int64_t M, int64_t O, int64_t I, int size, bool in_parts) {
-    const int64_t parts = in_parts ? std::max<int64_t>(1, ceil_div(I, TILE_PART)) : 1;
-    return {.variant = "tile" + std::to_string(size) + (parts > 1 ? "_parts" : ""),
+MatmulGrid tile_grid(int64_t M, int64_t O, int64_t I, int size, bool split_k) {
+    const int64_t parts = split_k ? std::max<int64_t>(1, ceil_div(I, TILE_PART)) : 1;
+    return {.variant = "tile" + std::to_string(size) + (parts > 1 ? "_split_k" : ""),
             .groups = {.x = ceil_div(M, size), .y = ceil_div(O, size), .z = parts},
             .threads = {.x = size == 64 ? 256 : 64},  // a simdgroup computes 32×16 outputs
             .parts = parts};
@@ -33,9 +33,9 @@ MatmulVariant matmul_variant_named(const std::string& name) {
     if (name == "matvec") return MatmulVariant::matvec;
     if (name == "tile64") return MatmulVariant::tile64;
     if (name == "tile32") return MatmulVariant::tile32;
-    if (name == "tile32_parts") return MatmulVariant::tile32_parts;
+    if (name == "tile32_split_k") return MatmulVariant::tile32_split_k;
     throw std::invalid_argument(
-        "[metal] expected variant readable, matvec, tile64, tile32 or tile32_parts, got " + name);
+        "[metal] expected variant readable, matvec, tile64, tile32 or tile32_split_k, got " + name);
 }
 
 MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I) {
@@ -45,8 +45,8 @@ MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I) {
     if (M > 32 && tiles(M, O, 64) >= MIN_THREADGROUPS) {
         return MatmulVariant::tile64;
     }
-    const bool in_parts = tiles(M, O, 32) < MIN_THREADGROUPS && I > TILE_PART;
-    return in_parts ? MatmulVariant::tile32_parts : MatmulVariant::tile32;
+    const bool split_k = tiles(M, O, 32) < MIN_THREADGROUPS && I > TILE_PART;
+    return split_k ? MatmulVariant::tile32_split_k : MatmulVariant::tile32;
 }
 
 MatmulGrid matmul_grid(MatmulVariant variant, int64_t M, int64_t O, int64_t I, int max_threads) {
@@ -70,14 +70,14 @@ MatmulGrid matmul_grid(MatmulVariant variant, int64_t M, int64_t O, int64_t I, i
         case MatmulVariant::tile64:
             return tile_grid(M, O, I, 64, false);
         default:
-            return tile_grid(M, O, I, 32, variant == MatmulVariant::tile32_parts);
+            return tile_grid(M, O, I, 32, variant == MatmulVariant::tile32_split_k);
     }
 }
 
-MetalLaunch sum_parts_launch(int64_t parts, int64_t size, Format format, int max_threads) {
+MetalLaunch split_k_sum_launch(int64_t parts, int64_t size, Format format, int max_threads) {
     const int threads = threads_for(size, 256, max_threads);
-    const SumPartsParams params = {.parts = static_cast<int>(parts), .size = size};
-    return {.kernel = kernel_name("matmul_tile_sum_parts", format),
+    const SplitKSumParams params = {.parts = static_cast<int>(parts), .size = size};
+    return {.kernel = kernel_name("matmul_tile_split_k_sum", format),
             .groups = {.x = ceil_div(size, threads)},
             .threads = {.x = threads},
             .params = bytes_of(params)};

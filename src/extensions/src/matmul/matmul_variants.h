@@ -8,8 +8,9 @@ namespace tiny_llm_ext {
 /// readable: one thread per output.
 /// matvec: one simdgroup per four outputs of up to four rows; for few rows.
 /// tile64, tile32: one threadgroup per tile of 64×64 or 32×32 outputs, in the matrix units.
-/// tile32_parts: tile32 on each TILE_PART elements of the rows, followed by a sum of the parts.
-enum class MatmulVariant { readable, matvec, tile64, tile32, tile32_parts };
+/// tile32_split_k: tile32 with a threadgroup per TILE_PART elements of the rows, then a sum of the
+///   parts.
+enum class MatmulVariant { readable, matvec, tile64, tile32, tile32_split_k };
 
 /// The variant by name. Throws std::invalid_argument for an unknown name.
 MatmulVariant matmul_variant_named(const std::string& name);
@@ -31,6 +32,6 @@ struct MatmulGrid {
 MatmulGrid matmul_grid(MatmulVariant variant, int64_t M, int64_t O, int64_t I, int max_threads);
 
 /// The sum of `parts` float32 arrays of `size`. Buffers: parts P × size, out.
-MetalLaunch sum_parts_launch(int64_t parts, int64_t size, Format format, int max_threads);
+MetalLaunch split_k_sum_launch(int64_t parts, int64_t size, Format format, int max_threads);
 
 }  // namespace tiny_llm_ext

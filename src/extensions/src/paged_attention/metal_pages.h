@@ -33,7 +33,7 @@ inline Tokens tokens_of(constant const PagedAttentionParams& params, device cons
 }
 
 /// A sequence's rows in pages, which must all be valid from the first visible key on (see
-/// misses_pages). Stored: T, or char for 8-bit rows (common/int8_rows.h).
+/// has_missing_pages). Stored: T, or char for 8-bit rows (common/int8_rows.h).
 template <typename T, typename Stored>
 struct PageSource {
     enum { SCALED = sizeof(Stored) == 1 };
@@ -44,7 +44,6 @@ struct PageSource {
     device const T* queries;           // of all sequences
     device const Stored* key_pages;    // P×H×page_size rows, starting at `key_head`
     device const Stored* value_pages;  // P×H×page_size rows, likewise
-    long row_size;                     // elements, including an 8-bit row's scale
     long page_stride;                  // of H·page_size rows
     device const int* pages;           // of this sequence
     device T* results;                 // T×H_q×D
@@ -59,6 +58,9 @@ struct PageSource {
                               : (tokens.first + l) * params->query_strides[2]);
     }
 
+    /// Elements of a row of D, including an 8-bit row's scale of four bytes.
+    static long width(int D) { return D + (SCALED ? 4 : 0); }
+
     /// Reads the table once per page, in one lane. s must be non-decreasing.
     void seek(int s) {
         if (s - page_begin >= params->page_size) {
@@ -67,7 +69,7 @@ struct PageSource {
             page_begin = number * params->page_size;
             page_start = page * page_stride;
         }
-        const long at = page_start + (s - page_begin) * row_size;
+        const long at = page_start + (s - page_begin) * width(params->D);
         key = key_pages + at;
         value = value_pages + at;
     }
@@ -75,14 +77,14 @@ struct PageSource {
     bool has_runs() const { return params->page_size % ATTENTION_SPLIT_RUN == 0; }
 
     void step() {
-        key += row_size;
-        value += row_size;
+        key += width(params->D);
+        value += width(params->D);
     }
 
     float key_scale() const { return scale_of(key); }
     float value_scale() const { return scale_of(value); }
 
-    /// The bytes are read one by one: a row of D + 4 bytes may begin anywhere.
+    /// Scale of an 8-bit row, read byte by byte, because rows of D + 4 bytes are unaligned.
     float scale_of(device const Stored* at) const {
         device const uchar* bytes = (device const uchar*)(at - moved + params->D);
         return as_type<float>(uint(bytes[0]) | uint(bytes[1]) << 8 | uint(bytes[2]) << 16 |
@@ -96,16 +98,16 @@ struct PageSource {
     }
 
     bool aligned() const { return params->aligned; }
-    bool masks() const { return false; }
+    bool has_mask() const { return false; }
     float masked(int, int, int, float score) const { return score; }
     device T* out(int head, int l) const {
         return results + (long(tokens.first + l) * params->H_q + head) * params->D;
     }
 
     /// Only sequences with few queries have partial results, so a long chunk in the same call needs
-    /// no memory: they cover min(T, B·FEW) tokens. Sequence b's begin at min(first, b·FEW). This
-    /// never overlaps an earlier sequence, which has at most FEW tokens and ends where the next
-    /// one's tokens begin.
+    /// no memory: with FEW = ATTENTION_FEW_QUERIES, they cover min(T, B·FEW) tokens. Sequence b's
+    /// rows begin at min(first, b·FEW). They never overlap those of an earlier sequence, which has
+    /// at most FEW tokens and ends where the next one's tokens begin.
     long partial_row(int head, int l) const {
         const int begin = min(tokens.first, b * ATTENTION_FEW_QUERIES);
         return long(begin + l) * params->H_q + head;
@@ -128,26 +130,24 @@ PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, i
                                   device const Stored* key_pages, device const Stored* value_pages,
                                   device const int* block_table, device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
-    const int nowhere = -params.page_size;  // every key is past the page that begins here
-    const long row_size = params.D + (sizeof(Stored) == 1 ? 4 : 0);  // the scale has four bytes
-    const long head = params.page_size * row_size;
+    const int no_page = -params.page_size;  // every key is past the page that begins here
+    const long head = params.page_size * PageSource<T, Stored>::width(params.D);
     key_pages += key_head * head;
     value_pages += key_head * head;
-    return {&params,   b,           key_head,  tokens,          lane,  query,
-            key_pages, value_pages, row_size,  params.H * head, pages, out,
-            nowhere,   0,           key_pages, value_pages,     0};
+    return {&params,         b,     key_head, tokens,  lane, query,     key_pages,   value_pages,
+            params.H * head, pages, out,      no_page, 0,    key_pages, value_pages, 0};
 }
 
 /// Whether a sequence's context exceeds its row of the block table, or any page of keys
 /// first … end − 1 is invalid. Call from all lanes of a simdgroup.
-inline bool misses_pages(constant const PagedAttentionParams& params, int context_len,
-                         device const int* pages, int first, int end, uint lane) {
-    bool misses = context_len > long(params.max_pages) * params.page_size;
+inline bool has_missing_pages(constant const PagedAttentionParams& params, int context_len,
+                              device const int* pages, int first, int end, uint lane) {
+    bool missing = context_len > long(params.max_pages) * params.page_size;
     const int size = params.page_size, last = (end - 1) / size;
     for (int i = first / size + int(lane); first < end && i <= last; i += 32) {
-        misses = misses || pages[i] < 0 || pages[i] >= params.P;
+        missing = missing || pages[i] < 0 || pages[i] >= params.P;
     }
-    return simd_any(misses);
+    return simd_any(missing);
 }
 
 }  // namespace tiny_llm_ext

@@ -68,8 +68,8 @@ mx::array attention(const mx::array& query, std::optional<float> scale, bool cau
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
     return mx::array(
         query.shape(), query.dtype(),
-        placed(std::make_shared<PagedAttention>(stream_for("paged_attention", query.dtype(), s),
-                                                factor, causal, window, ragged)),
+        wrap_if_emulated(std::make_shared<PagedAttention>(
+            stream_for("paged_attention", query.dtype(), s), factor, causal, window, ragged)),
         std::move(inputs));
 }
 

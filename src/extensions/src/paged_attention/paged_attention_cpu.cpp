@@ -127,10 +127,10 @@ struct HeadInPages {
     static void find(const void* head, int64_t first, KeyTile& tile) {
         const auto& [job, sequence, h] = *static_cast<const HeadInPages*>(head);
         for (int i = 0; i < tile.count;) {  // page by page
-            const int64_t place = key_offset(*job, *sequence, h, first + i);
+            const int64_t offset = key_offset(*job, *sequence, h, first + i);
             const int64_t in_page = job->page_size - (first + i) % job->page_size;
             for (int64_t k = 0; k < in_page && i < tile.count; k++, i++) {
-                tile.keys[i] = tile.values[i] = place + k * job->D;
+                tile.keys[i] = tile.values[i] = offset + k * job->D;
             }
         }
     }

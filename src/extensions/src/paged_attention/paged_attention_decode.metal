@@ -13,8 +13,8 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// Zeroes the rows of tokens before the first and after the last sequence, for one head group;
-// `share` of `shares` threadgroups.
+// Zeroes the rows of tokens before the first and after the last sequence, for one head group.
+// Called by `shares` threadgroups, of which this is number `share`.
 template <typename T>
 void clear_tokens_of_no_sequence(constant const PagedAttentionParams& params,
                                  device const int* cu_seqlens_q, int key_head, device T* out,
@@ -34,14 +34,13 @@ void clear_tokens_of_no_sequence(constant const PagedAttentionParams& params,
     }
 }
 
-// A page of this split is invalid: NaN in its rows, which the merge of splits propagates.
+// Stores NaN for a row with an invalid page in this split; the merge of the splits propagates it.
 template <typename T, typename Stored>
-void tell_missing_page(thread const AttentionGroup& group,
-                       thread const PageSource<T, Stored>& source, thread const Split& split,
-                       int row, uint lane) {
+void store_nan_row(thread const AttentionGroup& group, thread const PageSource<T, Stored>& source,
+                   thread const Split& split, int row, uint lane) {
     const int head = group.head(row), l = group.token(row);
     if (split.count > 1 && lane == 0) {
-        split.tell(source.partial_row(head, l), INFINITY, NAN);
+        split.store_statistics(source.partial_row(head, l), INFINITY, NAN);
     }
     for (int d = int(lane); split.count == 1 && d < group.D; d += 32) {
         source.out(head, l)[d] = T(NAN);
@@ -82,10 +81,10 @@ template <typename T, typename Stored, int ROWS, int DIM>
     const int first = split.index * ATTENTION_SPLIT;
     const int split_end = min(first + ATTENTION_SPLIT, group.S);
     const int begin = max(first, group.hidden(0));
-    if (misses_pages(params, context_lens[b], source.pages, begin, split_end, lane)) {
+    if (has_missing_pages(params, context_lens[b], source.pages, begin, split_end, lane)) {
         const int end = min(first_row + ROWS, group.rows());
         for (int row = first_row + int(simdgroup); row < end; row += ATTENTION_SPLIT_SIMDGROUPS) {
-            tell_missing_page(group, source, split, row, lane);
+            store_nan_row(group, source, split, row, lane);
         }
         return;
     }

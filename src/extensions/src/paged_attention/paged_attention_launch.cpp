@@ -43,17 +43,18 @@ MetalLaunch paged_attention_readable_launch(const PagedAttentionParams& params, 
 }
 
 MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Format format) {
-    const int together = decode_rows(params);
+    const int rows_per_threadgroup = decode_rows(params);
     const int64_t rows = group_of(params) * max_queries(params);
     const int64_t sequences =
         params.B + (is_ragged(params) ? 1 : 0);  // the last: tokens in no sequence
     const std::string variant =
-        "paged_attention_decode_rows" + std::to_string(together) + head_size(params);
-    return {
-        .kernel = fast_kernel(variant, params, format),
-        .groups = {.x = params.splits, .y = ceil_div(rows, together), .z = sequences * params.H},
-        .threads = {.x = ATTENTION_SPLIT_SIMDGROUPS * SIMD_WIDTH},
-        .params = bytes_of(params)};
+        "paged_attention_decode_rows" + std::to_string(rows_per_threadgroup) + head_size(params);
+    return {.kernel = fast_kernel(variant, params, format),
+            .groups = {.x = params.splits,
+                       .y = ceil_div(rows, rows_per_threadgroup),
+                       .z = sequences * params.H},
+            .threads = {.x = ATTENTION_SPLIT_SIMDGROUPS * SIMD_WIDTH},
+            .params = bytes_of(params)};
 }
 
 MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, Format format) {

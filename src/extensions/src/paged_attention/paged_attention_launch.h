@@ -1,7 +1,7 @@
 // Launches of paged_attention*.metal: the variants of flash_attention_launch.h, with the same bits
 // for a sequence's rows.
 //
-//   readable  the course's: one simdgroup per query row; without int8 pages and windows
+//   readable  for reading: one simdgroup per query row; without int8 pages and windows
 //   decode    sequences with few queries: keys are split over threadgroups, and
 //             paged_attention_merge reduces the results if there is more than one split
 //   tile      sequences with more queries: simdgroup matrices

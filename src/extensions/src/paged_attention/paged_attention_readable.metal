@@ -48,30 +48,31 @@ template <typename T>
     uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
     const int token = int(group.x), head = int(group.y), D = params.D;
     const int key_head = head / (params.H_q / params.H);
-    const Query place = query_of(params, cu_seqlens_q, token);
+    const Query position = query_of(params, cu_seqlens_q, token);
     float q[SLICES], o[SLICES] = {};
     float largest = -INFINITY, sum = 0;
     bool pages_missing = false;
-    if (place.sequence >= 0) {
+    if (position.sequence >= 0) {
         const int capacity = params.max_pages * params.page_size;
-        const int keys = clamp(context_lens[place.sequence], 0, capacity);
-        pages_missing = context_lens[place.sequence] > capacity;
-        device const int* pages = block_table + long(place.sequence) * params.max_pages;
+        const int keys = clamp(context_lens[position.sequence], 0, capacity);
+        pages_missing = context_lens[position.sequence] > capacity;
+        device const int* pages = block_table + long(position.sequence) * params.max_pages;
         for (int i = int(lane); i * params.page_size < keys; i += 32) {
             pages_missing = pages_missing || pages[i] < 0 || pages[i] >= params.P;
         }
         pages_missing = simd_any(pages_missing);
 
         device const T* row = query + head * params.query_strides[1];
-        row += params.L > 0
-                   ? place.sequence * params.query_strides[0] + place.l * params.query_strides[2]
-                   : token * params.query_strides[2];
+        row += params.L > 0 ? position.sequence * params.query_strides[0] +
+                                  position.l * params.query_strides[2]
+                            : token * params.query_strides[2];
         for (int i = 0; i < SLICES; i++) {
             const int d = i * 32 + int(lane);
             q[i] = d < D ? float(row[d]) : 0.0f;
         }
         // [task 3.2.2 metal]
-        const int visible = params.causal ? clamp(place.l + 1 + keys - place.L, 0, keys) : keys;
+        const int visible =
+            params.causal ? clamp(position.l + 1 + keys - position.L, 0, keys) : keys;
         for (int s = 0; s < visible && !pages_missing; s++) {
             const long page = long(pages[s / params.page_size]) * params.H + key_head;
             const long start = (page * params.page_size + s % params.page_size) * D;

@@ -27,13 +27,13 @@ inline int largest_so_far(int x, uint lane) {
 // Sequence of a grid index: the last one that begins at or before it. rows_per_token /
 // rows_per_block: G / 64.
 inline int sequence_at(constant const PagedAttentionParams& params, device const int* cu_seqlens_q,
-                       int place, int rows_per_token, int rows_per_block, uint lane) {
+                       int index, int rows_per_token, int rows_per_block, uint lane) {
     int found = 0, token = 0;
     for (int begin = 0; begin < params.B; begin += 32) {  // one lane per sequence
         const int b = begin + int(lane);
         const int mine = b < params.B ? clamp(cu_seqlens_q[b], token, params.T) : params.T;
         const int first = largest_so_far(mine, lane);  // first token, as in tokens_of
-        const bool begins = b < params.B && first * rows_per_token / rows_per_block + b <= place;
+        const bool begins = b < params.B && first * rows_per_token / rows_per_block + b <= index;
         const int count = simd_sum(begins ? 1 : 0);
         found = count > 0 ? begin + count - 1 : found;
         if (count < 32) {
@@ -63,23 +63,23 @@ template <typename T, typename Stored, int DIM>
     threadgroup float scales[sizeof(Stored) == 1 ? 2 * TileSizes<T, DIM>::KEYS : 1];
     const int key_head = int(at.y), G = params.H_q / params.H;
     const int rows_per_block = int(simdgroups) * ATTENTION_MATRIX_ROWS;
-    int place = int(groups.x - 1 - at.x);  // last rows first: they see the most keys if causal
+    int index = int(groups.x - 1 - at.x);  // last rows first: they see the most keys if causal
     int b = int(at.z);
     if (params.L == 0) {
-        b = sequence_at(params, cu_seqlens_q, place, G, rows_per_block, lane);
+        b = sequence_at(params, cu_seqlens_q, index, G, rows_per_block, lane);
     }
     const Tokens tokens = tokens_of(params, cu_seqlens_q, b, lane);
     if (params.L == 0) {
-        place -= tokens.first * G / rows_per_block + b;
+        index -= tokens.first * G / rows_per_block + b;
     }
     const AttentionGroup group = paged_group(params, context_lens, b, key_head, tokens.L);
-    const int block = place * rows_per_block;
+    const int block = index * rows_per_block;
     if (tokens.L <= ATTENTION_FEW_QUERIES || block >= group.rows()) {
         return;
     }
     PageSource<T, Stored> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
                                                value_pages, block_table, out);
-    if (misses_pages(params, context_lens[b], source.pages, group.hidden(0), group.S, lane)) {
+    if (has_missing_pages(params, context_lens[b], source.pages, group.hidden(0), group.S, lane)) {
         const int end = min(block + rows_per_block, group.rows());
         for (int row = block + int(simdgroup); row < end; row += int(simdgroups)) {
             for (int d = int(lane); d < group.D; d += 32) {

@@ -38,11 +38,11 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
           ", one for each token, got ", slots.shape());
     // Views T×H×D as 1×H×T×D.
     const auto by_head = flat ? mx::expand_dims(mx::swapaxes(tokens, 0, 1, s), 0, s) : tokens;
-    const auto places = flat ? mx::expand_dims(slots, 0, s) : slots;
+    const auto slots_by_sequence = flat ? mx::expand_dims(slots, 0, s) : slots;
     return mx::array(pages.shape(), pages.dtype(),
-                     placed(std::make_shared<PagedCacheWrite>(
+                     wrap_if_emulated(std::make_shared<PagedCacheWrite>(
                          stream_for("paged_cache_write", pages.dtype(), s), overwrite)),
-                     {pages, by_head, places});
+                     {pages, by_head, slots_by_sequence});
 }
 
 }  // namespace tiny_llm_ext

@@ -16,7 +16,7 @@ template <typename T>
                                            uint2 position [[thread_position_in_grid]]) {
     const int h = int(position.x) / params.D, d = int(position.x) % params.D;
     const long token = position.y, slot = slots[token];
-    if (h >= params.H || slot < 0 || slot >= params.places) {
+    if (h >= params.H || slot < 0 || slot >= params.num_slots) {
         return;
     }
     const long from = token / params.L * params.token_strides[0] + h * params.token_strides[1] +
@@ -34,7 +34,7 @@ template <typename T>
     constexpr float SMALLEST_NORMAL = 0x1p-126f;
     const int h = int(group.x), D = params.D;
     const long token = group.y, slot = slots[token];
-    if (slot < 0 || slot >= params.places) {
+    if (slot < 0 || slot >= params.num_slots) {
         return;
     }
     device const T* from = tokens + token / params.L * params.token_strides[0] +

@@ -22,7 +22,7 @@ struct Write {
     int64_t strides[4];    // of tokens
     const int32_t* slots;  // B×L
     char* pages;           // P×H×page_size×D
-    int64_t places;        // P · page_size
+    int64_t num_slots;     // P · page_size
     int64_t page_size;
     int64_t item;   // bytes per element of tokens
     bool is_int8;   // whether the pages are
@@ -32,7 +32,7 @@ struct Write {
 
 void write_token(const Write& write, int64_t b, int64_t l) {
     const int64_t slot = write.slots[b * write.L + l];
-    if (slot < 0 || slot >= write.places) {
+    if (slot < 0 || slot >= write.num_slots) {
         return;
     }
     const int64_t row_bytes =
@@ -86,7 +86,7 @@ void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         .strides = {},
         .slots = slots.data<int32_t>(),
         .pages = out.data<char>(),
-        .places = static_cast<int64_t>(out.shape(0)) * out.shape(2),
+        .num_slots = static_cast<int64_t>(out.shape(0)) * out.shape(2),
         .page_size = out.shape(2),
         .item = item,
         .is_int8 = is_int8,

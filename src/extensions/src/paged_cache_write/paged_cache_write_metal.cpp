@@ -20,7 +20,7 @@ void PagedCacheWrite::eval_gpu(const std::vector<mx::array>& inputs, mx::array& 
         .D = tokens.shape(3),
         .page_size = out.shape(2),
         .tokens = static_cast<long>(tokens.shape(0)) * tokens.shape(2),
-        .places = static_cast<long>(out.shape(0)) * out.shape(2),
+        .num_slots = static_cast<long>(out.shape(0)) * out.shape(2),
         .token_strides = {},
     };
     for (int i = 0; i < 4; i++) {

@@ -6,7 +6,7 @@ namespace tiny_llm_ext {
 struct PagedCacheWriteParams {
     int H, L, D, page_size;
     long tokens;            // B·L
-    long places;            // P·page_size
+    long num_slots;         // P·page_size
     long token_strides[4];  // of B, H, L and D, in elements
 };
 

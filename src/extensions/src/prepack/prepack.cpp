@@ -22,7 +22,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int64_t LARGE_PAGE = int64_t{1} << 21;
+constexpr int64_t HUGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
 // Smaller matrices are copied by one thread, because waking another would take as long.
@@ -32,18 +32,18 @@ constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
 constexpr int64_t READ_BYTES = int64_t{1} << 18;
 
 // An array marked as evaluated: allocated, with nothing left to compute.
-mx::array finished(mx::Shape shape, mx::Dtype dtype) {
+mx::array evaluated_array(mx::Shape shape, mx::Dtype dtype) {
     mx::array out(std::move(shape), dtype, nullptr, {});
     out.set_status(mx::array::Status::available);
     return out;
 }
 
 // Requests huge pages for the part of a memory range that consists of whole huge pages.
-void request_large_pages(char* memory, int64_t bytes) {
+void request_huge_pages(char* memory, int64_t bytes) {
 #if defined(__linux__)
     const auto address = reinterpret_cast<intptr_t>(memory);
-    const intptr_t first = (address + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
-    const intptr_t last = (address + bytes) / LARGE_PAGE * LARGE_PAGE;
+    const intptr_t first = (address + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    const intptr_t last = (address + bytes) / HUGE_PAGE * HUGE_PAGE;
     if (first < last) {  // a hint: failure is harmless
         madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
     }
@@ -110,17 +110,17 @@ class File {
     }
 
     // Reads bytes at an offset into memory. Returns 0, an errno value, or −1 at end of file.
-    int read(void* memory, int64_t bytes, int64_t place) const {
+    int read(void* memory, int64_t bytes, int64_t offset) const {
         auto* to = static_cast<char*>(memory);
         while (bytes > 0) {
-            const ssize_t bytes_read = pread(descriptor_, to, bytes, place);
+            const ssize_t bytes_read = pread(descriptor_, to, bytes, offset);
             if (bytes_read <= 0) {
                 if (bytes_read < 0 && errno == EINTR) {
                     continue;
                 }
                 return bytes_read == 0 ? -1 : errno;
             }
-            to += bytes_read, place += bytes_read, bytes -= bytes_read;
+            to += bytes_read, offset += bytes_read, bytes -= bytes_read;
         }
         return 0;
     }
@@ -164,8 +164,8 @@ void prepack_blocks(const File& file, int64_t begin, T* out, int64_t O, int64_t 
 constexpr const char* PREPACK = "prepack_weight";
 
 // Destination of a prepacked matrix: a slice of the memory.
-mx::array part_of(const mx::array& memory, int64_t offset, mx::Shape shape, mx::Dtype dtype) {
-    mx::array out = finished(std::move(shape), dtype);
+mx::array slice_of(const mx::array& memory, int64_t offset, mx::Shape shape, mx::Dtype dtype) {
+    mx::array out = evaluated_array(std::move(shape), dtype);
     const mx::array::Flags flags{
         .contiguous = true, .row_contiguous = true, .col_contiguous = false};
     out.copy_shared_buffer(memory, out.strides(), flags, out.size(),
@@ -180,7 +180,7 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
           PREPACK, "expected a matrix O×W of elements of 2 or 4 bytes, O a multiple of ", rows,
           ", got ", matrix.shape(), " in ", matrix.dtype());
     check(memory.status() == mx::array::Status::available && memory.flags().row_contiguous, PREPACK,
-          "expected memory from large_pages(), got an unevaluated array or a view");
+          "expected memory from huge_pages(), got an unevaluated array or a view");
     const auto space = static_cast<int64_t>(memory.nbytes()) - offset;
     check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= space,
           PREPACK, "expected memory with space for the matrix at a multiple of ", LINE,
@@ -189,14 +189,13 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
 
 }  // namespace
 
-mx::array large_pages(int64_t bytes) {
-    check(bytes >= 0, "large_pages", "expected bytes to be at least 0, got ", bytes);
+mx::array huge_pages(int64_t bytes) {
+    check(bytes >= 0, "huge_pages", "expected bytes to be at least 0, got ", bytes);
     // Two dimensions: a single one is limited to 2³¹.
     constexpr int64_t PAGE = 4096;
     mx::array memory =
-        finished({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);
-    request_large_pages(static_cast<char*>(allocate(memory)),
-                        static_cast<int64_t>(memory.nbytes()));
+        evaluated_array({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);
+    request_huge_pages(static_cast<char*>(allocate(memory)), static_cast<int64_t>(memory.nbytes()));
     return memory;
 }
 
@@ -210,7 +209,7 @@ mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& mem
         in = mx::contiguous(matrix, false, mx::Device::cpu);
         in.eval();
     }
-    mx::array out = part_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
+    mx::array out = slice_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
     if (out.itemsize() == 4) {
         prepack_blocks(in.data<uint32_t>(), out.data<uint32_t>(), O, W, rows);
     } else {
@@ -228,7 +227,7 @@ mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& p
     if (alone) {
         file.request_readahead(begin, static_cast<int64_t>(matrix.nbytes()));
     }
-    mx::array out = part_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
+    mx::array out = slice_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
     if (out.itemsize() == 4) {
         prepack_blocks(file, begin, out.data<uint32_t>(), O, W, rows);
     } else {

@@ -3,7 +3,7 @@
 // A decode step streams every weight once, uncached, so each page costs a TLB miss. With 4 KB
 // pages, that is one miss per 64 cache lines, and on a virtual machine each miss walks two page
 // tables. Pages of 2 MB must be requested before the first write, and many arrays are smaller than
-// one page. All weights of a model therefore share one allocation: `large_pages` creates it and
+// one page. All weights of a model therefore share one allocation: `huge_pages` creates it and
 // `prepack_weight` fills it from the front.
 //
 // `prepack_weight_from_file` reads a matrix from a file a few rows at a time: loading it into
@@ -25,14 +25,14 @@ namespace mx = mlx::core;
 /// these on request (Linux with transparent huge pages).
 ///
 /// Returns P×512 uint64, uninitialized. Throws std::invalid_argument for a negative number.
-mx::array large_pages(int64_t bytes);
+mx::array huge_pages(int64_t bytes);
 
 /// Prepacks O×W to (O/R)×W×R, at byte `offset` of `memory`, which the result shares: see
 /// common/prepacked.h. Eager.
 ///
 /// matrix: elements of 2 or 4 bytes; evaluated first if necessary.
 /// rows: R, positive; O is a multiple of it.
-/// memory: from large_pages, with space for the matrix at `offset`, a multiple of 64.
+/// memory: from huge_pages, with space for the matrix at `offset`, a multiple of 64.
 /// Throws std::invalid_argument for anything else.
 mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& memory,
                          int64_t offset);

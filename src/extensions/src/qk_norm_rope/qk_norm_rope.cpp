@@ -31,8 +31,8 @@ mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weigh
     check(sin.shape() == cos.shape(), NAME, "expected sin of the shape of cos, ", cos.shape(),
           ", got ", sin.shape());
     return mx::array({B, H, L, D}, x.dtype(),
-                     placed(std::make_shared<QkNormRope>(stream_for("qk_norm_rope", x.dtype(), s),
-                                                         eps, weight.has_value())),
+                     wrap_if_emulated(std::make_shared<QkNormRope>(
+                         stream_for("qk_norm_rope", x.dtype(), s), eps, weight.has_value())),
                      {x, weight.value_or(x), cos, sin});
 }
 

@@ -42,10 +42,10 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
     check_biases_on(stream, NAME, biases.has_value());
     auto shape = ids.shape();
     shape.push_back(E);
-    return mx::array(
-        shape, scales.dtype(),
-        placed(std::make_shared<QuantizedEmbedding>(stream, group_size, bits, biases.has_value())),
-        {ids, scales, biases.value_or(scales), weight});
+    return mx::array(shape, scales.dtype(),
+                     wrap_if_emulated(std::make_shared<QuantizedEmbedding>(stream, group_size, bits,
+                                                                           biases.has_value())),
+                     {ids, scales, biases.value_or(scales), weight});
 }
 
 bool QuantizedEmbedding::is_equivalent(const mx::Primitive& other) const {

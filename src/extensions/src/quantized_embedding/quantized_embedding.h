@@ -25,7 +25,7 @@ namespace mx = mlx::core;
 ///
 /// ids: N.., int32 or uint32. A negative id counts from the end; an id ≥ V gives NaN.
 /// scales, biases: V×(E/group_size), float32, float16 or bfloat16. On the CPU biases may be None
-/// for 4 bits: then value = number · scale, as for quantized_matmul.
+/// for 4 bits: then weights are floating-point (e2m1) times scale, as in quantized_matmul.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
 /// weight: V×(E·bits/32), uint32, the lowest bits of a word first.
 /// On the CPU, weight, scales and biases may be prepacked (common/prepacked.h).

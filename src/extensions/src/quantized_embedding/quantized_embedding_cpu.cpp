@@ -37,7 +37,7 @@ int64_t row_of(const Job& job, int64_t n) {
 }
 
 // Offset of an element in a table with `columns` elements per row.
-int64_t place_of(const Job& job, int64_t row, int64_t column, int64_t columns) {
+int64_t element_offset(const Job& job, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = row / job.pack_rows * job.pack_rows;
     return first * columns + column * job.pack_rows + row % job.pack_rows;
 }
@@ -55,12 +55,12 @@ void look_up(const Job& job, int64_t n) {
     const int64_t groups = job.E / job.group_size;
     int64_t i = n * job.E;  // next element of out
     for (int64_t g = 0; g < groups; g++) {
-        const int64_t group = place_of(job, row, g, groups);
+        const int64_t group = element_offset(job, row, g, groups);
         const float scale = load_element(job.scales, group, job.format);
         const float bias =
             job.biases == nullptr ? 0.0f : load_element(job.biases, group, job.format);
         for (int64_t w = g * words_per_group; w < (g + 1) * words_per_group; w++) {
-            const uint32_t word = job.weight[place_of(job, row, w, groups * words_per_group)];
+            const uint32_t word = job.weight[element_offset(job, row, w, groups * words_per_group)];
             for (int shift = 0; shift < 32; shift += job.bits) {
                 const uint32_t code = word >> shift & mask;
                 const float q =

@@ -71,10 +71,10 @@ mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::arra
     const mx::Shape shape = quantized_matmul_shape(NAME, scales, biases, group_size, bits, a, b);
     const mx::Stream stream = stream_for(NAME, a.dtype(), s);
     check_biases_on(stream, NAME, biases.has_value());
-    return mx::array(
-        shape, a.dtype(),
-        placed(std::make_shared<QuantizedMatmul>(stream, group_size, bits, biases.has_value())),
-        {scales, biases.value_or(scales), a, b});
+    return mx::array(shape, a.dtype(),
+                     wrap_if_emulated(std::make_shared<QuantizedMatmul>(stream, group_size, bits,
+                                                                        biases.has_value())),
+                     {scales, biases.value_or(scales), a, b});
 }
 
 bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {

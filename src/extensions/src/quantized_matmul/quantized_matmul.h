@@ -11,7 +11,7 @@
 // matrix multiplication with weights dequantized to bfloat16.
 //
 // 4-bit weights without biases are floating-point, as in MLX's mode mxfp4: q encodes one of
-// ±{0, 0.5, 1, 1.5, 2, 3, 4, 6} with the sign in the highest bit, and w = number · scale.
+// ±{0, 0.5, 1, 1.5, 2, 3, 4, 6} with the sign in the highest bit, and w = value(q) · scale.
 //
 // Batch invariance: the summation order of out[m, o] depends on i alone, so a row has the same bits
 // for any number of rows and threads.

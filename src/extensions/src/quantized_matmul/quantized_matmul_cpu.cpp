@@ -43,7 +43,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool
         .format = format_of(a.dtype()),
         .prepacked = is_prepacked(b),
         .step = week4_matmul(),
-        .fetch_ahead = fetch_ahead(),
+        .prefetch_distance = prefetch_distance(),
     };
 }
 

@@ -5,7 +5,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-float number_of(uint32_t code) { return 0.5f * TWICE_E2M1[code]; }
+float e2m1_value(uint32_t code) { return 0.5f * TWICE_E2M1[code]; }
 
 // Computes one output of one row, group by group, in the order of i.
 float dot_e2m1(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
@@ -13,9 +13,9 @@ float dot_e2m1(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
     const uint32_t* words = job.b + o * (job.I / 8);
     float total = 0;
     for (int64_t g = 0; g < groups; g++) {
-        float products = 0;  // Σ number·a
+        float products = 0;  // Σ value·a
         for (int64_t i = g * job.group_size; i < (g + 1) * job.group_size; i++) {
-            products += number_of(words[i / 8] >> (i % 8 * 4) & 15) *
+            products += e2m1_value(words[i / 8] >> (i % 8 * 4) & 15) *
                         load_element(job.a, m * job.I + i, job.format);
         }
         total += load_element(job.scales, o * groups + g, job.scale_format) * products;

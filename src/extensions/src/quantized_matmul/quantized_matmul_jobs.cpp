@@ -15,18 +15,18 @@ namespace {
 
 using Jobs = QuantizedMatmulJobs;
 
-// Runs body(job, piece) for every piece of every job, on all threads. pieces_of(job): number of
-// pieces. Uses a single parallel_for, because each call ends with a barrier.
-template <typename Pieces, typename Body>
-void for_pieces(const Jobs& jobs, const Pieces& pieces_of, const Body& body) {
-    std::vector<int64_t> ends;  // cumulative number of pieces
+// Runs body(job, chunk) for every chunk of every job, on all threads. chunks_of(job): number of
+// chunks. Uses a single parallel_for, because each call ends with a barrier.
+template <typename Chunks, typename Body>
+void for_chunks(const Jobs& jobs, const Chunks& chunks_of, const Body& body) {
+    std::vector<int64_t> ends;  // cumulative number of chunks
     int64_t total = 0;
     for (const auto& job : jobs) {
-        ends.push_back(total += pieces_of(job));
+        ends.push_back(total += chunks_of(job));
     }
-    parallel_for(total, [&](int64_t piece) {
-        const size_t job = std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin();
-        body(job, job == 0 ? piece : piece - ends[job - 1]);
+    parallel_for(total, [&](int64_t chunk) {
+        const size_t job = std::upper_bound(ends.begin(), ends.end(), chunk) - ends.begin();
+        body(job, job == 0 ? chunk : chunk - ends[job - 1]);
     });
 }
 
@@ -34,10 +34,10 @@ void for_pieces(const Jobs& jobs, const Pieces& pieces_of, const Body& body) {
 // a multiple of `step`.
 template <typename Body>
 void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
-    for_pieces(
+    for_chunks(
         jobs, [step](const QuantizedMatmulJob& job) { return (job.O + step - 1) / step; },
-        [&](size_t job, int64_t piece) {
-            body(job, piece * step, std::min(jobs[job].O, (piece + 1) * step));
+        [&](size_t job, int64_t chunk) {
+            body(job, chunk * step, std::min(jobs[job].O, (chunk + 1) * step));
         });
 }
 
@@ -49,34 +49,34 @@ class PreparedActivations {
         // Preparation does not depend on weights, so the first of the jobs that share activations
         // represents them all.
         Jobs inputs;
-        std::vector<int64_t> places;
+        std::vector<int64_t> offsets;
         int64_t bytes = 0;
         for (const auto& job : jobs) {
             if (inputs.empty() || job.a != inputs.back().a || job.M != inputs.back().M) {
                 inputs.push_back(job);
-                places.push_back(bytes);
+                offsets.push_back(bytes);
                 bytes += (kernel.scratch(job) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
             }
-            place_of_job_.push_back(places.back());
+            offset_of_job_.push_back(offsets.back());
         }
         memory_ = std::make_unique_for_overwrite<char[]>(bytes + ALIGNMENT);
         const auto address = reinterpret_cast<uintptr_t>(memory_.get());
         aligned_ = memory_.get() + (ALIGNMENT - address % ALIGNMENT) % ALIGNMENT;
-        constexpr int64_t ROWS = 4;  // per piece
-        for_pieces(
+        constexpr int64_t ROWS = 4;  // per chunk
+        for_chunks(
             inputs, [](const QuantizedMatmulJob& input) { return (input.M + ROWS - 1) / ROWS; },
-            [&](size_t n, int64_t piece) {
-                kernel.prepare(inputs[n], aligned_ + places[n], piece * ROWS,
-                               std::min(inputs[n].M, (piece + 1) * ROWS));
+            [&](size_t n, int64_t chunk) {
+                kernel.prepare(inputs[n], aligned_ + offsets[n], chunk * ROWS,
+                               std::min(inputs[n].M, (chunk + 1) * ROWS));
             });
     }
 
-    const void* of(size_t job) const { return aligned_ + place_of_job_[job]; }
+    const void* for_job(size_t job) const { return aligned_ + offset_of_job_[job]; }
 
    private:
     static constexpr int64_t ALIGNMENT = 64;
 
-    std::vector<int64_t> place_of_job_;
+    std::vector<int64_t> offset_of_job_;
     std::unique_ptr<char[]> memory_;
     char* aligned_;
 };
@@ -93,7 +93,7 @@ void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     const int64_t panels_per_chunk = std::max<int64_t>(1, panels / (CHUNKS * num_threads()));
     for_outputs(jobs, panels_per_chunk * QUANTIZED_MATMUL_PANEL,
                 [&](size_t job, int64_t first, int64_t last) {
-                    kernel.run(jobs[job], prepared.of(job), first, last);
+                    kernel.run(jobs[job], prepared.for_job(job), first, last);
                 });
 }
 

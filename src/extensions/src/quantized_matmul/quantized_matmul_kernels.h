@@ -19,23 +19,23 @@ using Week4Matmul = void (*)(const QuantizedMatmulJob& job, int64_t first_output
 struct QuantizedMatmulJob {
     int64_t M, O, I;
     int group_size, bits;
-    const uint32_t* b;           // O × (I·bits/32)
-    const uint16_t* scales;      // O × (I/group_size)
-    const uint16_t* biases;      // O × (I/group_size); nullptr for 4-bit floating-point weights
-    const uint16_t* a;           // M × I
-    uint16_t* out;               // M × O
-    Format scale_format;         // of scales and biases
-    Format format;               // of a and out
-    bool prepacked;              // b, scales and biases: see common/prepacked.h
-    Week4Matmul step = nullptr;  // the kernel selected by TINY_LLM_MATMUL
-    int64_t fetch_ahead = 0;     // bytes, for quantized_matmul_prefetched
+    const uint32_t* b;              // O × (I·bits/32)
+    const uint16_t* scales;         // O × (I/group_size)
+    const uint16_t* biases;         // O × (I/group_size); nullptr for 4-bit floating-point weights
+    const uint16_t* a;              // M × I
+    uint16_t* out;                  // M × O
+    Format scale_format;            // of scales and biases
+    Format format;                  // of a and out
+    bool prepacked;                 // b, scales and biases: see common/prepacked.h
+    Week4Matmul step = nullptr;     // the kernel selected by TINY_LLM_MATMUL
+    int64_t prefetch_distance = 0;  // bytes, for quantized_matmul_prefetched
 };
 
 /// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
 void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                 int64_t last_output);
 
-/// Week 4's kernels, with the same interface, in the files of these names.
+/// Kernels of the course's Week 4, with the same interface, in the files of these names.
 void quantized_matmul_factored(const QuantizedMatmulJob& job, int64_t first_output,
                                int64_t last_output);
 #if defined(__x86_64__)
@@ -88,7 +88,8 @@ void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t firs
 /// e2m1 values: 1 sign bit, 2 exponent bits, 1 mantissa bit. Twice a value is an integer.
 constexpr int8_t TWICE_E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/// The other kernels read activations that are converted to their layout once per job.
+/// A kernel with a prepare step, which converts the activations to the kernel's layout once per
+/// job.
 struct QuantizedMatmulKernel {
     /// Bytes of scratch for the converted activations.
     int64_t (*scratch)(const QuantizedMatmulJob& job);

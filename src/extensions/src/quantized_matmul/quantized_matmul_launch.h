@@ -16,8 +16,8 @@ struct QuantizedMatmulShape {
 MatmulVariant choose_quantized_matmul_variant(const QuantizedMatmulShape& shape);
 
 /// Buffers: scales, biases, a, b, out; a and b are aligned to 16 bytes. If groups.z, the number of
-/// parts P, is above 1, out is replaced by float32 partial sums P×M×O, which sum_parts_launch adds.
-/// Throws std::invalid_argument for mixed dtypes in a variant other than `readable`.
+/// parts P, is above 1, out is replaced by float32 partial sums P×M×O, which split_k_sum_launch
+/// adds. Throws std::invalid_argument for mixed dtypes in a variant other than `readable`.
 MetalLaunch quantized_matmul_launch(const QuantizedMatmulShape& shape, MatmulVariant variant,
                                     int max_threads);
 

@@ -32,7 +32,7 @@ void QuantizedMatmul::eval_gpu(const std::vector<mx::array>& inputs, mx::array& 
     const auto launch = [&](int max_threads) {
         return quantized_matmul_launch(shape, variant, max_threads);
     };
-    metal::encode_in_parts(stream(), launch, aligned_inputs, out);
+    metal::encode_split_k(stream(), launch, aligned_inputs, out);
 }
 
 }  // namespace tiny_llm_ext

@@ -27,10 +27,10 @@ struct WeightStager {
     typedef vec<ushort, UNPACKED * BITS / 16> Packed;
     enum {
         PER_BYTE = 8 / BITS,
-        AT_ONCE = THREADS * UNPACKED / TILE_K,  // rows per round
-        ROUNDS = BN / AT_ONCE,
+        ROWS_PER_ROUND = THREADS * UNPACKED / TILE_K,  // rows per round
+        ROUNDS = BN / ROWS_PER_ROUND,
     };
-    static_assert(ROUNDS * AT_ONCE == BN, "the tile is a whole number of rounds");
+    static_assert(ROUNDS * ROWS_PER_ROUND == BN, "the tile is a whole number of rounds");
 
     device const uchar* from[ROUNDS];  // this thread's next weights of each round's row
     threadgroup T* to;                 // destination of the first round
@@ -42,7 +42,7 @@ struct WeightStager {
         const int first = int(thread_index) / (TILE_K / UNPACKED);
         const int column = int(thread_index) % (TILE_K / UNPACKED) * UNPACKED;
         for (int round = 0; round < ROUNDS; round++) {
-            const int row = min(first + round * AT_ONCE, outputs_left - 1);
+            const int row = min(first + round * ROWS_PER_ROUND, outputs_left - 1);
             from[round] = b + long(row) * row_bytes + column / 8 * BITS;
         }
         to = tile + first * tile_stride<T>() + column;
@@ -60,7 +60,8 @@ struct WeightStager {
                     const uint bits = bytes[(v + i) / PER_BYTE] & ((one << BITS) - one);
                     four[i] = T(float(bits) * (1.0f / float(one)));
                 }
-                *(threadgroup vec<T, 4>*)(to + round * AT_ONCE * tile_stride<T>() + v) = four;
+                *(threadgroup vec<T, 4>*)(to + round * ROWS_PER_ROUND * tile_stride<T>() + v) =
+                    four;
             }
             from[round] += TILE_K / 8 * BITS;
         }
@@ -69,13 +70,13 @@ struct WeightStager {
 
 // Stores the group sums of the activations of each row of a tile in `sums`, BM: each thread has
 // summed the elements it copied (see RowStager), and the four threads of a row add theirs.
-template <int ROUNDS, int AT_ONCE>
+template <int ROUNDS, int ROWS_PER_ROUND>
 void store_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint thread_index) {
     for (int round = 0; round < ROUNDS; round++) {
         float sum = added[round] + simd_shuffle_xor(added[round], ushort(1));
         sum += simd_shuffle_xor(sum, ushort(2));
         if (thread_index % 4 == 0) {
-            sums[int(thread_index) / 4 + round * AT_ONCE] = sum;
+            sums[int(thread_index) / 4 + round * ROWS_PER_ROUND] = sum;
         }
         added[round] = 0;
     }
@@ -95,11 +96,11 @@ struct GroupProducts {
     GroupProducts(device const T* scales, device const T* biases, int I, int outputs_left,
                   int first_row, int first_column, uint lane) thread : scales(scales),
                                                                        biases(biases) {
-        const Place place(lane);
-        row = first_row + place.row;
+        const LanePosition position(lane);
+        row = first_row + position.row;
         for (int c = 0; c < COLUMNS; c++) {
             for (int i = 0; i < 2; i++) {
-                const int o = min(first_column + c * 8 + place.column + i, outputs_left - 1);
+                const int o = min(first_column + c * 8 + position.column + i, outputs_left - 1);
                 output[c][i] = o * (I / GROUP_SIZE);
             }
         }
@@ -181,7 +182,8 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
                 weight_stager.stage();
                 row_stager.stage(0, added);
                 if (done + TILE_K == GROUP_SIZE) {
-                    store_row_sums<Rows::ROUNDS, Rows::AT_ONCE>(added, row_sums, thread_index);
+                    store_row_sums<Rows::ROUNDS, Rows::ROWS_PER_ROUND>(added, row_sums,
+                                                                       thread_index);
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
                 sums.multiply_to(group_products.products, activations, weights);
@@ -203,7 +205,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
 #define INSTANTIATE_VARIANTS(name, T, BITS, GROUP_SIZE)               \
     INSTANTIATE("tile64", name, T, T, BITS, GROUP_SIZE, 64, 64, 2, 4) \
     INSTANTIATE("tile32", name, T, T, BITS, GROUP_SIZE, 32, 32, 1, 2) \
-    INSTANTIATE("tile32_parts", name, T, float, BITS, GROUP_SIZE, 32, 32, 1, 2)
+    INSTANTIATE("tile32_split_k", name, T, float, BITS, GROUP_SIZE, 32, 32, 1, 2)
 
 #define INSTANTIATE_FORMATS(name, T)      \
     INSTANTIATE_VARIANTS(name, T, 4, 32)  \

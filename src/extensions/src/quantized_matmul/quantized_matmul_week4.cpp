@@ -1,5 +1,5 @@
-// Selection of Week 4's kernel, on the calling thread: an exception in a worker thread could not be
-// caught.
+// Selection of the kernel of the course's Week 4, on the calling thread: an exception in a worker
+// thread could not be caught.
 #include "src/quantized_matmul/quantized_matmul_week4.h"
 
 #include <charconv>
@@ -118,15 +118,16 @@ int week4_pack_rows() {
                : named_step(name).rows;
 }
 
-int64_t fetch_ahead() {
+int64_t prefetch_distance() {
     const std::string text = variable("TINY_LLM_PREFETCH");
     if (text.empty()) {
         return 4096;
     }
-    constexpr int64_t MOST = 1'000'000;
+    constexpr int64_t MAX_BYTES = 1'000'000;
     int64_t bytes = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
-    if (error != std::errc() || end != text.data() + text.size() || bytes < 0 || bytes > MOST) {
+    if (error != std::errc() || end != text.data() + text.size() || bytes < 0 ||
+        bytes > MAX_BYTES) {
         throw std::invalid_argument("TINY_LLM_PREFETCH must be from 0 to 1000000 bytes, got \"" +
                                     text + "\".");
     }

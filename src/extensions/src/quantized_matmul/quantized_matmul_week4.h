@@ -1,4 +1,4 @@
-// Selection of Week 4's quantized_matmul kernels.
+// Selection of the quantized_matmul kernels of the course's Week 4.
 //
 // The environment variable TINY_LLM_MATMUL selects one, for the model and for benchmarks:
 //
@@ -30,6 +30,6 @@ int week4_pack_rows();
 
 /// Prefetch distance of weights in bytes: TINY_LLM_PREFETCH, or 4,096. Throws std::invalid_argument
 /// unless the variable is an integer of at most a million.
-int64_t fetch_ahead();
+int64_t prefetch_distance();
 
 }  // namespace tiny_llm_ext

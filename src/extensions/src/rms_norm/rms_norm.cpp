@@ -21,9 +21,10 @@ void check_inputs(const char* name, const mx::array& x, const mx::array& weight)
 
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::StreamOrDevice s) {
     check_inputs("rms_norm", x, weight);
-    return mx::array(x.shape(), x.dtype(),
-                     placed(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),
-                     {x, weight});
+    return mx::array(
+        x.shape(), x.dtype(),
+        wrap_if_emulated(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),
+        {x, weight});
 }
 
 std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array& y,
@@ -37,7 +38,7 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
           y.dtype());
     auto outputs = mx::array::make_arrays(
         {x.shape(), x.shape()}, {x.dtype(), x.dtype()},
-        placed(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),
+        wrap_if_emulated(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),
         {x, y, weight});
     return {outputs[0], outputs[1]};
 }

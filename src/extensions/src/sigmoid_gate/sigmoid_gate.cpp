@@ -16,9 +16,9 @@ mx::array sigmoid_gate(const mx::array& x, const mx::array& gate, mx::StreamOrDe
     per_row.back() = 1;
     check(gate.shape() == x.shape() || gate.shape() == per_row, NAME,
           "expected gate of the shape of x, ", x.shape(), ", or ", per_row, ", got ", gate.shape());
-    return mx::array(x.shape(), x.dtype(),
-                     placed(std::make_shared<SigmoidGate>(stream_for(NAME, x.dtype(), s))),
-                     {x, gate});
+    return mx::array(
+        x.shape(), x.dtype(),
+        wrap_if_emulated(std::make_shared<SigmoidGate>(stream_for(NAME, x.dtype(), s))), {x, gate});
 }
 
 }  // namespace tiny_llm_ext

@@ -15,9 +15,10 @@ mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice 
     check(gate.ndim() >= 1, NAME, "expected gate with at least one dimension, got a scalar");
     check(up.shape() == gate.shape(), NAME, "expected up of the shape of gate, ", gate.shape(),
           ", got ", up.shape());
-    return mx::array(gate.shape(), gate.dtype(),
-                     placed(std::make_shared<Swiglu>(stream_for("swiglu", gate.dtype(), s))),
-                     {gate, up});
+    return mx::array(
+        gate.shape(), gate.dtype(),
+        wrap_if_emulated(std::make_shared<Swiglu>(stream_for("swiglu", gate.dtype(), s))),
+        {gate, up});
 }
 
 }  // namespace tiny_llm_ext

@@ -11,7 +11,7 @@ template <Format F>
 ArgmaxResult argmax_part(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
     const int64_t x = row * job.stride;
     Floats best = splat(-__builtin_inff());
-    Ints at = lane_numbers() + static_cast<int32_t>(first);  // index of `best`
+    Ints at = lane_indices() + static_cast<int32_t>(first);  // index of `best`
     Ints current = at;
     int64_t i = first;
     for (; i + LANES <= last; i += LANES, current += LANES) {

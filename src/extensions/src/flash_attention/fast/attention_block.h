@@ -66,7 +66,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
     return block;
 }
 
-/// Lets rows ≥ `first` attend to a tile. Defined in attention_block_simd.cpp.
+/// Accumulates attention of rows ≥ `first` over a tile. Defined in attention_block_simd.cpp.
 ///
 /// visible: per row of the block, number of leading keys of the tile at or before the row's query;
 ///   non-decreasing. hidden: null, or per row, number of these before its window; non-decreasing.
@@ -79,7 +79,7 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
 /// Loads row `row` of the block's query: D elements of an array, starting at `from`.
 inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
     float* to = block.query + row * block.D;
-    if (in_pairs(block.kv_format)) {
+    if (uses_bf16_dot(block.kv_format)) {
         to[(block.D - 1) / 2] = 0;  // D may be odd: pads the last pair
         memcpy(to, element(query, from, block.format), block.D * item_bytes(block.format));
         return;
@@ -94,7 +94,7 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
     }
 }
 
-/// Lets the block attend to keys 0 … end − 1, except those before all rows' windows.
+/// Accumulates attention of the block over keys 0 … end − 1, except those before all rows' windows.
 ///
 /// visible_keys(row): number of leading visible keys of a row; non-decreasing, at most `end`.
 /// hidden_keys(row): how many of these are before its window; non-decreasing.

@@ -43,10 +43,10 @@ inline void softmax_weights(const AttentionBlock& block, int row, int visible, i
             x[v] = added == hidden ? hidden : x[v] + added;
         }
         if (visible < KEYS) {
-            x[v] = lane_numbers() < visible - v * LANES ? x[v] : hidden;
+            x[v] = lane_indices() < visible - v * LANES ? x[v] : hidden;
         }
         if constexpr (SKIPS) {
-            x[v] = lane_numbers() < skipped - v * LANES ? hidden : x[v];
+            x[v] = lane_indices() < skipped - v * LANES ? hidden : x[v];
         }
         most = max(x[v], most);
     }
@@ -105,18 +105,18 @@ inline void softmax_rows(const AttentionBlock& block, int first, const int* visi
 
 // --- a tile -------------------------------------------------------------------------------------
 
-// With few rows, memory would idle during the products, so these are cut into slices of this many
-// steps, each followed by some prefetches. With many rows, one prefetch pass suffices.
+// With few rows, memory would idle during the matrix products, so these are split into slices of
+// this many steps, each followed by some prefetches. With many rows, one prefetch pass suffices.
 constexpr int SLICE = 16;
 
 inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : inner; }
 
 /// scores = query · keys, for rows ≥ `first`.
-template <typename Number>
+template <typename Element>
 inline void score(const AttentionBlock& block, int first, Prefetcher& ahead) {
     const int rows = block.rows - first, steps = score_steps(block.D, block.kv_format);
-    const auto query = (const Number*)(block.query + first * block.D);
-    const auto keys = (const Number*)block.keys;
+    const auto query = (const Element*)(block.query + first * block.D);
+    const auto keys = (const Element*)block.keys;
     float* scores = block.scores + first * KEYS;
     for (int64_t i = 0; i < static_cast<int64_t>(rows) * KEYS; i++) {
         scores[i] = 0;
@@ -144,13 +144,13 @@ inline void add_values(const AttentionBlock& block, int first, const int* visibl
     };
     const int slice = slice_of(block.rows - first, KEYS);
     for (int row = first; row < block.rows; row += MATMUL_ROWS) {
-        const int together = block.rows - row < MATMUL_ROWS ? block.rows - row : MATMUL_ROWS;
+        const int tile_rows = block.rows - row < MATMUL_ROWS ? block.rows - row : MATMUL_ROWS;
         const int shared = visible[row];
         for (int key = 0; key < shared; key += slice) {
-            add(row, together, key, shared - key < slice ? shared : key + slice);
+            add(row, tile_rows, key, shared - key < slice ? shared : key + slice);
             ahead.fetch(0.8f + 0.2f * static_cast<float>(key + slice) / KEYS);
         }
-        for (int own = row + 1; own < row + together; own++) {
+        for (int own = row + 1; own < row + tile_rows; own++) {
             add(own, 1, shared, visible[own]);
         }
     }
@@ -173,8 +173,8 @@ __attribute__((noinline)) void add_values_in_window(const AttentionBlock& block,
     }
 }
 
-/// Lets the last ROWS rows of the block, from `first` on, attend to a tile, without intermediate
-/// stores.
+/// Accumulates attention of the last ROWS rows of the block, from `first` on, over a tile, without
+/// intermediate stores.
 template <int ROWS, Format FORMAT>
 void attend_few(const AttentionBlock& block, int first, const int* visible, const int* hidden,
                 const float* mask, const Tile& tile, Prefetcher& ahead) {
@@ -242,8 +242,9 @@ void attend(const AttentionBlock& block, int first, const int* visible, const in
         }
     }
     load_keys(tile, block.D, format, block.keys, ahead);
-    if constexpr (MULTIPLIES_PAIRS) {
-        in_pairs(format) ? score<int32_t>(block, first, ahead) : score<float>(block, first, ahead);
+    if constexpr (USES_BF16_DOT) {
+        uses_bf16_dot(format) ? score<int32_t>(block, first, ahead)
+                              : score<float>(block, first, ahead);
     } else {
         score<float>(block, first, ahead);
     }

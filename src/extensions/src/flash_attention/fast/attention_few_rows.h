@@ -21,7 +21,7 @@ static_assert(KEYS % SCORE_KEYS == 0);
 
 // Compile-time integer: a count of this type needs no branch at run time.
 template <int N>
-struct Known {
+struct Constant {
     constexpr operator int() const { return N; }
 };
 
@@ -55,9 +55,9 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         if (i % words_per_fetch == 0) {
-            ahead.fetch_and_remind();
+            ahead.fetch_and_repeat();
         }
-        if constexpr (FORMAT == Format::bfloat16 && MULTIPLIES_PAIRS) {
+        if constexpr (FORMAT == Format::bfloat16 && USES_BF16_DOT) {
             if (2 * i < count) {
                 add(i, as_ints(x[i]), int32_t());
             }
@@ -87,7 +87,7 @@ __attribute__((noinline)) void score_few(const void* const* keys, const float* q
     constexpr int step = COLUMNS<FORMAT>;
     int64_t d = 0;
     for (; d + step <= D; d += step) {
-        add(d, Known<step>());
+        add(d, Constant<step>());
     }
     if (d < D) {
         add(d, static_cast<int>(D - d));
@@ -115,7 +115,7 @@ __attribute__((noinline)) void add_columns(const float* weights, const void* con
     }
     for (int key = from; key < to; key++) {
         if (ahead != nullptr) {
-            ahead->fetch_and_remind();
+            ahead->fetch_and_repeat();
         }
         Floats x[VECTORS];
 #pragma GCC unroll 16

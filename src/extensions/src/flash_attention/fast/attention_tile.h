@@ -1,5 +1,5 @@
-// Loading of key and value tiles into the L1 cache: values as float32; keys as float32, too, or
-// unchanged where the instruction set multiplies bfloat16 pairs.
+// Loading of key and value tiles into the L1 cache as float32, except that bfloat16 keys stay
+// bfloat16 where the instruction set has fast bfloat16 dot products.
 #pragma once
 
 #include "common/int8_rows.h"
@@ -19,12 +19,13 @@ struct Tile {
 
 inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-/// Whether scores are computed with an instruction that multiplies pairs of adjacent elements.
-inline bool in_pairs(Format format) { return MULTIPLIES_PAIRS && format == Format::bfloat16; }
+/// Whether scores are computed with the bfloat16 dot-product instruction, on pairs of adjacent
+/// elements.
+inline bool uses_bf16_dot(Format format) { return USES_BF16_DOT && format == Format::bfloat16; }
 
 /// Elements or pairs per score.
 inline int score_steps(int64_t D, Format format) {
-    return static_cast<int>(in_pairs(format) ? (D + 1) / 2 : D);
+    return static_cast<int>(uses_bf16_dot(format) ? (D + 1) / 2 : D);
 }
 
 inline const void* element(const void* row, int64_t d, Format format) {
@@ -67,7 +68,7 @@ class Prefetcher {
 
     /// Prefetches the next row, and repeats the prefetch of a row needed soon, since some early
     /// prefetches are dropped. Frequent calls let memory and arithmetic overlap.
-    void fetch_and_remind() {
+    void fetch_and_repeat() {
         if (done_ < rows_) {
             fetch_row();
         }
@@ -115,8 +116,7 @@ class Prefetcher {
 
 namespace {
 
-// Elements that move as one 32-bit word through a transposition, which saves shuffles. float16 is
-// widened first.
+// Elements transposed as one 32-bit word, which saves shuffles. float16 is widened first.
 template <Format FORMAT>
 constexpr int PER_WORD = FORMAT == Format::bfloat16 ? 2
                          : FORMAT == Format::int8   ? 4
@@ -168,7 +168,7 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
     const auto put = [&](int column, Floats keys) {
         store(to, column * KEYS, Format::float32, keys);
     };
-    if constexpr (FORMAT == Format::bfloat16 && MULTIPLIES_PAIRS) {
+    if constexpr (FORMAT == Format::bfloat16 && USES_BF16_DOT) {
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) {
             if (2 * i < count) {

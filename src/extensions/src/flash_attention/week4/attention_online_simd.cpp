@@ -1,4 +1,5 @@
-// Week 4's attention, second step: vectorized online softmax and weighted values of a tile.
+// Attention of the course's Week 4, second step: vectorized online softmax and weighted values of a
+// tile.
 //
 // Weights are powers of two: exp(x) = 2^(x · log₂ e), with log₂ e folded into the scale of the
 // scores. The fractional part is a polynomial.
@@ -82,8 +83,8 @@ void add_values(const float* weights, const void* values, const KeyTile& tile, i
         for (int s = 0; s < count; s++) {
             const Floats weight = splat(weights[s]);
             for (int v = 0; v < VECTOR_BLOCK; v++) {
-                const int64_t place = tile.values[s] + d + v * LANES;
-                sums[v] = fma(weight, load(values, place, format), sums[v]);
+                const int64_t offset = tile.values[s] + d + v * LANES;
+                sums[v] = fma(weight, load(values, offset, format), sums[v]);
             }
         }
         for (int v = 0; v < VECTOR_BLOCK; v++) {
@@ -95,8 +96,8 @@ void add_values(const float* weights, const void* values, const KeyTile& tile, i
         const int columns = static_cast<int>(D - d < LANES ? D - d : LANES);
         Floats total = load_bits<Floats>(out + d);
         for (int s = 0; s < count; s++) {
-            const int64_t place = tile.values[s] + d;
-            total = fma(splat(weights[s]), load(values, place, format, columns), total);
+            const int64_t offset = tile.values[s] + d;
+            total = fma(splat(weights[s]), load(values, offset, format, columns), total);
         }
         store(out, d, Format::float32, total);
     }
@@ -111,7 +112,7 @@ void widen_query(const AttentionRows& block, int row, float* query) {
     }
 }
 
-// Lets a row attend to the first `count` keys of a tile.
+// Accumulates attention of a row over the first `count` keys of a tile.
 void attend_to_tile(const AttentionRows& block, const float* query, const KeyTile& tile, int count,
                     SoftmaxState& state) {
     float scores[ATTENTION_TILE];

@@ -1,4 +1,4 @@
-// Week 4's attention, first step: vectorized scores of a query with a tile of keys.
+// Attention of the course's Week 4, first step: vectorized scores of a query with a tile of keys.
 //
 // A key and the query are D contiguous elements each: vectors are multiplied lane by lane, and the
 // lanes are summed at the end of the key. An addition has a latency of about four cycles, so the
@@ -20,22 +20,22 @@ void scores_of(const float* query, const void* keys, const KeyTile& tile, int co
     // [task 4.6.1 scores]
     const int64_t whole = D / LANES * LANES;
     for (int first = 0; first < count; first += KEY_BLOCK) {
-        int64_t place[KEY_BLOCK];  // offsets; beyond the last key, the last one repeats
+        int64_t offset[KEY_BLOCK];  // offsets; beyond the last key, the last one repeats
         for (int k = 0; k < KEY_BLOCK; k++) {
-            place[k] = tile.keys[first + k < count ? first + k : count - 1];
+            offset[k] = tile.keys[first + k < count ? first + k : count - 1];
         }
         Floats sums[KEY_BLOCK] = {};
         for (int64_t d = 0; d < whole; d += LANES) {
             const Floats q = load_bits<Floats>(query + d);
             for (int k = 0; k < KEY_BLOCK; k++) {
-                sums[k] = fma(q, load(keys, place[k] + d, format), sums[k]);
+                sums[k] = fma(q, load(keys, offset[k] + d, format), sums[k]);
             }
         }
         if (whole < D) {
             const Floats q = load_bits<Floats>(query + whole);
             const int left = static_cast<int>(D - whole);
             for (int k = 0; k < KEY_BLOCK; k++) {
-                sums[k] = fma(q, load(keys, place[k] + whole, format, left), sums[k]);
+                sums[k] = fma(q, load(keys, offset[k] + whole, format, left), sums[k]);
             }
         }
         for (int k = 0; k < KEY_BLOCK && first + k < count; k++) {

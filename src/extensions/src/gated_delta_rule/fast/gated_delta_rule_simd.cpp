@@ -19,7 +19,7 @@ constexpr int TILE_VECTORS = DELTA_COLUMNS / LANES;
 
 // One value for each column of a tile.
 struct Columns {
-    Floats at[TILE_VECTORS] = {};
+    Floats vectors[TILE_VECTORS] = {};
 };
 
 // The first `count` columns; the others are zero.
@@ -27,9 +27,9 @@ inline Columns load_columns(const float* from, int64_t count) {
     Columns x;
     for (int v = 0; v < TILE_VECTORS; v++) {
         const int64_t rest = count - v * LANES;
-        x.at[v] = rest >= LANES ? load(from, v * LANES, Format::float32)
-                  : rest > 0    ? load(from, v * LANES, Format::float32, static_cast<int>(rest))
-                                : Floats{};
+        x.vectors[v] = rest >= LANES ? load(from, v * LANES, Format::float32)
+                       : rest > 0 ? load(from, v * LANES, Format::float32, static_cast<int>(rest))
+                                  : Floats{};
     }
     return x;
 }
@@ -38,7 +38,7 @@ inline void store_columns(float* to, const Columns& x, int64_t count) {
     for (int v = 0; v < TILE_VECTORS; v++) {
         const int64_t rest = count - v * LANES;
         if (rest > 0) {
-            store(to, v * LANES, Format::float32, x.at[v],
+            store(to, v * LANES, Format::float32, x.vectors[v],
                   static_cast<int>(rest < LANES ? rest : LANES));
         }
     }
@@ -71,7 +71,7 @@ inline Columns read_tile(float* tile, const float* slot, int64_t stride, const f
         const Columns row = slot ? load_columns(slot + i * stride, count) : Columns{};
         store_columns(tile + i * DELTA_COLUMNS, row, DELTA_COLUMNS);
         for (int v = 0; v < TILE_VECTORS; v++) {
-            predicted.at[v] = fma(splat(k[i]), row.at[v], predicted.at[v]);
+            predicted.vectors[v] = fma(splat(k[i]), row.vectors[v], predicted.vectors[v]);
         }
     }
     return predicted;
@@ -86,9 +86,9 @@ inline Columns update_tile(float* tile, float* slot, int64_t stride, const float
     for (int64_t i = 0; i < D_k; i++) {
         Columns row = load_columns(tile + i * DELTA_COLUMNS, DELTA_COLUMNS);
         for (int v = 0; v < TILE_VECTORS; v++) {
-            row.at[v] = fma(splat(k[i]), delta.at[v], row.at[v] * decay);
-            o.at[v] = fma(splat(q[i]), row.at[v], o.at[v]);
-            next.at[v] = fma(splat(next_k[i]), row.at[v], next.at[v]);
+            row.vectors[v] = fma(splat(k[i]), delta.vectors[v], row.vectors[v] * decay);
+            o.vectors[v] = fma(splat(q[i]), row.vectors[v], o.vectors[v]);
+            next.vectors[v] = fma(splat(next_k[i]), row.vectors[v], next.vectors[v]);
         }
         store_columns(tile + i * DELTA_COLUMNS, row, DELTA_COLUMNS);
         if (slot) {
@@ -121,14 +121,15 @@ void recurrence(const GatedDeltaRuleJob& job, int64_t sequence, int64_t head, in
         const Columns value = load_columns(values + t * job.qkv_stride, count);
         Columns delta;
         for (int v = 0; v < TILE_VECTORS; v++) {
-            const Floats error = value.at[v] - predicted.at[v] * (factors.decay * factors.k);
-            delta.at[v] = error * (factors.beta * factors.k);
+            const Floats error =
+                value.vectors[v] - predicted.vectors[v] * (factors.decay * factors.k);
+            delta.vectors[v] = error * (factors.beta * factors.k);
         }
         Columns o = update_tile(tile, state(write_slot(job.slots, t)), job.D_v,
                                 qkv + t * job.qkv_stride, key(t), key(t + 1 < end ? t + 1 : t),
                                 delta, factors.decay, job.D_k, count, predicted);
         for (int v = 0; v < TILE_VECTORS; v++) {
-            o.at[v] = o.at[v] * factors.q;
+            o.vectors[v] = o.vectors[v] * factors.q;
         }
         store_columns(job.o + (t * job.H_v + head) * job.D_v + first, o, count);
     }

@@ -1,9 +1,10 @@
 // Activations as byte planes, for kernels that multiply bytes.
 //
-// An integer of fixed_point_rounding.h is 256 · high + low, both signed: the high and low bytes
-// form two *planes*. A *vector* is 64 bytes of a row of b: 64 8-bit weights, or 128 4-bit weights
-// whose even and odd elements unpack to one vector each, its two *parts*. Activations are laid out
-// to match: vector of b × block of rows × part × plane × row × byte.
+// Activations are rounded to 16-bit integers 256 · high + low, both bytes signed
+// (fixed_point_rounding.h): the high and low bytes form two *planes*. A *vector* is 64 bytes of a
+// row of b: 64 8-bit weights, or 128 4-bit weights whose even and odd elements unpack to one vector
+// each, its two *parts*. Activations are laid out to match: vector of b × block of rows × part ×
+// plane × row × byte.
 #pragma once
 
 #include "common/avx512.h"
@@ -81,9 +82,9 @@ struct FloatingPoint : FourBits {
     }
 };
 
-// Calls f.operator()<Numbers>() for the weight format of b.
+// Calls f.operator()<WeightFormat>() for the weight format of b.
 template <typename Function>
-inline void with_numbers(const QuantizedMatmulJob& job, const Function& f) {
+inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f) {
     if (job.biases == nullptr) {
         f.template operator()<FloatingPoint>();
     } else if (job.bits == 4) {
@@ -139,13 +140,13 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
 // Prepares rows first_row … last_row − 1 of a; the last row also zero-fills the rest of its block.
 inline void prepare_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, char* scratch,
                          int64_t first_row, int64_t last_row) {
-    const int together = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job.format);
     for (int64_t g = 0; g < layout.groups; g++) {
         for (int64_t m = first_row; m < last_row; m++) {
             RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];
             round_group(job, m, g, rounded);
-            for (int i = 0; i < together; i++) {
-                pack_group(job, layout, rounded[i], m * together + i, g, scratch);
+            for (int i = 0; i < integer_rows; i++) {
+                pack_group(job, layout, rounded[i], m * integer_rows + i, g, scratch);
             }
         }
         if (last_row == job.M) {

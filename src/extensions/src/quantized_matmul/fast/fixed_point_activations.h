@@ -1,4 +1,5 @@
-// Prepared activations of quantized_matmul_avx2_neon.cpp.
+// Activations as 16-bit integers, in the order in which quantized_matmul_avx2_neon.cpp unpacks
+// weights.
 #pragma once
 
 #include "src/quantized_matmul/fast/fixed_point_rounding.h"
@@ -13,7 +14,7 @@ typedef int32_t PairOfShorts __attribute__((may_alias));
 // Activations of R = M · rows_of_integers rows, by group.
 struct Activations {
     int64_t R, group_size;
-    int16_t* integers;  // groups × R × group_size, in the order of place_of
+    int16_t* integers;  // groups × R × group_size, in the order of paired_position
     Factors* factors;   // groups × R
 
     Activations(const QuantizedMatmulJob& job, void* scratch)
@@ -30,7 +31,7 @@ struct Activations {
 
 // Position of a group's element i. A word of n weights is unpacked in pairs of one weight from each
 // half, elements p and n/2 + p, so activations are paired in the same way.
-inline int place_of(int i, int bits) {
+inline int paired_position(int i, int bits) {
     const int per_word = 32 / bits, half = per_word / 2;
     const int word = i / per_word, k = i % per_word;
     return word * per_word + k % half * 2 + k / half;
@@ -45,7 +46,7 @@ void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t
         to.factors[at] = rounded[row].factors;
         int16_t* integers = to.integers + at * job.group_size;
         for (int i = 0; i < job.group_size; i++) {
-            integers[place_of(i, job.bits)] =
+            integers[paired_position(i, job.bits)] =
                 static_cast<int16_t>(rounded[row].integers[i / LANES][i % LANES]);
         }
     }

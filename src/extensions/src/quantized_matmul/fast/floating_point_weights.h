@@ -1,7 +1,7 @@
 // 4-bit floating-point weights for kernels that multiply unsigned integers: doubling makes each
 // value an integer, and adding 12 makes it non-negative.
 //
-//     number · scale = (2 · number + 12) · scale/2 − 6 · scale
+//     value · scale = (2 · value + 12) · scale/2 − 6 · scale
 //
 // They are therefore affine weights with derived scales and biases.
 #pragma once
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int8_t OFFSET = 12;
 
-// 2 · number + 12, indexed by a number's bits: TWICE_E2M1 + OFFSET.
+// 2 · value + 12, indexed by the value's bits: TWICE_E2M1 + OFFSET.
 [[maybe_unused]] constexpr uint8_t E2M1_INTEGERS[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                         12, 11, 10, 9,  8,  6,  4,  0};
 

@@ -17,7 +17,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 2;     // rows of integers: fewer underfill the tiles
+constexpr int64_t FEW_ROWS = 2;     // maximum rows of integers delegated to few_rows
 constexpr int64_t MAX_BLOCKS = 32;  // of SIDE rows, whose totals stay in the L2 cache
 
 // State of a panel of outputs.
@@ -123,15 +123,16 @@ __attribute__((always_inline)) inline void multiply(const char* activations, int
 void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
     const QuantizedMatmulJob& job = *panel.job;
     const PlanesLayout& layout = panel.layout;
-    const int together = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job.format);
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = (first_block + block) * layout.block_rows;
-        for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r += together) {
-            const int64_t out = (first + r) / together * job.O + panel.first;
+        for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r += integer_rows) {
+            const int64_t out = (first + r) / integer_rows * job.O + panel.first;
             for (int tile = 0; tile < PANEL_TILES && tile * SIDE < panel.outputs; tile++) {
                 const Floats* row_totals =
                     panel.totals + (block * PANEL_TILES + tile) * layout.block_rows + r;
-                const Floats total = together == 2 ? row_totals[0] + row_totals[1] : row_totals[0];
+                const Floats total =
+                    integer_rows == 2 ? row_totals[0] + row_totals[1] : row_totals[0];
                 if (panel.outputs - tile * SIDE >= SIDE) {
                     store(job.out, out + tile * SIDE, job.format, total);
                 } else {
@@ -158,9 +159,9 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     Products products[2];
     const Products* before = nullptr;
     for (int64_t unit = 0; unit < units.count; unit++) {
-        with_numbers(*panel.job, [&]<typename Numbers>() {
+        with_weight_format(*panel.job, [&]<typename WeightFormat>() {
             const auto unpack =
-                panel.job->prepacked ? unpack_prepacked<Numbers> : unpack_rows<Numbers>;
+                panel.job->prepacked ? unpack_prepacked<WeightFormat> : unpack_rows<WeightFormat>;
             unpack(layout, units, b, unit, panel.outputs, weights);
         });
         for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
@@ -195,7 +196,7 @@ bool are_few(const QuantizedMatmulJob& job) {
     return job.M * rows_of_integers(job.format) <= FEW_ROWS;
 }
 
-// Tiles may be partial: the cost of a multiplication is proportional to its rows of activations.
+// Tiles may have fewer rows: a multiplication's cost is proportional to its rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
     const int64_t rows = job.M * rows_of_integers(job.format);
     return PlanesLayout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : SIDE);

@@ -70,11 +70,11 @@ struct Weights {
 constexpr int64_t TILE_BYTES = SIDE * VECTOR;
 
 // Stores one word of each of 16 outputs as bytes: `v` is its vector within the unit.
-template <typename Numbers>
+template <typename WeightFormat>
 inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS][SIDE]) {
-    __m512i parts[Numbers::PARTS];
-    Numbers::unpack(bytes, parts);
-    for (int part = 0; part < Numbers::PARTS; part++) {
+    __m512i parts[WeightFormat::PARTS];
+    WeightFormat::unpack(bytes, parts);
+    for (int part = 0; part < WeightFormat::PARTS; part++) {
         out[v + part][word] = parts[part];
     }
 }
@@ -89,7 +89,7 @@ inline int words_in(const PlanesLayout& layout, int64_t vector) {
 // hardware prefetcher tracks, so an equal number of bytes of the next panel is prefetched
 // meanwhile, along a few sequential streams. The hardware prefetcher recognizes these and runs
 // ahead; a single stream would not suffice.
-template <typename Numbers>
+template <typename WeightFormat>
 inline void unpack_rows(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                         int64_t unit, int outputs, Weights& weights) {
     const int64_t stride = layout.row_bytes / 4;
@@ -112,7 +112,7 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
             for (int word = 0; word < SIDE; word++) {
                 _mm_prefetch(ahead + word % STREAMS * stream_bytes + word / STREAMS * VECTOR,
                              _MM_HINT_T1);
-                unpack_word<Numbers>(columns[word], v, word, weights.words[tile]);
+                unpack_word<WeightFormat>(columns[word], v, word, weights.words[tile]);
             }
         }
     }
@@ -122,7 +122,7 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
 // Same, for prepacked rows: each tile is a separate sequential stream. Words past the row, which
 // are never multiplied, and outputs past the panel, which are never stored, keep their old
 // contents.
-template <typename Numbers>
+template <typename WeightFormat>
 inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                              int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = SIDE * layout.row_bytes;
@@ -140,7 +140,8 @@ inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, con
             for (int tile = 0; tile < tiles; tile++) {
                 const int64_t at = tile * tile_bytes + word * VECTOR;
                 _mm_prefetch(ahead + at, _MM_HINT_T0);
-                unpack_word<Numbers>(_mm512_loadu_si512(in + at), v, word, weights.words[tile]);
+                unpack_word<WeightFormat>(_mm512_loadu_si512(in + at), v, word,
+                                          weights.words[tile]);
             }
         }
     }

@@ -11,7 +11,7 @@
 // 4. total += (scale · step) · Σ q·A + bias · (step · Σ A), in float32, one group after another.
 //
 // With many rows, step 3 is the bottleneck: a multiplication and, without VNNI, an addition. Up to
-// ROWS_TOGETHER rows share a register of weights. With few rows, weights are unpacked as they are
+// ROW_TILE rows share a register of weights. With few rows, weights are unpacked as they are
 // multiplied; with many rows, each group is unpacked once for all rows. Byte lanes (vpmaddubsw, 32
 // products) would need as many instructions as 16-bit lanes, because a 16-bit activation takes two
 // bytes, plus additions of partial sums.
@@ -40,8 +40,8 @@ namespace {
 
 constexpr int PACK_VECTORS = 2;                     // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
-constexpr int ROWS_TOGETHER = 6;                    // their sums fill the AVX2 registers
-constexpr int DIRECT_ROWS = 2 * ROWS_TOGETHER;      // up to two tiles, unpacking in each is cheaper
+constexpr int ROW_TILE = 6;                         // their sums fill the AVX2 registers
+constexpr int DIRECT_ROWS = 2 * ROW_TILE;           // up to two tiles, unpacking in each is cheaper
 constexpr int STEP = 4;                             // pairs of weights per step: one or two words
 constexpr int64_t CACHE_BYTES = 256 * 1024;         // block of activations, reused by every pack
 constexpr int64_t WEIGHTS_AHEAD = 4096;             // prefetch distance in bytes of weights
@@ -149,15 +149,15 @@ struct FloatingPoint : Integers<4> {
 };
 
 // A group's weights, unpacked on each use.
-template <typename Numbers>
+template <typename WeightFormat>
 struct PackedGroup {
-    static constexpr int WORDS = STEP / Numbers::PAIRS;  // per step
+    static constexpr int WORDS = STEP / WeightFormat::PAIRS;  // per step
     const uint32_t* words;
 
     // Pair i of a step, for vector v of outputs.
     Shorts pair(int64_t step, int i, int v) const {
-        const int64_t word = step * WORDS + i / Numbers::PAIRS;
-        return Numbers::pair(words + word * PACK_OUTPUTS + v * LANES, i % Numbers::PAIRS);
+        const int64_t word = step * WORDS + i / WeightFormat::PAIRS;
+        return WeightFormat::pair(words + word * PACK_OUTPUTS + v * LANES, i % WeightFormat::PAIRS);
     }
     // Prefetches a later step. Access is sequential, but hardware prefetching stops at page ends.
     __attribute__((always_inline)) void fetch(int64_t step) const {
@@ -176,8 +176,9 @@ struct UnpackedGroup {
     void fetch(int64_t) const {}
 };
 
-template <typename Numbers>
-void unpack_group(const PackedGroup<Numbers>& group, int64_t pairs, Shorts (*out)[PACK_VECTORS]) {
+template <typename WeightFormat>
+void unpack_group(const PackedGroup<WeightFormat>& group, int64_t pairs,
+                  Shorts (*out)[PACK_VECTORS]) {
     for (int64_t step = 0; step < pairs / STEP; step++) {
         group.fetch(step);
 #pragma GCC unroll 4
@@ -245,27 +246,27 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
 }
 
 // Few rows: every tile unpacks all weights of the pack.
-template <typename Numbers>
+template <typename WeightFormat>
 void few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
               Floats* totals) {
     const int64_t groups = pack.job->I / a.group_size;
-    for_tiles<ROWS_TOGETHER>(rows, [&]<int ROWS>(int64_t row) {
+    for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
         for (int64_t g = 0; g < groups; g++) {
-            multiply_group<ROWS>(pack, PackedGroup<Numbers>{pack.group(g)}, a, g, first_row + row,
-                                 totals + row * PACK_VECTORS);
+            multiply_group<ROWS>(pack, PackedGroup<WeightFormat>{pack.group(g)}, a, g,
+                                 first_row + row, totals + row * PACK_VECTORS);
         }
     });
 }
 
 // Many rows: each group is unpacked once for all tiles.
-template <typename Numbers>
+template <typename WeightFormat>
 void many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
                Floats* totals) {
     const int64_t groups = pack.job->I / a.group_size;
     Shorts pairs[MAX_GROUP / 2][PACK_VECTORS];
     for (int64_t g = 0; g < groups; g++) {
-        unpack_group(PackedGroup<Numbers>{pack.group(g)}, a.row_pairs(), pairs);
-        for_tiles<ROWS_TOGETHER>(rows, [&]<int ROWS>(int64_t row) {
+        unpack_group(PackedGroup<WeightFormat>{pack.group(g)}, a.row_pairs(), pairs);
+        for_tiles<ROW_TILE>(rows, [&]<int ROWS>(int64_t row) {
             multiply_group<ROWS>(pack, UnpackedGroup{pairs}, a, g, first_row + row,
                                  totals + row * PACK_VECTORS);
         });
@@ -275,13 +276,13 @@ void many_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_
 // Rounds and stores output rows, after adding the two rows of integers of a float16 row.
 void store_rows(const Pack& pack, int64_t first_row, int64_t rows, const Floats* totals) {
     const QuantizedMatmulJob& job = *pack.job;
-    const int together = rows_of_integers(job.format);
-    for (int64_t r = 0; r < rows; r += together) {
+    const int integer_rows = rows_of_integers(job.format);
+    for (int64_t r = 0; r < rows; r += integer_rows) {
         for (int v = 0; v < PACK_VECTORS && v * LANES < pack.outputs; v++) {
             const Floats* total = totals + r * PACK_VECTORS + v;
             const int count = pack.outputs - v * LANES < LANES ? pack.outputs - v * LANES : LANES;
-            store(job.out, (first_row + r) / together * job.O + pack.first + v * LANES, job.format,
-                  together == 2 ? total[0] + total[PACK_VECTORS] : total[0], count);
+            store(job.out, (first_row + r) / integer_rows * job.O + pack.first + v * LANES,
+                  job.format, integer_rows == 2 ? total[0] + total[PACK_VECTORS] : total[0], count);
         }
     }
 }
@@ -292,8 +293,8 @@ void run_pack(const Pack& pack, const Activations& a, int64_t first_row, int64_t
     for (int64_t i = 0; i < rows * PACK_VECTORS; i++) {
         totals[i] = Floats{};
     }
-    const auto multiply = [&]<typename Numbers>() {
-        const auto run = rows <= DIRECT_ROWS ? few_rows<Numbers> : many_rows<Numbers>;
+    const auto multiply = [&]<typename WeightFormat>() {
+        const auto run = rows <= DIRECT_ROWS ? few_rows<WeightFormat> : many_rows<WeightFormat>;
         run(pack, a, first_row, rows, totals);
     };
     if (pack.biases == nullptr) {

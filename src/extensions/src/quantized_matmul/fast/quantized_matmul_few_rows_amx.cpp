@@ -57,16 +57,17 @@ struct FourRows {
 };
 
 // Multiplies the next vector of four rows of b with all rows of activations. `words`: valid words.
-template <typename Numbers, int ROWS>
+template <typename WeightFormat, int ROWS>
 __attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mmask16 words,
                                                            const char* a, Ints* quads,
                                                            int64_t row_quads) {
-    constexpr int PARTS = Numbers::PARTS;
+    constexpr int PARTS = WeightFormat::PARTS;
     __m512i weights[QUAD][PARTS];
 #pragma GCC unroll 4
     for (int o = 0; o < QUAD; o++) {
         _mm_prefetch(from.ahead + o * VECTOR, _MM_HINT_T1);
-        Numbers::unpack(_mm512_maskz_loadu_epi32(words, from.b + o * from.row_bytes), weights[o]);
+        WeightFormat::unpack(_mm512_maskz_loadu_epi32(words, from.b + o * from.row_bytes),
+                             weights[o]);
     }
     from.b += VECTOR;
     from.ahead += QUAD * VECTOR;
@@ -92,7 +93,7 @@ __attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mma
 }
 
 // Quads of a panel: rows × vectors × QUADS.
-template <typename Numbers, int ROWS>
+template <typename WeightFormat, int ROWS>
 void multiply_panel(const PlanesLayout& layout, const char* b, const char* a, Ints* quads) {
     constexpr int HALF = QUADS / 2;
     const int64_t vectors = layout.vectors, row_bytes = layout.row_bytes;
@@ -105,10 +106,11 @@ void multiply_panel(const PlanesLayout& layout, const char* b, const char* a, In
         FourRows second = {b + there, row_bytes, next_panel + there};
         for (int64_t v = 0; v < vectors; v++) {
             const __mmask16 words = v + 1 < vectors ? 0xffff : last_words;
-            const char* activations = a + v * (Numbers::PARTS * PLANES * ROWS * VECTOR);
+            const char* activations = a + v * (WeightFormat::PARTS * PLANES * ROWS * VECTOR);
             Ints* to = quads + v * QUADS + quad;
-            multiply_vector<Numbers, ROWS>(first, words, activations, to, vectors * QUADS);
-            multiply_vector<Numbers, ROWS>(second, words, activations, to + HALF, vectors * QUADS);
+            multiply_vector<WeightFormat, ROWS>(first, words, activations, to, vectors * QUADS);
+            multiply_vector<WeightFormat, ROWS>(second, words, activations, to + HALF,
+                                                vectors * QUADS);
         }
     }
 }
@@ -179,13 +181,13 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
     Ints* quads = (Ints*)(biases + groups);
     void* last_rows = memory + vectors;
     const auto multiply = [&](const char* b) {
-        with_numbers(job, [&]<typename Numbers>() {
-            const auto run =
-                layout.rows == 1 ? multiply_panel<Numbers, 1> : multiply_panel<Numbers, 2>;
+        with_weight_format(job, [&]<typename WeightFormat>() {
+            const auto run = layout.rows == 1 ? multiply_panel<WeightFormat, 1>
+                                              : multiply_panel<WeightFormat, 2>;
             run(layout, b, activations, quads);
         });
     };
-    const int together = rows_of_integers(job.format);
+    const int integer_rows = rows_of_integers(job.format);
     for (int64_t o = first_output; o < last_output; o += OUTPUTS) {
         const char* b = (const char*)job.b + o * layout.row_bytes;
         int outputs = OUTPUTS;
@@ -205,9 +207,9 @@ void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t fi
         const auto total_of = [&](int row) {
             return add_groups(layout, scales, biases, activations, row, quads + row * row_quads);
         };
-        for (int r = 0; r < layout.rows; r += together) {
-            const Floats total = together == 2 ? total_of(r) + total_of(r + 1) : total_of(r);
-            store(job.out, r / together * job.O + o, job.format, total, outputs);
+        for (int r = 0; r < layout.rows; r += integer_rows) {
+            const Floats total = integer_rows == 2 ? total_of(r) + total_of(r + 1) : total_of(r);
+            store(job.out, r / integer_rows * job.O + o, job.format, total, outputs);
         }
     }
     _mm_free(memory);

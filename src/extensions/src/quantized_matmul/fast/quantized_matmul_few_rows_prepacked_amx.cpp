@@ -38,17 +38,17 @@ struct Columns {
 };
 
 // sums[row][plane][column] += Σ q·bytes over one word of each column.
-template <typename Numbers, int ROWS, int COLUMNS>
+template <typename WeightFormat, int ROWS, int COLUMNS>
 __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t column_bytes,
                                                          const char* ahead, const char* a,
                                                          Ints (&sums)[ROWS][PLANES][COLUMNS]) {
 #pragma GCC unroll 4
     for (int column = 0; column < COLUMNS; column++) {
         _mm_prefetch(ahead + column * column_bytes, _MM_HINT_T0);
-        __m512i weights[Numbers::PARTS];
-        Numbers::unpack(_mm512_loadu_si512(b + column * column_bytes), weights);
+        __m512i weights[WeightFormat::PARTS];
+        WeightFormat::unpack(_mm512_loadu_si512(b + column * column_bytes), weights);
 #pragma GCC unroll 2
-        for (int part = 0; part < Numbers::PARTS; part++) {
+        for (int part = 0; part < WeightFormat::PARTS; part++) {
 #pragma GCC unroll 2
             for (int plane = 0; plane < PLANES; plane++) {
 #pragma GCC unroll 2
@@ -65,7 +65,7 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
 }
 
 // Computes the sums of some columns over all groups.
-template <typename Numbers, int ROWS, int COLUMNS>
+template <typename WeightFormat, int ROWS, int COLUMNS>
 void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     const PlanesLayout& layout = columns.layout;
     const int64_t column_bytes = columns.column_bytes();
@@ -82,7 +82,7 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
         for (int s = 0; s < layout.group_bytes; s += segment) {
             const int64_t byte = g * layout.group_bytes + s;  // within a row
             const char* a = columns.activations +
-                            byte / VECTOR * (Numbers::PARTS * PLANES * ROWS * VECTOR) +
+                            byte / VECTOR * (WeightFormat::PARTS * PLANES * ROWS * VECTOR) +
                             byte % VECTOR;
             const char* b = columns.b() + byte * LANES;
             // The column after this one is already being read: past a column's end, prefetches the
@@ -92,7 +92,7 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
                 ahead += (COLUMNS - 1) * column_bytes;
             }
             for (int w = 0; w < segment; w += WORD, b += VECTOR, ahead += VECTOR) {
-                multiply_word<Numbers, ROWS, COLUMNS>(b, column_bytes, ahead, a + w, sums);
+                multiply_word<WeightFormat, ROWS, COLUMNS>(b, column_bytes, ahead, a + w, sums);
             }
         }
 #pragma GCC unroll 4
@@ -116,32 +116,32 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
 }
 
 // Computes the outputs of some columns.
-template <typename Numbers, int ROWS, int COLUMNS>
+template <typename WeightFormat, int ROWS, int COLUMNS>
 void run_columns(const Columns& columns) {
     const QuantizedMatmulJob& job = columns.job;
     Floats totals[ROWS][COLUMNS];
-    multiply_columns<Numbers, ROWS, COLUMNS>(columns, totals);
-    const int together = rows_of_integers(job.format);
-    for (int row = 0; row < ROWS; row += together) {
+    multiply_columns<WeightFormat, ROWS, COLUMNS>(columns, totals);
+    const int integer_rows = rows_of_integers(job.format);
+    for (int row = 0; row < ROWS; row += integer_rows) {
         for (int column = 0; column < COLUMNS; column++) {
-            const Floats total = together == 2 ? totals[row][column] + totals[ROWS - 1][column]
-                                               : totals[row][column];
-            store(job.out, row / together * job.O + columns.first + column * LANES, job.format,
+            const Floats total = integer_rows == 2 ? totals[row][column] + totals[ROWS - 1][column]
+                                                   : totals[row][column];
+            store(job.out, row / integer_rows * job.O + columns.first + column * LANES, job.format,
                   total);
         }
     }
 }
 
-template <typename Numbers, int ROWS>
+template <typename WeightFormat, int ROWS>
 void run_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, const char* scratch,
               int64_t first_output, int64_t last_output) {
     constexpr int64_t TOGETHER = MAX_COLUMNS * LANES;
     int64_t o = first_output;
     for (; o + TOGETHER <= last_output; o += TOGETHER) {
-        run_columns<Numbers, ROWS, MAX_COLUMNS>({job, layout, scratch, o});
+        run_columns<WeightFormat, ROWS, MAX_COLUMNS>({job, layout, scratch, o});
     }
     for (; o < last_output; o += LANES) {
-        run_columns<Numbers, ROWS, 1>({job, layout, scratch, o});
+        run_columns<WeightFormat, ROWS, 1>({job, layout, scratch, o});
     }
 }
 
@@ -151,8 +151,8 @@ void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const vo
                                          int64_t first_output, int64_t last_output) {
     const int rows = static_cast<int>(job.M) * rows_of_integers(job.format);
     const PlanesLayout layout(job, rows);
-    with_numbers(job, [&]<typename Numbers>() {
-        const auto run = rows == 1 ? run_rows<Numbers, 1> : run_rows<Numbers, 2>;
+    with_weight_format(job, [&]<typename WeightFormat>() {
+        const auto run = rows == 1 ? run_rows<WeightFormat, 1> : run_rows<WeightFormat, 2>;
         run(job, layout, static_cast<const char*>(scratch), first_output, last_output);
     });
 }

@@ -1,4 +1,5 @@
-// Many rows of activations times one panel of weights at a time: shared by the kernels of day 4.4.
+// Many rows of activations times one panel of weights at a time: shared by the two kernels of the
+// course's day 4.4 (quantized_matmul_panels, quantized_matmul_pairs).
 //
 // PACK_ROWS outputs of one group are unpacked into a panel, which stays in the L1 cache while one
 // tile of rows after another multiplies with it:
@@ -7,7 +8,7 @@
 //
 // Panel layout and tile product are defined by the kernel, a class `Kernel` with
 //
-//     Number                              element type of a panel
+//     Element                             element type of a panel
 //     unpack<bits>(words, group_size, panel)
 //     products<rows>(job, a, m, g, panel)  of group g and rows m … m + rows − 1
 #pragma once
@@ -27,7 +28,7 @@ constexpr int TILE_ROWS = LANES == 16 ? 8 : LANES == 8 ? 3 : 2;
 /// Sums of a tile: VECTORS vectors of outputs per row.
 template <int rows>
 struct TileSums {
-    Floats of[rows][VECTORS];
+    Floats sums[rows][VECTORS];
 };
 
 /// Buffers shared by all panels of a job.
@@ -40,16 +41,16 @@ struct WidenedRows {
 // Adds a group's products to the totals of rows m … m + rows − 1.
 template <typename Kernel, int rows>
 void add_tile(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t m, int64_t g,
-              const typename Kernel::Number* panel, const Floats* scales, const Floats* biases) {
+              const typename Kernel::Element* panel, const Floats* scales, const Floats* biases) {
     const TileSums<rows> products = Kernel::template products<rows>(job, widened.a, m, g, panel);
     for (int row = 0; row < rows; row++) {
         const Floats group_sum = splat(widened.sums[(m + row) * (job.I / job.group_size) + g]);
         for (int v = 0; v < VECTORS; v++) {
-            const int64_t place = (m + row) * PACK_ROWS + v * LANES;
-            Floats total = load(widened.totals, place, Format::float32);
-            total = fma(scales[v], products.of[row][v], total);
+            const int64_t offset = (m + row) * PACK_ROWS + v * LANES;
+            Floats total = load(widened.totals, offset, Format::float32);
+            total = fma(scales[v], products.sums[row][v], total);
             total = fma(biases[v], group_sum, total);
-            store(widened.totals, place, Format::float32, total);
+            store(widened.totals, offset, Format::float32, total);
         }
     }
 }
@@ -57,12 +58,12 @@ void add_tile(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t
 // Group g of all rows: TILE_ROWS at a time, then the remainder one by one.
 template <typename Kernel>
 void add_panel(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t first, int64_t g,
-               const typename Kernel::Number* panel) {
+               const typename Kernel::Element* panel) {
     Floats scales[VECTORS], biases[VECTORS];
     for (int v = 0; v < VECTORS; v++) {
-        const int64_t place = first * (job.I / job.group_size) + g * PACK_ROWS + v * LANES;
-        scales[v] = load(job.scales, place, job.scale_format);
-        biases[v] = load(job.biases, place, job.scale_format);
+        const int64_t offset = first * (job.I / job.group_size) + g * PACK_ROWS + v * LANES;
+        scales[v] = load(job.scales, offset, job.scale_format);
+        biases[v] = load(job.biases, offset, job.scale_format);
     }
     int64_t m = 0;
     for (; m + TILE_ROWS <= job.M; m += TILE_ROWS) {
@@ -76,7 +77,7 @@ void add_panel(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_
 // Computes outputs first … first + PACK_ROWS − 1 of all rows.
 template <typename Kernel>
 void panel_block(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t first,
-                 typename Kernel::Number* panel) {
+                 typename Kernel::Element* panel) {
     const int64_t words_per_group = job.group_size * job.bits / 32 * PACK_ROWS;
     const uint32_t* words = job.b + first * (job.I * job.bits / 32);
     memset(widened.totals, 0, job.M * PACK_ROWS * sizeof(float));
@@ -102,7 +103,7 @@ void multiply_panels(const QuantizedMatmulJob& job, int64_t first_output, int64_
     const int64_t groups = job.I / job.group_size;
     float* a = new float[job.M * (job.I + groups + PACK_ROWS)];
     float *sums = a + job.M * job.I, *totals = sums + job.M * groups;
-    auto* panel = new typename Kernel::Number[job.group_size * PACK_ROWS];
+    auto* panel = new typename Kernel::Element[job.group_size * PACK_ROWS];
     for (int64_t m = 0; m < job.M; m++) {
         widen(job, m, a + m * job.I, sums + m * groups);
     }

@@ -16,7 +16,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 struct PanelsOfPairs {
-    using Number = int32_t;
+    using Element = int32_t;
 
     template <int bits>
     static void unpack(const uint32_t* words, int group_size, int32_t* panel);
@@ -62,7 +62,7 @@ TileSums<rows> PanelsOfPairs::products(const QuantizedMatmulJob& job, const floa
             const Ints q = load_bits<Ints>(panel + v * LANES);
             for (int row = 0; row < rows; row++) {
                 const Ints pair = splat(load_bits<int32_t>(a + row * job.I + i));
-                sums.of[row][v] = fma(q, pair, sums.of[row][v]);
+                sums.sums[row][v] = fma(q, pair, sums.sums[row][v]);
             }
         }
     }

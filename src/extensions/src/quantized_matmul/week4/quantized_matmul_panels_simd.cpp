@@ -15,7 +15,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 struct PanelsOfFloats {
-    using Number = float;
+    using Element = float;
 
     template <int bits>
     static void unpack(const uint32_t* words, int group_size, float* panel);
@@ -59,7 +59,7 @@ TileSums<rows> PanelsOfFloats::products(const QuantizedMatmulJob& job, const flo
         for (int v = 0; v < VECTORS; v++) {
             const Floats q = load_bits<Floats>(panel + v * LANES);
             for (int row = 0; row < rows; row++) {
-                sums.of[row][v] = fma(q, splat(a[row * job.I + i]), sums.of[row][v]);
+                sums.sums[row][v] = fma(q, splat(a[row * job.I + i]), sums.sums[row][v]);
             }
         }
     }

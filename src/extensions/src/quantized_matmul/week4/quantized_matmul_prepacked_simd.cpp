@@ -48,7 +48,7 @@ void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const f
         Floats products[VECTORS] = {};
         for (int i = 0; i < job.group_size; i += PER_WORD, words += PACK_ROWS, a += PER_WORD) {
             if constexpr (fetches) {
-                fetch(words, job.fetch_ahead);
+                fetch(words, job.prefetch_distance);
             }
             Ints word[VECTORS];
             for (int v = 0; v < VECTORS; v++) {
@@ -64,9 +64,9 @@ void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const f
         }
         const Floats group_sum = splat(sums[g]);
         for (int v = 0; v < VECTORS; v++) {
-            const int64_t place = first * groups + g * PACK_ROWS + v * LANES;
-            totals[v] = fma(load(job.scales, place, job.scale_format), products[v], totals[v]);
-            totals[v] = fma(load(job.biases, place, job.scale_format), group_sum, totals[v]);
+            const int64_t offset = first * groups + g * PACK_ROWS + v * LANES;
+            totals[v] = fma(load(job.scales, offset, job.scale_format), products[v], totals[v]);
+            totals[v] = fma(load(job.biases, offset, job.scale_format), group_sum, totals[v]);
         }
     }
     for (int v = 0; v < VECTORS; v++) {

@@ -2,10 +2,10 @@
 //
 // A vector of words holds LANES · per_word weights; lane l has word l. Shifting all lanes by k ·
 // bits and masking gives weight k of every word: weights l · per_word + k. They are multiplied by a
-// vector of the corresponding activations, so a row's activations are laid out in that order once,
+// vector of the corresponding activations, so a row's activations are permuted to that order once,
 // before any output is computed:
 //
-//     laid[(block · per_word + k) · LANES + l] = a[(block · LANES + l) · per_word + k]
+//     permuted[(block · per_word + k) · LANES + l] = a[(block · LANES + l) · per_word + k]
 //
 // Lanes are reduced at the very end, in an order that depends only on I: a row has the same bits in
 // any batch.
@@ -18,19 +18,19 @@ namespace {
 
 // Lays out row m of the activations and sums each of its groups in the order of i.
 //
-// laid: space for I elements. sums: space for I/group_size.
-void prepare(const QuantizedMatmulJob& job, int64_t m, float* laid, float* sums) {
+// permuted: space for I elements. sums: space for I/group_size.
+void prepare(const QuantizedMatmulJob& job, int64_t m, float* permuted, float* sums) {
     // [task 4.2.2 prepare]
     // Loops in the order of i: a division per element would take longer than the products.
     const int per_word = 32 / job.bits;
     int64_t i = 0;
     for (int64_t g = 0; g < job.I / job.group_size; g++) {
         sums[g] = 0;
-        for (; i < (g + 1) * job.group_size; laid += LANES * per_word) {  // one block
+        for (; i < (g + 1) * job.group_size; permuted += LANES * per_word) {  // one block
             for (int lane = 0; lane < LANES; lane++) {
                 for (int k = 0; k < per_word; k++, i++) {
                     const float x = load_element(job.a, m * job.I + i, job.format);
-                    laid[k * LANES + lane] = x;
+                    permuted[k * LANES + lane] = x;
                     sums[g] += x;
                 }
             }
@@ -41,7 +41,7 @@ void prepare(const QuantizedMatmulJob& job, int64_t m, float* laid, float* sums)
 
 // Output o of the prepared row. `bits` is a template parameter, so that shifts are constants.
 template <int bits>
-float dot(const QuantizedMatmulJob& job, int64_t o, const float* laid, const float* sums) {
+float dot(const QuantizedMatmulJob& job, int64_t o, const float* permuted, const float* sums) {
     // [task 4.2.2 dot]
     constexpr int PER_WORD = 32 / bits;
     const int64_t groups = job.I / job.group_size;
@@ -52,15 +52,15 @@ float dot(const QuantizedMatmulJob& job, int64_t o, const float* laid, const flo
     for (int64_t g = 0; g < groups; g++) {
         // Two accumulators hide the latency of additions.
         Floats even = {}, odd = {};
-        for (int block = 0; block < blocks; block++, words += LANES, laid += PER_WORD * LANES) {
+        for (int block = 0; block < blocks; block++, words += LANES, permuted += PER_WORD * LANES) {
             const Ints word = load_bits<Ints>(words);
             for (int k = 0; k < PER_WORD; k += 2) {
                 const Ints first = word >> (k * bits) & ((1 << bits) - 1);
                 const Ints second = word >> ((k + 1) * bits) & ((1 << bits) - 1);
                 even = fma(__builtin_convertvector(first, Floats),
-                           load_bits<Floats>(laid + k * LANES), even);
+                           load_bits<Floats>(permuted + k * LANES), even);
                 odd = fma(__builtin_convertvector(second, Floats),
-                          load_bits<Floats>(laid + (k + 1) * LANES), odd);
+                          load_bits<Floats>(permuted + (k + 1) * LANES), odd);
             }
         }
         const float scale = load_element(job.scales, o * groups + g, job.scale_format);
@@ -79,16 +79,17 @@ void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_outpu
         quantized_matmul_factored(job, first_output, last_output);
         return;
     }
-    float* laid = new float[job.I + job.I / job.group_size];
-    float* sums = laid + job.I;
+    float* permuted = new float[job.I + job.I / job.group_size];
+    float* sums = permuted + job.I;
     for (int64_t m = 0; m < job.M; m++) {
-        prepare(job, m, laid, sums);
+        prepare(job, m, permuted, sums);
         for (int64_t o = first_output; o < last_output; o++) {
-            const float x = job.bits == 4 ? dot<4>(job, o, laid, sums) : dot<8>(job, o, laid, sums);
+            const float x =
+                job.bits == 4 ? dot<4>(job, o, permuted, sums) : dot<8>(job, o, permuted, sums);
             store_element(job.out, m * job.O + o, job.format, x);
         }
     }
-    delete[] laid;
+    delete[] permuted;
 }
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -13,9 +13,9 @@ inline Floats sum_of(const WeightedSumJob& job, int64_t n, int64_t e, int count)
         sum = load_up_to(job.base, n * job.E + e, job.format, count);
     }
     for (int64_t k = 0; k < job.K; k++) {
-        const int64_t place = (n * job.K + k) * job.E + e;
-        const Floats x =
-            count == LANES ? load(job.x, place, job.format) : load(job.x, place, job.format, count);
+        const int64_t offset = (n * job.K + k) * job.E + e;
+        const Floats x = count == LANES ? load(job.x, offset, job.format)
+                                        : load(job.x, offset, job.format, count);
         sum = sum + job.weights[n * job.K + k] * x;
     }
     return sum;

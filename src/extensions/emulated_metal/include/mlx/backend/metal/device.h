@@ -100,7 +100,7 @@ class CommandEncoder {
     void begin(const std::string& operation, const std::vector<array>& inputs);
     void end(const std::vector<array>& inputs, const std::vector<array>& outputs);
     void run();
-    void forget();  // discards all recorded commands, after an error
+    void discard();  // discards all recorded commands, after an error
 
     bool is_deferred = false;
     size_t delay = 0;  // number of later operations for which an operation stays in flight
