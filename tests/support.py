@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
-# Flash attention flags and the resulting model option: on by default on the CPU.
+# (flags, resulting model option): flash attention is on by default on the CPU.
 FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash-attn"], False)]
 
 # Spacing of the numbers just above 1.
@@ -91,8 +91,8 @@ def assert_close(
     Args:
         actual: result under test.
         expected: reference result.
-        what: what is compared, for the message, possibly with a hint.
-        ulps: tolerance in epsilons of `actual`'s dtype.
+        what: name of the comparison in the error message, possibly with a hint.
+        ulps: tolerance, in units of the epsilon of `actual`'s dtype.
     """
     __tracebackhide__ = True
     assert_same_shape(actual, expected, what)

@@ -33,7 +33,7 @@ def test_every_module_is_checked(modules):
     }
     assert modules["qwen3_week2"].internal >= {"kernels.graph_capture", "kernels", "quantize"}
     assert "mlx" in modules["basics"].external
-    assert modules[""].has_getattr, "the package imports the engine lazily"
+    assert modules[""].has_getattr, "the package must import the engine lazily"
 
 
 def test_array_free_modules_exist(modules):

@@ -14,7 +14,7 @@ from tests.hermetic import LEFT_IGNORED
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Puts the process in a state as under `nohup` or a daemon, then execs the command.
+# Runs a command in the process state that `nohup` or a daemon would pass on.
 HOSTILE_PARENT = """
 import os, resource, signal, sys
 ends = [os.pipe() for _ in range(20)]

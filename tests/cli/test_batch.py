@@ -157,7 +157,7 @@ def test_invalid_arguments_print_one_sentence(capsys, argv, message):
     assert message in last
 
 
-# The demo model may finish within one refresh interval of the view.
+# Redraws after every step, since the demo model may finish within one refresh interval.
 REDRAW_AFTER_EVERY_STEP = """
 import sys
 from dataclasses import replace
@@ -386,7 +386,7 @@ def test_live_view_of_kv_cache_pages():
     state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 32, 3, 10, 7)
     fake_run.state, fake_run.prefilling = lambda: state, []
     lines = rendered(fake_run, 130).splitlines()
-    assert lines[3].strip() == "", "the engine prefills in slots"
+    assert lines[3].strip() == "", "the engine has no separate prefill rows"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
     assert "2 shared, 2 exclusive, 4 cached, 8 free of 16" in lines[5]

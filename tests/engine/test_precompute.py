@@ -45,9 +45,9 @@ def test_precompute_is_a_no_op_when_busy_or_too_long():
         llm.step()
     assert not llm.precompute(ids[: llm.scheduler.config.page_size - 1])  # no full page
     assert not build(enable_prefix_caching=False).precompute(ids)
-    # A step holds half a page.
+    # One step computes only half a page.
     assert not build(max_num_batched_tokens=16, max_num_seqs=8).precompute(ids)
-    # Memory for one page.
+    # KV memory of a single page.
     tiny = LLM("demo", kv_cache_bytes=2**24 // llm.scheduler.config.num_pages)
     assert compute_all(tiny, ids) <= 2
     tiny.scheduler.check_integrity()

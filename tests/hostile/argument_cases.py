@@ -1,6 +1,6 @@
 """Invalid arguments, with words that the error must contain.
 
-Each row is a call with a loaded model. An output's `error` counts as a raised exception.
+Each case calls a loaded model. An output with finish reason "error" counts as an exception.
 """
 
 import math

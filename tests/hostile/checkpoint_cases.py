@@ -379,7 +379,7 @@ TENSOR_ROWS = [
     case("NaN for mlx_lm", with_number(NORM, math.nan), NORM, "NaN", use="load"),
 ]
 
-# Catastrophic backtracking in both; for the second, the library reports an error.
+# Causes catastrophic backtracking.
 ENDLESS = "a*a*a*a*[^a!]"
 TOKENIZER_ROWS = [
     case("empty tokenizer file", file(TOKENIZER, ""), TOKENIZER),

@@ -93,7 +93,7 @@ def attend(
 ) -> mx.array:
     """softmax(query · keyᵀ / √D + mask) · value with the given kernel.
 
-    S: number of valid keys, for longer key and value buffers.
+    S: number of valid keys, if the key and value buffers are longer.
     """
     metal = kernels.extension().metal
     params = params_of(query, key, mask, context_lens, S, aligned)

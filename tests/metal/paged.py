@@ -51,13 +51,13 @@ def paged_attend(
     order: tuple[str, int] = FORWARD,
     window: int = 0,
 ) -> mx.array:
-    """B×H_q×L×D, or T×H_q×D with cu_seqlens_q, from P×H×page_size×D, or from 8-bit rows.
+    """Paged attention: B×H_q×L×D, or T×H_q×D with cu_seqlens_q; pages may be 8-bit.
 
     variant: "readable" for the course's kernel, "fast" for the kernels launched by the encoder.
     """
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[query.dtype]
     params = params_of(query, keys, block_table, causal, aligned, window)
-    cu_seqlens_q = [0] if cu_seqlens_q is None else cu_seqlens_q  # must not be read
+    cu_seqlens_q = [0] if cu_seqlens_q is None else cu_seqlens_q  # unused: kernels must not read it
     lengths = (np.array(x, np.int32) for x in (context_lens, cu_seqlens_q))
     inputs = [*(as_bound(x) for x in (query, keys, values, block_table)), *lengths]
     H_q, D = query.shape[1], query.shape[-1]

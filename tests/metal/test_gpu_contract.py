@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 HALVES = [mx.float16, mx.bfloat16]
-FEW = 8  # rows served by the small-batch kernels
+FEW = 8  # the small-batch kernels serve up to this number of rows
 
 
 class RealGpu:
-    """Stand-in for the emulated device: this machine's GPU with its own thread order."""
+    """This machine's GPU, with the interface of the emulated device."""
 
     order = "hardware"
 
@@ -223,7 +223,7 @@ def attention_error_bound(query, key, value, scale):
 @pytest.mark.parametrize("S", [40, 700])
 @pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "pages"])
 def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
-    """4 queries, separately and in a chunk of 12; see `attention_error_bound`."""
+    """Computes 4 queries alone and within a chunk of 12; see `attention_error_bound`."""
     query = random(1, 4, FEW + 4, 64, dtype=dtype)
     key, value = random(1, 2, S, 64, dtype=dtype), random(1, 2, S, 64, dtype=dtype)
 

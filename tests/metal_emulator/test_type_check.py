@@ -129,7 +129,7 @@ def seeded(line, old, new):
 
 @pytest.fixture(scope="module")
 def all_findings(tmp_path_factory):
-    """Errors of each seeded file, with two checks in parallel."""
+    """Errors reported for each seeded file; two checks run in parallel."""
     folder = tmp_path_factory.mktemp("errors")
     paths = {}
     for i, (name, (line, old, new, _)) in enumerate(ERRORS.items()):

@@ -70,7 +70,7 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
 
 def evaluated(*args, **kwargs) -> mx.array:
     result = flash_attention(*args, **kwargs)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 

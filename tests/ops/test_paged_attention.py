@@ -75,7 +75,7 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
 
 
 def table_of(table):
-    """Valid ragged arguments: lists of equal length."""
+    """Pads the block table's rows to equal length, as nested lists."""
     return padded(table).tolist()
 
 

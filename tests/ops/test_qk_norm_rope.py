@@ -23,7 +23,7 @@ SHAPES = [  # B, L, H, D
 
 def qk_norm_rope(x, weight, cos, sin) -> mx.array:
     result = kernels.qk_norm_rope(x, weight, EPS, cos, sin)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 

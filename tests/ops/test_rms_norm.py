@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 1024), (4, 1023), (30
 
 def rms_norm(x: mx.array, weight: mx.array) -> mx.array:
     result = kernels.rms_norm(x, weight, EPS)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 
@@ -97,7 +97,7 @@ def test_views(instruction_set, dtype):
 def test_shared_input_is_not_overwritten(instruction_set):
     x, weight = problem(3, 64, dtype=mx.bfloat16)
     before = as_numpy(x)
-    y = x * 2  # a donatable buffer with a second pending reader
+    y = x * 2  # not donatable: another pending operation reads it
     normalized = kernels.rms_norm(y, weight, EPS)
     total, _ = kernels.add_rms_norm(y, y, weight, EPS)
     mx.eval(normalized, total, y)

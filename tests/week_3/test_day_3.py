@@ -219,7 +219,7 @@ def test_task_1_reference_loops_over_sequences(dtype, page_size):
     lengths, ends = (
         [100, 5, 2, 30],
         [0, 1, 6, 10, 19],
-    )  # third: queries > keys
+    )  # the third sequence has more queries than keys
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(19, 4, 16, dtype=dtype)

@@ -22,7 +22,7 @@ SHAPES = [
     (1, 1, 5, 9, 130, 128),
     (1, 1, 1, 2, 31, 250),
 ]
-PART = 512  # keys: attention_week4.h
+PART = 512  # keys per split, as in attention_week4.h
 LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
 
 

@@ -222,7 +222,7 @@ def test_task_2_headers_come_first_and_once():
 
 
 def test_task_2_headers_are_sent_once_despite_keep_alive():
-    """A timer may send a keep-alive while `send` waits for the client."""
+    """A timer may send a keep-alive comment while `send` waits for the client."""
 
     async def main() -> None:
         open_socket = asyncio.Event()
@@ -241,7 +241,7 @@ def test_task_2_headers_are_sent_once_despite_keep_alive():
 
 
 def test_task_2_start_events_wait_for_the_first_output():
-    """They can depend on it, for example on the number of cached tokens."""
+    """Start events may contain the number of cached tokens, which is unknown before."""
 
     async def main() -> None:
         handle, made_at = ScriptedHandle(["a"], ["b"]), []
@@ -513,7 +513,7 @@ def test_task_4_external_cancellation_propagates(client_leaves):
 
 
 def test_task_4_closed_stream_closes_its_request():
-    """Whole response: the client disconnects after the first token."""
+    """A non-streaming response: the client disconnects after the first token."""
 
     async def main() -> None:
         connection, handle, recorder = (
@@ -535,7 +535,7 @@ def test_task_4_closed_stream_closes_its_request():
 
 
 def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
-    """A client without an engine thread, whose commands stay queued, and its request."""
+    """A client with a request but no engine thread, so its commands stay queued."""
     client = EngineClient(
         Settings(),
         queue.SimpleQueue(),
@@ -572,7 +572,7 @@ def test_task_4_every_unfinished_prompt_is_aborted():
 
 
 def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
-    """It holds its pages until then, so it counts toward the limit of running requests."""
+    """Until then, the request holds its pages and counts toward the request limit."""
 
     async def main() -> None:
         client, handle = client_with_requests(1)

@@ -245,7 +245,7 @@ def test_task_2_slow_reader_does_not_delay_others():
 
 
 class EndlessWaitError(AssertionError):
-    """The loop waits again and again on an empty queue."""
+    """Raised if the loop waits on an empty queue without end."""
 
 
 class ScriptedQueue(queue.SimpleQueue[Any]):
@@ -288,7 +288,7 @@ class Engine:
         self.history: list[str] = []
         self.running: dict[str, int] = {}
         self.memory_is_short = False
-        self.num_pages_left = 3  # of a prefix to precompute
+        self.num_pages_left = 3  # pages of a prefix that `precompute` has yet to compute
         self._commands, self._arrivals, self._steps = commands, arrivals, 0
 
     @property
@@ -528,7 +528,7 @@ class Loop:
 
 
 def coalescer(loop: Loop, next_flush: float = 0.0) -> tuple[Coalescer, list[Any]]:
-    """A coalescer whose next flush is in the past or future, and its delivered messages."""
+    """A coalescer with the given time of its next flush, and its delivered messages."""
     delivered: list[Any] = []
     made = Coalescer(delivered.append, lambda: 1000.0)
     made._loop, made._next_flush = loop, next_flush  # type: ignore[assignment]

@@ -183,7 +183,7 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
 
 
 def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
-    """Runs a reader to its end; returns its yields, then its result or its error's name."""
+    """Feeds chunks to a parsing generator; returns its yields, then its result or error name."""
     found: list[Any] = []
     remaining = list(chunks)
     while True:

@@ -95,7 +95,7 @@ def test_task_1_hit_refreshes_a_checkpoint():
 
 
 def running_request(states: StateSlots, num_tokens: int, num_computed: int = 0) -> EngineRequest:
-    """A running request with a current slot."""
+    """A running request that owns a current state slot."""
     request = EngineRequest("r", list(range(num_tokens)), SamplingParams())
     request.num_computed = num_computed
     request.state_slots = RequestSlots(current=states._allocator.allocate()[0])
@@ -158,7 +158,7 @@ def test_task_2_new_sequence_starts_from_zeros():
 
 
 def test_task_2_states_after_draft_tokens():
-    """All are written, since acceptance is known only after the step."""
+    """The states after all draft tokens are written: acceptance is known only after the step."""
     states = StateSlots(6, 4, enable_prefix_caching=False)
     request = running_request(states, 9, num_computed=8)
     slots = request.state_slots
@@ -191,7 +191,7 @@ def test_task_2_checkpoints_inside_a_chunk():
         (125, 32, {96}),
         (129, 32, {96, 128}),
         (128, 32, {96}),  # the last token is recomputed
-        (112, 32, {96}),  # 16 tokens: all that the template may render differently
+        (112, 32, {96}),  # the template may render the last 16 tokens differently
         (111, 32, {64, 96}),
         (40, 16, {16, 32}),
     ],

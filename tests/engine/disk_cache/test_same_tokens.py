@@ -1,4 +1,4 @@
-"""Same tokens and logprobs cold, from memory and from disk, in every configuration."""
+"""Tokens and logprobs do not depend on cache hits in memory or on disk."""
 
 import threading
 
@@ -109,7 +109,7 @@ def test_grammar(tmp_path, demo):
 
 @pytest.mark.slow
 def test_preemption_with_pages_on_disk(tmp_path, demo):
-    """With few pages, requests are preempted while others load, and load again."""
+    """With few pages, requests are preempted while others read pages, and read theirs again."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
     cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
     order = range(len(cases))
