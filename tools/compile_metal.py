@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 EXTENSION = Path(__file__).resolve().parent.parent / "src" / "extensions"
-# MLX's language versions on macOS 14 and macOS 15.
+# Language versions that MLX uses on macOS 14 and macOS 15.
 VERSIONS = ["metal3.1", "metal3.2"]
 METAL = ["xcrun", "--sdk", "macosx", "metal"]
 
@@ -73,7 +73,7 @@ def what_is_missing() -> str | None:
 
 @contextmanager
 def in_folder(folder: Path) -> Iterator[None]:
-    """Changes the working directory, as header paths in the sources are relative to it."""
+    """Changes the working directory, because header paths in the sources are relative to it."""
     previous = Path.cwd()
     os.chdir(folder)
     try:

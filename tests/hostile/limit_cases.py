@@ -21,7 +21,7 @@ from tests.hostile.corruptions import (
 )
 
 
-def replace_normalizer(text: str, by: str) -> dict[str, Any]:
+def replacement(text: str, by: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": text}, "content": by}
 
 
@@ -149,21 +149,19 @@ SIZE_ROWS = [
 LARGE_TOKENIZER_ROWS = [
     case(
         "normalizer that doubles the text 40 times",
-        tokenizer(normalizer=sequence("normalizers", replace_normalizer("a", "aa"), 40)),
+        tokenizer(normalizer=sequence("normalizers", replacement("a", "aa"), 40)),
         LONG_TEXTS,
         quick=1,
     ),
     case(
         "untyped normalizer that doubles the text 40 times",
-        tokenizer(
-            normalizer=sequence("normalizers", {**replace_normalizer("a", "aa"), "type": None}, 40)
-        ),
+        tokenizer(normalizer=sequence("normalizers", {**replacement("a", "aa"), "type": None}, 40)),
         "normalizer",
         use="text",
     ),
     case(
         "normalizer with a long replacement",
-        tokenizer(normalizer=replace_normalizer("a", "b" * 9999)),
+        tokenizer(normalizer=replacement("a", "b" * 9999)),
         LONG_TEXTS,
     ),
     case(
@@ -178,7 +176,7 @@ LARGE_TOKENIZER_ROWS = [
     ),
     case(
         "decoder that doubles the text 40 times",
-        tokenizer(decoder=sequence("decoders", replace_normalizer("a", "aa"), 40)),
+        tokenizer(decoder=sequence("decoders", replacement("a", "aa"), 40)),
         LONG_TEXTS,
     ),
     case(

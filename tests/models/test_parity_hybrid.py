@@ -233,9 +233,8 @@ def test_layouts_have_equal_arrays_and_mlx_lm_logits(model, tmp_path):
 
     theirs, folder = model
     config = config_of(folder)
-    config["model_type"] = config["model_type"].removesuffix(
-        "_text"
-    )  # mlx_lm supports only the name without "_text"
+    # mlx_lm supports only the name without "_text"
+    config["model_type"] = config["model_type"].removesuffix("_text")
     tensors = dict(mx.load(str(folder / "model.safetensors")))
     if config["model_type"] == "qwen3_next":  # mlx_lm reads the older layout of `rope_parameters`
         for name in ("rope_theta", "partial_rotary_factor"):

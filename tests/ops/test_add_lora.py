@@ -40,9 +40,8 @@ def test_equals_numpy(instruction_set, dtype, shape, ranks):
         random(M, I, dtype=dtype),
         adapters(ranks, I, O, dtype),
     )
-    ids = [
-        (3 * row + 1) % (len(ranks) + 2) - 1 for row in range(M)
-    ]  # from −1 (no adapter) to A (out of range)
+    # from −1 (no adapter) to A (out of range)
+    ids = [(3 * row + 1) % (len(ranks) + 2) - 1 for row in range(M)]
     actual = kernels.add_lora(y, x, *matrices, mx.array(ids, dtype=mx.int32))
     mx.eval(actual)  # lazy: compute before monkeypatch restores the environment
     assert actual.dtype == dtype

@@ -99,9 +99,8 @@ def test_ragged_batch_is_bitwise_equal_to_single_sequences(instruction_set, dtyp
     expected = paged_attention_varlen_reference(*in_float32)
     assert_close(actual, expected.astype(dtype), "dequantized", ulps=32)
     for s, length in enumerate(lengths):
-        for token in range(
-            ends[s], ends[s + 1]
-        ):  # reference: each query alone, with only its visible keys
+        # reference: each query alone, with only its visible keys
+        for token in range(ends[s], ends[s + 1]):
             visible = length - (ends[s + 1] - 1 - token)
             own = query[token][None, :, None]
             alone = paged_attention(

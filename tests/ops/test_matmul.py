@@ -60,7 +60,7 @@ def test_rows_are_batch_invariant(instruction_set, dtype, M):
     for row in {0, 1, M // 2, M - 1}:
         alone = as_numpy(matmul(a[row : row + 1], b))
         np.testing.assert_array_equal(alone[0], together[row], "bitwise")
-    for output in (0, 67, 69):  # likewise, a column of the result does not depend on other columns
+    for output in (0, 67, 69):  # an output does not depend on the other outputs
         alone = as_numpy(matmul(a, b[output : output + 1]))
         np.testing.assert_array_equal(alone[:, 0], together[:, output], "bitwise")
 

@@ -104,9 +104,8 @@ def test_freed_pages_are_not_read_and_rows_are_batch_invariant(
     )
     assert_same_bits(actual, with_all, "with freed pages")
     for s, length in enumerate(LENGTHS):
-        for token in list(range(ENDS[s], ENDS[s + 1]))[
-            ::13
-        ]:  # reference: each query alone, with only its visible keys
+        # Reference: each query alone, with only its visible keys.
+        for token in list(range(ENDS[s], ENDS[s + 1]))[::13]:
             visible = length - (ENDS[s + 1] - 1 - token)
             alone = paged_attention(
                 query[token][None, :, None], keys, values, padded(table)[s : s + 1],

@@ -71,10 +71,8 @@ def folder(tmp_path):
     """Returns a function that writes a random model with the demo's tokenizer."""
 
     def write(config):
-        config = {
-            **config,
-            "vocab_size": 4097,
-        }  # not divisible, so ranks have token ranges of different sizes
+        # not divisible, so ranks have token ranges of different sizes
+        config = {**config, "vocab_size": 4097}
         path = write_family(tmp_path / "model", config)
         for file in TARGET_PATH.iterdir():
             if "token" in file.name:

@@ -12,10 +12,10 @@ from .system import INTERPRETER
 
 ARM64 = 0x0100000C
 MLX = "@rpath/libmlx.dylib"
-# MLX's library relative to our module's folder: the packages are siblings.
+# Search path of MLX's library: its package is a sibling of the module's package.
 RPATH = "@loader_path/../mlx/lib"
 ENTRY = "_PyInit__ext"
-# Symbols without a library, which any loaded library may resolve.
+# Label of symbols without a library, which any loaded library may define.
 OPEN = "anywhere"
 # Flag in n_desc: a weak definition, such as an inline function.
 WEAK = 0x80

@@ -158,9 +158,8 @@ def test_error_of_logprobs_does_not_grow_with_the_vocabulary(either_device, voca
 
 
 def test_logprobs_of_masked_tokens_are_minus_infinity():
-    logits = mx.where(mx.arange(2000) < 1400, -mx.inf, 0.0)[
-        None
-    ]  # some blocks of the sum are all −inf
+    # some blocks of the sum are all −inf
+    logits = mx.where(mx.arange(2000) < 1400, -mx.inf, 0.0)[None]
     logprobs = as_numpy(log_softmax(logits))[0]
     assert (logprobs[:1400] == -np.inf).all()
     assert logprobs[1400:] == pytest.approx(-np.log(600), abs=1e-6)

@@ -65,9 +65,8 @@ def test_layer_with_its_own_quantization(editor, bits, group_size):
     editor.config["quantization"][PROJECTION] = {"bits": bits, "group_size": group_size}
     mlx_model, _ = load(editor.save())
     assert_same_weights(mlx_model, editor.folder)
-    del editor.config["quantization"][
-        PROJECTION
-    ]  # the shapes must suffice to infer the quantization
+    # the shapes must suffice to infer the quantization
+    del editor.config["quantization"][PROJECTION]
     leaf = load_weights(editor.save())[0].layers[1].mlp.up_proj
     assert (leaf.bits, leaf.group_size) == (bits, group_size)
     assert_same_weights(mlx_model, editor.folder)

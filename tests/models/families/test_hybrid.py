@@ -295,10 +295,8 @@ def test_quantized_model_matches_mlx_lm_in_float32(tmp_path, name):
     from mlx_lm.utils import load_model
 
     config = {**HYBRID, "model_type": "qwen3_5", "torch_dtype": "float32"}
-    forms = {
-        **QUANTIZATIONS[name],
-        "model.embed_tokens": False,
-    }  # an unquantized embedding keeps activations in float32
+    # an unquantized embedding keeps activations in float32
+    forms = {**QUANTIZATIONS[name], "model.embed_tokens": False}
     folder = write_family(tmp_path, {**config, "quantization": forms})
     written = json.loads((folder / "config.json").read_text())
     prefixed = {  # parameter paths of mlx_lm
