@@ -64,7 +64,7 @@ def reset_display() -> None:
 
 
 def _reset_signals() -> None:
-    """Gives child processes default dispositions and no blocked signals.
+    """Restores default dispositions in child processes and unblocks all signals.
 
     `exec` keeps ignored signals ignored but resets handlers. With a no-op handler, `nohup` protects
     pytest but not its children.

@@ -57,7 +57,7 @@ def _multiply(weight: mx.array, x: mx.array) -> mx.array:
 
 
 def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]]:
-    """Difference of each module on the same input.
+    """Yields each module's name and relative difference, given the same input.
 
     Args:
         ours: a `Qwen3ModelWeek1` made from `theirs`.

@@ -26,7 +26,7 @@ CHUNK = 192  # queries per attention matmul
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Model dimensions; comments give the project's dimension letters."""
+    """Model dimensions. The comments are the letters that denote them in shapes."""
 
     hidden_size: int  # E
     num_layers: int

@@ -1,4 +1,4 @@
-"""Muon for matrices, AdamW for the rest, with float32 master weights.
+"""Muon for matrices, AdamW for other parameters, with float32 master weights.
 
 The model has bfloat16 weights and gradients. A step updates the master weights and copies them to
 the model: rounded to bfloat16 or, in the last part of training, quantized. Quantization is trained

@@ -36,7 +36,7 @@ def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
     write_checkpoint(folder, config | {"max_position_embeddings": 512}, bits, 64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TARGET_PATH / name, folder / name)
-    (folder / "chat_template.jinja").unlink()  # also in tokenizer_config.json
+    (folder / "chat_template.jinja").unlink()  # tokenizer_config.json contains the template, too
 
 
 def combine(*damages: Corruption) -> Corruption:

@@ -29,7 +29,9 @@ def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
         return mx.where(
             mx.random.uniform(shape=mask.shape) < 0.2, mx.array(-mx.inf, mask.dtype), mask
         )
-    mask = mx.zeros((L, S))  # every third row fully masked; the others see all but one range
+    mask = mx.zeros(
+        (L, S)
+    )  # every third row is fully masked; other rows see all keys but one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask

@@ -165,7 +165,7 @@ def test_all_layers_in_one_command_buffer(gpu, demo, order):
 
 
 def test_missing_barrier_is_a_hazard(gpu):
-    """MLX does not see the hazard: one command does not declare the other's buffer."""
+    """MLX cannot detect this hazard: one command does not declare the other command's buffer."""
     x = mx.zeros(64)
     mx.eval(x)
     address = np.array(x, copy=False).__array_interface__["data"][0]

@@ -21,7 +21,7 @@ from tools.metal_emulator import Device, emulated_gpu
 
 pytestmark = pytest.mark.skipif(
     not kernels.is_built() or not (on_gpu() or kernels.computes_on_cpu()),
-    reason="needs a GPU, or an emulator that is not in use",
+    reason="needs a GPU or, if operations run on the CPU, the emulator",
 )
 
 HALVES = [mx.float16, mx.bfloat16]
@@ -180,7 +180,7 @@ def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
     weights, a = quantized(33, I, half), random(FEW + 1, I, dtype=half)
     scales, biases, group_size, bits, words = weights
     few, many = multiply(gpu, a[:FEW], weights), multiply(gpu, a, weights)[:FEW]
-    # q · scale and bias are summed separately and may cancel, so the bound adds their magnitudes.
+    # The sums of q · scale and of bias may cancel, so the bound adds the magnitudes of both.
     exact = as_numpy(mx.dequantize(words, scales, mx.zeros_like(biases), group_size, bits))
     shift = np.repeat(as_numpy(biases), group_size, axis=1)
     sizes = np.abs(as_numpy(a[:FEW])) @ (np.abs(exact) + np.abs(shift)).T

@@ -25,7 +25,7 @@ def run(library, kernel, *inputs, count=32, mode="loose", seed=1, threads=32):
     return out
 
 
-def numbers(count, seed=0):
+def random_floats(count, seed=0):
     return np.random.default_rng(seed).standard_normal(count).astype(np.float32)
 
 
@@ -45,7 +45,7 @@ def test_order_dependent_sum_is_detected(library):
 
 @needs_clang
 def test_sums_stay_within_error_bound(library):
-    x = numbers(32)
+    x = random_floats(32)
     exact = x.astype(np.float64).sum()
     results = [run(library, "sum", x, seed=seed) for seed in SEEDS]
     for result in results:
@@ -56,7 +56,7 @@ def test_sums_stay_within_error_bound(library):
 
 @needs_clang
 def test_matrix_products_use_another_summation_order(library):
-    x = numbers(192)
+    x = random_floats(192)
     a, b, c = (part.reshape(8, 8).astype(np.float64) for part in np.split(x, 3))
     bound = 2.0**-24 * 10 * (np.abs(a) @ np.abs(b) + np.abs(c))
     results = [
@@ -68,7 +68,7 @@ def test_matrix_products_use_another_summation_order(library):
 
 @needs_clang
 def test_multiply_add_may_be_fused(library):
-    x = numbers(32)
+    x = random_floats(32)
     square = x * x
     exact = (x.astype(np.float64) ** 2 - square).astype(np.float32)
     assert not run(library, "difference", x, square, mode="plain").any()
@@ -83,7 +83,7 @@ def test_multiply_add_may_be_fused(library):
 
 @needs_clang
 def test_functions_err_by_at_most_four_ulp(library):
-    x = np.concatenate([numbers(29), np.float32([-np.inf, np.inf, np.nan])])
+    x = np.concatenate([random_floats(29), np.float32([-np.inf, np.inf, np.nan])])
     exact = np.exp(x.astype(np.float64)).astype(np.float32)
     off = set()
     for seed in SEEDS:
@@ -111,7 +111,7 @@ def test_threadgroup_size_limit_may_be_lower(library):
     assert all(384 <= threads <= 1024 and threads % 32 == 0 for threads in allowed)
     assert len(set(allowed)) > 3
     seed = int(np.argmin(allowed))
-    x = numbers(1024)
+    x = random_floats(1024)
     run(library, "exponential", x, count=1024, threads=1024, mode="plain")
     run(library, "exponential", x, count=1024, threads=allowed[seed], seed=seed)
     words = f"1024 threads; with seed {seed} the GPU allows this kernel {allowed[seed]}"

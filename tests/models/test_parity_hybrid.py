@@ -20,7 +20,7 @@ from tests.support import as_numpy, assert_same_bits
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
 
-# Imported by the fixture, because both take seconds to import.
+# torch and transformers are imported by the fixture, because importing takes seconds.
 torch: Any
 transformers: Any
 
@@ -95,7 +95,7 @@ def layer_types(pattern: str) -> dict[str, Any]:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 TIED = {"tie_word_embeddings": True}
 
-# transformers' model class and its config besides `SIZES`; H_v/H_k of 1, 2 and 4.
+# (model class of transformers, config in addition to `SIZES`); H_v/H_k is 1, 2 or 4.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": (DENSE, {**attention(4, 2, 16), **delta_net(2, 4, 12, 10)}),
     "tied": (DENSE, {**attention(6, 3, 24), **delta_net(3, 3, 10, 14), **TIED}),

@@ -15,7 +15,7 @@ from tiny_llm.kv_cache.paged_storage import RaggedBatch
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
 
-# Imported by the fixture, because both take seconds to import.
+# torch and transformers are imported by the fixture, because importing takes seconds.
 torch: Any
 transformers: Any
 
@@ -159,7 +159,7 @@ def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
     return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
 
 
-# The family's name in transformers and its config besides `SIZES`; GQA groups of 1 to 8.
+# (family's name in transformers, config in addition to `SIZES`); GQA groups of 1 to 8 heads.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": (
         "Qwen3",

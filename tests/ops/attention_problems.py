@@ -28,7 +28,9 @@ def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
         return mx.where(mx.random.uniform(shape=mask.shape) < 0.2, -mx.inf, mask)
     if kind == "boolean":
         return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
-    mask = mx.zeros((L, S))  # every third row fully masked; the others see all but one range
+    mask = mx.zeros(
+        (L, S)
+    )  # every third row is fully masked; other rows see all keys but one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask

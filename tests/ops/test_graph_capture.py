@@ -100,7 +100,7 @@ def test_chained_unevaluated_steps(make):
     x, attended = inputs(1, 1)
     captured = capture(CapturedFunction(function), x, attended)
     expected, actual = [], []
-    for _ in range(5):  # five nodes of one capture in the same graph
+    for _ in range(5):  # the graph has five nodes of the same capture
         expected += function(x, attended)
         actual += captured(x, attended)
         x, attended = x + 1, attended * 2

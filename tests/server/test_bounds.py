@@ -70,7 +70,7 @@ class HealthProbe:
 
 @pytest.fixture(scope="module")
 def memory_server() -> Iterator[RunningServer]:
-    """Separate server for this file, because its memory is measured."""
+    """Server for this file alone, because the tests measure the server's memory."""
     running = RunningServer("--no-prefix-warmup")
     yield running
     assert running.stop() == 0

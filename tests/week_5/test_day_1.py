@@ -295,7 +295,7 @@ def test_task_2_last_chunk_ends_the_body():
 
 
 def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
-    """Runs a whole stream; returns the recorder and the bodies."""
+    """Sends a complete stream; returns the recorder and the bodies."""
     recorder = SendRecorder()
     run(response_of(ScriptedHandle(*script))._send_all(recorder))
     return recorder, recorder.bodies

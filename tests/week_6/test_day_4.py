@@ -34,7 +34,7 @@ def exact(x: mx.array) -> np.ndarray:
 
 
 def test_task_1_example():
-    """The sums are so large that SiLU does not change them."""
+    """The sums are so large that SiLU returns its argument unchanged."""
     x, weight = mx.array([[1.0], [2], [3]]), mx.array([[1.0, 10, 100]])
     y, _ = causal_conv1d_sequence(x, weight, mx.zeros((2, 1)))
     actual = y.flatten().tolist()

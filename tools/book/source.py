@@ -142,7 +142,7 @@ def _python(text: str, name: str, signature: bool, file: Path) -> Piece:
 
 
 def _signature(node: Definition, lines: list[str]) -> list[str]:
-    """A definition up to its docstring, then dots; a class's methods likewise."""
+    """A definition with dots after its docstring; for a class, the same for each method."""
     head_end = node.body[0].lineno - 1
     if ast.get_docstring(node) is not None:
         head_end = node.body[0].end_lineno or head_end

@@ -182,10 +182,10 @@ original_share = PageManager.share_full_pages
 def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
-        run_many(300)
+        run_workloads(300)
 
 
-def run_many(number: int) -> None:
+def run_workloads(number: int) -> None:
     rng = random.Random(3)
     for _ in range(number):
         run_and_compare(random_workload(rng))

@@ -24,7 +24,7 @@ from tiny_llm.engine.scheduling.states.placement import (
 SLOT_COUNTS = (2, 3, 4, 6, 10, 20)
 
 
-def run_many(number: int, seed: int = 3) -> Counter:
+def run_workloads(number: int, seed: int = 3) -> Counter:
     rng, totals = random.Random(seed), Counter()
     for _ in range(number):
         workload = random_workload(rng, rng.choice((6, 12)), rng.choice(SLOT_COUNTS))
@@ -37,7 +37,7 @@ def run_many(number: int, seed: int = 3) -> Counter:
 
 @pytest.mark.slow
 def test_thousands_of_workloads():
-    totals = run_many(3_000)
+    totals = run_workloads(3_000)
     assert min(totals[reason] for reason in ("stop", "length", "abort", "error", "rejected")) > 200
     assert totals["preemptions"] > 150
     assert totals["cached"] > 5_000
@@ -133,7 +133,7 @@ original_plan = StateSlots._plan_chunk
 def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises((AssertionError, ValueError, KeyError, OutOfPagesError)):
-        run_many(400)
+        run_workloads(400)
 
 
 # --- placement ------------------------------------------------------------------------------------

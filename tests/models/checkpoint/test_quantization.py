@@ -215,7 +215,7 @@ def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
 def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    """Both loaders are bitwise equal, and mlx_lm's model keeps its logits."""
+    """Both loaders' logits are bitwise equal, and repacking does not change mlx_lm's model."""
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}
