@@ -43,7 +43,7 @@ _DEFAULT = mx.default_device(), kernels._stream  # this machine's default
 
 @contextmanager
 def use_device(device: str) -> Iterator[None]:
-    """Sets the default device of MLX's operations and ours to one of `DEVICES`."""
+    """Sets the default device of MLX's and the extension's operations to one of `DEVICES`."""
     before = mx.default_device(), kernels._stream
     if device == "cpu":
         kernels.use_cpu()
@@ -59,7 +59,7 @@ def use_device(device: str) -> Iterator[None]:
 
 @contextmanager
 def use_emulated_gpu(**settings: Any) -> Iterator["Device"]:
-    """Runs our operations on the emulated GPU (clang 19) and MLX's on the CPU.
+    """Runs the extension's operations on the emulated GPU (clang 19) and MLX's on the CPU.
 
     Args:
         settings: device attributes, such as `delay`.

@@ -43,7 +43,7 @@ HOSTILE_VARIABLES = """
 """
 HOSTILE_ENVIRONMENT = dict(variable.split("=") for variable in HOSTILE_VARIABLES.split())
 
-# Tests of Ctrl-C, the terminal, a server and its client.
+# Tests that inherited process state could affect: Ctrl-C, terminal, server and client.
 SENSITIVE_TESTS = (
     "tests/test_hermetic.py::test_child_process_starts_from_defaults",
     "tests/test_hermetic.py::test_ctrl_c_interrupts_this_process",

@@ -128,7 +128,7 @@ def check_wheel(wheel: Path, direct: Path) -> None:
 
 
 def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    """Standard output of a command.
+    """Runs a command; returns its standard output.
 
     Args:
         command: program and arguments.

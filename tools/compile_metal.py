@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         "--std", action="append", metavar="VERSION", help=f"default: {' and '.join(VERSIONS)}"
     )
     versions = parser.parse_args(argv).std or VERSIONS
-    missing = what_is_missing()
+    missing = missing_compiler_message()
     if missing:
         print(f"compile-metal: {missing}", file=sys.stderr)
         return 2
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def what_is_missing() -> str | None:
+def missing_compiler_message() -> str | None:
     """Error message if Metal's compiler is missing, else None."""
     if shutil.which("xcrun") is None:
         return "Apple's compiler runs on a Mac; elsewhere `pdm run metal-check` checks the kernels."

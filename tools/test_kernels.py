@@ -89,7 +89,7 @@ def runs_of(command: Sequence[str], isa: str) -> list[Run]:
 
 
 def passes(run: Run) -> bool:
-    """Runs one test and prints its output."""
+    """Runs one test and prints its output; returns whether the test passed."""
     command, isa = run
     environment = {**os.environ, "TINY_LLM_CPU_ISA": isa}
     result = subprocess.run(

@@ -61,7 +61,7 @@ def test_table_and_json(capsys):
 
 
 @pytest.mark.parametrize(("loader", "has_flash"), [("week2", True), ("week3", False)])
-def test_loaders_of_the_weeks(capsys, loader, has_flash):
+def test_loader_of_each_week(capsys, loader, has_flash):
     result = result_of(capsys, "--loader", loader, "--device", "cpu")
     assert (result["loader"], result["flash_attn"]) == (loader, has_flash)
     assert result["output_tokens"] > 0

@@ -248,7 +248,7 @@ def test_each_day_runs_its_program(monkeypatch):
 
 
 def test_progress_is_streamed(monkeypatch, tmp_path):
-    """The process waits after its first line until the parent has displayed it."""
+    """The child prints a line, then waits until the parent has displayed the line."""
     shown = tmp_path / "shown"
     told = []
     monkeypatch.setattr(speed, "print_progress", lambda what: (told.append(what), shown.touch()))

@@ -1,9 +1,9 @@
 """Worker process: runs table rows in order and reports their outcomes.
 
-    python -m tests.hostile.worker folders|arguments WHOLE SCRATCH < rows > outcomes
+    python -m tests.hostile.worker folders|arguments VALID SCRATCH < rows > outcomes
 
-Input: a row number per line. Output: a JSON object per line, flushed. A row that exceeds its time
-limit kills the process.
+VALID is a valid checkpoint. Input: a row number per line. Output: a JSON object per line, flushed.
+A row that exceeds its time limit kills the process.
 """
 
 import contextlib

@@ -45,7 +45,7 @@ def broadcast_strides(shape: tuple[int, ...], to: tuple[int, ...]) -> list[int]:
 
 
 def row_strides(x: mx.array) -> list[int]:
-    """Sequence, head and token strides of B×H×C×D."""
+    """Strides of an array B×H×C×D: per sequence, head and token."""
     _, H, C, D = x.shape
     return [H * C * D, C * D, D]
 

@@ -222,7 +222,7 @@ def test_interrupted_download_is_rejected(broken):
         check_checkpoint(broken)
 
 
-def test_dispatch(demo):
+def test_dispatch_selects_the_model_of_a_week(demo):
     assert isinstance(dispatch_model("demo", demo[0], 1), Qwen3ModelWeek1)
     with pytest.raises(ModelError, match="week 9 has no model"):
         dispatch_model("demo", demo[0], 9)

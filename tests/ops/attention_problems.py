@@ -64,7 +64,7 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
     weights = weights / np.where(total == 0, 1, total)
     magnitudes = np.abs(q) @ np.abs(k).swapaxes(-2, -1) * abs(scale)
     magnitudes = magnitudes + np.where(np.isfinite(added), np.abs(added), 0)
-    magnitudes = np.where(weights > 0, magnitudes, 0)  # of unmasked scores
+    magnitudes = np.where(weights > 0, magnitudes, 0)  # masked keys contribute no error
     worst = magnitudes.max(axis=-1, keepdims=True, initial=0)
     relative = 2.0**-24 * (2 * (D + 4) * worst + 2 * S + 32)
     return weights @ v, relative * (weights @ np.abs(v))

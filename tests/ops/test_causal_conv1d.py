@@ -14,7 +14,7 @@ from tests.ops.recurrent_problems import (
 from tests.support import as_numpy, assert_close, assert_same_bits, random
 from tiny_llm import kernels
 
-SHAPES = [(4, 1), (2, 7), (3, 16), (8, 40), (4, 300)]  # K, C
+SHAPES = [(4, 1), (2, 7), (3, 16), (8, 40), (4, 300)]  # (kernel width K, channels C)
 
 
 def run(**arrays: mx.array) -> tuple[mx.array, mx.array]:

@@ -1,4 +1,4 @@
-"""4-bit weights without biases, as in mxfp4, in all operations with weights."""
+"""Floating-point 4-bit weights, as in mxfp4, in all operations with weights."""
 
 import mlx.core as mx
 import numpy as np

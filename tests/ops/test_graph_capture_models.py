@@ -145,7 +145,9 @@ def test_layers_are_one_node(make, run):
         outputs = layers(x, cos_sin, places)
         if x.shape[0] * x.shape[1] < 5:
             nodes.append(node_names(outputs))
-            nodes[-1] = [name for name in nodes[-1] if name != "Reshape"]  # part of the block table
+            nodes[-1] = [
+                name for name in nodes[-1] if name != "Reshape"
+            ]  # reshapes the block table
         return outputs
 
     setattr(model, method, record_nodes)

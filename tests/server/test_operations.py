@@ -1,4 +1,4 @@
-"""Operations: access log, request counts, model names, chat template, context length."""
+"""Operational features: access log, request counts, model names, chat template, context length."""
 
 import re
 import subprocess

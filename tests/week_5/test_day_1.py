@@ -93,7 +93,7 @@ class ScriptedHandle:
             await asyncio.Event().wait()
 
     def close(self) -> None:
-        """Counts calls."""
+        """Counts calls of `close`."""
         self.num_closed += 1
 
 
@@ -328,7 +328,7 @@ def test_task_3_internal_error_is_logged_but_not_sent(caplog):
 
 
 def test_task_3_cancellation_sends_nothing():
-    """The client has disconnected or the server is shutting down."""
+    """A stream is cancelled if the client disconnects or the server shuts down."""
 
     async def main() -> None:
         recorder = SendRecorder()

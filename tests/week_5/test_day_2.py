@@ -279,7 +279,7 @@ class Engine:
     """Fake engine whose requests take a number of steps; records calls.
 
     Args:
-        commands: the thread's queue.
+        commands: command queue of the engine thread.
         arrivals: commands that arrive during a step, keyed by step number (from 1).
     """
 

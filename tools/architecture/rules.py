@@ -176,7 +176,7 @@ def is_array_free(name: str) -> bool:
 
 
 def component_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Imports of each component."""
+    """Maps each component to the components that it imports."""
     components: dict[str, set[str]] = {component: set() for component in LAYER}
     for module in modules.values():
         if module.name not in ENTRY_POINTS:

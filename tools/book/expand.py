@@ -77,10 +77,10 @@ class Expander:
         self._figures = _figures()
 
     def expand(self, chapter: Path) -> str:
-        """Text of a chapter without directives.
+        """Text of a chapter with all directives expanded.
 
         Raises:
-            BookError: with chapter and line.
+            BookError: an invalid directive; the message has chapter and line.
         """
         lines = []
         fence = ""  # opening characters of the current code block

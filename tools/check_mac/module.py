@@ -74,7 +74,7 @@ def describe(module: Path) -> str:
 
 
 def strings(module: Path, command: str) -> list[str]:
-    """Paths in the load commands of one kind."""
+    """Paths in the module's load commands of kind `command`."""
     return [
         data.rstrip(b"\0").decode()
         for load, _, data in MachO(str(module)).headers[0].commands

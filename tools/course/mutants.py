@@ -201,7 +201,7 @@ class PromptedAnswers:
         self._console = console
 
     def __call__(self, choices: int) -> int | None:
-        """The number, or None at EOF or after `q`."""
+        """Returns the selected number; None at EOF or after `q`."""
         while True:
             try:
                 text = self._console.input(f"1 to {choices}, or q to stop: ").strip()

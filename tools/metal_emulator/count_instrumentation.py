@@ -56,7 +56,7 @@ def instrument(ir: str) -> str:
 
 
 def _kind(line: str) -> str:
-    """An instruction's entry of KINDS; empty if none."""
+    """Kind of an instruction, an entry of KINDS; empty if it is not counted."""
     if MULTIPLY_ADD.search(line):
         return "multiply_adds"
     if INTEGER_MULTIPLY.search(line):

@@ -195,7 +195,7 @@ def _three(size: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _place_of(executable: Path, address: int) -> tuple[str, int]:
-    """File and line of an instruction, in the innermost function outside the emulator."""
+    """Source file and line of an instruction; skips inlined functions of the emulator."""
     command = ["addr2line", "-i", "-e", str(executable), hex(address)]
     try:
         output = subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Score:
-    """One run.
+    """Results of one scoreboard run.
 
     Attributes:
         when: date and time, ISO 8601; "" before it is stored.

@@ -105,7 +105,7 @@ def chain(nodes: int) -> Callable[[], mx.array]:
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Measures both ways, interleaved; with `best`, only captured steps, labeled "best"."""
+    """Interleaves separate and captured steps; with `best`, only captured steps, labeled "best"."""
     decoding: dict[str, Decoding] = {}
     unwritten: dict[str, str] = {}
     product = None if best else best_product()

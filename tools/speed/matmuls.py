@@ -114,7 +114,7 @@ class Matmuls:
         return run
 
     def prepacked(self, rows: int) -> "Matmuls":
-        """The same products with weights prepacked in groups of `rows` rows; unchanged for 0."""
+        """A copy with weights prepacked in groups of `rows` rows; `self` if `rows` is 0."""
         if rows == 0:
             return self
         if rows not in self._prepacked:

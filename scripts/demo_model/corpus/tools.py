@@ -259,7 +259,7 @@ def result_turn(result: str) -> Message:
 
 
 def turn(role: str, text: str) -> Message:
-    """Makes a message."""
+    """Makes a chat message."""
     return {"role": role, "content": text}
 
 

@@ -90,7 +90,7 @@ FAULTS = [
         "encoder.set_bytes(launch.params.data(), int(launch.params.size()), index + 1);",
         "is not bound",
     ),
-    # Sizes and flags.
+    # Wrong sizes and flags.
     fault(
         "one row too many",
         "quantized_matmul",
@@ -148,7 +148,7 @@ FAULTS = [
         "0L",
     ),
     fault("rows are half as long", "quantized_embedding", "out.shape(-1)", "out.shape(-1) / 2"),
-    # Strides and offsets.
+    # Wrong strides and offsets.
     fault(
         "row strides are ignored",
         "swiglu",
@@ -216,7 +216,7 @@ FAULTS = [
         "x.flags().row_contiguous || x.size() == 0",
         "true",
     ),
-    # Grids.
+    # Wrong grid sizes.
     shared_fault(
         "grid and threadgroup are swapped",
         "matmul",
@@ -255,7 +255,7 @@ FAULTS = [
         "false",
         "expected at most 64 threads",
     ),
-    # Dependencies between commands and memory ownership.
+    # Missing dependencies between commands, and wrong memory ownership.
     fault(
         "the splits are not merged",
         "flash_attention",

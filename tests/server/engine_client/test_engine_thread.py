@@ -21,7 +21,7 @@ CONSTRAINED = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputs(
 
 
 class ThreadWithBlockedCompiler:
-    """Engine thread that compiles no grammar wait_for_update `allow_compilation` is set."""
+    """Engine thread that compiles no grammar until `allow_compilation` is set."""
 
     def __init__(self):
         self.allow_compilation = threading.Event()
