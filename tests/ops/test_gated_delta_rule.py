@@ -70,7 +70,7 @@ def test_extreme_gates(instruction_set, dtype):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-def test_chunks_change_no_bits(instruction_set, dtype, chunk):
+def test_bitwise_equal_for_any_chunk_size(instruction_set, dtype, chunk):
     """Splits a sequence into steps that update states in place, batched with another sequence."""
     whole = delta_problem(1, 2, 24, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
     o, expected = run(whole, 1)
@@ -101,7 +101,7 @@ def test_every_state_of_a_chunk_can_be_stored(instruction_set):
     assert_same_bits(states[8], arrays["states"][8], "read slot")
 
 
-def test_thread_count_changes_no_bits(on_cpu):
+def test_bitwise_equal_for_any_thread_count(on_cpu):
     """Also covers `causal_conv1d`."""
     program = """
 import mlx.core as mx

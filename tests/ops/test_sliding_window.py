@@ -127,7 +127,7 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
 
 
 @pytest.mark.parametrize("window", [300, 301, 2**31 - 1])
-def test_window_of_all_keys_changes_no_bits(instruction_set, dtype, window):
+def test_window_of_all_keys_is_bitwise_equal_to_none(instruction_set, dtype, window):
     pairs = sequences(LENGTHS, D=24, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, 16)
     query = random(ENDS[-1], 6, 24, dtype=dtype)
@@ -252,7 +252,7 @@ def test_invalid_windows_are_rejected():
         extension.paged_attention(*pages, causal=False, window=4)
 
 
-def test_thread_count_changes_no_bits():
+def test_bitwise_equal_for_any_thread_count():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"

@@ -153,7 +153,7 @@ def test_logits_are_close_to_those_of_one_rank(folder, family, weight_format):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_bits_do_not_depend_on_batch_or_preemption(kv_cache_dtype):
+def test_bitwise_equal_for_any_batch_and_preemption(kv_cache_dtype):
     few_pages = {"kv_cache_bytes": 2**20 * (2 if kv_cache_dtype == "auto" else 1), "block_size": 16}
     dtype = {"kv_cache_dtype": kv_cache_dtype}
     runs = [

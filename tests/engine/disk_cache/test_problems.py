@@ -254,7 +254,7 @@ def test_unresponsive_disk(tmp_path, demo):
         release.set()
 
 
-def test_slow_writer(tmp_path, demo):
+def test_pages_wait_in_memory_for_a_slow_writer(tmp_path, demo):
     """Pages stay in memory until the write queue has capacity."""
     with mock.patch.object(writer, "MAX_QUEUED_BYTES", 300_000), engine(tmp_path, demo) as llm:
         generate_one(llm)

@@ -34,7 +34,7 @@ OSLO_CALL = [("weather", {"city": "Oslo"})]
         ("mistral-args", "mistral"),
     ],
 )
-def test_detection(family, name):
+def test_format_is_detected_from_the_template(family, name):
     assert format_of(family).name == name
     assert find_format(AUTO, {"default": "x", "tool_use": TEMPLATES[family]}).name == name
 

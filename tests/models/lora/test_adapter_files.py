@@ -78,7 +78,7 @@ BAD_CONFIGS = [
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD_CONFIGS)
-def test_configs(tmp_path, changes, message):
+def test_invalid_configs_are_rejected(tmp_path, changes, message):
     assert message in error_of(write_adapter(tmp_path, lora_pair(), 4, **changes))
 
 
@@ -94,7 +94,7 @@ def test_configs(tmp_path, changes, message):
         ({"r": 5}, "has shape 4×128, expected 5×128"),
     ],
 )
-def test_peft_configs(tmp_path, changes, message):
+def test_unsupported_peft_configs_are_rejected(tmp_path, changes, message):
     assert message in error_of(write_peft_adapter(tmp_path, lora_pair(), 4, 8, **changes))
 
 
@@ -144,12 +144,12 @@ def test_peft_configs(tmp_path, changes, message):
         ),
     ],
 )
-def test_tensors(tmp_path, tensors, message):
+def test_invalid_tensors_are_rejected(tmp_path, tensors, message):
     keys = {"lora_parameters": LORA}
     assert message in error_of(_write_any(tmp_path, tensors, **keys))
 
 
-def test_experts(tmp_path):
+def test_adapters_of_experts_are_rejected(tmp_path):
     expert = {
         "model.layers.0.mlp.switch_mlp.up_proj.lora_a": mx.ones((6, 4, 128)),
         "model.layers.0.mlp.switch_mlp.up_proj.lora_b": mx.ones((6, 64, 4)),
@@ -158,7 +158,7 @@ def test_experts(tmp_path):
     assert "adapts experts, which is not supported; exclude them from keys" in message
 
 
-def test_values_too_large_for_the_activations(tmp_path):
+def test_values_too_large_for_the_dtype_are_rejected(tmp_path):
     folder = write_adapter(
         tmp_path, {**lora_pair(), f"{LAYER}.lora_b": mx.full((4, 128), 6e4)}, 4, 2.0
     )
@@ -166,7 +166,7 @@ def test_values_too_large_for_the_activations(tmp_path):
     assert read(folder, dtype=mx.bfloat16)
 
 
-def test_files(tmp_path):
+def test_invalid_files_are_rejected(tmp_path):
     assert "is not a folder" in error_of(tmp_path / "none")
     assert "is not a folder" in error_of("owner/name")
     assert "has no adapter_config.json" in error_of(tmp_path)
