@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.test_sliding_window import freed
+from tests.ops.test_sliding_window import free_pages_before_window
 from tests.paging import cut_into_pages, padded
 from tests.support import DTYPES, assert_close, random
 from tiny_llm import kernels
@@ -133,7 +133,9 @@ def test_sliding_window(page_size, window, mode):
         query, keys, values, mx.array(bounds), mx.array(contexts), whole, window=window,
         stream=mx.cpu,
     )  # fmt: skip
-    keys, values, short = freed((keys, values), table, lengths, contexts, page_size, window)
+    keys, values, short = free_pages_before_window(
+        (keys, values), table, lengths, contexts, page_size, window
+    )
     actual = paged_attend(
         "fast", query, keys, values, short, contexts, bounds, mode=mode, window=window
     )
