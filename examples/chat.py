@@ -29,7 +29,7 @@ def main() -> None:
             print(chunk.text, end="", flush=True)
         request = chunk.request_output
         messages.append({"role": "assistant", "content": request.text})
-        # Full pages of earlier turns are prefix cache hits.
+        # The prefix cache holds the full pages of earlier turns.
         print(f"  [{request.num_cached_tokens} of {len(request.prompt_token_ids)} tokens cached]")
         print("> ", end="", flush=True)
     print()

@@ -19,12 +19,12 @@ from tiny_llm import LLM, SamplingParams, UserError
 def make_app(model: str) -> FastAPI:
     """Creates an app with one endpoint; each engine step advances all requests in flight."""
     app = FastAPI()
-    thread = ThreadPoolExecutor(max_workers=1)  # `LLM` must be used from a single thread
+    thread = ThreadPoolExecutor(max_workers=1)  # an `LLM` must be used from a single thread
     llm = thread.submit(LLM, model).result()
     answers: dict[str, str] = {}
 
     def step(request_id: str) -> bool:
-        if request_id not in answers:  # may already be finished by another request's step
+        if request_id not in answers:  # another request's call may already have finished it
             for output in llm.step():
                 if output.finish_reason is not None:
                     answers[output.request_id] = output.request_output.text

@@ -14,13 +14,13 @@ import time
 import warnings
 from contextlib import suppress
 
-# Deliberate test configuration, and the interpreter's paths.
+# Variables that are kept: deliberate test configuration and the interpreter's paths.
 KEPT = re.compile(
     r"TINY_LLM_(CLANG|CPU_ISA|EMULATED_METAL\w*|FRAMEWORKS_\w+|MINE|NUM_THREADS|PEERS_PYTHON|REPORT)"
     r"|PYTHON(BREAKPOINT|HOME|OPTIMIZE|PATH|PLATLIBDIR|PYCACHEPREFIX)"
 )
 
-# Locale, interpreter, proxies, model hubs, API clients, launchers, our commands.
+# Variables of locale, interpreter, proxies, model hubs, API clients, launchers and our commands.
 CLEARED = re.compile(
     r"LANG|LANGUAGE|LC_\w+|PYTHON\w+|(ALL|FTP|HTTP|HTTPS|NO)_PROXY"
     r"|(HF|HUGGING_?FACE|TOKENIZERS|TRANSFORMERS)_\w+"
@@ -34,8 +34,8 @@ DISPLAY = re.compile(
 
 WARNINGS = os.environ.get("PYTHONWARNINGS")  # already read by this process
 
-# Python itself ignores SIGPIPE and SIGXFSZ, and `subprocess` restores them; SIGTTIN and SIGTTOU
-# stop background jobs.
+# Signals that stay ignored: SIGPIPE and SIGXFSZ, which Python itself ignores and `subprocess`
+# restores; SIGTTIN and SIGTTOU, which would stop background jobs.
 LEFT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU}
 
 
@@ -47,7 +47,7 @@ def reset_process() -> None:
         os.set_inheritable(null, True)
     os.close(null)
     _clear(CLEARED)
-    with suppress(locale.Error):  # before macOS 15
+    with suppress(locale.Error):  # C.UTF-8 does not exist before macOS 15
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     os.environ["TZ"] = "UTC"
     time.tzset()
@@ -64,7 +64,7 @@ def reset_display() -> None:
 
 
 def _reset_signals() -> None:
-    """Gives child processes default dispositions and no blocked signals.
+    """Restores default dispositions in child processes and unblocks all signals.
 
     `exec` keeps ignored signals ignored but resets handlers. With a no-op handler, `nohup` protects
     pytest but not its children.
@@ -73,7 +73,7 @@ def _reset_signals() -> None:
     for number in signal.valid_signals() - LEFT_IGNORED:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, _do_nothing)
-    if signal.getsignal(signal.SIGINT) is _do_nothing:  # tests raise it in this process
+    if signal.getsignal(signal.SIGINT) is _do_nothing:  # tests raise SIGINT in this process
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

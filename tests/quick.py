@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-# Every value of these parameters runs its own covering subset of the other parameters.
+# For every value of these parameters, a quick run covers all values of the other parameters.
 REPEATED = ("instruction_set",)
 
 # Longest first: a long file started last would leave the other workers idle.
@@ -106,8 +106,8 @@ def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
 def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:
     """Whether a commit's share includes a case.
 
-    Quick tests, and those marked `every_share`, are in every share; slow tests and further
-    combinations are in one.
+    Quick tests and tests marked `every_share` are in every share. Every other case, slow or
+    thorough, is in one share.
     """
     if "every_share" in marks or not marks & {"slow", "thorough", "other_isa"}:
         return True

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
-# Flash attention flags and the resulting model option: on by default on the CPU.
+# (flags, resulting model option): flash attention is on by default on the CPU.
 FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash-attn"], False)]
 
 # Spacing of the numbers just above 1.
@@ -43,7 +43,7 @@ _DEFAULT = mx.default_device(), kernels._stream  # this machine's default
 
 @contextmanager
 def use_device(device: str) -> Iterator[None]:
-    """Sets the default device of MLX's operations and ours to one of `DEVICES`."""
+    """Sets the default device of MLX's and the extension's operations to one of `DEVICES`."""
     before = mx.default_device(), kernels._stream
     if device == "cpu":
         kernels.use_cpu()
@@ -59,7 +59,7 @@ def use_device(device: str) -> Iterator[None]:
 
 @contextmanager
 def use_emulated_gpu(**settings: Any) -> Iterator["Device"]:
-    """Runs our operations on the emulated GPU (clang 19) and MLX's on the CPU.
+    """Runs the extension's operations on the emulated GPU (clang 19) and MLX's on the CPU.
 
     Args:
         settings: device attributes, such as `delay`.
@@ -91,8 +91,8 @@ def assert_close(
     Args:
         actual: result under test.
         expected: reference result.
-        what: what is compared, for the message, possibly with a hint.
-        ulps: tolerance in epsilons of `actual`'s dtype.
+        what: name of the comparison in the error message, possibly with a hint.
+        ulps: tolerance, in units of the epsilon of `actual`'s dtype.
     """
     __tracebackhide__ = True
     assert_same_shape(actual, expected, what)

@@ -33,7 +33,7 @@ def test_every_module_is_checked(modules):
     }
     assert modules["qwen3_week2"].internal >= {"kernels.graph_capture", "kernels", "quantize"}
     assert "mlx" in modules["basics"].external
-    assert modules[""].has_getattr, "the package imports the engine lazily"
+    assert modules[""].has_getattr, "the package must import the engine lazily"
 
 
 def test_array_free_modules_exist(modules):
@@ -148,7 +148,7 @@ def test_diagram_shows_every_component_once():
 
 
 def test_public_names_exist_and_are_documented():
-    # The linter's order: constants first.
+    # The linter requires this order: constants first.
     assert tiny_llm.__all__ == sorted(tiny_llm.__all__, key=lambda name: (not name.isupper(), name))
     for name in tiny_llm.__all__:
         assert getattr(tiny_llm, name).__doc__, f"{name} has no docstring"

@@ -14,7 +14,7 @@ from tests.hermetic import LEFT_IGNORED
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Puts the process in a state as under `nohup` or a daemon, then execs the command.
+# Runs a command in the process state that `nohup` or a daemon would pass on.
 HOSTILE_PARENT = """
 import os, resource, signal, sys
 ends = [os.pipe() for _ in range(20)]
@@ -43,7 +43,7 @@ HOSTILE_VARIABLES = """
 """
 HOSTILE_ENVIRONMENT = dict(variable.split("=") for variable in HOSTILE_VARIABLES.split())
 
-# Tests of Ctrl-C, the terminal, a server and its client.
+# Tests that inherited process state could affect: Ctrl-C, terminal, server and client.
 SENSITIVE_TESTS = (
     "tests/test_hermetic.py::test_child_process_starts_from_defaults",
     "tests/test_hermetic.py::test_ctrl_c_interrupts_this_process",

@@ -1,4 +1,4 @@
-"""Case selection of quick runs."""
+"""Selection of the test cases of a quick run."""
 
 import itertools
 
@@ -12,7 +12,7 @@ def test_covering_subset_is_small():
     ]
     kept = covering_subset(cases)
     assert set().union(*(cases[number] for number in kept)) == set().union(*cases)
-    assert len(kept) == 7, "one case per value of the parameter with most values"
+    assert len(kept) == 7, "expected one case per value of the parameter with the most values"
 
 
 def test_single_parameter_keeps_all_cases():
@@ -24,7 +24,7 @@ def test_shares_of_successive_commits_cover_all_combinations():
     marks = {f"test_a[{n}]": {kinds[n % 3]} for n in range(40)}
     selections = [{one for one in marks if in_share(one, marks[one], 4, n)} for n in (7, 8, 9, 10)]
     assert set().union(*selections) == set(marks)
-    assert sum(len(share) for share in selections) == len(marks), "shares are disjoint"
+    assert sum(len(share) for share in selections) == len(marks), "shares must be disjoint"
     for marks_of_all in ({"parametrize"}, {"slow", "every_share"}):
         assert all(in_share("test_b", marks_of_all, 4, commit) for commit in range(4))
 

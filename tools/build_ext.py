@@ -1,6 +1,6 @@
 """`pdm run build-ext`: builds the C++ extension; `pdm run clean-ext` removes it.
 
-Installing the package also builds the solution's extension. This command rebuilds it incrementally
+Installing the package also builds the solution's extension. This command rebuilds incrementally
 after a change, with the tools of the project's environment. It builds the learner's tree if one
 exists; --solution mine or ref overrides this.
 """
@@ -51,7 +51,7 @@ def install_solution() -> str | None:
         command,
         cwd=ROOT,
         check=False,
-        # Makes a failed build of the extension an error: see pyproject.toml.
+        # Without this variable, the package would be installed even if the build failed.
         env={**os.environ, "TINY_LLM_BUILD_EXT": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

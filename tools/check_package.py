@@ -19,7 +19,7 @@ from pathlib import Path
 from tools.course.build import LESS_OPTIMIZED
 
 ROOT = Path(__file__).resolve().parents[1]
-SDIST_LIMIT = 12_000_000  # bytes; half of it is bundled models
+SDIST_LIMIT = 12_000_000  # bytes; bundled models take half of them
 SDIST_FOLDERS = {"src"}
 REQUIRED_FILES = (
     "tiny_llm/py.typed",
@@ -29,7 +29,7 @@ REQUIRED_FILES = (
     "licenses/LICENSE",
     "entry_points.txt",
 )
-# Options for uv and CMake that compile the extension faster, with less optimization.
+# Options for uv and CMake: less optimization, so the extension compiles faster.
 FAST_BUILD = tuple(f"-Ccmake.define.{option.removeprefix('-D')}" for option in LESS_OPTIMIZED)
 QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 
@@ -58,7 +58,7 @@ def check(folder: Path) -> None:
     Raises:
         PackageError: the first defect.
     """
-    # From the tree with the environment's tools, reusing the compiled extension.
+    # Builds from the tree with this environment's tools, which reuses the compiled extension.
     run("uv", "build", "--wheel", "--no-build-isolation", "--python", sys.executable,
         "--out-dir", str(folder / "direct"), cwd=ROOT)  # fmt: skip
     run("uv", "build", "--sdist", "--python", sys.executable, "--out-dir", str(folder), cwd=ROOT)
@@ -128,7 +128,7 @@ def check_wheel(wheel: Path, direct: Path) -> None:
 
 
 def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    """Standard output of a command.
+    """Runs a command; returns its standard output.
 
     Args:
         command: program and arguments.
@@ -142,7 +142,7 @@ def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> 
     if environment is None:
         hidden = ("PYTHONPATH", "VIRTUAL_ENV", "TINY_LLM_MINE")
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        # Makes a failed build of the extension an error: see pyproject.toml.
+        # Without this variable, the package is installed even if its extension cannot be built.
         environment["TINY_LLM_BUILD_EXT"] = "1"
     result = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False

@@ -1,6 +1,6 @@
 """`pdm run compare-layers`: finds the first module that differs from mlx_lm's.
 
-Everything is float32, and each module of Week 1 gets the input of mlx_lm's module, so an error
+All arrays are float32, and each Week 1 module receives the input of mlx_lm's module, so an error
 appears only in the module that causes it.
 """
 
@@ -21,7 +21,7 @@ Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]
 
 
 def difference(ours: mx.array, theirs: mx.array) -> float:
-    """Maximum difference relative to the maximum; infinite if shapes differ or ours has NaNs."""
+    """Largest difference over largest value; infinite if shapes differ or `ours` has NaNs."""
     if ours.shape != theirs.shape or bool(mx.any(mx.isnan(ours))):
         return float("inf")
     return float(mx.max(mx.abs(ours - theirs)) / mx.max(mx.abs(theirs)))
@@ -43,7 +43,7 @@ def parts(ours: Any, theirs: Any) -> Iterator[Part]:
         yield "head", partial(_multiply, ours.w_lm_head), theirs.lm_head
 
 
-# A block's modules have the same names in both models.
+# Works for both models, because a block's modules have the same names.
 def _attention(block: Any, x: mx.array) -> mx.array:
     return x + block.self_attn(block.input_layernorm(x), mask="causal")
 
@@ -57,7 +57,7 @@ def _multiply(weight: mx.array, x: mx.array) -> mx.array:
 
 
 def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]]:
-    """Difference of each module on the same input.
+    """Yields each module's name and relative difference, given the same input.
 
     Args:
         ours: a `Qwen3ModelWeek1` made from `theirs`.

@@ -1,7 +1,7 @@
 """`pdm run compare-routing`: prefix cache hits of two replicas, by router.
 
-Conversations with a common system message and different notes take turns in random order, three at
-a time. A replica's KV cache holds about two thirds of them.
+Conversations share a system message but have different notes. Their turns run in random order,
+three at a time. A replica's KV cache holds about two thirds of the conversations.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from .course.solution_flag import add_solution_argument, restart_in_tree, select
 CONCURRENT = 3
 CACHE_TOKENS = 1600  # tokens of KV cache per replica
 PAGE_SIZE = 16  # tokens
-BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2  # the demo's: layers, keys and values, heads, D, bfloat16
+BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2  # layers, keys and values, heads, D, bytes per bfloat16
 MAX_PIECES = (
     CACHE_TOKENS * 4 // PIECE_LENGTH
 )  # prefix pieces per replica, at about four characters per token

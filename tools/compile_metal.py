@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 EXTENSION = Path(__file__).resolve().parent.parent / "src" / "extensions"
-# MLX's language versions on macOS 14 and macOS 15.
+# Language versions that MLX uses on macOS 14 and macOS 15.
 VERSIONS = ["metal3.1", "metal3.2"]
 METAL = ["xcrun", "--sdk", "macosx", "metal"]
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         "--std", action="append", metavar="VERSION", help=f"default: {' and '.join(VERSIONS)}"
     )
     versions = parser.parse_args(argv).std or VERSIONS
-    missing = what_is_missing()
+    missing = missing_compiler_message()
     if missing:
         print(f"compile-metal: {missing}", file=sys.stderr)
         return 2
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def what_is_missing() -> str | None:
+def missing_compiler_message() -> str | None:
     """Error message if Metal's compiler is missing, else None."""
     if shutil.which("xcrun") is None:
         return "Apple's compiler runs on a Mac; elsewhere `pdm run metal-check` checks the kernels."
@@ -73,7 +73,7 @@ def what_is_missing() -> str | None:
 
 @contextmanager
 def in_folder(folder: Path) -> Iterator[None]:
-    """Changes the working directory, as header paths in the sources are relative to it."""
+    """Changes the working directory, because header paths in the sources are relative to it."""
     previous = Path.cwd()
     os.chdir(folder)
     try:

@@ -33,7 +33,7 @@ from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tasks import DAYS, day_of, day_with_task
 from tools.course.tree import ROOT, environment, shown
 
-# What `pdm run test` runs.
+# Marker expression of `pdm run test` without --all.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
 # Short failure reports for learners: comparison and line; one line for an unwritten task.
@@ -62,7 +62,7 @@ def main() -> int:
     rest = [argument for argument in rest if argument != "--"]
     if args.day is not None and args.week is None:
         parser.error("--day requires --week")
-    # Without a week: the project's tests, which check the solution.
+    # Without --week, the project's tests check the solution.
     tree = selected_tree(parser, args.solution or ("ref" if args.week is None else None))
     if args.week is not None:
         try:
@@ -73,9 +73,11 @@ def main() -> int:
             print(f"testing your code in {shown(tree)}", flush=True)
             if is_stale(tree):
                 print(STALE, flush=True)
-            if not args.all and not has_flag(rest, "-m"):  # plain loops would take minutes
+            # slow tests would take minutes on a learner's kernels (plain loops)
+            if not args.all and not has_flag(rest, "-m"):
                 rest += ["-m", "not slow"]
-        if not has_flag(rest, "-n", "--dist", "-p"):  # loading plugins takes as long as the tests
+        # without plugins, whose loading takes as long as the tests
+        if not has_flag(rest, "-n", "--dist", "-p"):
             rest = ["--disable-plugin-autoload", *rest]
         if tree is not None:
             rest = [*BRIEF, *rest]  # flags in `rest` take precedence
@@ -83,7 +85,8 @@ def main() -> int:
     if args.week is None and not any(names_tests(argument) for argument in rest):
         if not args.all and not has_flag(rest, "-m", "-k"):
             rest = ["-m", REST if args.rest else QUICK, *rest]
-        # A file's tests may depend on one another. The long files come first and stay there.
+        # Tests of a file may depend on one another, so each file stays on one worker. Without
+        # reordering, long files come first.
         workers = ["-n", str(min(4, num_cores())), "--dist", "loadfile", "--no-loadscope-reorder"]
         rest = [*workers, *rest]
     if tree is None or args.week is None:

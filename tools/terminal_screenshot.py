@@ -1,7 +1,7 @@
 """Renders terminal output of our commands as SVG, for the README.
 
 `./pdmw run python -m tools.terminal_screenshot` regenerates it. For the live view it uses the frame
-with the most decoding requests of several runs; for `main`, the final output.
+that has the most decoding requests, out of several runs; for `main`, the final output.
 """
 
 import argparse
@@ -29,7 +29,7 @@ FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 MAIN = './pdmw run main --prompt "Why is decode slow?"'
 BATCH = "./pdmw run batch-main --draft-model demo-draft --kv-cache-bytes 13000000"
-BATCH_RUNS = 12  # a run takes 0.2 s, two or three frames
+BATCH_RUNS = 12  # a run takes 0.2 s and draws two or three frames
 
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 

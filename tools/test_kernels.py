@@ -4,8 +4,8 @@
     pdm run test-kernels --isa neon    one instruction set
     pdm run test-kernels --sanitize    stops at memory errors and undefined behavior
 
-The program is built from src/extensions/tests with only a compiler, so it can be cross-compiled:
-NEON by aarch64-linux-gnu-g++, run by qemu-aarch64.
+Building the test program in src/extensions/tests needs only a compiler, so NEON kernels are
+cross-compiled by aarch64-linux-gnu-g++ and run by qemu-aarch64.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SOURCES = ROOT / "src" / "extensions" / "tests"
 ARM = platform.machine() in ("aarch64", "arm64")
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
-# A command and its instruction set; "" for all of the processor's.
+# (command, instruction set); "" selects all instruction sets of the processor.
 Run: TypeAlias = tuple[list[str], str]
 
 
@@ -45,7 +45,7 @@ def main() -> int:
     if neon_alone or (args.isa is None and not ARM and not args.sanitize):
         problem = missing_tools()
         if problem is None:
-            runs = emulated() + runs  # the slowest first
+            runs = emulated() + runs  # the emulator is slowest, so it starts first
         else:
             print(problem, file=sys.stderr)
             if neon_alone:
@@ -89,7 +89,7 @@ def runs_of(command: Sequence[str], isa: str) -> list[Run]:
 
 
 def passes(run: Run) -> bool:
-    """Runs one test and prints its output."""
+    """Runs one test and prints its output; returns whether the test passed."""
     command, isa = run
     environment = {**os.environ, "TINY_LLM_CPU_ISA": isa}
     result = subprocess.run(

@@ -42,7 +42,7 @@ def main() -> int:
     environment = {
         **os.environ,
         "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6')}",
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks memory
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONPATH": os.pathsep.join(
             [str(PACKAGE), str(ROOT / "src"), str(ROOT), sysconfig.get_path("platlib")]
@@ -50,11 +50,11 @@ def main() -> int:
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
-    # Reports go to the file descriptor: capturing it would lose them when the process aborts.
+    # ASan writes to the file descriptor. With fd capture, an abort would lose the report.
     command += ["--capture=sys"]
-    # Task 3 of these days is a Metal kernel, run by the emulator, or the scheduler.
+    # Excludes task 3 of these days: a Metal kernel, which the emulator runs, or the scheduler.
     command += ["-k", "not task_3"]
-    # Few cases on every instruction set suffice for out-of-bounds accesses.
+    # A few cases on every instruction set suffice to detect out-of-bounds accesses.
     command += ["-m", "not slow and not thorough"]
     command += ["--dist", "load", "--tx", f"2*popen//python={shlex.quote(sys.executable)} -S"]
     command += [*tests, *sys.argv[1:]]

@@ -89,7 +89,7 @@ class TrainingBatches:
         self.pending: list[Encoded] = []
 
     def take(self, with_prompt: bool) -> Batch:
-        """Builds the next batch; the first example that does not fit starts the one after."""
+        """Builds the next batch; an example that does not fit is kept for the batch after it."""
         used = sum(padded_length(len(encoded.ids)) for encoded in self.pending)
         while True:
             encoded = encode(next(self.examples), self.tokenizer)

@@ -1,6 +1,6 @@
 """Encodes examples to token ids with a loss mask.
 
-Chats are rendered like the chat template does. The loss covers the last assistant message,
+Chats are rendered as by the chat template. The loss covers the last assistant message,
 including its reasoning, and the earlier ones except their first token. That token decides whether
 the model reasons, but a chat's history omits the reasoning. In the first part of training, tokens
 of long prompts have a small weight in the loss: names recur in these prompts, and predicting them
@@ -33,7 +33,7 @@ class Encoded:
     loss_mask: np.ndarray  # bool: whether `ids[i]` is a training target
 
     def weights(self, with_prompt: bool) -> np.ndarray:
-        """Loss weight per token; small for every other token of a long prompt."""
+        """Loss weights: 1 for targets; in a long prompt, small for every other prompt token."""
         weights = self.loss_mask.astype(np.float32)
         if with_prompt and len(self.ids) >= LONG_PROMPT:
             every_other = weights[1 + len(self.ids) % 2 :: 2]

@@ -98,7 +98,7 @@ class Reference:
 
     @torch.inference_mode()
     def count_agreement(self, decoded: Decoded) -> int:
-        """Number of output tokens that this model also predicts, given the same prefix."""
+        """Number of another model's output tokens that this model predicts from the same prefix."""
         ids = torch.tensor([decoded.prompt_ids + decoded.output_ids])
         predictions = self.model(ids).logits[0].argmax(-1)
         first = len(decoded.prompt_ids) - 1
@@ -111,7 +111,7 @@ class Reference:
 
 
 def percent(part: int, whole: int) -> float:
-    """Percentage, rounded to one decimal; 0 for an empty whole."""
+    """Percentage, rounded to one decimal; 0 if `whole` is 0."""
     return round(100 * part / whole, 1) if whole else 0.0
 
 
@@ -184,7 +184,7 @@ def main() -> None:
         "--per-maker", type=int, default=200, help="number of examples per question type"
     )
     parser.add_argument(
-        "--cross-check", type=int, default=20, help="number of examples to decode with mlx_lm, too"
+        "--cross-check", type=int, default=20, help="number of examples that mlx_lm decodes as well"
     )
     parser.add_argument("--failures", type=int, default=10, help="number of wrong outputs to print")
     arguments = parser.parse_args()

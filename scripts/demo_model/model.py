@@ -3,9 +3,9 @@
 The architecture is Qwen3's: RMSNorm before attention and MLP, QK norm, half-split RoPE,
 grouped-query attention, SwiGLU, tied embeddings, no biases.
 
-A batch is a flat sequence of T tokens with many examples. All layers but attention work per token
-and run on all T tokens at once. Attention runs per group: `rows` examples padded to one `length`.
-Examples do not attend to each other, and little work is spent on padding.
+A batch is a flat sequence of T tokens from many examples. Layers other than attention work per
+token and run on all T tokens at once. Attention runs per group: `rows` examples padded to one
+`length`. Examples do not attend to each other, and little work is spent on padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK = 192  # queries per attention matmul
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Model dimensions; comments give the project's dimension letters."""
+    """Model dimensions. The comments are the letters that denote them in shapes."""
 
     hidden_size: int  # E
     num_layers: int
@@ -108,7 +108,7 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[Group]) 
     """Attention within each example. q: T x H_q x D; k, v: T x H x D -> T x (H_q*D)."""
     sizes = [rows * length for rows, length in groups]
     outputs = []
-    # A single split instead of slices: its gradient is a single concatenation.
+    # One split instead of a slice per group, because its gradient is one concatenation.
     for group, *parts in zip(groups, *(x.split(sizes) for x in (q, k, v)), strict=True):
         out = attend(*(part.unflatten(0, group) for part in parts))
         outputs.append(out.flatten(0, 1).flatten(1))

@@ -1,9 +1,8 @@
-"""Muon for matrices, AdamW for the rest, with float32 master weights.
+"""Muon for matrices, AdamW for other parameters, with float32 master weights.
 
 The model has bfloat16 weights and gradients. A step updates the master weights and copies them to
-the
-model: rounded, or quantized in the last part of training. Quantization is trained with a
-straight-through estimator: the gradient at the quantized weight updates the master weight.
+the model: rounded to bfloat16 or, in the last part of training, quantized. Quantization is trained
+with a straight-through estimator: the gradient at the quantized weight updates the master weight.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MOMENTUM = 0.95
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.05
 CLIP_NORM = 1.0
-RAMP_STEPS = 30  # learning-rate ramp while the moment estimates are inaccurate
+RAMP_STEPS = 30  # steps of the learning-rate ramp, while the moment estimates are inaccurate
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 

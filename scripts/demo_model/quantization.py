@@ -1,7 +1,7 @@
 """MLX's affine quantization in PyTorch, for quantization-aware training.
 
 Bit-identical to MLX. In each group of 128 weights of a row, the extreme (minimum or maximum) with
-the larger magnitude is the bias, and the scale is adjusted so that it divides the bias exactly.
+the larger magnitude is the bias, and the scale is adjusted to divide the bias exactly.
 Both are stored in bfloat16.
 """
 
@@ -29,5 +29,5 @@ def fake_quantize(weight: Tensor) -> Tensor:
     scale = torch.where(steps == 0, scale, edge / steps)
     bias = torch.where(steps == 0, torch.zeros_like(edge), edge)
     levels = torch.round((groups - bias) / scale).clamp_(0, LEVELS)
-    # In bfloat16, like `mx.dequantize`: rounds the product, then the sum.
+    # Like `mx.dequantize`, rounds the product and then the sum to bfloat16.
     return (levels.bfloat16() * scale.bfloat16() + bias.bfloat16()).view_as(weight)

@@ -31,7 +31,7 @@ LOG_EVERY_STEPS = 10
 
 
 def rate_at(share: float) -> float:
-    """Learning-rate factor, 0 to 1, after this share of the time."""
+    """Learning-rate factor, 0 to 1, after a share of the training time."""
     if share < WARM_UP:
         return max(share / WARM_UP, 0.01)
     if share < DECAY_FROM:
@@ -40,7 +40,7 @@ def rate_at(share: float) -> float:
 
 
 def losses_of(model: Qwen3, batch: Batch) -> tuple[torch.Tensor, float]:
-    """Training loss (weighted cross-entropy), and the mean loss over the outputs alone."""
+    """Returns (training loss, a weighted cross-entropy; mean loss over only the outputs)."""
     hidden = model(batch.ids, batch.positions, batch.groups)
     logits = model.logits(hidden.index_select(0, batch.target_positions))
     losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
@@ -61,7 +61,7 @@ def build(which: str, compiled: bool) -> Qwen3:
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """Loads an exported folder's weights, dequantized, with the training model's names."""
+    """Loads an exported folder's weights, dequantized and named as in the training model."""
     weights = mx.load(str(folder / "model.safetensors"))
     assert isinstance(weights, dict), "a safetensors file contains named arrays"
     plain = dequantize_weights(weights)
@@ -82,7 +82,7 @@ def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Trains until the time is up."""
+    """Trains for the given number of minutes."""
     torch.set_num_threads(arguments.threads)
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
     model = build(arguments.which, not arguments.eager)

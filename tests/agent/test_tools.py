@@ -1,4 +1,4 @@
-"""Given tools: arguments that satisfy the schema but are unusual."""
+"""The agent's built-in tools, with unusual arguments that satisfy their schemas."""
 
 import json
 

@@ -42,7 +42,7 @@ def test_weight_bytes_match_the_checkpoint(shape):
     costs = ModelCosts.from_config(config)
     matrices = {name: np.prod(s) for name, s in weight_shapes(config) if len(s) == 2}
     if not config["tie_word_embeddings"]:
-        del matrices["model.embed_tokens.weight"]  # looked up, not multiplied
+        del matrices["model.embed_tokens.weight"]  # embedding rows are looked up, not multiplied
     assert costs.weight_bytes() == 2 * sum(matrices.values())
 
 
@@ -191,16 +191,18 @@ def test_utilization_uses_the_limits_around_each_round():
     for slowdown in (1.25, 2.0, 4.0):
         results.add("tiny-llm", decode, {"seconds": slowdown * bound_s})
     assert results.share_of_round_limits("tiny-llm", decode) == pytest.approx(0.8), (
-        "median of 0.8, 0.5, 1"
+        "expected the median of 0.8, 0.5 and 1"
     )
-    assert results.share("tiny-llm", decode) == pytest.approx(0.5), "relative to the best limits"
+    assert results.share("tiny-llm", decode) == pytest.approx(0.5), (
+        "expected a share of the best limits"
+    )
     assert results.share_of_round_limits("tiny-llm", METRICS["prefill-512"]) is None
     assert results.above_limits() == []
     results.machines = [machine_with_bandwidth(20.0)] * 4
     assert results.above_limits() == ["tiny-llm, decode 200 %"]
 
 
-def test_limits_around_a_block_are_the_higher_ones(capsys):
+def test_limits_of_a_block_are_the_higher_of_those_before_and_after(capsys):
     probes = iter(
         [
             machine_with_bandwidth(40.0),
@@ -212,10 +214,10 @@ def test_limits_around_a_block_are_the_higher_ones(capsys):
     limits = Limits(lambda: next(probes))
     assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(80.0))
     assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(80.0)), (
-        "the limits before the block were higher"
+        "expected the limits before the block, which were higher"
     )
     assert limits.around(lambda: "block") == ("block", machine_with_bandwidth(20.0)), (
-        "not the best limits of the run"
+        "expected the limits around this block, not the best limits of the run"
     )
     assert limits.share("decode", 3.0, 4.0) == "75 %"
     assert limits.exit_status() == 0
@@ -247,7 +249,7 @@ def test_probe_executes_the_operations_it_counts(flags, function, instruction, s
     command = ["c++", "-std=c++20", "-O3", "-ffp-contract=fast", *flags, "-S", "-o", "-", PROBE]
     assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bodies = re.findall(rf"^\S*{function}\S*:\n(.*?)\n\s+ret\b", assembly, re.DOTALL | re.MULTILINE)
-    assert max(body.count(instruction) for body in bodies) >= sums, "sums were merged"
+    assert max(body.count(instruction) for body in bodies) >= sums, "the compiler merged the sums"
 
 
 class FakeWorker:
@@ -273,10 +275,12 @@ def test_ab_comparison_alternates_its_workers(capsys):
     metric = METRICS["decode-128"]
     seconds = ab_compare.run_interleaved(workers, metric, rounds=3, limit_s=1)
     assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, (
-        "warm-up runs do not count"
+        "warm-up runs must not count"
     )
     assert calls == ["other", "this", "this", "other"] * 2
-    assert ab_compare.report(metric, seconds)["ratio"] == 0.75, "the median of 0.5, 1 and 0.75"
+    assert ab_compare.report(metric, seconds)["ratio"] == 0.75, (
+        "expected the median of 0.5, 1 and 0.75"
+    )
     line = "| decode | 4000.00 | 2000.00 | 4000.00 | 1000.00 | 0.750 |"
     assert capsys.readouterr().out.strip() == line
 

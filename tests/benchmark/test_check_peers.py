@@ -13,7 +13,7 @@ from benchmark import check_peers
 from benchmark.agreement import Agreement, agreement
 from benchmark.check_peers import NEW_TOKENS, TIES, WORKERS, Reference, exact_matrix
 
-# Interpreter with both systems installed; see benchmark/README.md.
+# Python with OpenVINO and ONNX Runtime installed; see benchmark/README.md.
 PYTHON = os.environ.get("TINY_LLM_PEERS_PYTHON", sys.executable)
 MODULES = {
     "openvino": "openvino_genai, optimum.intel",
@@ -24,11 +24,13 @@ MODULES = {
 def test_4_bit_matrices_are_exact():
     groups = np.array(exact_matrix((64, 256))).reshape(64, 2, 128)
     scales = np.abs(groups).max(-1, keepdims=True) / 8
-    assert (groups.min(-1, keepdims=True) == -8 * scales).all(), "−8 determines the scale"
+    assert (groups.min(-1, keepdims=True) == -8 * scales).all(), (
+        "each group's minimum must be −8 times its scale"
+    )
     q = groups / scales
     assert (q == np.round(q)).all()
     assert q.max() == 7
-    assert 0.5 / 256 < groups.var() < 2 / 256, "1/I up to a power of two"
+    assert 0.5 / 256 < groups.var() < 2 / 256, "the variance must be 1/I, within a factor of two"
 
 
 def test_agreement_counts_equal_tokens_and_ties():
@@ -47,7 +49,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 class FakePeer:
-    """Peer that decodes greedily with our model, but picks the token at a given rank."""
+    """Peer that runs our model and always picks the token at one rank: 0 is greedy decoding."""
 
     def __init__(self, reference: Reference, rank: int):
         self._model, self._rank = reference._model, rank
@@ -72,7 +74,7 @@ def test_peer_with_different_tokens_is_detected(checkpoint, exact):
     assert right.equal == NEW_TOKENS
     wrong = reference.agreement(prompt, FakePeer(reference, 9).ask(request), TIES[exact])
     assert wrong.equal == 0
-    assert wrong.ties < NEW_TOKENS / 4, "few tokens at rank ten are ties"
+    assert wrong.ties < NEW_TOKENS / 4, "few tokens at rank ten may count as ties"
 
 
 def test_tokens_a_peer_never_chooses_are_excluded(checkpoint):

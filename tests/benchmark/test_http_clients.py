@@ -56,7 +56,7 @@ class Server:
 
 
 def run_against(reply: bytes, clients: int, keep_alive: bool = True) -> tuple[LoadResult, Server]:
-    """Runs clients against a server with this reply; returns results, server."""
+    """Runs clients against a server that always sends `reply`; returns (results, server)."""
     handler = Server(reply, keep_alive)
 
     async def main() -> LoadResult:

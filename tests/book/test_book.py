@@ -21,7 +21,7 @@ FIGURES = _figures()
 
 @pytest.fixture
 def chapter(monkeypatch, tmp_path):
-    """Writes a chapter with the given text."""
+    """Returns a function that writes a chapter with the given text."""
     monkeypatch.setattr("tools.book.expand.PAGES", tmp_path)
     monkeypatch.setattr("tools.book.chapters.PAGES", tmp_path)
 

@@ -157,7 +157,7 @@ def test_invalid_arguments_print_one_sentence(capsys, argv, message):
     assert message in last
 
 
-# The demo model may finish within one refresh interval of the view.
+# Redraws after every step, since the demo model may finish within one refresh interval.
 REDRAW_AFTER_EVERY_STEP = """
 import sys
 from dataclasses import replace
@@ -217,7 +217,7 @@ def test_interrupt_restores_the_terminal():
     assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l"), "the cursor is restored"
 
 
-def rendered(batch_run, width: int = 80) -> str:
+def render(batch_run, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(batch_table(batch_run, 4, 2.0))
     return console.file.getvalue()
@@ -243,7 +243,7 @@ class FakeRun:
 
 @pytest.mark.parametrize("width", [90, 100, 160])
 def test_live_view_shows_every_request_state(width):
-    lines = rendered(FakeRun(), width).splitlines()
+    lines = render(FakeRun(), width).splitlines()
     assert lines[1].split()[:4] == ["0", "0", "decoding", "5"]
     assert "…" in lines[1], "a long output is truncated on the left"
     assert lines[1].rstrip().endswith("naïve 数学")
@@ -257,9 +257,9 @@ def test_live_view_shows_every_request_state(width):
 def test_live_view_of_a_prefilled_request_without_a_slot():
     fake_run = FakeRun()
     fake_run.prefilling = [RequestProgress(5, 300, 300, 1, "<think>")]
-    assert "waiting for slot" in rendered(fake_run)
+    assert "waiting for slot" in render(fake_run)
     fake_run.prefilling = []
-    assert rendered(fake_run).splitlines()[3].split() == ["next", "–", "idle"]
+    assert render(fake_run).splitlines()[3].split() == ["next", "–", "idle"]
 
 
 def test_throughput_before_the_first_token():
@@ -363,7 +363,7 @@ def test_engine_run_reports_progress_per_prompt():
         active_indices = [progress.index for progress in active]
         assert sorted([*active_indices, *batch_run.outputs, *batch_run.waiting]) == list(range(5))
         partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
-        assert f"{batch_run.state().pages.free} free of" in rendered(batch_run, 120)
+        assert f"{batch_run.state().pages.free} free of" in render(batch_run, 120)
     assert partly_prefilled
     for progress in batch_run.all_progress():
         assert progress.new_tokens == LIMITS[progress.index]
@@ -385,8 +385,8 @@ def test_live_view_of_kv_cache_pages():
     fake_run = FakeRun()
     state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 32, 3, 10, 7)
     fake_run.state, fake_run.prefilling = lambda: state, []
-    lines = rendered(fake_run, 130).splitlines()
-    assert lines[3].strip() == "", "the engine prefills in slots"
+    lines = render(fake_run, 130).splitlines()
+    assert lines[3].strip() == "", "the engine has no separate prefill rows"
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
     assert "2 shared, 2 exclusive, 4 cached, 8 free of 16" in lines[5]

@@ -61,7 +61,7 @@ def test_table_and_json(capsys):
 
 
 @pytest.mark.parametrize(("loader", "has_flash"), [("week2", True), ("week3", False)])
-def test_loaders_of_the_weeks(capsys, loader, has_flash):
+def test_loader_of_each_week(capsys, loader, has_flash):
     result = result_of(capsys, "--loader", loader, "--device", "cpu")
     assert (result["loader"], result["flash_attn"]) == (loader, has_flash)
     assert result["output_tokens"] > 0
@@ -72,7 +72,7 @@ def test_draft_model_flags(capsys):
     assert result["output_tokens"] == result_of(capsys)["output_tokens"]
 
 
-def test_equal_flags_give_equal_work(capsys):
+def test_workload_depends_only_on_flags_and_seed(capsys):
     counts = [
         (result["prompt_tokens"], result["output_tokens"])
         for result in (result_of(capsys, "--seed", seed) for seed in ("5", "5", "6"))
@@ -110,7 +110,9 @@ def test_several_request_rates(capsys):
     loads = json.loads(out.splitlines()[-1])["loads"]
     assert [load["request_rate"] for load in loads] == [50, 200]
     for load in loads:
-        assert load["goodput"] == load["requests_per_s"] > 0, "every request meets a limit of days"
+        assert load["goodput"] == load["requests_per_s"] > 0, (
+            "the limits are days, so every request meets them"
+        )
         assert 0 < load["ttft_ms_median"] <= load["ttft_ms_p95"]
         assert 0 < load["tpot_ms_median"] <= load["tpot_ms_p95"]
     assert (

@@ -31,8 +31,8 @@ def run_question(backend: Backend, question: str) -> list[tuple[int, str]]:
 
 
 @pytest.fixture
-def finished(monkeypatch) -> list:
-    """Final outputs of all engine requests, recorded."""
+def engine_outputs(monkeypatch) -> list:
+    """Records the final output of every engine request."""
     outputs = []
     stream = LLM.stream
 
@@ -56,12 +56,12 @@ def finished(monkeypatch) -> list:
     ],
     ids=["default", "draft model", "ngram", "flash"],
 )
-def test_greedy_tokens_match_the_week_2_loop(finished, extra_flags):
+def test_greedy_tokens_match_the_week_2_loop(engine_outputs, extra_flags):
     engine = open_backend(parse("--max-tokens", "60", *extra_flags))
     week2 = open_backend(parse("--max-tokens", "60", "--loader", "week2"))
     outputs = [run_question(engine, question) for question in QUESTIONS]
     assert outputs == [run_question(week2, question) for question in QUESTIONS]
-    assert len(finished) == len(QUESTIONS), "the Week 2 loop must not use the engine"
+    assert len(engine_outputs) == len(QUESTIONS), "the Week 2 loop must not use the engine"
 
 
 def test_speculative_decoding_streams_one_response_per_token():
@@ -80,7 +80,7 @@ def test_speculative_decoding_streams_one_response_per_token():
     assert 0 < drafts.num_accepted_tokens <= drafts.num_draft_tokens
 
 
-def test_sampling_flags_are_passed_to_the_engine(finished):
+def test_sampling_flags_are_passed_to_the_engine(engine_outputs):
     extra_flags = ["--sampler-temp", "0.7", "--sampler-top-p", "0.8", "--sampler-top-k", "9"]
     received_params = []
     stream = LLM.stream
@@ -125,9 +125,9 @@ def converse(*turns: str) -> list[str]:
     return [m["content"] for m in conversation.messages if m["role"] == "assistant"]
 
 
-def test_chat_turn_computes_only_new_tokens(finished):
+def test_chat_turn_computes_only_new_tokens(engine_outputs):
     converse("My name is Tom.", "What is the capital of France?", "What is my name?")
-    first, second, third = finished
+    first, second, third = engine_outputs
     assert first.num_cached_tokens == 0
     for before, output in ((first, second), (second, third)):
         num_cached = len(before.prompt_token_ids) // 32 * 32  # full pages

@@ -62,7 +62,7 @@ def config_folder(tmp_path, **changes):
 def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     status, rows, output = check(capsys, "--model", config_folder(tmp_path))
     assert status == 0
-    # 8.19e9 weights of 4.5 bits. Per token, 2·36·8 rows of 128 16-bit numbers, or of 132 bytes.
+    # 8.19e9 weights of 4.5 bits. KV per token: 2·36·8 rows of 256 bytes (bfloat16) or 132 (int8).
     assert rows["weights"] == ["4.61 GB"] * 2
     assert rows["KV cache per token"] == ["147.5 kB", "76.0 kB"]
     assert rows["KV memory"] == ["5.54 GB"] * 2  # 3/4 of 12 − 4.61 GB
@@ -98,7 +98,7 @@ def test_explicit_memory_and_context(memory, tmp_path, capsys):
 
 def test_small_model_gets_only_the_memory_its_requests_use(memory, capsys):
     _, rows, output = check(capsys, "--model", "demo", "--max-num-seqs", "4")
-    assert rows["tokens in KV memory"] == ["8,192"] * 2  # 4 · 2,048
+    assert rows["tokens in KV memory"] == ["8,192"] * 2  # 4 requests of 2,048 tokens
     assert "KV memory: enough for 4 requests of 2,048 tokens; set --kv-cache-bytes" in output
 
 

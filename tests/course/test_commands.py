@@ -58,7 +58,9 @@ def test_learner_modules_shadow_the_solution(tree):
     assert Path(experts) == tree / "src" / "tiny_llm" / "models" / "families" / "experts.py"
     assert Path(hub) == ROOT / "src" / "tiny_llm" / "models" / "hub.py"
     assert module == "tiny_llm.basics"
-    assert str(tree) not in run("-c", program).stdout, "without a tree, the solution is imported"
+    assert str(tree) not in run("-c", program).stdout, (
+        "without a tree, the solution must be imported"
+    )
 
 
 def test_unbuilt_extension_does_not_fall_back_to_the_solution(tree):
@@ -77,7 +79,7 @@ def test_commands_use_and_report_the_learner_tree(tree, command):
     assert result.returncode == 2
     first, *others = result.stderr.splitlines()
     assert first == f"solution: mine (your tree in {tree}; --solution ref runs the reference)"
-    assert not any("solution: mine" in line for line in others), "reported once"
+    assert not any("solution: mine" in line for line in others), "the tree must be reported once"
     if command == "bench":
         assert others[-1].startswith("bench: the C++ extension cannot be used (")
     else:
@@ -136,7 +138,7 @@ def test_test_command_runs_the_learner_code(tree):
         "week 1, day 1, task 2 is yours to write: linear; see the book, 'Day 1.1: attention and "
         "multi-head attention' (18 tests wait)"
     ]
-    assert len(result.stdout.splitlines()) < 10, "no traceback"
+    assert len(result.stdout.splitlines()) < 10, "expected an error message without a traceback"
     assert run(*command, "--solution", "ref", "-q", "-k", "task_2_linear").returncode == 0
 
 
@@ -148,10 +150,10 @@ def test_reveal_shows_and_applies(tree, capsys, monkeypatch):
     assert "y = x @ w.T" in shown
     assert "softmax" not in shown
     file = tree / "src" / "tiny_llm" / "basics.py"
-    assert "y = x @ w.T" not in file.read_text(), "without --apply, the file is unchanged"
+    assert "y = x @ w.T" not in file.read_text(), "without --apply, the file must be unchanged"
     assert reveal.main(["--week", "1", "--day", "1", "--task", "2", "--apply"]) == 0
     assert "y = x @ w.T" in file.read_text()
-    assert "softmax is yours to write" in file.read_text(), "other tasks are unchanged"
+    assert "softmax is yours to write" in file.read_text(), "other tasks must be unchanged"
 
 
 def test_reveal_does_not_wrap_in_a_narrow_terminal(tree, capsys, monkeypatch):
@@ -165,7 +167,7 @@ def test_reveal_does_not_wrap_in_a_narrow_terminal(tree, capsys, monkeypatch):
 @pytest.mark.slow
 def test_stale_extension_is_reported(tree):
     source = tree / EXTENSION / "src" / "axpby" / "axpby_cpu.cpp"
-    assert not is_stale(tree), "no build to be stale"
+    assert not is_stale(tree), "a tree without a build is not stale"
     stamp = tree / "build" / "built"
     stamp.parent.mkdir()
     stamp.touch()
@@ -192,7 +194,7 @@ def test_reveal_diffs_and_backs_up_learner_code(tree, capsys):
     backup = (tree / "revealed" / "1.1.2-linear.py").read_text()
     assert "y = x @ w\n" in backup
     assert not (tree / "revealed" / "1.1.2-multi-head.py").exists(), (
-        "no backup of an unchanged block"
+        "an unchanged block needs no backup"
     )
 
 
@@ -214,13 +216,17 @@ def test_reveal_keeps_passing_code(tree, capsys, monkeypatch, passed, flags):
     ) == is_kept
     assert ("y = w @ x" in file.read_text()) == is_kept
     assert ("your previous code is in" in output) == (not is_kept)
-    assert "softmax is yours to write" not in file.read_text(), "what was not begun is put in"
+    assert "softmax is yours to write" not in file.read_text(), (
+        "the solution of an unwritten task must be inserted"
+    )
     if is_kept:
         return
     file.write_text(file.read_text().replace("y = x @ w.T", "y = None"))
     reveal.main([*argv, "--force"])
     revealed = tree / "revealed"
-    assert "w @ x" in (revealed / "1.1.2-linear.py").read_text(), "first backup stays"
+    assert "w @ x" in (revealed / "1.1.2-linear.py").read_text(), (
+        "the first backup must not be overwritten"
+    )
     assert "None" in (revealed / "1.1.2-linear-2.py").read_text()
 
 
@@ -229,12 +235,14 @@ def test_partially_written_task_counts_as_started(tree):
     assert reveal.tasks_begun(tree) == set()
     marker = "# [task 1.1.1 softmax]\n"
     file.write_text(file.read_text().replace(marker, f"{marker}    x = (x\n"))
-    assert reveal.tasks_begun(tree) == {"1.1.1"}, "even with a syntax error"
+    assert reveal.tasks_begun(tree) == {"1.1.1"}, "a block with a syntax error counts as begun"
     kernel = tree / EXTENSION / "src" / "axpby" / "axpby.metal"
     text = kernel.read_text()
     marker = next(line for line in text.split("\n") if "[/task 1.6.2" in line)
     kernel.write_text(text.replace(marker, f"    z[i] = 0;\n{marker}"))
-    assert reveal.tasks_begun(tree) == {"1.1.1", "1.6.2"}, "even below the starter's comment"
+    assert reveal.tasks_begun(tree) == {"1.1.1", "1.6.2"}, (
+        "code below the starter's comment counts as begun"
+    )
 
 
 def test_reveal_locates_blocks_by_markers(tree, capsys):
@@ -351,12 +359,14 @@ def test_progress_reruns_changed_tasks(tree, capsys, monkeypatch):
     required = sum(not task.is_optional for task in TASKS.values())
     assert f"3 of {required} tasks done" in capsys.readouterr().out
     change("positional_encoding.py", "range(start, ", "range(1 + start, ")
-    assert days_tested() == ["test_day_2.py", "test_day_4.py"], "the block's day and later"
+    assert days_tested() == ["test_day_2.py", "test_day_4.py"], (
+        "expected the block's day and later days"
+    )
     change("positional_encoding.py", "import math", "import math  # mine")
-    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "any day"
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "expected all days"
     change("qwen3_week1.py", "self.input_layernorm(x)", "self.input_layernorm((x)")
     assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], (
-        "syntax error: every day"
+        "expected all days after a syntax error"
     )
     requested.clear()
     assert progress.main(["--again", "--week", "1"]) == 0

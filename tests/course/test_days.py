@@ -82,7 +82,7 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
-@pytest.mark.every_share  # the other tests need its result
+@pytest.mark.every_share  # other tests use the failing cases that this test collects
 def test_starter_tasks_fail_with_their_error(course, exhaustive):
     files = [day.test_file for day in CHAPTERS]
     first_cases = () if exhaustive else ("-p", "tools.course.pytest_first_case")
@@ -108,7 +108,7 @@ def test_exactly_the_finished_days_pass(course, day):
         if task.id in HAVE_CODE
     }
     course.apply(with_needs(so_far) & HAVE_CODE)
-    # Only the next day: a task that passes too early is reported on the day before.
+    # Checking only the next day's unwritten tasks reports a task that passes too early once.
     following = CHAPTERS[CHAPTERS.index(day) + 1 :][:1]
     later = sorted({task.id for one in following for task in one.tasks} & HAVE_CODE - course.done)
     tests = [test for task in later for test in course.witnesses[task]]

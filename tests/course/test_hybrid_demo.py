@@ -15,7 +15,7 @@ def test_state_does_not_grow():
     assert len({row[6] for row in cells}) == 1
 
 
-def test_turns_hit_the_previous_prompt():
+def test_turns_hit_the_prefix_of_the_previous_prompt():
     _, _, *rows = hybrid_demo.conversation(3)
     counts = [[int(row.split()[i]) for i in (1, 2, 5)] for row in rows]
     previous = 0
@@ -36,7 +36,7 @@ def test_turns_hit_the_previous_prompt():
     ],
 )
 def test_tables_run_the_learner_code(tmp_path, module, table, day):
-    """With one module reset to the starter, the command fails with that module's task."""
+    """With one module reset to the starter, the command fails with its unwritten task's error."""
     tree = write_tree_with_starter(tmp_path / "mine", module)
     done = run_command("tools.course.hybrid_demo", tree, table)
     assert done.returncode == 1, done.stdout

@@ -56,7 +56,9 @@ def test_days_and_tasks_are_numbered_in_order():
     assert ids == sorted(ids)
     for day in DAYS:
         first = day.tasks[0].number
-        assert first == 1 or f"{day.week}.{day.day - 1}.{first - 1}" in TASKS, "day pairs"
+        assert first == 1 or f"{day.week}.{day.day - 1}.{first - 1}" in TASKS, (
+            "only the second day of a pair may continue the first day's task numbers"
+        )
         assert [task.number for task in day.tasks] == [first + n for n in range(len(day.tasks))]
         assert all(day_of_task(task.id) is day for task in day.tasks)
         assert day_of(day.week, day.day) is day

@@ -46,12 +46,12 @@ def test_questions_are_reproducible_by_seed():
     assert first != mutants.questions(mistakes, 4, 2)
     every = mutants.questions(mutants.mistakes_of(day_of(2, 2)), 100, 1)
     compiled = [suffix_of(made) not in INTERPRETED for made, _ in every]
-    assert compiled == sorted(compiled), "compiled mutants come last"
+    assert compiled == sorted(compiled), "compiled mutants must come last"
     assert len(mutants.questions(mistakes, 1000, 1)) == len(mistakes)
     for made, choices in mutants.questions(mistakes, 1000, 1):
         assert made in choices
         texts = [wrong.what for wrong in choices]
-        assert len(set(texts)) == len(texts) == mutants.CHOICES, "choices are distinct"
+        assert len(set(texts)) == len(texts) == mutants.CHOICES, "choices must be distinct"
 
 
 def test_round_score_is_stored(tree, capsys, without_tests):
@@ -63,10 +63,12 @@ def test_round_score_is_stored(tree, capsys, without_tests):
     assert "3 of 4 tests fail: test_task_1_a, test_task_1_b" in output
     assert "these pass: test_task_1_c" in output
     assert "expected 1, got 2" in output
-    assert "expected 5" not in output, "one message per test function"
+    assert "expected 5" not in output, "expected one message per test function"
     assert "[red] is no colour" in output
     right = ",".join(map(str, answers_of("2.1", 1, 2)))
-    assert mutants.main(["--day", "2.1", "--answer", right]) == 0, "a new round asks new questions"
+    assert mutants.main(["--day", "2.1", "--answer", right]) == 0, (
+        "a new round must ask new questions"
+    )
     assert "you named 2 of 2" in capsys.readouterr().out
     kept = [(entry["named"], entry["seed"]) for entry in history.entries(tree, "mutants")]
     assert kept == [(1, 0), (2, 1)]
@@ -94,7 +96,7 @@ def test_keyboard_input(tree, monkeypatch, capsys, without_tests):
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert mutants.main(["--day", "2.1"]) == 0
     assert "you named" not in capsys.readouterr().out
-    assert len(history.entries(tree, "mutants")) == 1, "a round without answers is not stored"
+    assert len(history.entries(tree, "mutants")) == 1, "a round without answers must not be stored"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_mutant_is_detected():
     (question,) = mutants.questions(mutants.mistakes_of(day_of(1, 1)), 1, 3)
     ((_, outcomes),) = mutants.test_failures([question], Console(quiet=True))
     assert any(outcome.passed is False for outcome in outcomes)
-    assert any(outcome.passed for outcome in outcomes), "tests of the unchanged code pass"
+    assert any(outcome.passed for outcome in outcomes), "some tests must pass despite the mutant"
 
 
 def test_unchanged_files_are_not_recompiled(tmp_path):

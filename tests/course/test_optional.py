@@ -84,7 +84,7 @@ def test_unrelated_folder_is_not_overwritten(tmp_path, capsys):
     ],
 )
 def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags, day):
-    """With one module reset to the starter, the command fails with that module's task."""
+    """With one module reset to the starter, the command fails with its unwritten task's error."""
     tree = write_tree_with_starter(tmp_path / "mine", module)
     folders = {"MIXTURE": folder, "PAGES": str(tmp_path / "pages")}
     given = [folders.get(flag, flag) for flag in flags]

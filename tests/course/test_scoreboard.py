@@ -62,7 +62,7 @@ def test_week_selection():
     tasks = ("1.4.3", "2.1.3", "2.1.4", "3.1.3", "3.2.2")
     done = {task: [PASSED, SKIPPED] for task in tasks}
     assert furthest_week({}) == 0
-    assert furthest_week(done) == 2, "3.2.3 is unwritten"
+    assert furthest_week(done) == 2, "Week 3 requires task 3.2.3, which is unwritten"
     assert furthest_week({**done, "3.2.3": [PASSED]}) == 3
     assert furthest_week({**done, "2.1.4": [PASSED, FAILED]}) == 1
     week_4 = {**done, "3.2.3": [PASSED], "4.2.1": [PASSED], "4.2.2": [FAILED]}
@@ -122,7 +122,7 @@ def test_earlier_weeks_use_the_last_run_on_this_machine():
         ("yours, week 2, 2026-11-09", 18.0),
         ("yours, week 1, 2026-11-01", 4.0),
     ]
-    assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, "only earlier weeks are shown"
+    assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, "expected a row for earlier weeks only"
 
 
 def test_bars_and_numbers():
@@ -167,10 +167,14 @@ def test_html_page():
     assert len(bars) == 5
     widths = [float(bar.get("width", 0)) for bar in bars]
     assert widths.index(max(widths)) == 4, "the hardware limit has the longest bar"
-    assert len(list(drawings[2].iter("circle"))) == 4, "only runs of this model on this machine"
+    assert len(list(drawings[2].iter("circle"))) == 4, (
+        "expected only runs of this model on this machine"
+    )
     assert "a &lt;note&gt;" in page
-    assert "http" not in page, "nothing is loaded"
-    assert "decoding speed by run" not in render_page(NOW, []), "one run is no line"
+    assert "http" not in page, "the page must not load other resources"
+    assert "decoding speed by run" not in render_page(NOW, []), (
+        "a single run must not be drawn as a line"
+    )
 
 
 def test_last_run_is_replayed(tree, capsys):
@@ -201,7 +205,7 @@ def test_goodput_column_appears_with_the_required_tasks():
         print_score(good, HISTORY, console)
         assert "goodput" in (output := console.export_text())
         assert "12.5" in output
-        assert ("█" in output) == (width == 125), "bars only if they fit"
+        assert ("█" in output) == (width == 125), "expected bars only if they fit the terminal"
     assert "<h2>goodput, requests/s</h2>" in render_page(good, HISTORY)
 
 
@@ -227,7 +231,7 @@ def test_failed_load_is_a_note(tmp_path):
 @pytest.mark.slow
 def test_scoreboard_run(tree, monkeypatch, capsys):
     monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.4.3": [PASSED]})
-    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # measured in other tests
+    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)  # other tests measure the machine
     monkeypatch.setattr(scoreboard, "measure_best", lambda rounds: machine)
     assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0
     (entry,) = history.entries(tree, "scoreboard")
@@ -235,7 +239,9 @@ def test_scoreboard_run(tree, monkeypatch, capsys):
     assert set(rows["ours, week 3"]["speeds"]) == {"prefill", "decode", "batch"}
     assert set(rows["ours, week 1"]["speeds"]) == {"prefill", "decode"}
     assert rows["ours, week 1"]["notes"] == ["decode, 4 at once: Week 1 supports one sequence"]
-    assert "yours to write" in entry["yours"]["notes"][0], "the tree is a fresh starter"
+    assert "yours to write" in entry["yours"]["notes"][0], (
+        "expected the error of an unwritten task in a fresh starter"
+    )
     assert "no-such-python has no llama_cpp" in json.dumps(entry["remarks"])
 
 

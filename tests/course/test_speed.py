@@ -75,7 +75,7 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
         speed.main(["--day", "4.1", "--answer", "head"])
         planted.append(measured[-1][-1])
     assert len(set(planted)) > 1
-    assert "head" not in planted, "the longest product would be too obvious"
+    assert "head" not in planted, "slowing the longest product would be too obvious"
     entries = history.entries(tree, "speed")
     assert [entry["right"] for entry in entries] == [False] * 6
     capsys.readouterr()
@@ -83,7 +83,7 @@ def test_planted_product_varies_between_runs(tree, measured, capsys):
     told = capsys.readouterr().out
     assert f"yes: {planted[3]} does its work 4 times" in told
     assert "furthest_from_roofline() of your roofline.py returns head" in told
-    assert told.index("share") > told.index("minimum"), "shares are shown after the answer"
+    assert told.index("share") > told.index("minimum"), "shares must be shown after the answer"
     assert told[: told.index("least")].count("25.0 %") == 0
 
 
@@ -118,7 +118,7 @@ def test_unwritten_clock_is_reported(tree, monkeypatch, capsys):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Hardware limits, with tiny matmuls in place of the real ones."""
+    """Returns hardware limits and replaces the measured matmuls with tiny ones."""
     monkeypatch.setattr(matmuls, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
     monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
     with use_device("cpu"):
@@ -139,7 +139,7 @@ def test_kernels_are_measured_by_name(small, monkeypatch):
     found = matmuls.measure_kernels(matmuls.DAY_KERNELS["all"], small, rounds=1)
     assert set(found["rows"]) == {"loops", "factored"}
     assert "requires a vector instruction set" in found["unwritten"]["vectors"], (
-        "the reason is reported"
+        "expected the reason in the report"
     )
     assert matmuls.VARIABLE not in matmuls.os.environ
     best = matmuls.measure_kernels((None,), small, rounds=1)
@@ -160,7 +160,9 @@ def test_every_kernel_of_a_day_is_measured(small, day):
         assert found["rows"]["prefetched"]["gigaflop"] == 64 * 2 * 2 * 64 * 128 / 1e9
     else:
         assert found["nearest"] in matmuls.AHEAD
-        assert f"prefetched {matmuls.AHEAD[0]}" in found["rows"], "one row per distance"
+        assert f"prefetched {matmuls.AHEAD[0]}" in found["rows"], (
+            "expected one row per prefetch distance"
+        )
     assert matmuls.AHEAD_VARIABLE not in matmuls.os.environ
 
 
@@ -175,7 +177,7 @@ def test_attention_is_measured_by_name(monkeypatch):
     json.dumps(found)
     assert set(found["rows"]) == {"loops"}
     assert "requires a vector instruction set" in found["unwritten"]["split"], (
-        "the reason is reported"
+        "expected the reason in the report"
     )
     assert found["rows"]["loops"]["gigaflop"] == pytest.approx(2 * 4 * 4 * 33 * 8 / 1e9)
     assert set(best["rows"]) == set(best["one_head"]) == {"best"}
@@ -193,7 +195,7 @@ def test_single_head_table(tree, measured, monkeypatch, capsys):
 
 @pytest.fixture
 def few_tokens(monkeypatch):
-    """Hardware limits, with Day 4.5's operations on a few tokens."""
+    """Returns hardware limits and runs Day 4.5's operations on only a few tokens."""
     monkeypatch.setattr(fused_ops, "TOKENS", 5)
     monkeypatch.setattr(fused_ops, "FEW_TOKENS", 3)
     with use_device("cpu"):
@@ -246,7 +248,7 @@ def test_each_day_runs_its_program(monkeypatch):
 
 
 def test_progress_is_streamed(monkeypatch, tmp_path):
-    """The process waits after its first line until the parent has displayed it."""
+    """The child prints a line, then waits until the parent has displayed the line."""
     shown = tmp_path / "shown"
     told = []
     monkeypatch.setattr(speed, "print_progress", lambda what: (told.append(what), shown.touch()))

@@ -34,7 +34,7 @@ def add(scheduler: Scheduler, name: str, length: int, max_tokens: int | None = 5
 def step(
     scheduler: Scheduler, token: int = 77, num_tokens: int = 1
 ) -> list[tuple[str, int, int, int]]:
-    """Runs a step in which each request samples `token`, up to `num_tokens` times with drafts.
+    """Runs one step. Requests sample `token`, with draft tokens up to `num_tokens` times.
 
     Returns:
         (request id, start, end, number of draft tokens) of each chunk.
@@ -54,7 +54,7 @@ def step(
 
 
 def run_random_workloads(count: int, **changes) -> int:
-    """Checks that random workloads never starve, leak pages, finish twice or exceed budgets.
+    """Asserts that random workloads never starve, leak pages, finish twice or exceed budgets.
 
     Args:
         count: number of workloads.
@@ -72,6 +72,8 @@ def run_random_workloads(count: int, **changes) -> int:
             if reason in ("stop", "length"):
                 expected = answer_alone(workload.arrivals[int(name)])
                 answer = outcome.answers[name]
-                assert answer == expected, f"request {name}: {answer}; alone {expected}; {workload}"
+                assert answer == expected, (
+                    f"request {name}: got {answer}, alone {expected}; {workload}"
+                )
         preemptions += outcome.preemptions
     return preemptions

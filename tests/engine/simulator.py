@@ -130,7 +130,7 @@ def with_window(rng: random.Random, workload: Workload) -> Workload:
 
 
 def next_token(prefix: int, length: int) -> int:
-    """Stands in for the model: an arbitrary function of the prefix."""
+    """Replaces the model by a hash function of the prefix."""
     return (prefix >> 7) * 31 + length & 1
 
 

@@ -73,7 +73,7 @@ PRODUCT = [
         (4, 32),
         (True, False),
         (TIGHT_TOKENS, AMPLE_TOKENS),
-        ((1, 0), (-1, 2)),  # order, and steps between arrivals
+        ((1, 0), (-1, 2)),  # (1 or −1: order of requests, steps between arrivals)
         (False, True),
     )
 ]
@@ -96,7 +96,7 @@ def test_all_configurations(demo, draft, reference, exhaustive):
             assert actual[number].text == expected.text, context
             assert actual[number].finish_reason == expected.finish_reason, context
             assert actual[number].logprobs == expected.logprobs, context
-        # Draft tokens may extend beyond the end of an output.
+        # Verified draft tokens beyond an output's end add entries to `actual_logits`.
         assert actual_logits.keys() >= logits.keys()
         assert case["guess"] or actual_logits.keys() == logits.keys()
         for key, row in logits.items():

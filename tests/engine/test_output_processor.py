@@ -9,7 +9,7 @@ from tiny_llm.engine.output_processor import ReasoningTokens, StopChecker
 from tiny_llm.engine.scheduling.outputs import CompletionOutput
 
 
-def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
+def emitted_texts(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
     """Returns the text emitted after each byte, up to a stop string or the end of `text`."""
     output = CompletionOutput(0)
     checker = StopChecker(output, ByteDetokenizer(), stops)
@@ -37,17 +37,17 @@ def emitted(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
     ],
 )
 def test_text_ends_before_the_stop_string(text, stops, expected, stop_reason):
-    pieces, output = emitted(text, *stops)
+    pieces, output = emitted_texts(text, *stops)
     assert output.text == "".join(pieces) == expected
     assert output.stop_reason == stop_reason
 
 
 def test_possible_stop_string_is_buffered():
-    assert emitted("a<|x|>", "<|end|>")[0] == ["a", "", "", "<|x", "|", ">", ""]
+    assert emitted_texts("a<|x|>", "<|end|>")[0] == ["a", "", "", "<|x", "|", ">", ""]
 
 
 def test_incomplete_utf8_is_buffered():
-    assert emitted("é!")[0] == ["", "é", "!", ""]
+    assert emitted_texts("é!")[0] == ["", "é", "!", ""]
     output = StopChecker(CompletionOutput(0), ByteDetokenizer(), ())
     output.add_token("é".encode()[0])
     assert output.take_text() == ""
@@ -58,7 +58,7 @@ def test_incomplete_utf8_is_buffered():
 @given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_random_texts_and_stop_strings(text, stops):
-    pieces, output = emitted(text, *stops)
+    pieces, output = emitted_texts(text, *stops)
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     # The first match to complete ends the text; ties go to the earliest start.
     first = min((end for end, _ in ends), default=None)
@@ -67,7 +67,7 @@ def test_random_texts_and_stop_strings(text, stops):
     assert not any(stop in output.text for stop in stops)
 
 
-THINK, END_THINK = 2, 3  # as bytes
+THINK, END_THINK = 2, 3  # ids of the think tokens; every token is one byte
 
 
 @pytest.mark.parametrize(

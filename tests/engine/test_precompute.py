@@ -12,7 +12,7 @@ def build(**options) -> LLM:
     return LLM("demo", kv_cache_bytes=2**24, **options)
 
 
-def compute_all(llm, ids) -> int:
+def precompute_all(llm, ids) -> int:
     steps = 1
     while llm.precompute(ids):
         steps += 1
@@ -25,7 +25,7 @@ def test_precomputed_pages_are_hit_without_changing_outputs(draft):
     ids = llm.tokenizer.encode(PARAGRAPH * 3)
     size = llm.scheduler.config.page_size
     assert len(ids) > 2 * size
-    assert compute_all(llm, ids) == len(ids) // size
+    assert precompute_all(llm, ids) == len(ids) // size
     assert (llm.scheduler.num_prompt_tokens, llm.scheduler.num_cached_tokens) == (0, 0)
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
@@ -45,11 +45,11 @@ def test_precompute_is_a_no_op_when_busy_or_too_long():
         llm.step()
     assert not llm.precompute(ids[: llm.scheduler.config.page_size - 1])  # no full page
     assert not build(enable_prefix_caching=False).precompute(ids)
-    # A step holds half a page.
+    # One step computes only half a page.
     assert not build(max_num_batched_tokens=16, max_num_seqs=8).precompute(ids)
-    # Memory for one page.
+    # KV memory of a single page.
     tiny = LLM("demo", kv_cache_bytes=2**24 // llm.scheduler.config.num_pages)
-    assert compute_all(tiny, ids) <= 2
+    assert precompute_all(tiny, ids) <= 2
     tiny.scheduler.check_integrity()
 
 

@@ -56,13 +56,13 @@ def test_concurrent_llms_share_threads_and_keep_their_budgets(tmp_path):
     for thread in runs:
         thread.join()
     assert results == dict(enumerate(reference))
-    # Each adds a Python thread and the threads of two MLX streams, but no thread pool.
+    # Each engine adds a Python thread and the threads of two MLX streams, but no thread pool.
     assert max(threads) - before <= 3 * len(models)
 
 
 def test_memory_of_an_llm_is_released_with_it(tmp_path):
     folder = write_hybrid(tmp_path / "model", hidden_size=256)
-    generate(LLM(str(folder), kv_cache_bytes=KV_BYTES))  # fills caches of the process
+    generate(LLM(str(folder), kv_cache_bytes=KV_BYTES))  # warms up process-wide caches
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()

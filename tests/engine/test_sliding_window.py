@@ -83,7 +83,7 @@ def reference(model):
 def test_same_tokens_in_every_configuration(model, reference, tokenizer, speculation):
     outputs, logits = reference
     frees_pages = model[0].args.max_window and speculation != "full draft"
-    small, large = (72, 96) if frees_pages else (200, 208)  # tokens
+    small, large = (72, 96) if frees_pages else (200, 208)  # KV memory in tokens
     hits = preemptions = accepted = 0
     options = {"speculative": "ngram"} if speculation == "ngram" else {}
     if "draft" in speculation:
@@ -189,7 +189,7 @@ def test_second_turn_hits_although_early_pages_are_evicted(mistral):
     assert second.num_cached_tokens >= len(LONG) + len(first.token_ids) - 8
     [cold] = build(mistral).generate([turn], GREEDY, show_progress=False)
     assert second.token_ids == cold.token_ids
-    # The pages of its window have been evicted.
+    # No hit: the pages of this shorter prefix's window have been evicted.
     [other] = llm.generate([LONG[:60]], GREEDY, show_progress=False)
     [cold] = build(mistral).generate([LONG[:60]], GREEDY, show_progress=False)
     assert other.num_cached_tokens == 0

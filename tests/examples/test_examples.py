@@ -64,7 +64,7 @@ def test_stream():
     assert "Paris" in lines[0]
     counts = re.fullmatch(r"([0-9]+) prompt tokens, ([0-9]+) generated", lines[2])
     assert counts, lines
-    assert 1 < int(counts[2]) < 200  # it ended with an EOS token
+    assert 1 < int(counts[2]) < 200  # below the limit, so the output ended with an EOS token
     assert re.fullmatch(r"time to first token: [0-9.]+ s", lines[3])
 
 
@@ -74,7 +74,7 @@ def test_chat():
     outputs = [line for line in lines if line.endswith("tokens cached]")]
     assert len(outputs) == 3
     assert "Tokyo" in outputs[1]
-    assert "Ada" in outputs[2], "the prompt lacks earlier turns"
+    assert "Ada" in outputs[2], "the answer must use the name from an earlier turn"
     cached = [int(re.search(r"\[([0-9]+) of", output)[1]) for output in outputs]
     assert cached[0] == 0 < cached[2]
 

@@ -1,6 +1,6 @@
 """Invalid arguments, with words that the error must contain.
 
-Each row is a call with a loaded model. An output's `error` counts as a raised exception.
+Each case calls a loaded model. An output with finish reason "error" counts as an exception.
 """
 
 import math
@@ -28,7 +28,7 @@ class Case:
 
 
 def parameter(name: str, value: Any, *words: str) -> Case:
-    """Invalid sampling parameter."""
+    """Case with an invalid sampling parameter."""
     return Case(
         f"{name}={_format_value(value)}",
         lambda llm, _: _generate(llm, [1, 2], **{name: value}),
@@ -37,19 +37,19 @@ def parameter(name: str, value: Any, *words: str) -> Case:
 
 
 def prompt(what: str, value: Any, *words: str) -> Case:
-    """Invalid prompt."""
+    """Case with an invalid prompt."""
     return Case(f"prompt: {what}", lambda llm, _: _generate(llm, value), words)
 
 
 def option(name: str, value: Any, *words: str) -> Case:
-    """Invalid engine option."""
+    """Case with an invalid engine option."""
     return Case(
         f"{name}={_format_value(value)}", lambda _, model: LLM(model, **{name: value}), words
     )
 
 
 def named_model(what: str, value: Any, *words: str) -> Case:
-    """Invalid `model` argument."""
+    """Case with an invalid `model` argument."""
     return Case(f"model: {what}", lambda *_: LLM(value), words)
 
 

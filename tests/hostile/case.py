@@ -18,7 +18,7 @@ class Case:
     words: tuple[str, ...]
     use: str = "load_weights"
     is_quick: bool = False
-    max_bytes: int = 200_000_000  # memory growth
+    max_bytes: int = 200_000_000  # limit on memory growth
 
 
 def case(

@@ -1,6 +1,6 @@
 """Malformed checkpoints: the corruption, and words that the error must contain.
 
-`use` selects what is done with the folder: `load_weights`, `load` and `dummy` (random weights) load
+`use` selects an operation on the folder: `load_weights`, `load` and `dummy` (random weights) load
 it; `chat` and `text` also generate, for errors that occur only then; `serve` reads its defaults. A
 quick run takes `is_quick` rows and every 20th of the others.
 """
@@ -379,7 +379,7 @@ TENSOR_ROWS = [
     case("NaN for mlx_lm", with_number(NORM, math.nan), NORM, "NaN", use="load"),
 ]
 
-# Catastrophic backtracking in both; for the second, the library reports an error.
+# Causes catastrophic backtracking.
 ENDLESS = "a*a*a*a*[^a!]"
 TOKENIZER_ROWS = [
     case("empty tokenizer file", file(TOKENIZER, ""), TOKENIZER),

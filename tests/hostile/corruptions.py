@@ -25,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 UP = "model.layers.1.mlp.up_proj"
 NORM = "model.norm.weight"
 
-# File that code in the folder creates if it is executed.
+# Created in the folder if the folder's code is executed.
 MARKER = "ran.txt"
 PROGRAM = f"from pathlib import Path\n(Path(__file__).parent / {MARKER!r}).write_text('ran')\n"
 
@@ -36,7 +36,7 @@ def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
     write_checkpoint(folder, config | {"max_position_embeddings": 512}, bits, 64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TARGET_PATH / name, folder / name)
-    (folder / "chat_template.jinja").unlink()  # also in tokenizer_config.json
+    (folder / "chat_template.jinja").unlink()  # tokenizer_config.json contains the template, too
 
 
 def combine(*damages: Corruption) -> Corruption:
@@ -89,7 +89,7 @@ def pipe(name: str) -> Corruption:
 
 
 def chat_templates(number: int) -> Corruption:
-    """Adds named chat templates without a default."""
+    """Adds named chat templates, none of which is the default."""
 
     def corrupt(folder: Path) -> None:
         (folder / "additional_chat_templates").mkdir()
@@ -141,7 +141,7 @@ def config(**new: Any) -> Corruption:
 
 
 def quantization(**new: Any) -> Corruption:
-    """Sets fields of config.json's quantization."""
+    """Sets fields of `quantization` in config.json."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / "config.json").read_text())
@@ -184,7 +184,7 @@ def index(weight_map: Any = None, **more: Any) -> Corruption:
 
 
 def renamed(name: str) -> Corruption:
-    """Writes an index with a different name for the weights file."""
+    """Writes a shard index that refers to the weights file by the given name."""
     return index(lambda right: dict.fromkeys(right, name))
 
 
@@ -281,14 +281,14 @@ def with_number(name: str, number: float) -> Corruption:
 
 
 def plain(folder: Path) -> None:
-    """Dequantizes the model."""
+    """Replaces the quantized checkpoint by an unquantized one."""
     for path in folder.iterdir():
         path.unlink()
     make_valid_checkpoint(folder, bits=None)
 
 
 def sparse_weights(num_bytes: int) -> Corruption:
-    """Grows the plain model to `num_bytes` with a sparse file that matches its config."""
+    """Grows the unquantized model to `num_bytes`, as a sparse file that matches the config."""
 
     def corrupt(folder: Path) -> None:
         plain(folder)

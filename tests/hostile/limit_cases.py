@@ -21,7 +21,7 @@ from tests.hostile.corruptions import (
 )
 
 
-def replacing(text: str, by: str) -> dict[str, Any]:
+def replacement(text: str, by: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": text}, "content": by}
 
 
@@ -31,7 +31,7 @@ def sequence(name: str, component: dict[str, Any], number: int) -> dict[str, Any
 
 
 def bpe(**new: Any) -> Corruption:
-    """Sets fields of the tokenizer's model; a function receives the old value."""
+    """Sets fields of the tokenizer's BPE model; a function receives the old value."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / TOKENIZER).read_text())
@@ -149,19 +149,19 @@ SIZE_ROWS = [
 LARGE_TOKENIZER_ROWS = [
     case(
         "normalizer that doubles the text 40 times",
-        tokenizer(normalizer=sequence("normalizers", replacing("a", "aa"), 40)),
+        tokenizer(normalizer=sequence("normalizers", replacement("a", "aa"), 40)),
         LONG_TEXTS,
         quick=1,
     ),
     case(
         "untyped normalizer that doubles the text 40 times",
-        tokenizer(normalizer=sequence("normalizers", {**replacing("a", "aa"), "type": None}, 40)),
+        tokenizer(normalizer=sequence("normalizers", {**replacement("a", "aa"), "type": None}, 40)),
         "normalizer",
         use="text",
     ),
     case(
         "normalizer with a long replacement",
-        tokenizer(normalizer=replacing("a", "b" * 9999)),
+        tokenizer(normalizer=replacement("a", "b" * 9999)),
         LONG_TEXTS,
     ),
     case(
@@ -176,7 +176,7 @@ LARGE_TOKENIZER_ROWS = [
     ),
     case(
         "decoder that doubles the text 40 times",
-        tokenizer(decoder=sequence("decoders", replacing("a", "aa"), 40)),
+        tokenizer(decoder=sequence("decoders", replacement("a", "aa"), 40)),
         LONG_TEXTS,
     ),
     case(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-MAX_BYTES = 200_000_000  # memory growth; interpreter and libraries take another 100 MB
+MAX_BYTES = 200_000_000  # limit on memory growth; the interpreter and libraries use another 100 MB
 ROOT = Path(__file__).resolve().parents[2]
 
-# Wording of Python's built-in exceptions, meaningless to users.
+# Wording of Python's built-in exceptions, which means nothing to users.
 PYTHON_WORDING = re.compile(
     r"object is not|object has no|not subscriptable|positional|local variable|NoneType|unhashable"
     r"|index out of range|KeyError|TypeError|Errno|invalid literal|could not convert|codec can't"

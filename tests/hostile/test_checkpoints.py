@@ -12,7 +12,7 @@ QUICK = [case for index, case in enumerate(FOLDERS) if case.is_quick or index % 
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def valid_checkpoint(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     corruptions.make_valid_checkpoint(folder)
     return folder
@@ -22,10 +22,16 @@ def test_case_names_are_unique():
     assert len({case.name for case in FOLDERS}) == len(FOLDERS) >= 170
 
 
-def test_quick_checkpoint_cases(whole, tmp_path):
-    run_rows("folders", FOLDERS, QUICK, whole, tmp_path)
+def test_quick_checkpoint_cases(valid_checkpoint, tmp_path):
+    run_rows("folders", FOLDERS, QUICK, valid_checkpoint, tmp_path)
 
 
 @pytest.mark.slow
-def test_other_checkpoint_cases(whole, tmp_path):
-    run_rows("folders", FOLDERS, [case for case in FOLDERS if case not in QUICK], whole, tmp_path)
+def test_other_checkpoint_cases(valid_checkpoint, tmp_path):
+    run_rows(
+        "folders",
+        FOLDERS,
+        [case for case in FOLDERS if case not in QUICK],
+        valid_checkpoint,
+        tmp_path,
+    )

@@ -1,9 +1,9 @@
 """Worker process: runs table rows in order and reports their outcomes.
 
-    python -m tests.hostile.worker folders|arguments WHOLE SCRATCH < rows > outcomes
+    python -m tests.hostile.worker folders|arguments VALID SCRATCH < rows > outcomes
 
-Input: a row number per line. Output: a JSON object per line, flushed. A row that exceeds its time
-limit kills the process.
+VALID is a valid checkpoint. Input: a row number per line. Output: a JSON object per line, flushed.
+A row that exceeds its time limit kills the process.
 """
 
 import contextlib
@@ -40,18 +40,18 @@ def main() -> None:
     prepare = prepared_folder(whole, scratch) if table == "folders" else prepared_argument()
     for line in sys.stdin:
         run = prepare(int(line))
-        before = _forget_peak()
+        before = _reset_peak()
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         signal.alarm(WALL_SECONDS)
         output = outcome(run)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        output |= {"took": _peak() - before, "ran": _ran(scratch)}
+        output |= {"took": _peak() - before, "ran": _executed_code(scratch)}
         print(json.dumps(output), file=outputs, flush=True)
 
 
 def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
-    """Returns a function that creates a row's folder and returns the row's call."""
+    """Returns a function that writes the corrupted folder of a row and returns the row's call."""
 
     def prepare(number: int) -> Callable[[], None]:
         case = FOLDERS[number]
@@ -104,10 +104,10 @@ def _use(use: str, folder: Path) -> None:
         raise ModelError(output.error)
 
 
-def _forget_peak() -> int:
-    """Resets the peak of `_peak`; returns the memory in use, in bytes.
+def _reset_peak() -> int:
+    """Resets the peak reported by `_peak`; returns the memory in use, in bytes.
 
-    Includes optional libraries that `mlx_lm` imports if installed, such as torch.
+    The memory includes optional libraries that `mlx_lm` imports if installed, such as torch.
     """
     with contextlib.suppress(OSError):  # not on macOS
         Path("/proc/self/clear_refs").write_text("5")
@@ -115,14 +115,14 @@ def _forget_peak() -> int:
 
 
 def _peak() -> int:
-    """Peak memory in bytes since `_forget_peak`, or since the start without /proc."""
+    """Peak memory in bytes since `_reset_peak`, or since the start without /proc."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _ran(scratch: Path) -> list[str]:
+def _executed_code(scratch: Path) -> list[str]:
     """Evidence of code executed from the folder: imported modules and marker files."""
     modules = [
         name

@@ -29,7 +29,9 @@ def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
         return mx.where(
             mx.random.uniform(shape=mask.shape) < 0.2, mx.array(-mx.inf, mask.dtype), mask
         )
-    mask = mx.zeros((L, S))  # every third row fully masked; the others see all but one range
+    mask = mx.zeros(
+        (L, S)
+    )  # every third row is fully masked; other rows see all keys but one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask
@@ -43,7 +45,7 @@ def broadcast_strides(shape: tuple[int, ...], to: tuple[int, ...]) -> list[int]:
 
 
 def row_strides(x: mx.array) -> list[int]:
-    """Sequence, head and token strides of B×H×C×D."""
+    """Strides of an array B×H×C×D: per sequence, head and token."""
     _, H, C, D = x.shape
     return [H * C * D, C * D, D]
 
@@ -93,7 +95,7 @@ def attend(
 ) -> mx.array:
     """softmax(query · keyᵀ / √D + mask) · value with the given kernel.
 
-    S: number of valid keys, for longer key and value buffers.
+    S: number of valid keys, if the key and value buffers are longer.
     """
     metal = kernels.extension().metal
     params = params_of(query, key, mask, context_lens, S, aligned)

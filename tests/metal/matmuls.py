@@ -37,7 +37,7 @@ def source_of(kernel: str) -> str:
 def multiply(
     launch: Any, inputs: Sequence[np.ndarray], M: int, O: int, dtype: str, **how: Any
 ) -> np.ndarray:
-    """M×O matmul: runs the launch and, if it is split, the launch of the sum."""
+    """Runs an M×O matmul kernel and, if the sum is split, the kernel that adds the parts."""
     parts = launch.groups[2]
     out = empty((M, O), dtype)
     if parts == 1:
@@ -69,7 +69,7 @@ def assert_product(
 ) -> None:
     """Asserts the error bound of float32 sums of I terms plus one rounding.
 
-    magnitude: sum of the terms' absolute values; each addition errs by up to 2^-24 of it.
+    magnitude: sum of the terms' absolute values. Each addition's error is at most 2^-24 times this.
     """
     assert actual.dtype in NUMPY_TYPES.values()
     epsilon = {4: 2.0**-23, 2: 2.0**-10 if actual.dtype == np.float16 else 2.0**-7}

@@ -51,33 +51,33 @@ def paged_attend(
     order: tuple[str, int] = FORWARD,
     window: int = 0,
 ) -> mx.array:
-    """B×H_q×L×D, or T×H_q×D with cu_seqlens_q, from P×H×page_size×D, or from 8-bit rows.
+    """Paged attention: B×H_q×L×D, or T×H_q×D with cu_seqlens_q; pages may be 8-bit.
 
     variant: "readable" for the course's kernel, "fast" for the kernels launched by the encoder.
     """
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[query.dtype]
     params = params_of(query, keys, block_table, causal, aligned, window)
-    cu_seqlens_q = [0] if cu_seqlens_q is None else cu_seqlens_q  # must not be read
+    cu_seqlens_q = [0] if cu_seqlens_q is None else cu_seqlens_q  # unused: kernels must not read it
     lengths = (np.array(x, np.int32) for x in (context_lens, cu_seqlens_q))
     inputs = [*(as_bound(x) for x in (query, keys, values, block_table)), *lengths]
     H_q, D = query.shape[1], query.shape[-1]
     out = empty((query.size // (H_q * D), H_q, D), dtype)
 
-    def start(name: str, source: str, arrays: list[np.ndarray], outputs: int = 1) -> None:
+    def launch_kernel(name: str, source: str, arrays: list[np.ndarray], outputs: int = 1) -> None:
         launch = getattr(metal, f"paged_attention_{name}_launch")(params, dtype)
         run(f"{FOLDER}_{source}.metal", launch, arrays, mode, order, outputs)
 
     if variant == "readable":
-        start("readable", "readable", [*inputs, out])
+        launch_kernel("readable", "readable", [*inputs, out])
     elif params.has_decode:
         rows, splits = params.partial_rows, params.splits
         partial = np.full((rows, splits, D), np.nan, np.float32)
         statistics = np.full((rows, splits, 2), np.nan, np.float32)
-        start("decode", "decode", [*inputs, out, partial, statistics], outputs=3)
+        launch_kernel("decode", "decode", [*inputs, out, partial, statistics], outputs=3)
         if splits > 1 and rows > 0:
-            start("merge", "decode", [partial, statistics, inputs[5], out])
+            launch_kernel("merge", "decode", [partial, statistics, inputs[5], out])
     if variant == "fast" and params.has_tile:
-        start("tile", "tile", [*inputs, out])
+        launch_kernel("tile", "tile", [*inputs, out])
     if query.ndim == 3:
         return as_array(out)
     B, _, L, _ = query.shape

@@ -166,7 +166,7 @@ def test_copies_with_any_strides(mode, item_size):
         np.testing.assert_array_equal(out, view)
 
 
-def test_lane_order_changes_no_bits():
+def test_bitwise_equal_for_any_lane_order():
     x = random(1, 500, dtype=mx.bfloat16)
     results = []
     for order in ORDERS:

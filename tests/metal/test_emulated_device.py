@@ -108,7 +108,7 @@ def test_derivatives(gpu):
 
 
 def two_steps(x, weight):
-    """Two dependent steps, whose order matters without a barrier."""
+    """Two dependent kernels, which need a barrier in between."""
     return kernels.rms_norm(kernels.swiglu(x, x), weight, 1e-6)
 
 
@@ -147,7 +147,7 @@ def layers_of_a_step(demo, order, gpu):
         step_plan = model._plan(cache, 1, 1)
         mx.eval(step_plan.attention_metadata.arrays)
         sums = model._run_planned(x, cos_sin, step_plan)
-        del step_plan  # shared buffers cannot be written in place
+        del step_plan  # this reference would prevent in-place writes
         mx.eval(sums)
         emulator.finish()
     finally:
@@ -165,7 +165,7 @@ def test_all_layers_in_one_command_buffer(gpu, demo, order):
 
 
 def test_missing_barrier_is_a_hazard(gpu):
-    """MLX does not see the hazard: one command does not declare the other's buffer."""
+    """MLX cannot detect this hazard: one command does not declare the other command's buffer."""
     x = mx.zeros(64)
     mx.eval(x)
     address = np.array(x, copy=False).__array_interface__["data"][0]
@@ -274,7 +274,7 @@ def test_batch_dispatches_ahead_without_cache_copies(week):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_model_output_survives_loose_arithmetic(demo, seed):
-    """Logits differ by less than the gap between the top two."""
+    """Loose arithmetic changes logits by less than the gap between the two largest."""
     model = Qwen3ModelWeek3(demo[0])
     expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
     with on_gpu(mode="loose", order="random", seed=seed):

@@ -21,15 +21,15 @@ from tools.metal_emulator import Device, emulated_gpu
 
 pytestmark = pytest.mark.skipif(
     not kernels.is_built() or not (on_gpu() or kernels.computes_on_cpu()),
-    reason="needs a GPU, or an emulator that is not in use",
+    reason="needs a GPU or, if operations run on the CPU, the emulator",
 )
 
 HALVES = [mx.float16, mx.bfloat16]
-FEW = 8  # rows served by the small-batch kernels
+FEW = 8  # the small-batch kernels serve up to this number of rows
 
 
 class RealGpu:
-    """Stand-in for the emulated device: this machine's GPU with its own thread order."""
+    """This machine's GPU, with the interface of the emulated device."""
 
     order = "hardware"
 
@@ -152,7 +152,7 @@ def random_pages(S, dtype):
 
 
 @pytest.mark.parametrize("order", ["reverse", "random"])
-def test_thread_order_changes_no_bits(gpu, order):
+def test_bitwise_equal_for_any_thread_order(gpu, order):
     weights, a = quantized(37, 192, mx.bfloat16), random(20, 192, dtype=mx.bfloat16)
     query, (key, value) = random(1, 4, 2, 64), random_pair(1, 700, mx.float32)
 
@@ -180,7 +180,7 @@ def test_matmul_kernels_agree_within_summation_error(gpu, half, I):
     weights, a = quantized(33, I, half), random(FEW + 1, I, dtype=half)
     scales, biases, group_size, bits, words = weights
     few, many = multiply(gpu, a[:FEW], weights), multiply(gpu, a, weights)[:FEW]
-    # q · scale and bias are summed separately and may cancel, so the bound adds their magnitudes.
+    # The sums of q · scale and of bias may cancel, so the bound adds the magnitudes of both.
     exact = as_numpy(mx.dequantize(words, scales, mx.zeros_like(biases), group_size, bits))
     shift = np.repeat(as_numpy(biases), group_size, axis=1)
     sizes = np.abs(as_numpy(a[:FEW])) @ (np.abs(exact) + np.abs(shift)).T
@@ -223,7 +223,7 @@ def attention_error_bound(query, key, value, scale):
 @pytest.mark.parametrize("S", [40, 700])
 @pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "pages"])
 def test_attention_kernels_agree_within_derived_bound(gpu, dtype, pages, S):
-    """4 queries, separately and in a chunk of 12; see `attention_error_bound`."""
+    """Computes 4 queries alone and within a chunk of 12; see `attention_error_bound`."""
     query = random(1, 4, FEW + 4, 64, dtype=dtype)
     key, value = random(1, 2, S, 64, dtype=dtype), random(1, 2, S, 64, dtype=dtype)
 

@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def reports() -> dict[int, list[str]]:
-    """Report per fault number; 0 is the unmodified code."""
+    """The emulated GPU's reports by fault number; 0 is the unmodified code."""
     result = subprocess.run(
         [sys.executable, "-m", "tests.metal.host_faults.exercise", str(build())],
         cwd=ROOT,

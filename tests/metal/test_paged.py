@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.test_sliding_window import freed
+from tests.ops.test_sliding_window import free_pages_before_window
 from tests.paging import cut_into_pages, padded
 from tests.support import DTYPES, assert_close, random
 from tiny_llm import kernels
@@ -21,8 +21,8 @@ LENS = mx.array([13, 0, 24, 9], mx.int32)  # the last sequence has an invalid pa
 VARIANTS = ["readable", "fast"]
 
 
-def few_or_many(L):
-    """Dense kernel for L queries, as selected by flash_attention's encoder."""
+def dense_variant(L):
+    """Dense kernel that flash_attention's encoder selects for L queries."""
     return "decode" if kernels.extension().metal.attention_is_decode(L) else "tile"
 
 
@@ -35,7 +35,7 @@ def dense(query, pair, **how):
     """A single sequence with the dense kernel: H_q×L×D from H×S×D."""
     key, value = (x[None] if x.shape[1] else mx.zeros((1, *x.shape[:1], 1, x.shape[2]), x.dtype)
                   for x in pair)  # fmt: skip
-    variant, lens = few_or_many(query.shape[1]), mx.array([pair[0].shape[1]])
+    variant, lens = dense_variant(query.shape[1]), mx.array([pair[0].shape[1]])
     return attend(variant, query[None], key, value, "causal", lens, **how)[0]
 
 
@@ -44,7 +44,7 @@ def dense(query, pair, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("causal", [True, False])
 def test_paged_attention(variant, mode, dtype, causal):
-    """Compared with the CPU kernel; invalid block table entries give NaN in the same elements."""
+    """Equal to the CPU kernel, including the NaNs that invalid block table entries cause."""
     for L in (5, 9) if variant == "fast" else (5,):
         query = random(4, H * GROUP, L, D, dtype=dtype)
         keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
@@ -60,7 +60,7 @@ def test_paged_attention(variant, mode, dtype, causal):
     "bounds", [[0, 3, 4, 9, 23], [2, 2, 15, 5, 20], [0, -4, 50, 1, 3], [0, 0, 0, 9, 18]]
 )
 def test_ragged_form(variant, bounds):
-    """Includes descending bounds and tokens without a sequence."""
+    """Includes decreasing bounds and tokens outside all sequences."""
     T = 23
     query = random(T, H * GROUP, D)
     keys, values = random(P, H, PAGE, D), random(P, H, PAGE, D)
@@ -76,7 +76,7 @@ def test_ragged_form(variant, bounds):
 @pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
 @pytest.mark.parametrize("L", [2, 9])
 def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
-    """Context lengths: 0, fewer keys than queries, around a page, more than a split."""
+    """Context lengths: zero, less than the queries, around a page, more than a split."""
     page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
     contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
     group = 3 if D == 33 else 2
@@ -90,12 +90,12 @@ def test_paged_is_bitwise_equal_to_contiguous(dtype, D, L):
                   for x in part])
         for part in zip(*pairs, strict=True)
     ]  # fmt: skip
-    expected = attend(few_or_many(L), query, *buffers, "causal", mx.array(contexts))
+    expected = attend(dense_variant(L), query, *buffers, "causal", mx.array(contexts))
     assert mx.all(mx.isfinite(actual)).item(), "expected unused slots not to be read"
     np.testing.assert_array_equal(bits_of(actual), bits_of(expected))
 
 
-# Queries and keys of each sequence: decode, chunks, none, more queries than keys; 6 and 12 rows
+# (queries, keys) per sequence: decode, chunks, no queries, more queries than keys; 6 and 12 rows
 # are not multiples of 8, and 41 tokens take two blocks of 64 rows.
 MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3), (1, 1)]
 
@@ -122,7 +122,7 @@ def test_ragged_rows_are_batch_invariant(page_size):
 @pytest.mark.parametrize("window", [1, 20, 31, 290])
 @pytest.mark.parametrize("mode", ["plain", "asan"])
 def test_sliding_window(page_size, window, mode):
-    """Equals the CPU and, bitwise, single sequences, with the pages before the windows freed."""
+    """With freed pages before the windows: equal to the CPU, bitwise equal to single sequences."""
     D, group, contexts, lengths = 16, 2, [S for _, S in MIXED], [L for L, _ in MIXED]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
@@ -133,7 +133,9 @@ def test_sliding_window(page_size, window, mode):
         query, keys, values, mx.array(bounds), mx.array(contexts), whole, window=window,
         stream=mx.cpu,
     )  # fmt: skip
-    keys, values, short = freed((keys, values), table, lengths, contexts, page_size, window)
+    keys, values, short = free_pages_before_window(
+        (keys, values), table, lengths, contexts, page_size, window
+    )
     actual = paged_attend(
         "fast", query, keys, values, short, contexts, bounds, mode=mode, window=window
     )
@@ -152,7 +154,7 @@ def test_sliding_window(page_size, window, mode):
 @pytest.mark.parametrize("L", [1, 8, 9, 40])
 @pytest.mark.parametrize("mode", ["plain", "race"])
 def test_sliding_window_in_a_batch(dtype, L, mode):
-    """Float and 8-bit pages; a missing page in a window gives NaN in its sequence."""
+    """Float and 8-bit pages; a missing page in a window makes its sequence's rows NaN."""
     contexts, window, page_size = [300, 41], 33, 16
     keys, values, table = cut_into_pages(sequences_of(contexts, 40, dtype), page_size)
     keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
@@ -191,7 +193,7 @@ def test_many_sequences(seed):
 @pytest.mark.parametrize("missing", [0, 9, 17])
 @pytest.mark.parametrize("L", [1, 9])
 def test_missing_page_is_nan_in_every_row(missing, L):
-    """In any split, even after a row's visible keys; other sequences are unaffected."""
+    """The page may be in any split, even after a row's visible keys."""
     D, page_size, contexts = 8, 32, [550, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -205,7 +207,7 @@ def test_missing_page_is_nan_in_every_row(missing, L):
 @pytest.mark.parametrize("kernel", ["fast", "readable"])
 @pytest.mark.parametrize("L", [1, 9])
 def test_context_beyond_the_block_table_is_nan_in_every_row(kernel, L):
-    """In all splits; other sequences are unaffected."""
+    """All splits are NaN; other sequences are unaffected."""
     D, page_size, contexts = 8, 32, [544, 550]
     pairs = sequences_of(contexts, D)
     keys, values, table = cut_into_pages(pairs, page_size)
@@ -226,7 +228,7 @@ def test_partial_results_are_bounded():
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-def test_lane_order_changes_no_bits(aligned):
+def test_bitwise_equal_for_any_lane_order(aligned):
     lengths, contexts, dtype = [1, 10, 2], [270, 21, 3], mx.bfloat16
     keys, values, table = cut_into_pages(sequences_of(contexts, 36, dtype), 5)
     query = random(sum(lengths), 2, 36, dtype=dtype)
@@ -243,7 +245,7 @@ def test_lane_order_changes_no_bits(aligned):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
 def test_no_memory_fault_or_race(mode, dtype):
-    """The last page ends the pool and the last entry the table, so overruns are detected."""
+    """Uses the last page of the pool and the last table entry, so overruns are detected."""
     lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
     pairs = sequences_of(contexts, 33, dtype)
     keys, values, table = cut_into_pages(pairs, 7, spare=0)
@@ -292,7 +294,7 @@ def test_paged_cache_write(mode, dtype):
 @pytest.mark.parametrize(("dtype", "D"), [(mx.float32, 33), (mx.float16, 40), (mx.bfloat16, 128)])
 @pytest.mark.parametrize("L", [5, 9])
 def test_int8_pages(mode, dtype, D, L):
-    """Compared with the CPU kernel; invalid block table entries give NaN in the same elements."""
+    """Equal to the CPU kernel, including the NaNs that invalid block table entries cause."""
     query = random(4, H * GROUP, L, D, dtype=dtype)
     keys, values = (quantize_rows(random(P, H, PAGE, D)) for _ in range(2))
     actual = paged_attend("fast", query, keys, values, TABLE, LENS, None, mode=mode)

@@ -10,17 +10,17 @@ from tiny_llm import kernels
 from .support import DTYPE_NAMES, ORDERS, as_bound, empty, run
 
 SOURCE = "quantized_embedding/quantized_embedding.metal"
-IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # of 47 rows; two ids are out of range
+IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # ids of a 47-row table; two of them are out of range
 
 
-def looked_up(ids, scales, biases, weight, bits, group_size, signed, **how):
+def look_up(ids, scales, biases, weight, bits, group_size, signed, **how):
     dtype, E = DTYPE_NAMES[scales.dtype], weight.shape[1] * 32 // bits
     V, N = weight.shape[0], len(ids)
     launch = kernels.extension().metal.quantized_embedding_launch(
         N, V, E, group_size, bits, signed, dtype
     )
     out = empty((N, E), dtype)
-    out[:] = 7  # NaN is an expected result
+    out[:] = 7  # not NaN, which is a valid result of out-of-range ids
     table = [as_bound(x) for x in (scales, biases, weight)]
     run(SOURCE, launch, [ids, *table, out], **how)
     return out
@@ -36,9 +36,9 @@ def test_rows_equal_the_table(dtype, bits, group_size, E):
     expected = np.stack([plain[i] if -47 <= i < 47 else plain[0] * np.nan for i in IDS])
     arguments = (scales, biases, weight, bits, group_size)
     for order in ORDERS:
-        actual = looked_up(np.array(IDS, np.int32), *arguments, True, order=order)
+        actual = look_up(np.array(IDS, np.int32), *arguments, True, order=order)
         np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32))
-    unsigned = looked_up(np.array(IDS, np.int32).view(np.uint32), *arguments, False)
+    unsigned = look_up(np.array(IDS, np.int32).view(np.uint32), *arguments, False)
     expected[[2, 4]] = np.nan  # 2³² − 1 is out of range
     np.testing.assert_array_equal(unsigned.astype(np.float32), expected.astype(np.float32))
 
@@ -47,6 +47,6 @@ def test_rows_equal_the_table(dtype, bits, group_size, E):
 def test_no_memory_fault_or_race(mode):
     weight, scales, biases = mx.quantize(random(47, 128, dtype=mx.float16), 32, 4)
     ids = np.array(IDS, np.int32)
-    actual = looked_up(ids, scales, biases, weight, 4, 32, True, mode=mode)
-    expected = looked_up(ids, scales, biases, weight, 4, 32, True)
+    actual = look_up(ids, scales, biases, weight, 4, 32, True, mode=mode)
+    expected = look_up(ids, scales, biases, weight, 4, 32, True)
     np.testing.assert_array_equal(actual, expected)

@@ -58,7 +58,7 @@ def test_is_exact_up_to_rounding(variant, half, bits, group_size):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_lane_order_changes_no_bits(variant, bits):
+def test_bitwise_equal_for_any_lane_order(variant, bits):
     shape = (9, 70, 576)
     arguments = problem(*shape, bits, 64, mx.bfloat16)
     launch = launch_of(*shape, bits, 64, mx.bfloat16, variant=variant)
@@ -70,7 +70,9 @@ def test_lane_order_changes_no_bits(variant, bits):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("bits", "group_size", "half"), [(4, 32, mx.bfloat16), (8, 128, mx.float16)], ids=["b4", "b8"]
+    ("bits", "group_size", "half"),
+    [(4, 32, mx.bfloat16), (8, 128, mx.float16)],
+    ids=["4 bits", "8 bits"],
 )
 def test_no_memory_fault_or_race(mode, variant, bits, group_size, half):
     shape = (5, 35, 640)
@@ -132,8 +134,8 @@ def test_gpu_with_fewer_threads_per_threadgroup(variant):
         ((1, 3072, 1024), "matvec1"),
         ((2, 3072, 1024), "matvec2"),
         ((8, 151936, 1024), "matvec4"),
-        ((9, 1024, 1024), "tile32_split_k"),  # 32 tiles for the whole GPU
-        ((9, 1024, 512), "tile32"),  # a single split
+        ((9, 1024, 1024), "tile32_split_k"),  # 32 tiles are too few for the GPU, so I is split
+        ((9, 1024, 512), "tile32"),  # I is too short to split
         ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be 3/4 empty
         ((128, 1024, 1024), "tile32"),
         ((512, 3072, 1024), "tile64"),

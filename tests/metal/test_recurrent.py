@@ -94,7 +94,7 @@ def gpu() -> Iterator[Device]:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
-def test_batch_and_chunks_change_no_bits(gpu, chunk):
+def test_bitwise_equal_in_batches_and_chunks(gpu, chunk):
     """A sequence in several steps, batched with another; states are updated in place."""
     stream = gpu.stream()
     whole = delta_problem(1, 2, 24, 40, Batch((7,), (2,), (2,) * 7), mx.float32)

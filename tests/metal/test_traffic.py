@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 
 
 def job_named(name: str) -> Job:
-    """Job by name; jobs need the extension's launch parameters."""
+    """Finds a job by name. Created on demand, because jobs query the extension's launches."""
     return next(job for job in product_jobs() if f"{job.name}, {job.shape}" == name)
 
 

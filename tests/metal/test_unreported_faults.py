@@ -1,4 +1,4 @@
-"""Emulated GPU faults that are swallowed before a test or user sees them.
+"""Reports of emulated GPU faults whose exceptions are caught by the engine.
 
 The engine attributes an error in a step to a request and continues, so the emulated device records
 faults and reports them at exit.

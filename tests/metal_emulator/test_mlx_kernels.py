@@ -88,7 +88,7 @@ GEMM = np.dtype(
     + [(name, np.int32) for name in ("swizzle_log", "k_iterations", "batch_ndim")],
     align=True,
 )
-# has_batch, use_out_source, do_axpby, align_M, align_N, align_K
+# Function constants: has_batch, use_out_source, do_axpby, align_M, align_N, align_K
 GEMM_CONSTANTS = {10: False, 100: False, 110: False, 200: False, 201: False, 202: False}
 
 
@@ -157,7 +157,7 @@ def test_attention_for_prefill(mode, causal):
     assert_close(out, attention(q, k, v, causal), BF16)
 
 
-# has_mask, query_transposed, do_causal, bool_mask, float_mask, has_sinks, blocks
+# Constants: has_mask, query_transposed, do_causal, bool_mask, float_mask, has_sinks, blocks
 SDPA = {20: False, 21: False, 22: False, 23: False, 24: False, 25: False, 26: 32}
 
 

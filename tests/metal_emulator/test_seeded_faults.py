@@ -145,8 +145,8 @@ def variants(tmp_path_factory):
     return path, text.splitlines(), starts, Library(path)
 
 
-class Runs:
-    """Launch of each kernel: arguments, sizes and expected outputs."""
+class KernelLaunches:
+    """By kernel: arguments, grid sizes, the output array and its expected contents."""
 
     @staticmethod
     def row_sum():
@@ -196,7 +196,7 @@ class Runs:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.variant}-{f.mode}-{f.kind}")
 def test_seeded_fault_is_reported(variants, fault):
     _path, lines, starts, library = variants
-    arguments, sizes, _, _ = getattr(Runs, fault.kernel)()
+    arguments, sizes, _, _ = getattr(KernelLaunches, fault.kernel)()
     with pytest.raises(MetalFault) as caught:
         library.launch(fault.variant, arguments, **sizes, mode=fault.mode)
     error = caught.value
@@ -219,7 +219,7 @@ def sound():
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_valid_kernel_has_no_findings(sound, kernel, mode, order):
-    arguments, sizes, result, expected = getattr(Runs, kernel)()
+    arguments, sizes, result, expected = getattr(KernelLaunches, kernel)()
     sound.launch(kernel, arguments, **sizes, mode=mode, order=order, seed=7)
     assert_close(result, expected, 1e-5)
 
@@ -229,6 +229,6 @@ def test_race_detection_is_order_independent(variants, fault):
     """Reports do not depend on the thread order."""
     *_, library = variants
     for order in ORDERS:
-        arguments, sizes, _, _ = getattr(Runs, fault.kernel)()
+        arguments, sizes, _, _ = getattr(KernelLaunches, fault.kernel)()
         with pytest.raises(MetalFault):
             library.launch(fault.variant, arguments, **sizes, mode="race", order=order)

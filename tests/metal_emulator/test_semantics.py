@@ -19,7 +19,7 @@ ONE_SIMDGROUP = {"grid": (1, 1, 1), "threads": (32, 1, 1)}
 LANES = np.arange(32)
 
 
-def moved(x, source, fill):
+def shuffled(x, source, fill):
     """x[source] for valid lanes, `fill` elsewhere."""
     inside = (source >= 0) & (source < 32)
     return np.where(inside, x[np.clip(source, 0, 31)], fill)
@@ -43,12 +43,12 @@ def test_each_simd_operation(library, order):
         sums - x,
         x[::-1],
         x[LANES ^ 5],
-        moved(x, LANES + 3, x),
-        moved(x, LANES - 3, x),
+        shuffled(x, LANES + 3, x),
+        shuffled(x, LANES - 3, x),
         np.roll(x, -3),
         np.roll(x, 3),
-        moved(x, LANES + 3, -1),
-        moved(x, LANES - 3, -1),
+        shuffled(x, LANES + 3, -1),
+        shuffled(x, LANES - 3, -1),
         x[7],
         x[0],
         True,

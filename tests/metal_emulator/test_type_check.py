@@ -117,7 +117,7 @@ def findings(path):
     return []
 
 
-def seeded(line, old, new):
+def with_type_error(line, old, new):
     changed = []
     for text in RIGHT.splitlines():
         if text.endswith(f"// {line}"):
@@ -129,12 +129,12 @@ def seeded(line, old, new):
 
 @pytest.fixture(scope="module")
 def all_findings(tmp_path_factory):
-    """Errors of each seeded file, with two checks in parallel."""
+    """Errors reported for each seeded file; two checks run in parallel."""
     folder = tmp_path_factory.mktemp("errors")
     paths = {}
     for i, (name, (line, old, new, _)) in enumerate(ERRORS.items()):
         paths[name] = folder / f"error_{i}.metal"
-        paths[name].write_text(seeded(line, old, new))
+        paths[name].write_text(with_type_error(line, old, new))
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(paths, pool.map(findings, paths.values()), strict=True))
 

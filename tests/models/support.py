@@ -88,7 +88,7 @@ def run_steps(
 
     Args:
         model: computes the steps.
-        steps: computed positions by sequence number, which is below 4.
+        steps: positions that each step computes, by sequence number from 0 to 3.
         token: token id at a position.
 
     Returns:
@@ -102,7 +102,7 @@ def run_steps(
             Span(
                 [token(position) for position in positions],
                 positions.start,
-                # Interleaved, so no sequence's pages are contiguous.
+                # Page ids of the sequences alternate, so no sequence's pages are contiguous.
                 array("i", [4 * page + sequence for page in range(PAGES_PER_SEQUENCE)]),
                 sequence if positions.start > 0 else -1,
                 [(len(positions) - 1, sequence)],
@@ -140,7 +140,7 @@ def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -
 
 
 def run_sequence(model: ServingModel) -> mx.array:
-    """One sequence: prompt chunks, steps of one and two tokens, recomputed positions."""
+    """Runs one sequence: prompt chunks, steps of one and two tokens, recomputed positions."""
     steps, position = [], 0
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
         if length > 0:

@@ -41,7 +41,7 @@ def generate(demo, question: str, enable_thinking: bool) -> str:
 @pytest.mark.parametrize(
     ("folder", "limit"), [(TARGET_PATH, 12e6), (DRAFT_PATH, 3e6)], ids=["target", "draft"]
 )
-def test_size(folder, limit):
+def test_folder_size_is_limited(folder, limit):
     assert sum(file.stat().st_size for file in folder.iterdir()) <= limit
 
 

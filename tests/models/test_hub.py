@@ -102,7 +102,7 @@ def test_download_then_offline_load_from_cache(tmp_path, hub):
     assert "generation: " in first.stdout
     assert not list(tmp_path.rglob("pytorch_model.bin")), "expected only files needed for loading"
 
-    again = main(tmp_path, "http://127.0.0.1:9", MODEL)  # closed port
+    again = main(tmp_path, "http://127.0.0.1:9", MODEL)  # no server listens on this port
     assert again.returncode == 0, again.stderr
     assert "downloading" not in again.stderr
 

@@ -45,7 +45,7 @@ def broken(checkpoint, tmp_path) -> Path:
 
 @pytest.fixture(params=[load, load_weights])
 def load_either(request):
-    """Asserts that both loaders fail with the same error."""
+    """Parametrizes a test over both loaders, which must fail with the same error."""
     return request.param
 
 
@@ -97,7 +97,7 @@ def test_sharded(checkpoint):
 def test_demo_model(demo):
     mlx_model, tokenizer = demo
     ids = mx.array([tokenizer.encode("What is the capital of France?")])
-    # Our bfloat16 weights are q·scale + bias, rounded; mlx_lm's kernel does not round them.
+    # Week 1 rounds the dequantized weights to bfloat16; mlx_lm's kernel does not.
     assert_close(
         Qwen3ModelWeek1(mlx_model)(ids), mlx_model(ids), "logits of the demo model", ulps=8
     )
@@ -222,7 +222,7 @@ def test_interrupted_download_is_rejected(broken):
         check_checkpoint(broken)
 
 
-def test_dispatch(demo):
+def test_dispatch_selects_the_model_of_a_week(demo):
     assert isinstance(dispatch_model("demo", demo[0], 1), Qwen3ModelWeek1)
     with pytest.raises(ModelError, match="week 9 has no model"):
         dispatch_model("demo", demo[0], 9)

@@ -1,4 +1,4 @@
-"""Sizes from config and file headers equal those of the loaded model."""
+"""Sizes computed from config and file headers equal those of the loaded model."""
 
 import json
 import math

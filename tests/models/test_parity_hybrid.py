@@ -20,7 +20,7 @@ from tests.support import as_numpy, assert_same_bits
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
 
-# Imported by the fixture, because both take seconds to import.
+# torch and transformers are imported by the fixture, because importing takes seconds.
 torch: Any
 transformers: Any
 
@@ -95,7 +95,7 @@ def layer_types(pattern: str) -> dict[str, Any]:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 TIED = {"tie_word_embeddings": True}
 
-# transformers' model class and its config besides `SIZES`; H_v/H_k of 1, 2 and 4.
+# (model class of transformers, config in addition to `SIZES`); H_v/H_k is 1, 2 or 4.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": (DENSE, {**attention(4, 2, 16), **delta_net(2, 4, 12, 10)}),
     "tied": (DENSE, {**attention(6, 3, 24), **delta_net(3, 3, 10, 14), **TIED}),
@@ -163,7 +163,7 @@ def random_parameter(path: str, like: Any) -> Any:
     if path.endswith("linear_attn.norm.weight"):
         return 1 + 0.2 * noise
     if "norm" in path:
-        return 0.2 * noise  # w for 1 + w
+        return 0.2 * noise  # these norms multiply by 1 + w
     if path.endswith("A_log"):
         return torch.empty_like(like).uniform_(1, 16).log()
     if path.endswith("dt_bias"):
@@ -218,7 +218,7 @@ def test_greedy_tokens(model):
     theirs, folder = model
     for prompt in (random_ids(9), random_ids(130)):
         answer = greedy_tokens(our_model(folder), prompt, 64)
-        # One causal pass predicts each output token from its prefix.
+        # One causal forward pass predicts each output token from its prefix.
         expected = their_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == expected.tolist()
 
@@ -233,9 +233,10 @@ def test_layouts_have_equal_arrays_and_mlx_lm_logits(model, tmp_path):
 
     theirs, folder = model
     config = config_of(folder)
-    config["model_type"] = config["model_type"].removesuffix("_text")  # mlx_lm supports no other
+    # mlx_lm supports only the name without "_text"
+    config["model_type"] = config["model_type"].removesuffix("_text")
     tensors = dict(mx.load(str(folder / "model.safetensors")))
-    if config["model_type"] == "qwen3_next":  # mlx_lm reads the older spelling
+    if config["model_type"] == "qwen3_next":  # mlx_lm reads the older layout of `rope_parameters`
         for name in ("rope_theta", "partial_rotary_factor"):
             config[name] = config["rope_parameters"][name]
         config["mlp_only_layers"], config["decoder_sparse_step"] = [], 1

@@ -15,7 +15,7 @@ from tiny_llm.kv_cache.paged_storage import RaggedBatch
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
 
-# Imported by the fixture, because both take seconds to import.
+# torch and transformers are imported by the fixture, because importing takes seconds.
 torch: Any
 transformers: Any
 
@@ -94,7 +94,7 @@ def test_demo_model_greedy_tokens(demo_bfloat16_folder, enable_thinking):
                 torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False
             )[0].tolist()
         expected = sequence[len(prompt) :]
-        # One causal pass over prompt and output predicts each output token from its prefix,
+        # One causal forward pass over prompt and output predicts each output token from its prefix,
         # as a decoding loop would.
         logits = ours(mx.array([sequence]))[0, len(prompt) - 1 : -1]
         assert mx.argmax(logits, axis=-1).tolist() == expected, f"greedy tokens for {question!r}"
@@ -108,7 +108,7 @@ def test_demo_model_logits_bfloat16(demo_bfloat16_folder):
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits.float().numpy()
     actual = as_numpy(Qwen3ModelWeek1(mlx_model)(mx.array([ids])))
-    # Eight layers round to bfloat16 in a different order; relative to the logits' magnitude.
+    # The bound is relative to the largest logit; eight layers round to bfloat16 in another order.
     assert np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
 
 
@@ -159,7 +159,7 @@ def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
     return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
 
 
-# The family's name in transformers and its config besides `SIZES`; GQA groups of 1 to 8.
+# (family's name in transformers, config in addition to `SIZES`); GQA groups of 1 to 8 heads.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": (
         "Qwen3",
@@ -267,7 +267,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
-    """(transformers model, our paged model, its weights), random in float32."""
+    """Random float32 model: (transformers model, our paged model, its weights)."""
     name, fields = FAMILIES[request.param]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, **fields)
@@ -330,7 +330,7 @@ def test_family_greedy_tokens(family, demo):
     for output in engine.generate(prompts, params, show_progress=False):
         assert output.error is None
         prompt, answer = output.prompt_token_ids, output.token_ids
-        # One causal pass predicts each output token from its prefix.
+        # One causal forward pass predicts each output token from its prefix.
         expected = their_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
         assert answer == expected.tolist()
         assert len(answer) == 64

@@ -13,7 +13,7 @@ from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine import factory
 from tiny_llm.models.heads.pooling import SCORE_INSTRUCTION, SCORE_TEMPLATE
 
-# Imported by the fixture, because both take seconds to import.
+# torch and transformers are imported by the fixture, because importing takes seconds.
 torch: Any
 transformers: Any
 

@@ -28,7 +28,9 @@ def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
         return mx.where(mx.random.uniform(shape=mask.shape) < 0.2, -mx.inf, mask)
     if kind == "boolean":
         return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
-    mask = mx.zeros((L, S))  # every third row fully masked; the others see all but one range
+    mask = mx.zeros(
+        (L, S)
+    )  # every third row is fully masked; other rows see all keys but one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask
@@ -62,7 +64,7 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
     weights = weights / np.where(total == 0, 1, total)
     magnitudes = np.abs(q) @ np.abs(k).swapaxes(-2, -1) * abs(scale)
     magnitudes = magnitudes + np.where(np.isfinite(added), np.abs(added), 0)
-    magnitudes = np.where(weights > 0, magnitudes, 0)  # of unmasked scores
+    magnitudes = np.where(weights > 0, magnitudes, 0)  # masked keys contribute no error
     worst = magnitudes.max(axis=-1, keepdims=True, initial=0)
     relative = 2.0**-24 * (2 * (D + 4) * worst + 2 * S + 32)
     return weights @ v, relative * (weights @ np.abs(v))
@@ -70,7 +72,7 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
 
 def evaluated(*args, **kwargs) -> mx.array:
     result = flash_attention(*args, **kwargs)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 

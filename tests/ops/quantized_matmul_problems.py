@@ -23,7 +23,7 @@ def problem_in_floating_point(M, I, O, group_size, dtype):
     return scales, None, group_size, 4, random(M, I, dtype=dtype), words
 
 
-def plain(scales, biases, group_size, bits, b) -> np.ndarray:
+def dequantize(scales, biases, group_size, bits, b) -> np.ndarray:
     """Dequantized weights O×I in float64."""
     if biases is not None:
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
@@ -36,7 +36,7 @@ def plain(scales, biases, group_size, bits, b) -> np.ndarray:
 
 def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarray]:
     """Matmul in float64, and Σ |w·a|, which bounds the error of any summation order."""
-    w, a = plain(scales, biases, group_size, bits, b), as_numpy(a).astype(np.float64)
+    w, a = dequantize(scales, biases, group_size, bits, b), as_numpy(a).astype(np.float64)
     return a @ w.T, np.abs(a) @ np.abs(w).T
 
 
@@ -51,13 +51,13 @@ def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -
         return 0
     groups = as_numpy(mx.abs(a)).reshape(*a.shape[:-1], -1, group_size).astype(np.float64)
     rounded = 2.0 ** (-15 if a.dtype == mx.bfloat16 else -30) * 128 / 127.5 * groups.max(-1)
-    w = plain(scales, biases, group_size, bits, b)
+    w = dequantize(scales, biases, group_size, bits, b)
     return rounded @ np.abs(w).reshape(len(w), -1, group_size).sum(-1).T
 
 
 def evaluated(*args) -> mx.array:
     result = quantized_matmul(*args)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 

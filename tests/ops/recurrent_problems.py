@@ -43,7 +43,7 @@ def int32(values: Sequence[int]) -> mx.array:
 def ragged_batch(lengths: Sequence[int], seed: int = 0) -> Batch:
     """Batch whose sequences own three slots each.
 
-    A sequence reads one of its slots or none, and writes to them, also in place and repeatedly.
+    A sequence reads one of its slots or none. It may write the slot that it reads, or a slot twice.
     """
     rng = np.random.default_rng(seed)
     slots = rng.permutation(3 * len(lengths)).reshape(-1, 3)
@@ -84,7 +84,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def causal_conv1d(
     x: np.ndarray, weight: np.ndarray, states: np.ndarray, batch: Batch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reference: y and the new states."""
+    """Reference implementation: returns y and the new states."""
     x, new, out = x.astype(np.float64), states.copy(), np.zeros(x.shape)
     width, bounds = weight.shape[1], batch.bounds
     for s, slot in enumerate(batch.read_slots):
@@ -109,7 +109,7 @@ def gated_delta_rule(
     num_k_heads: int,
     batch: Batch,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reference: o and the new states."""
+    """Reference implementation: returns o and the new states."""
     _, H_v, D_k, D_v = states.shape
     T, keys = len(qkv), num_k_heads * D_k
     q, k, v = np.split(qkv.astype(np.float64), [keys, 2 * keys], axis=1)

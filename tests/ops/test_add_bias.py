@@ -12,7 +12,7 @@ SHAPES = [(1,), (7,), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def add_bias(x: mx.array, bias: mx.array) -> mx.array:
     result = kernels.add_bias(x, bias)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 
@@ -35,7 +35,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_input_is_not_overwritten(instruction_set):
     x, bias = random(3, 64), random(64)
-    doubled = x * 2  # a donatable buffer with a second pending reader
+    doubled = x * 2  # not donatable: another pending operation reads it
     result = kernels.add_bias(doubled, bias)
     mx.eval(result, doubled)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(x))

@@ -40,9 +40,10 @@ def test_equals_numpy(instruction_set, dtype, shape, ranks):
         random(M, I, dtype=dtype),
         adapters(ranks, I, O, dtype),
     )
-    ids = [(3 * row + 1) % (len(ranks) + 2) - 1 for row in range(M)]  # includes −1 and A
+    # from −1 (no adapter) to A (out of range)
+    ids = [(3 * row + 1) % (len(ranks) + 2) - 1 for row in range(M)]
     actual = kernels.add_lora(y, x, *matrices, mx.array(ids, dtype=mx.int32))
-    mx.eval(actual)  # before monkeypatch restores the environment
+    mx.eval(actual)  # lazy: compute before monkeypatch restores the environment
     assert actual.dtype == dtype
     assert_close(actual, reference(y, x, *matrices, ids), f"{shape} with ranks {ranks}")
 
@@ -97,7 +98,7 @@ def test_views(instruction_set):
 
 
 def test_graph_capture():
-    """A replay reads the current step's ids."""
+    """A replayed graph reads the adapter ids of the current step."""
     x, (a, b, offsets) = random(1, 3, 40), adapters([2, 3], 40, 50, mx.float32)
     weight = random(50, 40)
 

@@ -10,7 +10,7 @@ from tiny_llm import kernels
 
 def argmax(x) -> np.ndarray:
     result = kernels.argmax(x)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     assert result.dtype == mx.uint32
     return np.array(result)
 
@@ -57,7 +57,7 @@ def test_no_rows(instruction_set):
     assert argmax(mx.zeros((0, 5))).shape == (0,)
 
 
-def test_thread_count_does_not_change_the_result():
+def test_bitwise_equal_for_any_thread_count():
     program = (
         "import mlx.core as mx, tiny_llm_ext as t; mx.random.seed(3);"
         "x = mx.random.randint(0, 50, (3, 100003)).astype(mx.bfloat16);"
@@ -66,7 +66,7 @@ def test_thread_count_does_not_change_the_result():
     assert_same_on_any_number_of_threads(program)
 
 
-def test_errors():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match=r"\[argmax\] expected x in float32, float16 or bfloat16"):
         kernels.argmax(mx.array([1, 2]))
     with pytest.raises(ValueError, match="at least one element in its last dimension"):

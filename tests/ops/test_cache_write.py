@@ -9,7 +9,7 @@ from tiny_llm import kernels
 DTYPES = [mx.bool_, mx.uint8, mx.float16, mx.bfloat16, mx.float32, mx.int64]
 
 
-def as_kind(offsets, kind):
+def list_or_array(offsets, kind):
     return offsets if kind == "list" else mx.array(offsets, dtype=mx.int32)
 
 
@@ -18,7 +18,7 @@ def as_kind(offsets, kind):
 def test_tokens_are_written_at_their_offsets(dtype, kind):
     buffer = (random(4, 3, 9, 5) * 20).astype(dtype)
     tokens = (random(4, 2, 3, 5) * 20).astype(dtype).swapaxes(1, 2)  # in projection layout
-    out = kernels.cache_write(buffer, tokens, as_kind([0, 7, -1, 4], kind))
+    out = kernels.cache_write(buffer, tokens, list_or_array([0, 7, -1, 4], kind))
     for b, offset in ((0, 0), (1, 7), (3, 4)):
         expected = [buffer[b, :, :offset], tokens[b], buffer[b, :, offset + 2 :]]
         assert mx.array_equal(out[b], mx.concatenate(expected, axis=1)), f"sequence {b}"
@@ -47,12 +47,12 @@ def test_unshared_buffer_is_written_in_place(kind):
     for offset in (0, 999, 500):
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        buffer = kernels.cache_write(buffer, tokens, as_kind([offset], kind))
+        buffer = kernels.cache_write(buffer, tokens, list_or_array([offset], kind))
         mx.eval(buffer)
         copied = mx.get_peak_memory() - before
         assert copied < 10_000, f"copied {copied} bytes instead of a token"
     old_buffer = buffer
-    buffer = kernels.cache_write(buffer, mx.zeros_like(tokens), as_kind([500], kind))
+    buffer = kernels.cache_write(buffer, mx.zeros_like(tokens), list_or_array([500], kind))
     assert_same_bits(buffer[:, :, 500:501], mx.zeros_like(tokens), "new buffer")
     assert_same_bits(old_buffer[:, :, 500:501], tokens, "old buffer")
 

@@ -14,12 +14,12 @@ from tests.ops.recurrent_problems import (
 from tests.support import as_numpy, assert_close, assert_same_bits, random
 from tiny_llm import kernels
 
-SHAPES = [(4, 1), (2, 7), (3, 16), (8, 40), (4, 300)]  # K, C
+SHAPES = [(4, 1), (2, 7), (3, 16), (8, 40), (4, 300)]  # (kernel width K, channels C)
 
 
 def run(**arrays: mx.array) -> tuple[mx.array, mx.array]:
     y, states = kernels.causal_conv1d(**arrays)
-    mx.eval(y, states)  # before monkeypatch restores the environment
+    mx.eval(y, states)  # lazy: compute before monkeypatch restores the environment
     return y, states
 
 
@@ -47,8 +47,8 @@ def test_weight_in_float32(instruction_set, dtype):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-def test_chunks_change_no_bits(instruction_set, dtype, chunk):
-    """A sequence in several steps, updated in place, batched with another sequence."""
+def test_bitwise_equal_for_any_chunk_size(instruction_set, dtype, chunk):
+    """Splits a sequence into steps that update states in place, batched with another sequence."""
     arrays = conv_problem(4, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
     y, expected = run(**arrays)
     states, rows = arrays["conv_states"], []

@@ -1,4 +1,4 @@
-"""Floating-point 4-bit weights without biases in all operations with weights."""
+"""Floating-point 4-bit weights, as in mxfp4, in all operations with weights."""
 
 import mlx.core as mx
 import numpy as np
@@ -7,8 +7,8 @@ import pytest
 from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
+    dequantize,
     evaluated,
-    plain,
     problem_in_floating_point,
 )
 from tests.support import as_numpy, assert_same_bits, random
@@ -32,7 +32,7 @@ def test_values_equal_mxfp4(on_cpu):
     scales = mx.array(2.0 ** (np.array(exponents).astype(np.float64) - 127)).astype(mx.bfloat16)
     table = kernels.quantized_embedding(mx.arange(16), scales, None, 32, 4, packed)
     assert_same_bits(table, expected.astype(mx.bfloat16), "table rows")
-    np.testing.assert_array_equal(plain(scales, None, 32, 4, packed), as_numpy(expected))
+    np.testing.assert_array_equal(dequantize(scales, None, 32, 4, packed), as_numpy(expected))
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
@@ -70,7 +70,7 @@ def test_embedding_rows_equal_the_table(on_cpu):
     ids = mx.array([3, -1, 19, 3])
     rows = kernels.quantized_embedding(ids, scales, None, group_size, bits, b)
     expected = (
-        plain(scales, None, group_size, bits, b)[np.array(ids)] + 0.0
+        dequantize(scales, None, group_size, bits, b)[np.array(ids)] + 0.0
     )  # no −0, which would differ bitwise
     assert_same_bits(rows, mx.array(expected.astype(np.float32)).astype(mx.float16), "rows")
 

@@ -61,7 +61,7 @@ class Arguments:
         return mx.broadcast_to(x[:1], x.shape)  # different values: broadcast with stride 0
 
 
-def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def reference_rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight
 
 
@@ -87,14 +87,14 @@ def add_bias(arguments: Arguments) -> Case:
 def rms_norm(arguments: Arguments) -> Case:
     dtype, D = arguments.draw(st.sampled_from(FLOATS)), arguments.draw(POSITIVE)
     x, weight = arguments.array((*arguments.shape(), D), dtype), arguments.array((D,), dtype)
-    return {"x": x, "weight": weight, "eps": EPS}, normalized(as_numpy(x), as_numpy(weight))
+    return {"x": x, "weight": weight, "eps": EPS}, reference_rms_norm(as_numpy(x), as_numpy(weight))
 
 
 def add_rms_norm(arguments: Arguments) -> Case:
     kwargs, _ = rms_norm(arguments)
     kwargs["y"] = arguments.array(kwargs["x"].shape, kwargs["x"].dtype)
     total = as_numpy(kwargs["x"] + kwargs["y"])
-    return kwargs, (total, normalized(total, as_numpy(kwargs["weight"])))
+    return kwargs, (total, reference_rms_norm(total, as_numpy(kwargs["weight"])))
 
 
 def qk_norm_rope(arguments: Arguments) -> Case:
@@ -106,7 +106,7 @@ def qk_norm_rope(arguments: Arguments) -> Case:
     W = draw(st.integers(1, half))
     tables = (draw(st.sampled_from([B, 1])), L, W)
     cos, sin = arguments.array(tables, mx.float32), arguments.array(tables, mx.float32)
-    n = as_numpy(x) if weight is None else normalized(as_numpy(x), as_numpy(weight))
+    n = as_numpy(x) if weight is None else reference_rms_norm(as_numpy(x), as_numpy(weight))
     c, s = as_numpy(cos), as_numpy(sin)
     c, s, n1, n2, rest = c[:, :, None], s[:, :, None], *np.split(n, [W, 2 * W], -1)
     out = np.concatenate([n1 * c - n2 * s, n1 * s + n2 * c, rest], -1).swapaxes(1, 2)
@@ -293,7 +293,7 @@ def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
     return {**kwargs, "scale": 0.3}, lengths, dense
 
 
-def attended(
+def reference_attention(
     query: np.ndarray, keys: np.ndarray, values: np.ndarray, causal: bool, window: int
 ) -> np.ndarray:
     """Attention, H_q×L×D, zero for fully masked rows."""
@@ -314,7 +314,10 @@ def paged_attention(arguments: Arguments) -> Case:
     shape = (len(lengths), H * draw(st.sampled_from([1, 2, 3])), draw(SIZES), D)
     query, causal = arguments.array(shape, kwargs["key_pages"].dtype), draw(st.booleans())
     window = draw(SIZES) if causal else 0
-    rows = [attended(q, *kv, causal, window) for q, kv in zip(as_numpy(query), dense, strict=True)]
+    rows = [
+        reference_attention(q, *kv, causal, window)
+        for q, kv in zip(as_numpy(query), dense, strict=True)
+    ]
     out = np.stack(rows) if rows else np.zeros(shape, np.float32)
     return {**kwargs, "query": query, "causal": causal, "window": window}, out
 
@@ -329,7 +332,7 @@ def paged_attention_varlen(arguments: Arguments) -> Case:
     rows, window = [np.zeros((0, *shape[1:]), np.float32)], draw(SIZES)
     for s, kv in enumerate(dense):
         own = as_numpy(query)[ends[s] : ends[s + 1]].swapaxes(0, 1)
-        rows.append(attended(own, *kv, True, window).swapaxes(0, 1))
+        rows.append(reference_attention(own, *kv, True, window).swapaxes(0, 1))
     kwargs["cu_seqlens_q"] = mx.array(ends, mx.int32)
     return {**kwargs, "query": query, "window": window}, np.concatenate(rows)
 
@@ -361,7 +364,7 @@ def gated_rms_norm(arguments: Arguments) -> Case:
     weight = arguments.array((D,), draw(st.sampled_from([dtype, mx.float32])))
     gate = as_numpy(z) * recurrent.sigmoid(as_numpy(z))
     kwargs = {"o": o, "z": z, "weight": weight, "eps": EPS}
-    return kwargs, normalized(as_numpy(o), as_numpy(weight)) * gate
+    return kwargs, reference_rms_norm(as_numpy(o), as_numpy(weight)) * gate
 
 
 def ragged_batch(arguments: Arguments) -> recurrent.Batch:

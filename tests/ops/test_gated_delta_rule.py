@@ -32,7 +32,7 @@ SHAPES = [  # H_k, H_v, D_k, D_v
 
 def run(arrays: Arrays, num_k_heads: int) -> tuple[mx.array, mx.array]:
     o, states = kernels.gated_delta_rule(**arrays, num_k_heads=num_k_heads)
-    mx.eval(o, states)  # before monkeypatch restores the environment
+    mx.eval(o, states)  # lazy: compute before monkeypatch restores the environment
     return o, states
 
 
@@ -70,8 +70,8 @@ def test_extreme_gates(instruction_set, dtype):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-def test_chunks_change_no_bits(instruction_set, dtype, chunk):
-    """A sequence in several steps, updated in place, batched with another sequence."""
+def test_bitwise_equal_for_any_chunk_size(instruction_set, dtype, chunk):
+    """Splits a sequence into steps that update states in place, batched with another sequence."""
     whole = delta_problem(1, 2, 24, 40, Batch((12,), (2,), (-1,) * 11 + (2,)), dtype)
     o, expected = run(whole, 1)
     states, rows = whole["states"], []
@@ -101,8 +101,8 @@ def test_every_state_of_a_chunk_can_be_stored(instruction_set):
     assert_same_bits(states[8], arrays["states"][8], "read slot")
 
 
-def test_thread_count_changes_no_bits(on_cpu):
-    """Covers the convolution, too."""
+def test_bitwise_equal_for_any_thread_count(on_cpu):
+    """Also covers `causal_conv1d`."""
     program = """
 import mlx.core as mx
 from tests.ops.recurrent_problems import conv_problem, delta_problem, ragged_batch

@@ -23,7 +23,7 @@ from tiny_llm import kernels
 from tiny_llm.errors import UserError
 from tiny_llm.kernels.graph_capture import MAX_CAPTURE_TOKENS, CapturedFunction
 
-# Captured nodes are CPU-only.
+# Graph capture supports only the CPU.
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
@@ -100,7 +100,7 @@ def test_chained_unevaluated_steps(make):
     x, attended = inputs(1, 1)
     captured = capture(CapturedFunction(function), x, attended)
     expected, actual = [], []
-    for _ in range(5):  # five nodes of one capture in the same graph
+    for _ in range(5):  # the graph has five nodes of the same capture
         expected += function(x, attended)
         actual += captured(x, attended)
         x, attended = x + 1, attended * 2
@@ -134,7 +134,7 @@ def test_threads_use_separate_streams(make):
     def run():
         mine = inputs(1, 3)
         mx.eval(mine)
-        together.wait()  # three concurrent threads
+        together.wait()  # start all three threads at the same time
         for _ in range(20):
             assert_same(captured(*mine), function(*mine), "in another thread")
 
@@ -145,7 +145,7 @@ def test_threads_use_separate_streams(make):
 
 def test_per_thread_captures_are_bounded():
     weight = random(E).astype(mx.bfloat16)
-    mx.eval(weight)  # captures of other threads are not accessible
+    mx.eval(weight)  # evaluated here, because other threads cannot evaluate this thread's graphs
     calls = CallCounter(lambda x: (kernels.rms_norm(x, weight, 1e-6),))
     captured = CapturedFunction(calls)
 
@@ -155,7 +155,7 @@ def test_per_thread_captures_are_bounded():
             capture(captured, x)
             assert_same(captured(x), calls.function(x), f"{B} tokens")
 
-    for threads in range(1, 6):  # sequentially
+    for threads in range(1, 6):  # one thread after the other
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
         assert calls.count == threads * MAX_CAPTURE_TOKENS

@@ -11,7 +11,7 @@ from tiny_llm.errors import OutOfPagesError
 from tiny_llm.kv_cache.page_pool import TinyKvPagedPool
 from tiny_llm.kv_cache.paged_storage import RaggedBatch
 
-# Captured nodes are CPU-only.
+# Graph capture supports only the CPU.
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
@@ -145,13 +145,15 @@ def test_layers_are_one_node(make, run):
         outputs = layers(x, cos_sin, places)
         if x.shape[0] * x.shape[1] < 5:
             nodes.append(node_names(outputs))
-            nodes[-1] = [name for name in nodes[-1] if name != "Reshape"]  # block table
+            nodes[-1] = [
+                name for name in nodes[-1] if name != "Reshape"
+            ]  # reshapes the block table
         return outputs
 
     setattr(model, method, record_nodes)
     run(model)
     assert len(nodes) > 3
-    # Other steps grow the buffers.
+    # The remaining steps are not captured, because they grow the KV buffers.
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
 
 

@@ -9,7 +9,7 @@ from tests.support import assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
 
-# Captured nodes are CPU-only.
+# Graph capture supports only the CPU.
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 H_k, H_v, D_k, D_v, K, SLOTS = 1, 2, 64, 96, 4, 8
@@ -39,7 +39,7 @@ def new_states() -> tuple[mx.array, mx.array]:
     return states
 
 
-# Four-token steps of two sequences: various slots and lengths, in place and not.
+# Steps of two sequences and four tokens: various slots and lengths, in place or not.
 STEPS = [
     Batch((1, 3), (-1, 4), (0, -1, 4, 5)),
     Batch((2, 2), (0, 5), (1, 0, 5, 6)),
@@ -87,7 +87,7 @@ def test_shared_states_are_copied():
 
 
 def test_states_passed_twice_run_eagerly():
-    """A node may not read the memory it writes through another input."""
+    """A captured node must not read, through another input, a buffer that it writes in place."""
 
     def reads_what_it_writes(x, states):
         slots = Batch((2,), (0,), (0, 1)).arrays.values()

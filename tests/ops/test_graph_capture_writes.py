@@ -8,7 +8,7 @@ from tests.support import assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
 
-# Captured nodes are CPU-only.
+# Graph capture supports only the CPU.
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 NORM = mx.ones(E, mx.bfloat16)

@@ -47,7 +47,7 @@ def test_rows_are_bitwise_equal_to_single_products(instruction_set, half, bits, 
     experts = mx.random.randint(0, X, (*tokens, K))
     for a in (random(*tokens, 192, dtype=half), random(*tokens, K, 192, dtype=half)):
         product = kernels.grouped_quantized_matmul(scales, biases, 64, bits, a, b, experts)
-        mx.eval(product)  # before monkeypatch restores the environment
+        mx.eval(product)  # lazy: compute before monkeypatch restores the environment
         expected = one_by_one(scales, biases, 64, bits, a, b, experts)
         assert_same_bits(product, expected, f"a of shape {a.shape}")
 
@@ -69,7 +69,7 @@ def test_prepacked_weights_are_bitwise_equal(instruction_set):
     scales, biases, b = stack(5, 2 * rows, 256)
     a, experts = random(9, 256, dtype=mx.bfloat16), mx.random.randint(0, 5, (9, 2))
 
-    def interleaved(x):  # experts are prepacked as one tall matrix
+    def interleaved(x):  # all experts are prepacked as one matrix
         tall = prepack_weight(x.reshape(-1, x.shape[-1]), rows)
         return tall.reshape(5, -1, *tall.shape[1:])
 
@@ -82,7 +82,7 @@ def test_prepacked_weights_are_bitwise_equal(instruction_set):
 
 
 def test_course_kernels_multiply_experts(on_cpu, monkeypatch):
-    """Prepacked for TINY_LLM_MATMUL's kernel; compared with one matmul per expert."""
+    """Compares each course kernel, on prepacked experts, with one matmul per expert."""
     monkeypatch.setenv("TINY_LLM_CPU_ISA", kernels.extension().instruction_sets()[-1])
     monkeypatch.setenv("TINY_LLM_MATMUL", "panels")
     if kernels.extension().instruction_set() == "portable":
@@ -113,7 +113,7 @@ def test_rows_are_batch_invariant(instruction_set):
 
 
 def test_out_of_range_experts(instruction_set):
-    """Negative indices count from the end; out-of-range experts give NaN."""
+    """Negative indices count from the end; the outputs of out-of-range experts are NaN."""
     scales, biases, b = stack(4, 32, 64)
     a = random(6, 64, dtype=mx.bfloat16)
     product = kernels.grouped_quantized_matmul(
@@ -144,7 +144,7 @@ def test_no_rows(instruction_set, shape):
     assert product.shape == (*shape, 32)
 
 
-def test_thread_count_changes_no_bits():
+def test_bitwise_equal_for_any_thread_count():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "w = mx.random.normal((6, 200, 256)).astype(mx.bfloat16);"
@@ -161,14 +161,14 @@ def test_errors_name_the_argument():
     scales, biases, b = stack(4, 32, 64)
     a, experts = random(3, 64, dtype=mx.bfloat16), mx.zeros((3, 2), mx.int32)
 
-    def refuses(message, scales=scales, biases=biases, a=a, b=b, experts=experts):
+    def assert_rejected(message, scales=scales, biases=biases, a=a, b=b, experts=experts):
         with pytest.raises(ValueError, match=message):
             kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
 
-    refuses("expected scales for 4 experts, like b, got shape", scales=scales[:3])
-    refuses("expected biases of shape", biases=biases[:, :7])
-    refuses("expected b with 3 dimensions, or 4 if it is prepacked", b=b[0])
-    refuses("expected experts in int32 or uint32, got .*float32", experts=mx.zeros((3, 2)))
-    refuses("expected experts N..×K, got a scalar", experts=mx.array(0))
-    refuses("expected a N..×I or N..×K×I for experts N..×K of shape", a=a[:2])
-    refuses("expected a N..×I or N..×K×I", a=mx.repeat(a[:, None], 3, 1))
+    assert_rejected("expected scales for 4 experts, like b, got shape", scales=scales[:3])
+    assert_rejected("expected biases of shape", biases=biases[:, :7])
+    assert_rejected("expected b with 3 dimensions, or 4 if it is prepacked", b=b[0])
+    assert_rejected("expected experts in int32 or uint32, got .*float32", experts=mx.zeros((3, 2)))
+    assert_rejected("expected experts N..×K, got a scalar", experts=mx.array(0))
+    assert_rejected("expected a N..×I or N..×K×I for experts N..×K of shape", a=a[:2])
+    assert_rejected("expected a N..×I or N..×K×I", a=mx.repeat(a[:, None], 3, 1))

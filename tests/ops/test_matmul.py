@@ -27,7 +27,7 @@ SHAPES = [  # M, I, O
 
 def matmul(a: mx.array, b: mx.array) -> mx.array:
     result = kernels.matmul(a, b)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 
@@ -60,12 +60,12 @@ def test_rows_are_batch_invariant(instruction_set, dtype, M):
     for row in {0, 1, M // 2, M - 1}:
         alone = as_numpy(matmul(a[row : row + 1], b))
         np.testing.assert_array_equal(alone[0], together[row], "bitwise")
-    for output in (0, 67, 69):  # outputs are independent, too
+    for output in (0, 67, 69):  # an output does not depend on the other outputs
         alone = as_numpy(matmul(a, b[output : output + 1]))
         np.testing.assert_array_equal(alone[:, 0], together[:, output], "bitwise")
 
 
-def test_thread_count_changes_no_bits():
+def test_bitwise_equal_for_any_thread_count():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "a = mx.random.normal((70, 512)).astype(mx.bfloat16);"

@@ -75,7 +75,7 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
 
 
 def table_of(table):
-    """Valid ragged arguments: lists of equal length."""
+    """Pads the block table's rows to equal length, as nested lists."""
     return padded(table).tolist()
 
 
@@ -196,7 +196,7 @@ def test_out_of_range_indices_stay_in_bounds(instruction_set):
             assert not out[last:].any()
 
 
-def test_thread_count_changes_no_bits():
+def test_bitwise_equal_for_any_thread_count():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"

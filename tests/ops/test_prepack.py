@@ -30,8 +30,8 @@ READERS = [name for name in kernels.extension().instruction_sets() if name != "p
 
 
 @pytest.fixture(params=READERS or [None])
-def reader(request, monkeypatch) -> str:
-    """Runs the test with each instruction set with prepacked kernels."""
+def prepacked_isa(request, monkeypatch) -> str:
+    """Selects each instruction set that has kernels for prepacked weights."""
     if request.param is None:
         pytest.skip("needs kernels that read prepacked weights")
     monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
@@ -45,7 +45,7 @@ def matrix(O, I, bits, group_size, dtype):
 
 
 def interleaved(parts):
-    """The matrices, prepacked for this machine's kernels."""
+    """Prepacks the matrices for this machine's kernels."""
     return tuple(prepack_weight(part, kernels.prepack_rows()) for part in parts)
 
 
@@ -153,7 +153,7 @@ def test_rows_per_block_of_each_kernel(instruction_set):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("I", "group_size"), [(160, 32), (192, 64), (1152, 128)])
-def test_matmul_is_bitwise_equal(reader, I, group_size, half, bits, blocks, M):
+def test_matmul_is_bitwise_equal(prepacked_isa, I, group_size, half, bits, blocks, M):
     O = blocks * kernels.prepack_rows()
     scales, biases, words = rows = matrix(O, I, bits, group_size, half)
     a = random(M, I, dtype=half)
@@ -163,7 +163,7 @@ def test_matmul_is_bitwise_equal(reader, I, group_size, half, bits, blocks, M):
     assert mx.array_equal(actual, expected)
 
 
-def test_nan_stays_in_its_row(reader):
+def test_nan_stays_in_its_row(prepacked_isa):
     scales, biases, words = interleaved(matrix(320, 256, 4, 64, mx.bfloat16))
     for M in (2, 5):
         a = random(M, 256, dtype=mx.bfloat16)
@@ -175,7 +175,7 @@ def test_nan_stays_in_its_row(reader):
         np.testing.assert_array_equal(dirty[rest], as_numpy(clean)[rest])
 
 
-def test_mixed_layouts(reader):
+def test_mixed_layouts(prepacked_isa):
     rows = [matrix(O, 256, 4, 64, mx.bfloat16) for O in (192, 80, 128)]
     a = random(3, 256, dtype=mx.bfloat16)
     expected = [kernels.quantized_matmul(s, b, 64, 4, a, words) for s, b, words in rows]
@@ -187,7 +187,7 @@ def test_mixed_layouts(reader):
         assert mx.array_equal(actual, single)
 
 
-def test_thread_count_changes_no_bits(reader):
+def test_bitwise_equal_for_any_thread_count(prepacked_isa):
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "w = mx.random.normal((1088, 512)).astype(mx.bfloat16); R = t.prepack_rows();"
@@ -231,7 +231,7 @@ def test_course_kernels_read_row_major_weights(monkeypatch):
         kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
 
 
-def test_course_kernels_reject_prepacked_floating_point(reader, monkeypatch):
+def test_course_kernels_reject_prepacked_floating_point(prepacked_isa, monkeypatch):
     monkeypatch.setenv("TINY_LLM_MATMUL", "prefetched")
     assert kernels.prepack_rows() == 32
     parts = matrix(64, 128, 4, 64, mx.bfloat16)
@@ -240,7 +240,7 @@ def test_course_kernels_reject_prepacked_floating_point(reader, monkeypatch):
         kernels.quantized_matmul(scales, None, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
 
 
-def test_errors_name_the_argument(reader):
+def test_errors_name_the_argument(prepacked_isa):
     R = kernels.prepack_rows()
     rows = matrix(2 * R, 128, 4, 64, mx.bfloat16)
     scales, biases, words = interleaved(rows)
@@ -280,8 +280,8 @@ def quantized_layers(mlx_model):
     return [layer for _, layer in sorted(mlx_model.named_modules()) if "scales" in layer]
 
 
-def rows_of(name, monkeypatch):
-    """Weights loaded by `load_weights` for row-major kernels."""
+def load_row_major(name, monkeypatch):
+    """Loads a model for row-major kernels, so its weights are not prepacked."""
     with monkeypatch.context() as patch:
         patch.setattr("tiny_llm.kernels.prepack.prepack_rows", lambda: 0)
         return load_weights(name)[0]
@@ -289,7 +289,7 @@ def rows_of(name, monkeypatch):
 
 @pytest.fixture(params=[load, load_weights])
 def load_either(request):
-    """Each of the two functions that load a model."""
+    """Parametrizes a test over the two functions that load a model."""
     return request.param
 
 
@@ -297,8 +297,8 @@ def arrays_of(mlx_model) -> list[mx.array]:
     return [array for _, array in tree_flatten(mlx_model.parameters())]
 
 
-def test_loading_prepacks_eligible_layers(reader, model_name, monkeypatch):
-    rows = rows_of(model_name, monkeypatch)
+def test_loading_prepacks_eligible_layers(prepacked_isa, model_name, monkeypatch):
+    rows = load_row_major(model_name, monkeypatch)
     interleaved, _ = load_weights(model_name)
     assert_prepacked(interleaved, rows)
 
@@ -314,9 +314,9 @@ def assert_prepacked(prepacked, rows) -> None:
             assert mx.array_equal(after[part], expected)
 
 
-def test_mlx_lm_model_is_prepacked(reader, model_name, monkeypatch):
+def test_mlx_lm_model_is_prepacked(prepacked_isa, model_name, monkeypatch):
     mlx_model, _ = load(model_name)
-    rows = rows_of(model_name, monkeypatch)
+    rows = load_row_major(model_name, monkeypatch)
     ids = mx.array([[5, 4, 3, 2, 1]])
     expected = mlx_model(ids)
     for _ in range(2):
@@ -330,12 +330,12 @@ def test_mlx_lm_model_is_prepacked(reader, model_name, monkeypatch):
     assert all(mx.array_equal(given[name], expected[name]) for name in expected)
 
 
-def test_prepacking_is_idempotent(reader):
+def test_prepacking_is_idempotent(prepacked_isa):
     weights, _ = load_weights("demo")
     assert prepack_model(weights) is weights
 
 
-def test_row_major_weights_are_restored_in_any_thread(reader):
+def test_row_major_weights_are_restored_in_any_thread(prepacked_isa):
     """Restoring must not depend on the thread, unlike most MLX operations."""
     mlx_model, _ = load("demo")
     layer = mlx_model.layers[0].mlp.down_proj
@@ -347,7 +347,7 @@ def test_row_major_weights_are_restored_in_any_thread(reader):
         assert mx.array_equal(layer.weight, expected)
 
 
-def test_at_most_one_array_is_duplicated(reader):
+def test_at_most_one_array_is_duplicated(prepacked_isa):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     weights, _ = load_weights("demo")
@@ -359,7 +359,7 @@ def test_at_most_one_array_is_duplicated(reader):
     del model
 
 
-def test_row_major_weights_are_released(reader):
+def test_row_major_weights_are_released(prepacked_isa):
     mlx_model, _ = load("demo")
     total = sum(array.nbytes for array in arrays_of(mlx_model))
     before = mx.get_active_memory()
@@ -375,7 +375,7 @@ def test_loading_keeps_row_major_for_row_major_kernels(monkeypatch, load_either)
     assert {layer.weight.ndim for layer in quantized_layers(mlx_model)} == {2}
 
 
-def test_week_1_after_week_2(reader, load_either):
+def test_week_1_after_week_2(prepacked_isa, load_either):
     """Week 1 multiplies with MLX, which reads row-major weights."""
     ids = mx.array([[5, 4, 3, 2, 1]])
     expected = Qwen3ModelWeek1(load("demo")[0])(ids)
@@ -386,8 +386,8 @@ def test_week_1_after_week_2(reader, load_either):
             assert mx.array_equal(model(ids), expected)
 
 
-def test_dequantized_layer(reader, model_name, monkeypatch):
-    rows, interleaved = rows_of(model_name, monkeypatch), load_weights(model_name)[0]
+def test_dequantized_layer(prepacked_isa, model_name, monkeypatch):
+    rows, interleaved = load_row_major(model_name, monkeypatch), load_weights(model_name)[0]
     layers = zip(quantized_layers(rows), quantized_layers(interleaved), strict=True)
     for row_layer, layer in layers:
         before = layer.weight
@@ -395,8 +395,8 @@ def test_dequantized_layer(reader, model_name, monkeypatch):
         assert layer.weight is before
 
 
-def test_logits_are_bitwise_equal(reader, model_name, load_either, monkeypatch):
-    rows = rows_of(model_name, monkeypatch)
+def test_logits_are_bitwise_equal(prepacked_isa, model_name, load_either, monkeypatch):
+    rows = load_row_major(model_name, monkeypatch)
     given, _ = load_either(model_name)
     for week in (2, 3, 2):
         with monkeypatch.context() as patch:

@@ -23,7 +23,7 @@ SHAPES = [  # B, L, H, D
 
 def qk_norm_rope(x, weight, cos, sin) -> mx.array:
     result = kernels.qk_norm_rope(x, weight, EPS, cos, sin)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 
@@ -82,7 +82,7 @@ def test_without_weight_bitwise_equal_to_rope(instruction_set, dtype, shape):
 @pytest.mark.parametrize("normalizes", [True, False], ids=["norm", "without norm"])
 @pytest.mark.parametrize(("W", "D"), [(1, 4), (3, 16), (8, 66), (32, 256)])
 def test_partial_rotation(instruction_set, dtype, W, D, normalizes):
-    """The first 2·W dimensions equal a rotated shorter head, the others the norm."""
+    """The first 2·W dimensions equal a fully rotated shorter head; the others are unrotated."""
     x, weight, _, offsets = problem(2, 5, 3, D, dtype)
     weight = weight if normalizes else None
     rope = RoPE(2 * W, 4096, base=1_000_000)
@@ -155,7 +155,7 @@ def test_nan_and_infinity_stay_in_their_head(instruction_set, dtype, value):
     np.testing.assert_array_equal(dirty, clean)
 
 
-def half(*shape: int) -> mx.array:
+def random_half(*shape: int) -> mx.array:
     return mx.zeros(shape, mx.bfloat16)
 
 
@@ -163,11 +163,11 @@ def half(*shape: int) -> mx.array:
     ("changes", "message"),
     [
         ({"x": mx.zeros((2, 3, 4, 8), mx.int32)}, "expected x in float32, float16 or bfloat16"),
-        ({"x": half(6, 4, 8)}, "expected x with 4 dimensions"),
-        ({"x": half(2, 3, 4, 7)}, "expected an even head size"),
-        ({"weight": half(4)}, r"expected weight of shape \(8\)"),
+        ({"x": random_half(6, 4, 8)}, "expected x with 4 dimensions"),
+        ({"x": random_half(2, 3, 4, 7)}, "expected an even head size"),
+        ({"weight": random_half(4)}, r"expected weight of shape \(8\)"),
         ({"weight": mx.zeros((8,))}, "expected weight in the dtype of x, bfloat16, got float32"),
-        ({"cos": half(2, 3, 4)}, "expected cos and sin in float32"),
+        ({"cos": random_half(2, 3, 4)}, "expected cos and sin in float32"),
         ({"cos": mx.zeros((2, 1, 4))}, r"expected cos of shape \(2,3,W\) or \(1,3,W\)"),
         ({"cos": mx.zeros((2, 3, 5))}, r"W from 1 to 4, got \(2,3,5\)"),
         ({"cos": mx.zeros((2, 3, 0))}, r"W from 1 to 4, got \(2,3,0\)"),
@@ -177,6 +177,11 @@ def half(*shape: int) -> mx.array:
 )
 def test_errors_name_the_argument(changes, message):
     angles = mx.zeros((2, 3, 4))
-    arguments = {"x": half(2, 3, 4, 8), "weight": half(8), "cos": angles, "sin": angles}
+    arguments = {
+        "x": random_half(2, 3, 4, 8),
+        "weight": random_half(8),
+        "cos": angles,
+        "sin": angles,
+    }
     with pytest.raises(ValueError, match=rf"\[qk_norm_rope\] .*{message}"):
         kernels.qk_norm_rope(**{**arguments, **changes}, eps=EPS)

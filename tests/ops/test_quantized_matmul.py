@@ -19,7 +19,7 @@ from tiny_llm import kernels, quantized_matmul
 @pytest.mark.parametrize("outlier", [100, 1e4, 255, -255])
 def test_outliers_and_tiny_numbers(instruction_set, bits, half, outlier):
     scales, biases, group_size, _, a, b = problem(5, 256, 40, bits, 128, half)
-    a[0, 3] = outlier  # in the first of two groups per row
+    a[0, 3] = outlier  # in the first of the row's two groups
     a[1] *= 1e-4
     a[2, :128] = 0
     a[3] = a[3] * 2.0 ** (-10 * mx.random.uniform(shape=(256,)))
@@ -38,7 +38,7 @@ def test_rows_are_batch_invariant(instruction_set, bits, half, M):
         np.testing.assert_array_equal(as_numpy(alone)[0], together[row], "bitwise")
 
 
-def test_thread_count_changes_no_bits():
+def test_bitwise_equal_for_any_thread_count():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "w = mx.random.normal((1030, 512)).astype(mx.bfloat16);"
@@ -62,7 +62,9 @@ def test_amx_and_avx2_are_bitwise_equal(monkeypatch, half, bits, group_size, M):
     for name in ("amx", "avx2"):
         monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
         results.append(evaluated(*arguments))
-    assert mx.array_equal(*results), "both sum the same integers and round the same floats"
+    assert mx.array_equal(*results), (
+        "AMX and AVX2 must sum the same integers and round the same floats"
+    )
 
 
 def test_strided_activations(instruction_set):

@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 1024), (4, 1023), (30
 
 def rms_norm(x: mx.array, weight: mx.array) -> mx.array:
     result = kernels.rms_norm(x, weight, EPS)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 
@@ -33,8 +33,8 @@ def test_is_exact_up_to_rounding(instruction_set, dtype, shape):
     x, weight = problem(*shape, dtype=dtype)
     x64, w64 = as_numpy(x).astype(np.float64), as_numpy(weight).astype(np.float64)
     expected = x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + EPS) * w64
-    # Half an epsilon each for the normalized row and its product with the weight. In float32, the
-    # sum of D squares has an error below D·ε/2, halved by the root, followed by root, division
+    # Half an epsilon each for the normalized row and for its product with the weight. In float32,
+    # the sum of D squares has an error below D·ε/2, halved by the root, followed by root, division
     # and product. The last term is the spacing of subnormals.
     bound = np.abs(expected) * (EPSILON[dtype] + (shape[-1] / 4 + 3) * EPSILON[mx.float32])
     error = np.abs(as_numpy(rms_norm(x, weight)) - expected)
@@ -97,7 +97,7 @@ def test_views(instruction_set, dtype):
 def test_shared_input_is_not_overwritten(instruction_set):
     x, weight = problem(3, 64, dtype=mx.bfloat16)
     before = as_numpy(x)
-    y = x * 2  # a donatable buffer with a second pending reader
+    y = x * 2  # not donatable: another pending operation reads it
     normalized = kernels.rms_norm(y, weight, EPS)
     total, _ = kernels.add_rms_norm(y, y, weight, EPS)
     mx.eval(normalized, total, y)
@@ -141,7 +141,7 @@ def test_nan_and_infinity_stay_in_their_row(instruction_set, dtype, value):
     np.testing.assert_array_equal(dirty[[0, 2]], clean[[0, 2]])
 
 
-def test_compiles(instruction_set):
+def test_works_inside_mx_compile(instruction_set):
     x, weight = problem(3, 40, dtype=mx.float16)
     compiled = mx.compile(lambda x: kernels.add_rms_norm(x, x, weight, EPS)[1])
     assert_close(compiled(x), add_rms_norm(x, x, weight)[1], "mx.compile", ulps=0)

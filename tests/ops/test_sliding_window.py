@@ -24,10 +24,10 @@ QUERY_LENS, LENGTHS = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
 ENDS = np.cumsum([0, *QUERY_LENS]).tolist()
 
 
-def freed(arrays, table, query_lens, lengths, page_size, window):
-    """Pages and block table with the pages before each sequence's first window freed.
+def free_pages_before_window(arrays, table, query_lens, lengths, page_size, window):
+    """Frees the pages before each sequence's first window; returns pages and block table.
 
-    Float pages are filled with NaN, their table entries with invalid ids.
+    Freed float pages are filled with NaN, and their block table entries are invalid ids.
     """
     keys, values = (np.array(x.astype(mx.float32)) for x in arrays)
     rows = [list(row) for row in table]
@@ -98,15 +98,14 @@ def test_freed_pages_are_not_read_and_rows_are_batch_invariant(
     expected = paged_attention_varlen_reference(query, keys, values, mx.array(ENDS), *rest)
     with_all = paged_attention_varlen(query, keys, values, ENDS, *rest)
     assert_close(with_all, expected, "compared with the reference", ulps=16)
-    short = freed((keys, values), table, QUERY_LENS, LENGTHS, page_size, window)
+    short = free_pages_before_window((keys, values), table, QUERY_LENS, LENGTHS, page_size, window)
     actual = paged_attention_varlen(
         query, *short[:2], ENDS, mx.array(LENGTHS), short[2], page_size, None, window
     )
     assert_same_bits(actual, with_all, "with freed pages")
     for s, length in enumerate(LENGTHS):
-        for token in list(range(ENDS[s], ENDS[s + 1]))[
-            ::13
-        ]:  # a single query, with only its visible keys
+        # Reference: each query alone, with only its visible keys.
+        for token in list(range(ENDS[s], ENDS[s + 1]))[::13]:
             visible = length - (ENDS[s + 1] - 1 - token)
             alone = paged_attention(
                 query[token][None, :, None], keys, values, padded(table)[s : s + 1],
@@ -128,7 +127,7 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
 
 
 @pytest.mark.parametrize("window", [300, 301, 2**31 - 1])
-def test_window_of_all_keys_changes_no_bits(instruction_set, dtype, window):
+def test_window_of_all_keys_is_bitwise_equal_to_none(instruction_set, dtype, window):
     pairs = sequences(LENGTHS, D=24, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, 16)
     query = random(ENDS[-1], 6, 24, dtype=dtype)
@@ -147,7 +146,9 @@ def test_int8_pages(instruction_set, dtype, page_size, window):
     expected = paged_attention_varlen_reference(
         query.astype(mx.float32), *floats, *rest, table, page_size, None, window
     )
-    short = freed((keys, values), table.tolist(), QUERY_LENS, LENGTHS, page_size, window)[2]
+    short = free_pages_before_window(
+        (keys, values), table.tolist(), QUERY_LENS, LENGTHS, page_size, window
+    )[2]
     actual = paged_attention_varlen(query, keys, values, *rest, short, page_size, None, window)
     assert_close(actual, expected.astype(dtype), "dequantized", ulps=32)
 
@@ -164,12 +165,12 @@ def test_int8_pages(instruction_set, dtype, page_size, window):
     dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
 )
 def test_random_ragged_batches(lengths, query_lens, H, group, D, page_size, window, dtype):
-    """Includes more queries than keys; queries before the first key give zero."""
+    """Includes more queries than keys; the output of queries before the first key is zero."""
     lengths = [length or new for length, new in zip(lengths, query_lens, strict=False)]
     query_lens = query_lens[: len(lengths)]
     pairs = sequences(lengths, H, D, dtype)
     keys, values, table = cut_into_pages(pairs, page_size)
-    short = freed((keys, values), table, query_lens, lengths, page_size, window)
+    short = free_pages_before_window((keys, values), table, query_lens, lengths, page_size, window)
     ends = mx.array(np.cumsum([0, *query_lens]).astype(np.int32))
     query = random(sum(query_lens), H * group, D, dtype=dtype)
     lens, tables = mx.array(lengths, mx.int32), padded(table, extra=1)
@@ -198,7 +199,7 @@ def test_invalid_page_in_a_window_is_nan_in_its_sequence_only(instruction_set, d
 
 
 def test_non_finite_values_before_the_window_are_ignored(instruction_set, dtype):
-    """Masked keys in the page in which the window starts."""
+    """The window starts in the middle of a page, whose masked keys hold these values."""
     keys, values, [row] = cut_into_pages(sequences([100], dtype=dtype), 64)
     query = random(1, 4, 3, 40, dtype=dtype)
     rest = [row], [100], 64, None, "causal", 20
@@ -251,7 +252,7 @@ def test_invalid_windows_are_rejected():
         extension.paged_attention(*pages, causal=False, window=4)
 
 
-def test_thread_count_changes_no_bits():
+def test_bitwise_equal_for_any_thread_count():
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"

@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     result = kernels.swiglu(gate, up)
-    mx.eval(result)  # before monkeypatch restores the environment
+    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
     return result
 
 
@@ -35,7 +35,7 @@ def test_equals_readable_layer(instruction_set, dtype, shape):
 
 @pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 def test_every_half_is_bitwise_equal_to_readable_layer(instruction_set, half):
-    # Exhaustive: the exponential of a half is never within 2 float32 ulps of a half's rounding
+    # Exhaustive: for half-precision x, exp(x) is never within 2 float32 ulps of a half's rounding
     # boundary.
     gate = mx.arange(65536, dtype=mx.uint16).view(half)
     up = mx.full(gate.shape, 1.5, half)
@@ -84,7 +84,7 @@ def test_views(instruction_set, dtype):
 
 def test_shared_input_is_not_overwritten(instruction_set):
     gate, up = problem(3, 64, dtype=mx.bfloat16)
-    doubled = gate * 2  # a donatable buffer with a second pending reader
+    doubled = gate * 2  # not donatable: another pending operation reads it
     result = kernels.swiglu(doubled, up)
     mx.eval(result, doubled)
     np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(gate))

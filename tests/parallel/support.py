@@ -100,7 +100,7 @@ def mpirun(*command: str) -> subprocess.Popen[str]:
     )
 
 
-# Rank and signal; the first case always runs, the others only with --exhaustive.
+# (rank, signal). The first case always runs, the others only with --exhaustive.
 LOST_RANK_CASES = [
     (1, signal.SIGKILL),
     (0, signal.SIGKILL),
@@ -121,7 +121,7 @@ def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals
     assert launcher.stdout is not None
     launcher.stdin.write("What is RoPE?\n")
     launcher.stdin.flush()
-    assert launcher.stdout.readline()  # with the reply, both ranks are connected
+    assert launcher.stdout.readline()  # both ranks are connected once a reply arrives
     ranks = children_of(launcher.pid)
     assert len(ranks) == 2
     os.kill(ranks[rank], number)

@@ -42,7 +42,7 @@ CONFIGS = {
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
     "mistral-window": {**FAMILIES["mistral"], **SPLIT_SIZES, "sliding_window": 19},
 }
-# In 4bit, each of the 4 heads is one quantization group.
+# In format "4bit", each of the 4 heads is one quantization group.
 FORMATS = {
     "float32": {"torch_dtype": "float32"},
     "bfloat16": {"torch_dtype": "bfloat16"},
@@ -68,10 +68,11 @@ def tokens(llm, prompts=QUESTIONS, params=GREEDY) -> list[list[int]]:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Function that writes a random model with the demo's tokenizer."""
+    """Returns a function that writes a random model with the demo's tokenizer."""
 
     def write(config):
-        config = {**config, "vocab_size": 4097}  # indivisible, so that ranks have different ranges
+        # not divisible, so ranks have token ranges of different sizes
+        config = {**config, "vocab_size": 4097}
         path = write_family(tmp_path / "model", config)
         for file in TARGET_PATH.iterdir():
             if "token" in file.name:
@@ -152,7 +153,7 @@ def test_logits_are_close_to_those_of_one_rank(folder, family, weight_format):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_bits_do_not_depend_on_batch_or_preemption(kv_cache_dtype):
+def test_bitwise_equal_for_any_batch_and_preemption(kv_cache_dtype):
     few_pages = {"kv_cache_bytes": 2**20 * (2 if kv_cache_dtype == "auto" else 1), "block_size": 16}
     dtype = {"kv_cache_dtype": kv_cache_dtype}
     runs = [
@@ -246,7 +247,7 @@ def test_shard_read_from_a_file_equals_the_slice(folder, family, kind):
     for part in [RankShard(config, 0, 2), RankShard(config, 1, 2)]:
         for name, tensor in stored.items():
             if part.is_rank_0_bias(name):
-                continue  # zero on other ranks, so not read
+                continue  # rank 0 alone adds this bias; other ranks do not read it
             read, expected = part.read_tensor(name, tensor), part.slice_tensor(name, whole[name])
             assert (read.dtype, read.shape) == (expected.dtype, expected.shape), name
             assert mx.array_equal(read, expected), name
@@ -260,7 +261,7 @@ def test_rank_reads_only_its_rows():
         return bytes_read() - before
 
     whole = read_by(0, 1)
-    # 3.1 of 4.8 MB are split by rows. A matrix split by columns is read whole if rows are short.
+    # 3.1 of 4.8 MB are split by rows; column splits with short rows are read completely.
     assert read_by(0, 2) < 0.7 * whole
     assert read_by(1, 2) < 0.7 * whole
 

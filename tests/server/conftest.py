@@ -21,11 +21,11 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def client(server: RunningServer) -> openai.OpenAI:
-    """OpenAI client of the server."""
+    """OpenAI client connected to the shared server."""
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="session")
 def async_client(server: RunningServer) -> openai.AsyncOpenAI:
-    """Asynchronous OpenAI client of the server."""
+    """Asynchronous OpenAI client connected to the shared server."""
     return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)

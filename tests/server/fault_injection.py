@@ -1,7 +1,7 @@
 """`python -m tests.server.fault_injection FAULT …`: a server with a faulty engine.
 
-`raises`, `hangs` and `dies` affect steps with a request whose prompt is `FAULTY_PROMPT`. `slow`
-delays every step. `impatient` also delays steps, but drops slow clients after half a second.
+`raises`, `hangs` and `dies` affect steps with a request whose prompt starts with `FAULTY_PROMPT`.
+`slow` delays every step. `impatient` also delays every step, and drops slow clients after 0.5 s.
 `slow_load` delays loading by `LOAD_SECONDS` and sends frequent keep-alive comments.
 """
 

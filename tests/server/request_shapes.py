@@ -48,12 +48,12 @@ def all_shapes(document: Schema) -> Iterator[Shape]:
             example = json.dumps(walker.example(schema.get("items", schema)))
             max_items = schema.get("maxItems", 0)
             for fault, make in FAULTS[schema["type"]].items():
-                yield Shape(path, field, fault, _Make(wrap, make, example, max_items))
+                yield Shape(path, field, fault, _BodyFactory(wrap, make, example, max_items))
 
 
 @dataclass(frozen=True)
-class _Make:
-    """Generates a body; the fields are described at `FAULTS`."""
+class _BodyFactory:
+    """Callable that renders the body of a `Shape`; see `FAULTS` for `example` and `max_items`."""
 
     wrap: Wrap
     fault: Fault
@@ -65,7 +65,7 @@ class _Make:
 
 
 class _Walker:
-    """Resolves references and enumerates fields.
+    """Walks a JSON schema: resolves references and enumerates fields.
 
     Args:
         definitions: named schemas.
@@ -131,8 +131,8 @@ def _repeat(text: str, num_bytes: int = NUM_BYTES) -> str:
     return f"[{', '.join([text] * (num_bytes // (len(text) + 2)))}]"
 
 
-# Faults by field type. Each takes an example value (of an element, for arrays) and the maximum
-# number of elements, and returns the field's JSON.
+# Faults by field type. Each fault maps an example value (for arrays, of an element) and the maximum
+# number of elements to the field's JSON.
 FAULTS: dict[str, dict[str, Fault]] = {
     "array": {
         "full body": lambda example, max_items: _repeat(example),

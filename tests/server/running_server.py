@@ -59,7 +59,7 @@ class RunningServer:
             self._arrived.notify_all()
 
     def wait_for(self, pattern: str) -> str:
-        """Waits for a log line; returns the pattern's group or the whole match."""
+        """Waits for a log line that matches; returns the pattern's group or the complete match."""
         num_searched = 0
         with self._arrived:
             while True:

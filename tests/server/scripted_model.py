@@ -93,13 +93,13 @@ class ScriptedModel:
             raise ValueError(f"the script is {answer!r}, but the output is {output_text!r}")
 
     def _next_token(self, tokens: list[int], prompt_len: int) -> int:
-        if len(tokens) < prompt_len:  # a prompt token, for prompt logprobs
+        if len(tokens) < prompt_len:  # inside the prompt; only prompt logprobs read these logits
             return 0
         answer, output = self._answer(tuple(tokens[:prompt_len])), tokens[prompt_len:]
         ids: list[int] = self._tokenizer.encode(answer + END, add_special_tokens=False)
         if output == ids[: len(output)]:
             return ids[min(len(output), len(ids) - 1)]
-        # Draft tokens of the grammar may be wrong or tokenize the text differently.
+        # The grammar's draft tokens may be wrong, or may tokenize the same text differently.
         output_text = self._tokenizer.decode(output)
         rest = answer.removeprefix(output_text) if answer.startswith(output_text) else ""
         token: int = self._tokenizer.encode(rest + END, add_special_tokens=False)[0]

@@ -18,20 +18,20 @@ from tests.server.running_server import RunningServer, eventually
 
 NUM_STREAMS = 16
 STREAM = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-MAX_MEMORY_RATIO = 10  # bytes of memory per byte of the body
-COMPUTE_MEMORY = 128 * 2**20  # of an accepted request and of the streams
+MAX_MEMORY_RATIO = 10  # bytes of server memory per byte of a request body
+COMPUTE_MEMORY = 128 * 2**20  # bytes to compute an accepted request and concurrent streams
 
 
 class HealthProbe:
     """Requests `/health` continuously from another thread.
 
     Attributes:
-        num_answers: number of responses so far.
+        num_responses: number of responses so far.
         longest: longest response time since `reset`, printed by the test.
     """
 
     def __init__(self, server: RunningServer):
-        self.num_answers, self.longest, self._since = 0, 0.0, 0.0
+        self.num_responses, self.longest, self._since = 0, 0.0, 0.0
         self._server = server
         self._is_stopped = False
         self._failure: Exception | None = None
@@ -49,18 +49,18 @@ class HealthProbe:
                 assert connection.getresponse().read()
                 seconds = time.perf_counter() - max(start, self._since)
                 self.longest = max(self.longest, seconds)
-                self.num_answers += 1
+                self.num_responses += 1
                 time.sleep(0.002)
         except Exception as failure:
             self._failure = failure
 
     def reset(self) -> None:
-        """Excludes time so far, during which the test may have held the GIL."""
+        """Restarts the measurement, because the test may have held the GIL until now."""
         self.longest, self._since = 0.0, time.perf_counter()
 
-    def answers_after(self, num_answers: int) -> bool:
+    def responds_after(self, num_responses: int) -> bool:
         """Waits up to 30 s for another response; returns whether it arrived."""
-        return eventually(lambda: self.num_answers > num_answers)
+        return eventually(lambda: self.num_responses > num_responses)
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -70,7 +70,7 @@ class HealthProbe:
 
 @pytest.fixture(scope="module")
 def memory_server() -> Iterator[RunningServer]:
-    """Separate server for this file, because its memory is measured."""
+    """Server for this file alone, because the tests measure the server's memory."""
     running = RunningServer("--no-prefix-warmup")
     yield running
     assert running.stop() == 0
@@ -112,7 +112,7 @@ def check(server: RunningServer, shapes: Iterable[Shape]) -> None:
         if sys.platform == "linux":
             Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # resets VmHWM
         body = shape.body
-        before, num_answers = memory(server, "VmRSS"), probe.num_answers
+        before, num_responses = memory(server, "VmRSS"), probe.num_responses
         probe.reset()
         start = time.perf_counter()
         status, message = send(server, shape.path, body)
@@ -127,7 +127,7 @@ def check(server: RunningServer, shapes: Iterable[Shape]) -> None:
             problems.append(f"{shape}: {status} {message[:600]}")
         if added > MAX_MEMORY_RATIO * len(body) + COMPUTE_MEMORY:
             problems.append(f"{shape}: {added / 2**20:.0f} MiB for {len(body)} bytes")
-        assert probe.answers_after(num_answers), f"{shape}: /health does not respond"
+        assert probe.responds_after(num_responses), f"{shape}: /health does not respond"
     probe.stop()
     assert not problems, "\n".join(problems)
 

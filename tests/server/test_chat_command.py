@@ -1,4 +1,4 @@
-"""`chat --url`: our server, other servers, failing servers, rejected flags."""
+"""`chat --url` with tiny-llm's server, other servers and failing servers; rejected flags."""
 
 import http.server
 import io
@@ -21,7 +21,7 @@ FRANCE = "What is the capital of France?\n"
 
 
 def converse(capsys, monkeypatch, lines, *flags):
-    """Runs the command; returns its status and output."""
+    """Runs `tiny-llm chat` with typed `lines`; returns its exit status and output."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     status = chat.main(flags)
     out, err = capsys.readouterr()
@@ -56,7 +56,7 @@ def test_chat_continues_after_a_rejected_request(server, capsys, monkeypatch):
 
 
 class EndlessHandler(http.server.BaseHTTPRequestHandler):
-    """Streams until the client disconnects, then sets `left`."""
+    """Streams until the client disconnects, then sets `client_left`."""
 
     client_left = threading.Event()
 

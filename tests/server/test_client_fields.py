@@ -26,7 +26,7 @@ class City(BaseModel):
 
 @pytest.fixture
 def claude(server: RunningServer) -> anthropic.Anthropic:
-    """Anthropic client of the server."""
+    """Anthropic client connected to the shared server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 

@@ -17,7 +17,7 @@ from tests.server.running_server import RunningServer
 
 
 def invalid_data_rejection(context, response, case):
-    """`negative_data_rejection` that also accepts 413 as a rejection."""
+    """Schemathesis's check `negative_data_rejection`, which here also accepts status 413."""
     return None if response.status_code == 413 else negative_data_rejection(context, response, case)
 
 

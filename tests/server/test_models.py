@@ -109,7 +109,7 @@ def test_tokenize_and_probes_select_the_model(server):
     assert server.get("/ready").status_code == 200
 
 
-def test_viewer_of_an_unloaded_model_sees_its_next_load(server):
+def test_event_stream_of_an_unloaded_model_covers_its_next_load(server):
     server.post("/v1/completions", body("one"))
     server.post("/v1/completions", body("two"))
     expected = ["unloaded", "ready", "unloaded"]

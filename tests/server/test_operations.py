@@ -1,4 +1,4 @@
-"""Operations: access log, request counts, model names, chat template, context length."""
+"""Operational features: access log, request counts, model names, chat template, context length."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from tiny_llm import LLM, SamplingParams, UserError
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT = "/v1/chat/completions"
 BODY = {"messages": QUESTION, "max_tokens": 4, "reasoning_effort": "none"}
-# Renders the optional variable `style`.
+# A chat template with an optional variable, `style`.
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if style is defined %}style: {{ style.name }}{% endif %}"

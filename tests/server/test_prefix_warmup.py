@@ -8,17 +8,17 @@ from tests.server.running_server import RunningServer, eventually
 
 SYSTEM = "You answer questions about capitals of countries in Europe. " * 8
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
-OUTPUT = "Paris is the capital, and the largest city. " * 8  # forced output
+OUTPUT = "Paris is the capital, and the largest city. " * 8  # the only output that SCHEMA allows
 SCHEMA = {"enum": [OUTPUT]}
 PAGE = 32  # tokens
 
 
-def chat(messages):
+def chat_body(messages):
     response_format = {"type": "json_schema", "json_schema": {"name": "said", "schema": SCHEMA}}
     return {"messages": messages, "response_format": response_format, "reasoning_effort": "high"}
 
 
-def message(messages):
+def messages_body(messages):
     system, *turns = messages
     response_format = {"format": {"type": "json_schema", "schema": SCHEMA}}
     extra_body = {
@@ -29,20 +29,20 @@ def message(messages):
     return {"system": system["content"], "messages": turns, **extra_body}
 
 
-def response(messages):
+def responses_body(messages):
     response_format = {"format": {"type": "json_schema", "name": "said", "schema": SCHEMA}}
     return {"input": messages, "text": response_format, "reasoning": {"effort": "high"}}
 
 
 PROTOCOLS = [
-    ("/v1/chat/completions", chat),
-    ("/v1/messages", message),
-    ("/v1/responses", response),
+    ("/v1/chat/completions", chat_body),
+    ("/v1/messages", messages_body),
+    ("/v1/responses", responses_body),
 ]
 
 
 def num_cached(server, messages):
-    body = {**chat(messages), "max_tokens": 1}
+    body = {**chat_body(messages), "max_tokens": 1}
     usage = server.post("/v1/chat/completions", body).json()["usage"]
     return usage["prompt_tokens_details"]["cached_tokens"]
 
@@ -73,7 +73,7 @@ def test_second_turn_hits_the_first_output(server):
             )
             num_hits = num_cached(server, [*history, QUESTION])
             assert num_hits >= tokenized.json()["count"] - PAGE, (path, stream)
-    # Precomputed tokens are not counted as prompt tokens and do not delay requests.
+    # Metrics count the hits of requests, not those of prefix warm-up.
     num_prompt_tokens = server.metric("prompt_tokens_total")
     assert server.metric("prefix_cache_hits_total") < num_prompt_tokens
 
@@ -82,7 +82,7 @@ def test_second_turn_hits_the_first_output(server):
 def test_no_prefix_warmup_flag():
     server = RunningServer("--no-prefix-warmup")
     messages = [{"role": "system", "content": SYSTEM}, QUESTION]
-    first = server.post("/v1/chat/completions", {**chat(messages), "temperature": 0}).json()
+    first = server.post("/v1/chat/completions", {**chat_body(messages), "temperature": 0}).json()
     wait_until_idle(server)
     history = [*messages, {"role": "assistant", "content": f'"{OUTPUT}"'}, QUESTION]
     assert num_cached(server, history) <= first["usage"]["prompt_tokens"]

@@ -22,7 +22,7 @@ SCRIPT = [
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SCHEMA = {"type": "object", "properties": {key: {"type": "string"} for key in REPORT}}
 SCHEMA |= {"required": list(REPORT), "additionalProperties": False}
-# As with real agents, tools are most of the prompt.
+# As with real agents, tool definitions are most of the prompt.
 TOOLS = [{"name": name, "description": f"Gets the {name[4:]}. " * 20} for name in RESULTS]
 QUESTION = {"role": "user", "content": "Report the weather and the population of Paris."}
 

@@ -32,8 +32,8 @@ def check(shape, dtype, traditional, offset, base):
     expected = oracle(x, offset or 0, traditional, base)
     assert actual.dtype == dtype, f"expected RoPE to return x's dtype, {dtype}"
     pairs = "(x[0], x[1]), (x[2], x[3]), …" if traditional else "(x[i], x[i + D/2])"
-    # exp(−i·log base/(D/2)) and base ** (−2i/D) differ in a frequency's last bits; the position
-    # multiplies the difference.
+    # exp(−i·log base/(D/2)) and base ** (−2i/D) differ in the last bits; multiplying by a position
+    # scales the difference.
     angle_error = ((offset or 0) + L) * EPSILON[mx.float32]
     ulps = 2 + angle_error / EPSILON[dtype]
     assert_close(actual, expected, f"RoPE at offset {offset}, pairs {pairs}", ulps=ulps)

@@ -80,7 +80,7 @@ def test_task_1_quantized_linear(bits, group_size):
     weights = QuantizedWeights.from_mlx_layer(quantized)
     named = SimpleNamespace(**quantized.parameters(), group_size=group_size, bits=bits)
     assert QuantizedWeights.from_mlx_layer(named).scales is weights.scales, (
-        "object with the layer's attributes"
+        "from_mlx_layer must accept any object with the layer's attributes"
     )
     assert (weights.group_size, weights.bits) == (group_size, bits)
     x = random(2, 3, 256, dtype=mx.bfloat16)

@@ -40,7 +40,7 @@ def test_task_1_mask_of_the_last_queries(device, L, S):
     assert causal_mask(L, S, mx.float32).tolist() == full[S - L :].tolist()
 
 
-def filled(length: int) -> TinyKvFullCache:
+def filled_cache(length: int) -> TinyKvFullCache:
     cache = TinyKvFullCache()
     if length:
         cache.update_and_fetch(random(1, 2, length, 8), random(1, 2, length, 8))
@@ -55,7 +55,7 @@ def test_task_2_attention_equals_each_request_alone(device, L, lengths):
     for slot, length in enumerate(lengths):
         if length is None:
             continue
-        cache, twin = filled(length), TinyKvFullCache()
+        cache, twin = filled_cache(length), TinyKvFullCache()
         if length:
             twin.update_and_fetch(*cache.key_values)
         batch.add_request(cache, slot)
@@ -76,8 +76,8 @@ def test_task_2_attention_equals_each_request_alone(device, L, lengths):
 
 def test_task_2_padding_and_idle_slots_are_masked(device):
     batch = BatchingKvCache(3, 64)
-    batch.add_request(filled(2), 0)
-    batch.add_request(filled(5), 2)
+    batch.add_request(filled_cache(2), 0)
+    batch.add_request(filled_cache(5), 2)
     new = random(3, 2, 2, 8)
     mask = as_numpy(batch.update_and_fetch(new, new, mask_length=2)[3])[:, 0]
     hidden = -np.inf
@@ -88,10 +88,10 @@ def test_task_2_padding_and_idle_slots_are_masked(device):
 
 def test_task_2_slot_reuse(device):
     batch = BatchingKvCache(2, 64)
-    batch.add_request(filled(9), 0)
-    batch.add_request(filled(3), 1)
+    batch.add_request(filled_cache(9), 0)
+    batch.add_request(filled_cache(3), 1)
     batch.remove_request(0)
-    batch.add_request(filled(1), 0)
+    batch.add_request(filled_cache(1), 0)
     new = random(2, 2, 1, 8)
     keys, _, _, mask = batch.update_and_fetch(new, new)
     assert keys.shape[2] == 4, "expected no trace of the slot's previous request"
@@ -100,7 +100,7 @@ def test_task_2_slot_reuse(device):
 
 def test_task_2_buffers_hold_at_most_max_seq_len_tokens(device):
     batch = BatchingKvCache(2, max_seq_len=10)
-    batch.add_request(filled(4), 0)
+    batch.add_request(filled_cache(4), 0)
     new = random(2, 2, 1, 8)
     capacity = batch.append(new, new)[0].shape[2]
     assert capacity <= 10, f"expected a capacity of at most max_seq_len=10 tokens, got {capacity}"
@@ -115,7 +115,7 @@ def test_task_2_fetch_with_all_slots_idle_is_rejected(L):
 
 def test_task_2_rewind_and_release(device):
     batch = BatchingKvCache(2, 64)
-    batch.add_request(filled(4), 1)
+    batch.add_request(filled_cache(4), 1)
     batch.rewind(3)
     assert batch.lengths[1] == 1
     batch.release()
@@ -125,9 +125,9 @@ def test_task_2_rewind_and_release(device):
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda batch: batch.add_request(filled(1), 0), "slot 0 already has a request"),
-        (lambda batch: batch.add_request(filled(1), 2), "slot must be from 0 to 1, got 2"),
-        (lambda batch: batch.add_request(filled(11), 1), "at most 10 tokens, got 11"),
+        (lambda batch: batch.add_request(filled_cache(1), 0), "slot 0 already has a request"),
+        (lambda batch: batch.add_request(filled_cache(1), 2), "slot must be from 0 to 1, got 2"),
+        (lambda batch: batch.add_request(filled_cache(11), 1), "at most 10 tokens, got 11"),
         (lambda batch: batch.remove_request(1), "slot 1 has no request"),
         (lambda batch: batch.remove_request(-1), "slot must be from 0 to 1, got -1"),
         (
@@ -151,7 +151,7 @@ def test_task_2_rewind_and_release(device):
 )
 def test_task_2_misuse_is_rejected_without_side_effects(action, message):
     batch = BatchingKvCache(2, max_seq_len=10)
-    batch.add_request(filled(4), 0)
+    batch.add_request(filled_cache(4), 0)
     with pytest.raises(ValueError, match=message):
         action(batch)
     assert batch.lengths[0] == 4

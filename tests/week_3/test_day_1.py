@@ -86,7 +86,7 @@ def test_task_1_partial_write_leaves_rest_of_page():
 
 
 def test_task_1_writing_a_token_does_not_copy_the_pool():
-    pool = TinyKvPagedPool(page_size=64, capacity=64)  # 2 · 2 MB
+    pool = TinyKvPagedPool(page_size=64, capacity=64)  # 2 MB of keys and 2 MB of values
     page, token = pool.allocate_page(), mx.ones((1, 2, 1, 64))
     pool.write_page_slice(page, 0, token, token)
     mx.eval(pool.state, token)
@@ -289,7 +289,7 @@ def test_task_3_dense_gather_equals_full_cache(device, dtype, page_size, chunks)
     assert second.gather_dense() is None, "expected None for an empty cache"
     for length in chunks:
         key, value = (random(1, 2, length, 8, dtype=dtype) for _ in range(2))
-        first.append(value, key)  # another request's pages lie in between
+        first.append(value, key)  # allocates pages of another request in between
         expected = full.update_and_fetch(key, value, mask="causal")
         actual = second.update_and_fetch(key, value, mask="causal")
         assert_same_bits(actual[0], expected[0], "keys of a dense gather")

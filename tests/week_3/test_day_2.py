@@ -48,7 +48,9 @@ def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
             shadowed_caches[slot] = ShadowedCache(pool)
             if length:
                 shadowed_caches[slot].append(length)
-            batch._slots[slot] = shadowed_caches[slot].cache  # add_request is task 4
+            batch._slots[slot] = shadowed_caches[
+                slot
+            ].cache  # instead of add_request, which is task 4
     return batch, pool, shadowed_caches
 
 
@@ -61,7 +63,9 @@ def test_task_1_single_request(device, dtype, page_size, chunks):
         key, value = (random(1, 2, length, 8, dtype=dtype) for _ in range(2))
         metadata = cache.update_and_fetch_paged(key, value, mask="causal")
         assert metadata.block_table.tolist() == [cache.page_ids]
-        assert metadata.context_lens.tolist() == [cache.offset], "with the new tokens"
+        assert metadata.context_lens.tolist() == [cache.offset], (
+            "context_lens must include the new tokens"
+        )
         assert metadata.block_table.dtype == metadata.context_lens.dtype == mx.int32
         assert metadata.page_size == page_size
         assert metadata.mask == "causal", "expected the mask to be passed through"
@@ -301,7 +305,7 @@ def test_task_3_batch_is_bitwise_equal_to_single_requests(instruction_set, lengt
             mx.eval(model(mx.array([prompt[half:]]), half, request))
             mx.eval(week2(mx.array([prompt]), 0, alone[slot]))
             for layer, cache in zip(batch, request, strict=True):
-                layer._slots[slot] = cache  # add_request is task 4
+                layer._slots[slot] = cache  # instead of add_request, which is task 4
     for step in range(4):
         offsets = [0 if prompt is None else len(prompt) + step for prompt in prompts]
         ids = next_ids[:, step : step + 1].tolist()
@@ -329,7 +333,7 @@ def test_task_3_dense_batch_is_rejected():
 
 def test_task_3_step_does_not_copy_the_pool():
     _, model = quantized_pair(16)
-    model.page_pool = TinyKvPagedPool(16, capacity=4096)  # 2 · 4 MB
+    model.page_pool = TinyKvPagedPool(16, capacity=4096)  # 4 MB of keys and 4 MB of values
     cache = model.create_kv_cache()
     mx.eval(model(mx.array([[1, 2, 3]]), 0, cache))
     before = mx.get_active_memory()
@@ -365,7 +369,7 @@ def test_task_4_add_request_does_not_copy():
     pages, memory = list(shadowed.cache.page_ids), pool.key_pages
     batch.add_request(shadowed.cache, 1)
     assert pool.key_pages is memory, "expected no write to the pool"
-    del memory  # shared buffers cannot be written in place
+    del memory  # this reference would prevent in-place writes
     assert shadowed.cache.page_ids == pages
     assert batch.lengths == [None, 9]
     in_use = pool.num_pages - pool.num_free_pages

@@ -216,10 +216,8 @@ def test_task_1_kv_bytes_per_token():
 
 @pytest.mark.parametrize("page_size", [3, 64])
 def test_task_1_reference_loops_over_sequences(dtype, page_size):
-    lengths, ends = (
-        [100, 5, 2, 30],
-        [0, 1, 6, 10, 19],
-    )  # third: queries > keys
+    # The third sequence has more queries than keys.
+    lengths, ends = [100, 5, 2, 30], [0, 1, 6, 10, 19]
     pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
     keys, values, table = cut_into_pages(pairs, page_size)
     query = random(19, 4, 16, dtype=dtype)

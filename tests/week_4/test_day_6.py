@@ -22,7 +22,7 @@ SHAPES = [
     (1, 1, 5, 9, 130, 128),
     (1, 1, 1, 2, 31, 250),
 ]
-PART = 512  # keys: attention_week4.h
+PART = 512  # keys per split, as in attention_week4.h
 LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
 
 
@@ -123,7 +123,7 @@ def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
     one = mx.ones((len(x), 1, 1, 1))
-    ln_2 = 0.693147182  # times log₂ e is 1 in float32
+    ln_2 = 0.693147182  # its product with log₂ e is 1 in float32
     assert np.float32(ln_2) * np.float32(1.44269504) == 1
     return as_numpy(evaluated(one, key, value, ln_2)).reshape(-1)
 

@@ -134,7 +134,7 @@ def test_task_2_outputs_are_kept_and_dead_nodes_dropped():
 
 @pytest.fixture
 def capture_enabled(monkeypatch) -> None:
-    """Raises on an unwritten task instead of skipping it."""
+    """Enables graph capture explicitly, so that an unwritten task raises its error."""
     monkeypatch.setenv(CAPTURE_VARIABLE, "on")
 
 

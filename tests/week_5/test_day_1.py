@@ -94,7 +94,7 @@ class ScriptedHandle:
             await asyncio.Event().wait()
 
     def close(self) -> None:
-        """Counts calls."""
+        """Counts calls of `close`."""
         self.num_closed += 1
 
 
@@ -223,7 +223,7 @@ def test_task_2_headers_come_first_and_once():
 
 
 def test_task_2_headers_are_sent_once_despite_keep_alive():
-    """A timer may send a keep-alive while `send` waits for the client."""
+    """A timer may send a keep-alive comment while `send` waits for the client."""
 
     async def main() -> None:
         open_socket = asyncio.Event()
@@ -242,7 +242,7 @@ def test_task_2_headers_are_sent_once_despite_keep_alive():
 
 
 def test_task_2_start_events_wait_for_the_first_output():
-    """They can depend on it, for example on the number of cached tokens."""
+    """Start events may contain the number of cached tokens, which is unknown before."""
 
     async def main() -> None:
         handle, made_at = ScriptedHandle(["a"], ["b"]), []
@@ -296,7 +296,7 @@ def test_task_2_last_chunk_ends_the_body():
 
 
 def send_all(*script: Any) -> tuple[SendRecorder, list[bytes]]:
-    """Runs a whole stream; returns the recorder and the bodies."""
+    """Sends a complete stream; returns the recorder and the bodies."""
     recorder = SendRecorder()
     run(response_of(ScriptedHandle(*script))._send_all(recorder))
     return recorder, recorder.bodies
@@ -329,7 +329,7 @@ def test_task_3_internal_error_is_logged_but_not_sent(caplog):
 
 
 def test_task_3_cancellation_sends_nothing():
-    """The client has disconnected or the server is shutting down."""
+    """A stream is cancelled if the client disconnects or the server shuts down."""
 
     async def main() -> None:
         recorder = SendRecorder()
@@ -514,7 +514,7 @@ def test_task_4_external_cancellation_propagates(client_leaves):
 
 
 def test_task_4_closed_stream_closes_its_request():
-    """Whole response: the client disconnects after the first token."""
+    """A non-streaming response: the client disconnects after the first token."""
 
     async def main() -> None:
         connection, handle, recorder = (
@@ -536,7 +536,7 @@ def test_task_4_closed_stream_closes_its_request():
 
 
 def client_with_requests(num_prompts: int) -> tuple[EngineClient, Any]:
-    """A client without an engine thread, whose commands stay queued, and its request."""
+    """A client with a request but no engine thread, so its commands stay queued."""
     client = EngineClient(
         Settings(),
         queue.SimpleQueue(),
@@ -573,7 +573,7 @@ def test_task_4_every_unfinished_prompt_is_aborted():
 
 
 def test_task_4_aborted_request_counts_until_the_engine_finishes_it():
-    """It holds its pages until then, so it counts toward the limit of running requests."""
+    """Until then, the request holds its pages and counts toward the request limit."""
 
     async def main() -> None:
         client, handle = client_with_requests(1)

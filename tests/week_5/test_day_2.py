@@ -244,7 +244,7 @@ def test_task_2_slow_reader_does_not_delay_others():
 
 
 class EndlessWaitError(AssertionError):
-    """The loop waits again and again on an empty queue."""
+    """Raised if the loop waits on an empty queue without end."""
 
 
 class ScriptedQueue(queue.SimpleQueue[Any]):
@@ -278,7 +278,7 @@ class Engine:
     """Fake engine whose requests take a number of steps; records calls.
 
     Args:
-        commands: the thread's queue.
+        commands: command queue of the engine thread.
         arrivals: commands that arrive during a step, keyed by step number (from 1).
     """
 
@@ -287,7 +287,7 @@ class Engine:
         self.history: list[str] = []
         self.running: dict[str, int] = {}
         self.memory_is_short = False
-        self.num_pages_left = 3  # of a prefix to precompute
+        self.num_pages_left = 3  # pages of a prefix that `precompute` has yet to compute
         self._commands, self._arrivals, self._steps = commands, arrivals, 0
 
     @property
@@ -527,7 +527,7 @@ class Loop:
 
 
 def coalescer(loop: Loop, next_flush: float = 0.0) -> tuple[Coalescer, list[Any]]:
-    """A coalescer whose next flush is in the past or future, and its delivered messages."""
+    """A coalescer with the given time of its next flush, and its delivered messages."""
     delivered: list[Any] = []
     made = Coalescer(delivered.append, lambda: 1000.0)
     made._loop, made._next_flush = loop, next_flush  # type: ignore[assignment]

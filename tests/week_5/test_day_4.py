@@ -37,7 +37,7 @@ from tiny_llm.models.tokenizer.tokenizer import Tokenizer
 pytest.importorskip("llguidance")
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
-# A tiny language over a tiny vocabulary, with merges.
+# A tiny vocabulary in which texts have several tokenizations.
 TOKENS = ["a", "b", "c", "ab", "ba", "aa", "bc", "<|end|>"]
 END, LANGUAGE = 7, r"[ab]{1,3}c?"
 V = len(TOKENS)

@@ -31,7 +31,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": [25]}}\n</tool_
 
 
 def chunkings(text: str) -> list[list[str]]:
-    """The text whole, in characters, and split at one or two of several positions."""
+    """Splits of a text: one chunk, single characters, and cuts at one or two positions."""
     found = [[text], list(text)]
     found += [[text[:cut], text[cut:]] for cut in range(1, len(text))]
     places = range(1, len(text), 1 + len(text) // 16)
@@ -110,13 +110,13 @@ def test_task_1_prefixes_equal_definition():
                     assert actual == expected, f"{text!r}: expected {expected}, got {actual}"
 
 
-def fed(parser: OutputParser, *chunks: str) -> list[list[ParsedDelta]]:
+def feed_all(parser: OutputParser, *chunks: str) -> list[list[ParsedDelta]]:
     return [parser.feed(chunk) for chunk in chunks]
 
 
 def test_task_1_text_is_emitted_as_early_as_possible():
     parser = OutputParser(False, False, TOOLS)
-    actual = fed(parser, "Hello", " wor<", "b>", " 1 <tool_box>", " ")
+    actual = feed_all(parser, "Hello", " wor<", "b>", " 1 <tool_box>", " ")
     expected = [
         [TextDelta("Hello")],
         [TextDelta(" wor")],  # `<` may start a tag
@@ -162,7 +162,7 @@ def test_task_2_reasoning_opened_by_the_prompt():
 
 def test_task_2_start_waits_while_the_text_may_be_a_tag():
     parser = OutputParser(True, False)
-    actual = fed(parser, "<th", "ink>\nHm", " then.\n", "</thi", "nk>\n\nY", "es")
+    actual = feed_all(parser, "<th", "ink>\nHm", " then.\n", "</thi", "nk>\n\nY", "es")
     expected: list[list[ParsedDelta]] = [
         [],
         [ReasoningDelta("Hm")],
@@ -173,7 +173,7 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
     ]
     assert actual == expected, f"expected {expected}, got {actual}"
     parser = OutputParser(True, False)
-    actual = fed(parser, "<th", "ree>")
+    actual = feed_all(parser, "<th", "ree>")
     assert actual == [[], [TextDelta("<three>")]], (
         f"expected nothing, then the whole text, got {actual}"
     )
@@ -183,7 +183,7 @@ def test_task_2_start_waits_while_the_text_may_be_a_tag():
 
 
 def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
-    """Runs a reader to its end; returns its yields, then its result or its error's name."""
+    """Feeds chunks to a parsing generator; returns its yields, then its result or error name."""
     found: list[Any] = []
     remaining = list(chunks)
     while True:
@@ -210,7 +210,7 @@ def drive(read: Any, source: TextSource, *chunks: str) -> list[Any]:
         (["<b>"], [""]),
         (["", "<", "a", ">"], [None, None, None, "<a>"]),
         (["<", "b"], [None, ""]),
-        (["<a"], [None, ""]),  # then the output ends
+        (["<a"], [None, ""]),  # the output ends after this chunk
     ],
     ids=str,
 )

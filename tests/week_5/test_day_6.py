@@ -55,7 +55,7 @@ def decode(target: Target, prompt: list[int], max_tokens: int, draft: Target) ->
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 def test_task_1_output_equals_the_target(period):
-    """The output does not depend on a draft that is wrong at every multiple of `period`."""
+    """The draft is wrong at every multiple of `period`, which must not change the output."""
 
     def target(text: Sequence[int]) -> int:
         return (3 * text[-1] + text[-2] + 1) % 11
@@ -162,7 +162,7 @@ def test_task_3_longer_match_takes_precedence():
 
 
 def naive_match(text: Sequence[int]) -> tuple[int, int]:
-    """Reference: extends each match, and searches the whole text for new ones."""
+    """Reference without an index: extends each match or searches the text for a new one."""
     expected, matched = -1, 0
     for end in range(1, len(text) + 1):
         if expected >= 0:

@@ -210,7 +210,7 @@ def test_task_3_short_match_does_not_count():
 
 
 def test_task_3_chosen_replica_is_remembered_immediately():
-    """Three requests with the same new prompt, none of them started."""
+    """Three requests with the same new prompt arrive before one of them has started."""
     router = PrefixAwareRouter(100)
     assert_chosen(router, A + B, {0: 1, 1: 0}, 1)
     assert_chosen(router, A + B, {0: 1, 1: 1}, 1)
@@ -240,11 +240,11 @@ def test_task_3_conversations_stay_and_are_balanced():
 
 
 class ScriptedReplica:
-    """Fake replica: yields bodies, raises exceptions, and awaits `go` at each None."""
+    """Fake replica: yields bodies, raises exceptions, and awaits `resume` at each None."""
 
     def __init__(self, *steps: Any):
         self.steps = steps
-        self.go = asyncio.Event()
+        self.resume = asyncio.Event()
         self.num_requests = self.num_closed = 0
 
     async def handle_request(self, request: ReplicaRequest) -> Any:
@@ -252,7 +252,7 @@ class ScriptedReplica:
         try:
             for step in self.steps:
                 if step is None:
-                    await self.go.wait()
+                    await self.resume.wait()
                 elif isinstance(step, Exception):
                     raise step
                 else:
@@ -300,7 +300,7 @@ def test_task_4_response_is_streamed_and_counted():
         first = await anext(batches)
         assert first[0]["body"] == b"1", f"expected the first body at once, got {first}"
         assert pool.loads == {0: 1, 1: 0}, f"expected one request in flight, got {pool.loads}"
-        replica.go.set()
+        replica.resume.set()
         rest = await bodies(batches)
         assert rest == [b"2"], f"expected [b'2'], got {rest}"
         assert pool.loads == {0: 0, 1: 0}, f"expected none in flight, got {pool.loads}"
@@ -366,7 +366,7 @@ def test_task_4_lost_replica_fails_all_its_requests():
         for batches in both:
             await anext(batches)
         assert pool.loads == {0: 2}, f"expected two in flight, got {pool.loads}"
-        lost.go.set()
+        lost.resume.set()
         results = await asyncio.gather(*map(bodies, both), return_exceptions=True)
         kinds = [type(result).__name__ for result in results]
         assert kinds == ["ReplicaLostError"] * 2, (
@@ -386,7 +386,7 @@ def test_task_4_new_requests_see_requests_in_flight():
         responses = [asyncio.create_task(bodies(stream(pool, A + B))) for _ in range(3)]
         await asyncio.sleep(0)
         for replica in replicas:
-            replica.go.set()
+            replica.resume.set()
         await asyncio.gather(*responses)
         counts = [replica.num_requests for replica in replicas]
         assert counts == [2, 1], f"expected 2 and 1 requests, got {counts}"

@@ -17,7 +17,7 @@ from tiny_llm.models.families.experts import combine_experts, select_experts
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 QUANTIZED = {"bits": 4, "group_size": 64}
-# N.., X, k
+# (leading dimensions, number of experts X, experts per token k)
 ROUTERS = [((1,), 4, 1), ((7,), 16, 4), ((2, 3), 128, 8), ((5,), 6, 6)]
 
 
@@ -163,7 +163,7 @@ def test_task_4_float32_sum_is_rounded_once(dtype, shape):
 
 
 def test_task_4_logits_equal_mlx_lm():
-    """A whole mixture-of-experts model against mlx-lm's implementation."""
+    """Compares a complete mixture-of-experts model with mlx-lm's implementation."""
     from mlx_lm.models import qwen3_moe
 
     mlx_model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(MIXTURE))

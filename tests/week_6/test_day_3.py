@@ -210,7 +210,7 @@ def test_task_4_negative_ids_are_not_read():
 
 
 def test_task_4_engine_output_equals_the_kernel(demo):
-    """The learner's write and read in a whole model, compared with the kernel's."""
+    """Compares the learner's page writes and reads with the kernels' in a complete model."""
     tokens = {}
     for backend in ("paged", "reference"):
         llm = LLM(demo, kv_cache_dtype="int8", attention_backend=backend, kv_cache_bytes=2**21)

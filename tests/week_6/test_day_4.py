@@ -34,7 +34,7 @@ def exact(x: mx.array) -> np.ndarray:
 
 
 def test_task_1_example():
-    """The sums are so large that SiLU does not change them."""
+    """The sums are so large that SiLU returns its argument unchanged."""
     x, weight = mx.array([[1.0], [2], [3]]), mx.array([[1.0, 10, 100]])
     y, _ = causal_conv1d_sequence(x, weight, mx.zeros((2, 1)))
     actual = y.flatten().tolist()
@@ -216,7 +216,7 @@ def test_task_4_gated_norm_equals_numpy(dtype, shape):
 
 
 def test_task_4_logits_equal_mlx_lm():
-    """A whole hybrid model against mlx-lm's implementation, in float32."""
+    """Compares a complete hybrid model with mlx-lm's implementation, in float32."""
     from mlx_lm.models import qwen3_5
 
     tensors, _ = random_tensors(FLOAT32)
@@ -237,7 +237,7 @@ def test_task_4_chunked_logits_equal_whole_prompt():
 
 
 def test_task_4_kernel_logits_equal_reference():
-    """The layer with the extension's kernels in place of the learner's functions."""
+    """Compares the layer on the extension's kernels with the layer on the learner's functions."""
     checkpoint = random_checkpoint(FLOAT32)
     reference, kernels = (
         sequence_logits(serving_model("hybrid", checkpoint, 16, backend), IDS)

@@ -40,7 +40,7 @@ def tree_of(num_pages: int, num_slots: int = 4) -> tuple[list[PrefixNode], Check
     return extend(PrefixNode(None, (), -1), num_pages), Checkpoints(allocator), allocator
 
 
-def put(
+def put_checkpoint(
     checkpoints: Checkpoints, node: PrefixNode, pages: int = 1, priority: int = 0
 ) -> Checkpoint:
     """Stores a checkpoint with the given number of pages and priority."""
@@ -58,7 +58,7 @@ def put(
 def test_task_1_hit_ends_at_the_last_checkpoint(depths, expected):
     path, checkpoints, _ = tree_of(6)
     for depth in depths:
-        put(checkpoints, path[depth - 1])
+        put_checkpoint(checkpoints, path[depth - 1])
     actual = checkpoints.last(path)
     assert actual == expected, (
         f"6 cached pages, states after page {depths}: expected a hit of {expected} pages, got "
@@ -68,14 +68,14 @@ def test_task_1_hit_ends_at_the_last_checkpoint(depths, expected):
 
 def test_task_1_checkpoint_of_another_branch_is_not_a_hit():
     path, checkpoints, _ = tree_of(3)
-    put(checkpoints, extend(path[1], 1, first=50)[0])
+    put_checkpoint(checkpoints, extend(path[1], 1, first=50)[0])
     actual = checkpoints.last(path)
     assert actual == 0, f"the only checkpoint is in another branch: expected 0 pages, got {actual}"
 
 
 def test_task_1_hit_adds_an_owner():
     path, checkpoints, allocator = tree_of(3)
-    checkpoint = put(checkpoints, path[2])
+    checkpoint = put_checkpoint(checkpoints, path[2])
     slot = checkpoints.hit(path[2])
     assert slot == checkpoint.slot, f"expected slot {checkpoint.slot}, got {slot}"
     owners = allocator.ref_count(slot)
@@ -86,7 +86,7 @@ def test_task_1_hit_adds_an_owner():
 
 def test_task_1_hit_refreshes_a_checkpoint():
     path, checkpoints, _ = tree_of(3)
-    checkpoint = put(checkpoints, path[2], pages=5, priority=5)
+    checkpoint = put_checkpoint(checkpoints, path[2], pages=5, priority=5)
     checkpoints._clock = 30
     checkpoints.hit(path[2])
     assert checkpoint.priority == 35, (
@@ -95,14 +95,14 @@ def test_task_1_hit_refreshes_a_checkpoint():
 
 
 def running_request(states: StateSlots, num_tokens: int, num_computed: int = 0) -> EngineRequest:
-    """A running request with a current slot."""
+    """A running request that owns a current state slot."""
     request = EngineRequest("r", list(range(num_tokens)), SamplingParams())
     request.num_computed = num_computed
     request.state_slots = RequestSlots(current=states._allocator.allocate()[0])
     return request
 
 
-def planned(
+def plan_chunk(
     states: StateSlots, request: EngineRequest, start: int, end: int, drafts: int = 0
 ) -> Chunk:
     step_output = SchedulerOutput(0, (Chunk(request, start, end, drafts, samples=False),))
@@ -133,7 +133,7 @@ def test_task_2_checkpoint_is_not_overwritten(monkeypatch, is_checkpoint):
     before = slots.next
     states.begin_step([request], [])
     assert slots.next == before, f"expected slot {before} to be kept, got {slots.next}"
-    chunk = planned(states, request, 8, 9)
+    chunk = plan_chunk(states, request, 8, 9)
     assert chunk.state_read_slot == slots.current, (
         f"expected the state to be read from {slots.current}, got {chunk.state_read_slot}"
     )
@@ -147,7 +147,7 @@ def test_task_2_new_sequence_starts_from_zeros():
     request = running_request(states, 6)
     slot = request.state_slots.current
     for start, end, read in ((0, 3, -1), (3, 5, slot), (5, 6, slot)):
-        chunk = planned(states, request, start, end)
+        chunk = plan_chunk(states, request, start, end)
         assert chunk.state_read_slot == read, (
             f"tokens {start} to {end}: expected to read slot {read}, got {chunk.state_read_slot}"
         )
@@ -158,13 +158,13 @@ def test_task_2_new_sequence_starts_from_zeros():
 
 
 def test_task_2_states_after_draft_tokens():
-    """All are written, since acceptance is known only after the step."""
+    """The states after all draft tokens are written: acceptance is known only after the step."""
     states = StateSlots(6, 4, enable_prefix_caching=False)
     request = running_request(states, 9, num_computed=8)
     slots = request.state_slots
     assert states.reserve_drafts(request, 2) == 2
     first, second = slots.reserved
-    chunk = planned(states, request, 8, 9, drafts=2)
+    chunk = plan_chunk(states, request, 8, 9, drafts=2)
     expected = ((0, slots.current), (1, first), (2, second))
     assert chunk.state_writes == expected, f"expected {expected}, got {chunk.state_writes}"
 
@@ -174,7 +174,7 @@ def test_task_2_checkpoints_inside_a_chunk():
     states = StateSlots(6, 4, enable_prefix_caching=True)
     request = running_request(states, 30, num_computed=8)
     request.state_slots.positions = {12, 20}
-    chunk = planned(states, request, 8, 26)
+    chunk = plan_chunk(states, request, 8, 26)
     indices = [index for index, _ in chunk.state_writes]
     assert indices == [3, 11, 17], (
         "states at 12 and 20, and at the end of tokens 8 to 26: expected after tokens [3, 11, 17] "
@@ -191,7 +191,7 @@ def test_task_2_checkpoints_inside_a_chunk():
         (125, 32, {96}),
         (129, 32, {96, 128}),
         (128, 32, {96}),  # the last token is recomputed
-        (112, 32, {96}),  # 16 tokens: all that the template may render differently
+        (112, 32, {96}),  # the template may render the last 16 tokens differently
         (111, 32, {64, 96}),
         (40, 16, {16, 32}),
     ],
@@ -326,7 +326,7 @@ def test_task_4_every_turn_continues_from_the_previous_one():
 
 
 def test_task_4_shared_system_prompt_is_computed_at_most_twice():
-    """The second request reveals the branch; the third continues from there."""
+    """The second request reveals the branch; the third one continues from its checkpoint."""
     sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
     cached = [

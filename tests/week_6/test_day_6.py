@@ -116,7 +116,7 @@ def test_task_2_whole_file_is_synced(tmp_path, monkeypatch):
 
 
 class ShortWrites:
-    """A raw file that writes at most 1,000 bytes per call, as the OS may."""
+    """A raw file that writes at most 1,000 bytes per call, as an OS may do."""
 
     def __init__(self, file: Any):
         self._file = file

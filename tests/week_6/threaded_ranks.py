@@ -20,7 +20,7 @@ class Ranks:
 
     Attributes:
         size: number of ranks.
-        sums, gathers: shapes sent by rank 0.
+        sums, gathers: shapes of rank 0's arguments to `all_sum` and `all_gather`.
     """
 
     size: int
@@ -102,7 +102,7 @@ def all_gather(x: mx.array, *, group: Rank) -> mx.array:
 
 
 def all_sum(x: mx.array, *, group: Rank) -> mx.array:
-    """Ring sum: the starting rank depends on the position in the message."""
+    """Ring sum: an element's position in the message determines the rank that its sum starts on."""
     if group.number == 0:
         group.ranks.sums.append(x.shape)
     parts = [each.reshape(-1) for each in group.ranks.exchange(group.number, x)]

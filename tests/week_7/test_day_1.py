@@ -147,7 +147,7 @@ def test_task_2_invalid_calls_do_not_run():
     assert ran == [], "expected an invalid call not to run the function"
 
 
-def agent_of(script: Any, **options: Any) -> tuple[Agent, ScriptedModel]:
+def scripted_agent(script: Any, **options: Any) -> tuple[Agent, ScriptedModel]:
     model = ScriptedModel(script)
     return Agent(model, TOOLS, system_prompt="You read files.", **options), model
 
@@ -160,7 +160,7 @@ START = [
 
 def test_task_3_calls_and_their_results():
     message = assistant("Reading.", ("read", {"path": "a.txt"}), ("wrong", {}), ("read", "{"))
-    agent, _ = agent_of([message])
+    agent, _ = scripted_agent([message])
     transcript = agent.start("Read a.txt and b.txt.")
     agent.step(transcript)
     results = [run_call(each, BY_NAME) for each in message["tool_calls"]]
@@ -174,7 +174,7 @@ def test_task_3_calls_and_their_results():
 @pytest.mark.parametrize("calls", [{}, {"tool_calls": []}, {"tool_calls": None}], ids=str)
 def test_task_3_message_without_calls_is_the_answer(calls):
     message = {"role": "assistant", "content": "In b.txt.", **calls}
-    agent, _ = agent_of([message])
+    agent, _ = scripted_agent([message])
     transcript = agent.start("Read a.txt and b.txt.")
     try:
         agent.step(transcript)
@@ -217,7 +217,7 @@ ANSWER = assistant("In b.txt.")
 
 
 def test_task_4_runs_to_the_answer():
-    agent, model = agent_of([READ_A, READ_B, ANSWER])
+    agent, model = scripted_agent([READ_A, READ_B, ANSWER])
     transcript = agent.run("Read a.txt and b.txt.")
     assert transcript.answer == "In b.txt.", f"expected the answer, got {transcript.answer!r}"
     assert transcript.steps == 3, f"expected 3 steps, got {transcript.steps}"
@@ -228,7 +228,7 @@ def test_task_4_runs_to_the_answer():
 
 def test_task_4_model_corrects_itself():
     mistaken = assistant(None, ("read", {"file": "a.txt"}), turn=0)
-    agent, _ = agent_of([mistaken, READ_B, ANSWER])
+    agent, _ = scripted_agent([mistaken, READ_B, ANSWER])
     transcript = agent.run("Read a.txt and b.txt.")
     contents = [message["content"] for message in transcript.messages if message["role"] == "tool"]
     assert contents[0].startswith("error: "), f"expected an error first, got {contents}"
@@ -238,7 +238,7 @@ def test_task_4_model_corrects_itself():
 
 @pytest.mark.parametrize(("limit", "reason"), [(2, "max_steps"), (3, "answer"), (9, "answer")])
 def test_task_4_step_limit(limit, reason):
-    agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=limit)
+    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=limit)
     transcript = agent.run("Read a.txt and b.txt.")
     count = len(model.prompts)
     assert count == min(limit, 3), f"expected {min(limit, 3)} model requests, got {count}"
@@ -247,7 +247,7 @@ def test_task_4_step_limit(limit, reason):
 
 
 def test_task_4_limit_counts_earlier_steps():
-    agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=2)
+    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=2)
     transcript = agent.start("Read a.txt and b.txt.")
     agent.step(transcript)
     agent.resume(transcript)
@@ -256,7 +256,7 @@ def test_task_4_limit_counts_earlier_steps():
 
 
 def test_task_4_no_request_at_the_limit():
-    agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=2)
+    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=2)
     transcript = agent.start("Read a.txt and b.txt.")
     agent.step(transcript)
     agent.step(transcript)
@@ -268,7 +268,7 @@ def test_task_4_no_request_at_the_limit():
 
 
 def test_task_4_higher_limit_continues_the_run():
-    agent, model = agent_of([READ_A, READ_B, ANSWER], max_steps=2)
+    agent, model = scripted_agent([READ_A, READ_B, ANSWER], max_steps=2)
     transcript = agent.run("Read a.txt and b.txt.")
     agent.resume(transcript)
     count = len(model.prompts)
@@ -283,7 +283,7 @@ def test_task_4_higher_limit_continues_the_run():
 
 
 def test_task_4_forks_and_finished_runs():
-    agent, model = agent_of(
+    agent, model = scripted_agent(
         lambda messages, seed: READ_A if len(messages) == 2 else assistant(f"{seed}")
     )
     start = agent.start("Read a.txt and b.txt.")
@@ -299,7 +299,7 @@ def test_task_4_forks_and_finished_runs():
 
 
 def test_task_4_callback_after_each_step():
-    agent, _ = agent_of([READ_A, READ_B, ANSWER])
+    agent, _ = scripted_agent([READ_A, READ_B, ANSWER])
     seen: list[tuple[int, str | None]] = []
     transcript = agent.start("Read a.txt and b.txt.")
     agent.resume(transcript, 0, lambda now: seen.append((now.steps, now.stop_reason)))

@@ -138,7 +138,7 @@ def test_task_2_check_of_files(tmp_path, text, expected):
 
 
 def test_task_2_bug_in_the_check_is_raised(tmp_path):
-    """Otherwise a typo in the check would silently fail every branch."""
+    """If exceptions counted as failures, a typo in the check would silently fail every branch."""
     with pytest.raises(NameError):
         passes(lambda workspace: workspase.exists(), tmp_path)  # type: ignore[name-defined]  # noqa: F821
 

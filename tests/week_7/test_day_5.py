@@ -32,7 +32,7 @@ def total_is_12(workspace: Path) -> bool:
 TASK = EvalTask("add", "Add 5 to the total.", total_is_12, {"total.txt": "7"})
 
 
-def writing(script: Callable[[Any, int], Any], max_steps: int = 3) -> Callable[[Path], Agent]:
+def agent_factory(script: Callable[[Any, int], Any], max_steps: int = 3) -> Callable[[Path], Agent]:
     """Agent factory with a tool that writes total.txt."""
 
     def make_agent(workspace: Path) -> Agent:
@@ -46,7 +46,7 @@ def writing(script: Callable[[Any, int], Any], max_steps: int = 3) -> Callable[[
     return make_agent
 
 
-def writes(text: str, answer: str) -> Callable[[Any, int], Any]:
+def write_then_answer(text: str, answer: str) -> Callable[[Any, int], Any]:
     """Model script that writes a text, then answers."""
 
     def script(messages: Any, seed: int) -> Any:
@@ -63,7 +63,7 @@ def writes(text: str, answer: str) -> Callable[[Any, int], Any]:
     ids=["add 0", "add 1", "not ASCII"],
 )
 def test_task_1_known_seeds(task, number, expected):
-    """Seeds from another process: they must not depend on the process."""
+    """Compares seeds with those of another process, since they must be reproducible."""
     seed = case_seed(task, number)
     assert seed == expected, f"seed of {task}/{number}: expected {expected}, got {seed}"
 
@@ -74,13 +74,13 @@ def test_task_1_seeds_of_cases_differ():
 
 
 def test_task_2_correct_file_passes():
-    result = run_case(TASK, 3, writing(writes("12", "I am not sure.")))
+    result = run_case(TASK, 3, agent_factory(write_then_answer("12", "I am not sure.")))
     expected = Result("add", 3, True, 2, "answer")
     assert result == expected, f"expected {expected}, got {result}"
 
 
 def test_task_2_files_decide_not_answers():
-    result = run_case(TASK, 0, writing(writes("75", "The total is now 12.")))
+    result = run_case(TASK, 0, agent_factory(write_then_answer("75", "The total is now 12.")))
     assert result.passed is False, f"expected a failure: the file has 75, got {result}"
 
 
@@ -92,7 +92,7 @@ def test_task_2_model_receives_the_case_seed():
         return assistant("Done.")
 
     for number in (0, 1):
-        run_case(TASK, number, writing(script))
+        run_case(TASK, number, agent_factory(script))
     expected = [case_seed("add", 0), case_seed("add", 1)]
     assert seeds == expected, f"expected the seeds {expected}, got {seeds}"
 
@@ -107,7 +107,7 @@ def test_task_2_workspace_has_the_files_of_the_task():
             if path.is_file()
         }
         found.append(files)
-        return writing(writes("12", "Done."))(workspace)
+        return agent_factory(write_then_answer("12", "Done."))(workspace)
 
     files = {"total.txt": "7", "notes/öl/a.txt": "größer"}
     for number in (0, 1):
@@ -117,7 +117,9 @@ def test_task_2_workspace_has_the_files_of_the_task():
 
 
 def test_task_2_missing_file_is_a_failure():
-    result = run_case(replace(TASK, files={}), 0, writing(lambda messages, seed: assistant("12")))
+    result = run_case(
+        replace(TASK, files={}), 0, agent_factory(lambda messages, seed: assistant("12"))
+    )
     expected = Result("add", 0, False, 1, "answer")
     assert result == expected, f"expected {expected}, got {result}"
 
@@ -126,7 +128,7 @@ def test_task_2_step_limit():
     def script(messages: Any, seed: int) -> Any:
         return assistant(None, ("write", {"text": "12"}))
 
-    result = run_case(TASK, 0, writing(script, max_steps=3))
+    result = run_case(TASK, 0, agent_factory(script, max_steps=3))
     expected = Result("add", 0, True, 3, "max_steps")
     assert result == expected, f"expected {expected}, got {result}"
 
@@ -137,7 +139,7 @@ def test_task_2_rejected_request_ends_the_run():
             return assistant(None, ("write", {"text": "12"}))
         raise UserError("The prompt has 9000 tokens, more than the context.")
 
-    result = run_case(TASK, 0, writing(script))
+    result = run_case(TASK, 0, agent_factory(script))
     expected = Result("add", 0, True, 1, "error")
     assert result == expected, f"expected {expected}, got {result}"
 
@@ -147,7 +149,7 @@ def test_task_2_internal_error_is_raised():
         raise ZeroDivisionError("internal error")
 
     with pytest.raises(ZeroDivisionError):
-        run_case(TASK, 0, writing(script))
+        run_case(TASK, 0, agent_factory(script))
 
 
 @pytest.mark.parametrize(

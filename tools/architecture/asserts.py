@@ -1,11 +1,11 @@
-"""Asserts with side effects, which `python -O` removes together with the assert."""
+"""Finds asserts with side effects, which `python -O` would remove."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-# Functions and methods without side effects. Consuming an iterator in `all` or `sum` is not
-# detected.
+# Functions and methods without side effects. The check does not detect that `all` or `sum`
+# consumes an iterator.
 PURE_CALLS = frozenset(
     {
         *("all", "any", "is_relative_to", "isinstance", "items", "keys", "len", "map", "max"),

@@ -81,7 +81,7 @@ def draw(components: Mapping[str, set[str]], folders: set[str]) -> str:
 
 
 def _direct(component: str, others: set[str], components: Mapping[str, set[str]]) -> set[str]:
-    """Imports of a component that are not also transitive."""
+    """Imports of a component, except those that are also transitive imports."""
     implied = {
         indirect
         for other in others
@@ -91,7 +91,7 @@ def _direct(component: str, others: set[str], components: Mapping[str, set[str]]
 
 
 def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> list[str]:
-    """Arrow from the lower edge of a box to the upper edge of a lower one."""
+    """Arrow from the lower edge of a box to the upper edge of a box in a lower layer."""
     start_y = _top(LAYER[component]) + BOX_HEIGHT
     end_y = _top(LAYER[other]) - 1
     start_x = _port(
@@ -122,7 +122,7 @@ def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> li
 
 
 def _port(component: str, neighbours: list[str], neighbour: str) -> float:
-    """X of an arrow's end on a box's edge; the ends are spread in the neighbours' order."""
+    """X of an arrow's end on a box's edge. The ends are spread out in the neighbours' order."""
     space = min(14.0, (2 * _half_width(component) - 16) / max(1, len(neighbours) - 1))
     return _x(COLUMN[component]) + (neighbours.index(neighbour) - (len(neighbours) - 1) / 2) * space
 

@@ -18,7 +18,7 @@ class Module:
         external: top-level names of all other imports.
         has_star_import: whether it has an `import *`.
         has_getattr: whether it defines a module-level `__getattr__`.
-        dynamic_imports: functions used that can import modules.
+        dynamic_imports: functions that can import modules and are used by the module.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Module:
 
     @property
     def component(self) -> str:
-        """Top-level entry of the package that contains it; "" for the package itself."""
+        """Top-level entry of the package that contains the module; "" for the package itself."""
         return self.name.partition(".")[0]
 
 
@@ -64,7 +64,7 @@ def _read(name: str, file: Path, modules: Collection[str]) -> Module:
             else:
                 internal |= set(_internal(node, package, modules))
         elif isinstance(node, ast.Attribute):
-            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {"eval"}  # mx.eval is harmless
+            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {"eval"}  # `mx.eval` imports nothing
         elif isinstance(node, ast.Name):
             dynamic_imports |= {node.id} & DYNAMIC_IMPORTS
     modules_and_parents = {folder for module in internal for folder in _with_parents(module)}

@@ -45,7 +45,7 @@ LAYER = {
 # Exempt from the rules: the package's __init__ re-exports everything and loads the engine lazily.
 ENTRY_POINTS = {"", "__main__"}
 
-# Week 1's mathematics depends only on MLX.
+# Week 1's modules import no third-party package except MLX.
 MLX_ONLY = {
     "basics",
     "attention.dense",
@@ -58,7 +58,7 @@ MLX_ONLY = {
 }
 MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools", "types", "mlx"}
 
-# Scheduling decisions (which tokens, in which pages) are plain Python.
+# Scheduling and page allocation are plain Python: these modules import no array library.
 ARRAY_FREE = (
     "engine.inputs",
     "engine.scheduling",
@@ -125,7 +125,7 @@ def _problems_of(module: Module) -> list[str]:
 
 
 def _problems_of_week_1(modules: Mapping[str, Module]) -> list[str]:
-    """Week 1 must run with only MLX installed; kernels imports the extension lazily."""
+    """Week 1 must run with only MLX installed, so `kernels` must import the extension lazily."""
     found = []
     for name in sorted(reachable("qwen3_week1", modules)):
         others = modules[name].external - STANDARD_LIBRARY - {"mlx", "tiny_llm_ext"}
@@ -175,7 +175,7 @@ def is_array_free(name: str) -> bool:
 
 
 def component_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Imports of each component."""
+    """Maps each component to the components that it imports."""
     components: dict[str, set[str]] = {component: set() for component in LAYER}
     for module in modules.values():
         if module.name not in ENTRY_POINTS:

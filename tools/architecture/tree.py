@@ -18,8 +18,8 @@ BLOCK = re.compile(r"(?<=```text\n)tiny-llm/\n.*?(?=```)", re.DOTALL)
 WIDTH = 118
 HIDDEN = {"__init__.py", "__main__.py", "__pycache__"}
 
-# Folders outside the package: description if they have no docstring, and whether the tree shows
-# their modules and their sub-folders.
+# Folders outside the package: (description if they have no docstring, whether the tree shows
+# their modules and sub-folders).
 OUTSIDE = {
     "src/extensions": ("C++ extension: one folder of src/ per operation", False, False),
     "src/extensions/src": ("operations", False, True),
@@ -120,7 +120,7 @@ def _line(entry: Entry, width: int) -> str:
 
 
 def tree() -> str:
-    """The whole tree, one line per entry."""
+    """The complete tree, one line per entry."""
     top = Entry(PACKAGE, 1, first_line(PACKAGE))
     entries = [top, *_package(PACKAGE, 2), *_outside()]
     width = 2 + max(2 * entry.depth + len(entry.path.name) for entry in entries)

@@ -17,8 +17,8 @@ class Block:
     """A fenced code block.
 
     Attributes:
-        language: first word after the fence.
-        words: remaining words: `runnable`, `output`.
+        language: first word after the opening fence.
+        words: remaining words after the opening fence, such as `runnable` and `output`.
         text: lines without their common indentation.
         line: line number of the opening fence, from 1.
     """

@@ -5,7 +5,7 @@
     ```sh runnable clang           the same, skipped if the Metal emulator has no clang
     ```text output                 expected output of the preceding block; … matches anything
 
-Only standard output is compared. In commands, `pdm` runs the project's `pdmw`.
+Only standard output is compared. In commands, `pdm` stands for the project's `pdmw`.
 """
 
 import os
@@ -58,7 +58,7 @@ def run(command: Command) -> None:
     """Runs one block.
 
     Raises:
-        BookError: it failed, or its output differs.
+        BookError: the block failed, or its output differs.
     """
     place = where(command.chapter, command.block.line)
     if command.block.language == "python":
@@ -76,7 +76,7 @@ def run(command: Command) -> None:
         environment = {
             **os.environ,
             "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-            "TINY_LLM_MINE": f"{folder}/mine",  # does not exist: the commands use the solution
+            "TINY_LLM_MINE": f"{folder}/mine",  # does not exist, so the commands use the solution
         }
         try:
             result = subprocess.run(
@@ -97,7 +97,7 @@ def run(command: Command) -> None:
 
 
 def matches(printed: str, expected: str) -> bool:
-    """Whether the output matches; … stands for any text, including newlines."""
+    """Whether the output matches the pattern; … stands for any text, including newlines."""
     parts = [re.escape(part) for part in _trimmed(expected).split("…")]
     return re.fullmatch(".*".join(parts), _trimmed(printed), re.DOTALL) is not None
 

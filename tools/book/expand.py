@@ -7,7 +7,7 @@
 
 Below a task's heading, its files and functions are listed, from the markers in the sources. A link
 to `src:PATH` points to a page with that file. `runnable`, `clang` and `output` after a fence, which
-are for commands.py, are removed. Errors name chapter and line.
+commands.py interprets, are removed. Errors name chapter and line.
 """
 
 import html
@@ -28,7 +28,7 @@ from .source import LANGUAGES, piece
 from .task_locations import task_locations_line
 from .tasks import PENDING
 
-# Text after the heading of a task without markers.
+# Inserted after the heading of a task without markers.
 NO_MARKERS = (
     "*The starter still has the solution's code for this task. To write it yourself, delete the "
     "bodies of the functions named here, in a branch of the repository.*"
@@ -77,13 +77,13 @@ class Expander:
         self._figures = _figures()
 
     def expand(self, chapter: Path) -> str:
-        """Text of a chapter without directives.
+        """Text of a chapter with all directives expanded.
 
         Raises:
-            BookError: with chapter and line.
+            BookError: an invalid directive; the message has chapter and line.
         """
         lines = []
-        fence = ""  # the open fence
+        fence = ""  # opening characters of the current code block
         day = day_of(chapter)
         for number, line in enumerate(chapter.read_text(encoding="utf-8").splitlines(), start=1):
             try:
@@ -144,13 +144,13 @@ class Expander:
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
         caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", caption)
         caption = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", caption)
-        return (  # one line, which Markdown does not modify
+        return (  # on one line, because Markdown does not change HTML without line breaks
             f'<figure class="diagram{narrow}"><div class="drawing">{svg}</div>'
             f"<figcaption>{caption}</figcaption></figure>"
         )
 
     def _link(self, path: str, chapter: Path) -> str:
-        """End of a link, `](…)`, from a chapter to a source file's page."""
+        """Second half of a Markdown link, `](…)`, from a chapter to a source file's page."""
         if not (ROOT / path).is_file():
             raise BookError(f"file {path} does not exist")
         self.files.add(path)
@@ -159,7 +159,7 @@ class Expander:
 
 
 def _pending_note(rest: str) -> str:
-    """Note on a pending task; empty once it has tests."""
+    """Note on a pending task; empty once the task has tests."""
     task, _, note = rest.partition(":")
     if task not in TASKS:
         raise BookError(f"unknown task {task}")
@@ -176,7 +176,7 @@ def _locations(line: str, day: tuple[int, int] | None) -> str:
 
 
 def _without_keywords(fence: str) -> str:
-    """A fence without the keywords for commands.py."""
+    """An opening fence without the keywords that commands.py interprets."""
     return re.sub(r"\s+(runnable|output|clang)\b", "", fence)
 
 

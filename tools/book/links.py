@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# Elements that a browser loads automatically, unlike clicked links.
+# Elements and attributes whose resources a browser loads automatically, unlike links.
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 
-# Prefixes of Markdown extensions; in a page's text they are unprocessed markup.
+# Syntax of Markdown extensions; its occurrence in a page's text means unprocessed markup.
 MARKUP = ('=== "', "!!! ", "??? ", "$$", "{{", "[task ")
 
 
@@ -34,7 +34,7 @@ class Page(HTMLParser):
         """Records ids and references of a tag."""
         self._in_code += tag in ("code", "script", "style")
         values = dict(attrs)
-        # Relations that browsers do not fetch.
+        # Browsers do not load links with these relations.
         not_fetched = tag == "link" and values.get("rel") in ("canonical", "prev", "next")
         for name, value in attrs:
             if value is None:
@@ -47,7 +47,7 @@ class Page(HTMLParser):
                 self.links.append((value, False))
 
     def handle_endtag(self, tag: str) -> None:
-        """Tracks the end of code."""
+        """Tracks the end of code elements, which may contain Markdown syntax."""
         self._in_code -= tag in ("code", "script", "style")
 
     def handle_data(self, data: str) -> None:
@@ -87,7 +87,7 @@ def _problem(
         return None
     path = unquote(parts.path)
     if file.name == "404.html":
-        return None  # served at any address, so its links are absolute
+        return None  # 404.html is served at any address, so its links are absolute
     target = (site / path.lstrip("/") if path.startswith("/") else file.parent / path).resolve()
     target = file if not path else target / "index.html" if target.is_dir() else target
     if not target.exists():

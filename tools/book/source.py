@@ -1,13 +1,13 @@
 """Excerpts of source files, extracted when the book is built.
 
-An excerpt is given by kind and, except for `file` and `header`, a name:
+An excerpt is selected by its kind and, except for `file` and `header`, a name:
 
     task 1.1.1            the lines between `# [task 1.1.1]` and `# [/task 1.1.1]`
     task 1.1.1 softmax    the lines of `# [task 1.1.1 softmax]`
     function softmax      a function or class with its body; `Class.method` for a method
     signature softmax     the same with `...` as body; for a class, all methods' signatures
     header                the leading comment or docstring of a file
-    file                  the whole file
+    file                  the complete file
 """
 
 import ast
@@ -142,7 +142,7 @@ def _python(text: str, name: str, signature: bool, file: Path) -> Piece:
 
 
 def _signature(node: Definition, lines: list[str]) -> list[str]:
-    """A definition up to its docstring, then dots; a class's methods likewise."""
+    """A definition with dots after its docstring; for a class, the same for each method."""
     head_end = node.body[0].lineno - 1
     if ast.get_docstring(node) is not None:
         head_end = node.body[0].end_lineno or head_end
@@ -169,7 +169,7 @@ def _braces(text: str, name: str, signature: bool, language: str, file: Path) ->
         rest = "\n".join(lines[number:])
         opening = re.search(r"[{;]", rest)
         if opening is None or opening[0] == ";":
-            continue  # a declaration or a call
+            continue  # only a declaration or a call
         length = _closing_brace(rest, opening.start())
         head = rest[: opening.start()].rstrip()
         body = head + " { … }" if signature else rest[: length + 1]

@@ -62,7 +62,7 @@ def check_tasks(tested: set[str]) -> list[str]:
 
 
 def _wrong_commands(chapter: Path, known: set[str]) -> list[str]:
-    """Commands of a chapter that would run no test."""
+    """Test commands of a chapter that would select no test."""
     errors = []
     for number, line in enumerate(chapter.read_text(encoding="utf-8").splitlines(), start=1):
         command = COMMAND.search(line)

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def skip(reason: str) -> int:
-    """Prints why the check was skipped."""
+    """Prints the reason for skipping the check; returns exit status 0."""
     print(f"check-mac: skipped: {reason}.", file=sys.stderr)
     return 0
 

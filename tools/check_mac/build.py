@@ -24,7 +24,7 @@ set(CMAKE_MODULE_LINKER_FLAGS_INIT
 # Tests the compiler without linking: ziglang compiles its C++ library at the first link.
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 """
-# ziglang's warning, once per file, about a framework folder of MLX's build machine.
+# ziglang prints this warning for each file: the folder existed only where MLX was built.
 NOISE = "warning: unable to open library directory"
 
 
@@ -41,7 +41,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     """
     write_toolchain(work)
     objects = work / "objects"
-    # Its paths may belong to another version. The objects are kept.
+    # CMake's cache may contain paths of another version; object files are reused.
     (objects / "CMakeCache.txt").unlink(missing_ok=True)
     configure = ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(objects)]
     configure += [f"-DCMAKE_TOOLCHAIN_FILE={work / 'toolchain.cmake'}"]
@@ -53,10 +53,10 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-darwin"
     configure += [f"-DSKBUILD_SOABI={tag}", "-DTINY_LLM_UNITY=ON"]
     configure += ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
-    # -O1 suffices, as the module is not run. The kernels keep -O3, which affects clang's warnings.
+    # The module is not run, so -O1 suffices. The kernels keep -O3, which affects clang's warnings.
     configure += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
     output = ""
-    # The environment's CMake and Ninja, regardless of PATH.
+    # Prefers CMake and Ninja of this Python environment to others on PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     for command in (configure, ["ninja", "-C", str(objects), "-k", "0", "_ext"]):
         run = subprocess.run(

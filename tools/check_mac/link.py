@@ -5,7 +5,7 @@
 CMake calls this in front of the linker (CMAKE_CXX_LINKER_LAUNCHER). Three flags differ:
 
   -bundle           unsupported by ziglang; Python also loads a dynamic library
-  -Wl,@file         symbols that may stay undefined; the stub `interpreter` has them
+  -Wl,@file         symbols that may stay undefined; the stub `interpreter` defines these
   -Wl,-x, -Wl,-S    would strip the symbols that module.py inspects
 """
 

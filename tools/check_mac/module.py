@@ -12,10 +12,10 @@ from .system import INTERPRETER
 
 ARM64 = 0x0100000C
 MLX = "@rpath/libmlx.dylib"
-# MLX's library relative to our module's folder: the packages are siblings.
+# Search path of MLX's library: its package is a sibling of the module's package.
 RPATH = "@loader_path/../mlx/lib"
 ENTRY = "_PyInit__ext"
-# Symbols without a library, which any loaded library may resolve.
+# Label of symbols without a library, which any loaded library may define.
 OPEN = "anywhere"
 # Flag in n_desc: a weak definition, such as an inline function.
 WEAK = 0x80
@@ -74,7 +74,7 @@ def describe(module: Path) -> str:
 
 
 def strings(module: Path, command: str) -> list[str]:
-    """Paths in the load commands of one kind."""
+    """Paths in the module's load commands of kind `command`."""
     return [
         data.rstrip(b"\0").decode()
         for load, _, data in MachO(str(module)).headers[0].commands

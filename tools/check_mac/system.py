@@ -2,7 +2,7 @@
 
 ziglang has the C and Objective-C headers and libSystem, but not Apple's frameworks. This module
 writes the few declarations that Metal's C++ interface needs, and text-based stubs (.tbd), which
-map symbols to libraries for the linker. A symbol without a stub stays undefined: an error.
+map symbols to libraries for the linker. A symbol without a stub is undefined, which is an error.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ FRAMEWORKS = ("Metal", "Foundation", "QuartzCore", "Accelerate")
 OBJC = "/usr/lib/libobjc.A.dylib"
 OBJC_SYMBOLS = ["_objc_msgSend", "_sel_registerName", "_objc_lookUpClass", "_objc_getProtocol"]
 
-# Not a library: on a Mac these symbols stay undefined until the interpreter loads the module.
+# Not a library: on a Mac, the interpreter resolves these symbols when it loads the module.
 INTERPRETER = "the Python interpreter"
 
 

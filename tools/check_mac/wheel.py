@@ -6,14 +6,14 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-# The oldest macOS with an MLX wheel.
+# The oldest macOS version that MLX publishes a wheel for.
 MACOS = "14.0"
 
 
 def macos_wheel(work: Path) -> Path | None:
-    """Package `mlx` of the macOS wheel for the installed MLX version, unpacked into `work`.
+    """Unpacks the package `mlx` of the installed version's macOS wheel into `work`.
 
-    None if the download fails. Omits the compiled Metal kernels (100 MB).
+    Omits the compiled Metal kernels (100 MB). Returns the package, or None if the download fails.
     """
     folder = work / f"mlx-{version('mlx')}"
     if not folder.exists():

@@ -28,7 +28,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             run(job)
-        # One session at a time; for concurrency, start several servers.
+        # Runs one session at a time; callers start several servers to run sessions concurrently.
         _, status = os.waitpid(pid, 0)
         print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
 

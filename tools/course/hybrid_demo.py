@@ -87,7 +87,7 @@ def _kib(num_bytes: int) -> str:
 
 
 def turns(number: int) -> Iterator[list[dict[str, str]]]:
-    """The messages at each turn of a chat."""
+    """Yields the messages of a chat at each turn."""
     messages = [{"role": "system", "content": f"You know Lenmora. {FACTS * 12}"}]
     for turn in range(number):
         messages.append({"role": "user", "content": f"Question {turn}. {FACTS * 3}"})

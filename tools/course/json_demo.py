@@ -1,7 +1,7 @@
 """`pdm run json-demo`: the demo model writes JSON, with and without a grammar, for day 5.4.
 
-At a high temperature, unconstrained output seldom matches the schema. With the grammar it always
-does, and tokens that the grammar forces need no extra steps.
+At a high temperature, unconstrained output seldom matches the schema. With a grammar, all outputs
+match, and forced tokens need no extra steps.
 """
 
 import argparse

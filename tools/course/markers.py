@@ -32,7 +32,7 @@ class Block:
 
     Attributes:
         task: task id such as "1.1.1"; None for a solution-only block.
-        name: distinguishes the block from the task's others, or "".
+        name: distinguishes the block from the task's other blocks; "" if there is only one.
         start: index of the first line after the opening marker.
         end: index of the closing marker's line.
     """

@@ -1,7 +1,7 @@
 """`pdm run mixture`: the demo model as a mixture of experts, for day 6.1.
 
 Every MLP becomes eight identical experts, with a random router that selects two per token. Some
-mixtures are initialized like this ("sparse upcycling"); training then differentiates the copies.
+mixtures are initialized in this way ("sparse upcycling"), and training differentiates the copies.
 Before training, the experts' routing weights sum to 1, so the mixture generates the demo's output
 if routing, sorting and summation are correct, and noise otherwise.
 
@@ -64,7 +64,7 @@ def moe_weights_from(
     tensors: dict[str, mx.array] = {}
     for name, array in weights.items():
         parts = name.split(".")
-        if parts[-2] in PROJECTIONS:  # …mlp.up_proj.scales
+        if parts[-2] in PROJECTIONS:  # for example …mlp.up_proj.scales
             name = ".".join([*parts[:-2], "switch_mlp", *parts[-2:]])
             array = mx.repeat(array[None], NUM_EXPERTS, axis=0)  # X×O×I
         tensors[name] = array

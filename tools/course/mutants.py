@@ -2,7 +2,7 @@
 
 Each question shows the failing tests and their messages, as they would appear for the learner's
 code, and a list of that day's mutations, one of which was applied. The diff follows the answer.
-Mutations in C++ come last. Compiling takes minutes for the first, seconds for the others. The
+Mutations in C++ come last: the first one takes minutes to compile, the others seconds. The
 score is stored in the tree's history. Without --day it lists the days with their best scores.
 """
 
@@ -36,11 +36,11 @@ from .wrong_solutions import (
 )
 
 KIND = "mutants"
-QUESTIONS = 4  # per round
-CHOICES = 5  # per question
-SHOWN_TESTS = 8  # names of failing tests, and of passing ones
-SHOWN_MESSAGES = 2  # messages, one per failing test
-SHOWN_LINES = 10  # per message
+QUESTIONS = 4  # default number of questions per round
+CHOICES = 5  # options per question
+SHOWN_TESTS = 8  # maximum number of failing tests shown, and of passing tests
+SHOWN_MESSAGES = 2  # maximum number of messages shown, one per failing test
+SHOWN_LINES = 10  # maximum number of lines shown per message
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--day", metavar="N.M", help="such as 2.4")
+    parser.add_argument("--day", metavar="N.M", help="day, such as 2.4")
     parser.add_argument("--count", type=int, default=QUESTIONS, metavar="N", help="questions (4)")
     parser.add_argument(
         "--seed", type=int, metavar="N", help="seed of the questions (default: new ones each round)"
@@ -91,7 +91,7 @@ def mistakes_of(day: Day) -> list[Wrong]:
     """Mistakes of a day that can run on this machine.
 
     Raises:
-        LookupError: none can run.
+        LookupError: no mistake can run.
     """
     mistakes = [wrong for wrong in WRONG if day_of_task(wrong.task) is day]
     shown = [wrong for wrong in mistakes if suffix_of(wrong) != ".metal" or has_clang()]
@@ -201,7 +201,7 @@ class PromptedAnswers:
         self._console = console
 
     def __call__(self, choices: int) -> int | None:
-        """The number, or None at EOF or after `q`."""
+        """Returns the selected number; None at EOF or after `q`."""
         while True:
             try:
                 text = self._console.input(f"1 to {choices}, or q to stop: ").strip()

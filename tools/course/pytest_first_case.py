@@ -1,14 +1,14 @@
 """Pytest plugin: runs only the first case of each test function.
 
-An unwritten task fails in every case with the same message.
+One case suffices, because an unwritten task fails in every case with the same message.
 """
 
 import pytest
 
 
-@pytest.hookimpl(trylast=True)  # after `-m` has chosen
+@pytest.hookimpl(trylast=True)  # after deselection by `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects all other cases."""
+    """Deselects all cases of a test function except the first."""
     first: dict[str, pytest.Item] = {}
     for item in items:
         first.setdefault(item.nodeid.partition("[")[0], item)

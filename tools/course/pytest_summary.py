@@ -47,7 +47,7 @@ class SummaryPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
-        """Separates unwritten tasks and repeated failures from failures to show."""
+        """Gives unwritten tasks and repeated failures separate categories, which are not shown."""
         if getattr(report, "unwritten", None) is not None:
             return "unwritten", "w", "UNWRITTEN"
         if getattr(report, "is_repeated", False):

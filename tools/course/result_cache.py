@@ -23,7 +23,7 @@ from .runner import Outcome
 from .tasks import DAYS, Day, with_needs
 from .tree import EXTENSION, PACKAGE, ROOT
 
-# Other inputs of the tests: folders, and libraries (hashed by version).
+# Inputs of all days: folders, and libraries (hashed by version).
 SHARED = ("src/tiny_llm", "src/extensions", "tests", "tools")
 LIBRARIES = ("mlx", "mlx-lm", "numpy", "pytest")
 EMULATED = (".metal", ".h")  # compiled by the emulator at test time
@@ -45,7 +45,7 @@ class ResultCache:
             self._days = {}
 
     def get(self, day: Day) -> list[Outcome] | None:
-        """Returns the day's outcomes; None if missing or out of date."""
+        """Returns the day's cached outcomes; None if they are missing or out of date."""
         kept = self._days.get(day.id, {})
         if kept.get("contents") != hash_inputs(self._tree, day):
             return None
@@ -69,11 +69,11 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
 
     Args:
         tree: learner's tree, or None for the solution.
-        day: the day; includes later tasks that its tests need.
+        day: the tested day. Later tasks that the day's tests need are included.
     """
     digest = hashlib.sha256(hash_shared_inputs().encode())
     module = solution_module() if tree is None else built_module(tree)
-    # Week 1 runs without the extension. The build is hashed, as its sources may be newer.
+    # Week 1 runs without the extension. Hashes the build: its sources may have changed since.
     if module is not None and (day.week, day.day) >= (1, 7):
         digest.update(module.read_bytes())
     if tree is None:
@@ -89,7 +89,7 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
 def without_later_tasks(path: Path, tasks: set[str]) -> str:
     """Returns a learner's file without the blocks of tasks outside `tasks`.
 
-    Returns the whole file if it has a syntax error or broken markers: any line could matter then.
+    If the file has a syntax error or broken markers, any line could matter: returns all lines.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     try:

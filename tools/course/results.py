@@ -29,7 +29,7 @@ def outcomes_by_task(
         tree: learner's tree, or None for the solution.
         days: days to test.
         console: console for progress output.
-        again: ignore cached results.
+        again: whether to ignore cached results.
     """
     cache = ResultCache(tree)
     by_day = {day.id: None if again else cache.get(day) for day in days}
@@ -69,7 +69,7 @@ def outcomes_by_task(
         for outcome in by_day[day.id] or []:
             if outcome.task in TASKS:
                 found[outcome.task].append(outcome)
-            elif not outcome.test:  # the process crashed: none of the day's tasks is done
+            elif not outcome.test:  # the process crashed, so none of the day's tasks counts as done
                 for task in day.tasks:
                     found[task.id].append(outcome)
     return found

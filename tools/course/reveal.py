@@ -1,7 +1,7 @@
 """`pdm run reveal --week N --day M [--task K]`: diff with the solution.
 
-Compares the solution's code with the learner's, block by block. --apply inserts it, except into
-tasks with passing tests; the learner's code is backed up in revealed/.
+Compares the learner's code with the solution's, block by block. --apply inserts the solution's
+code, except into tasks with passing tests, and backs up the learner's code in revealed/.
 """
 
 import argparse
@@ -37,8 +37,8 @@ class Difference:
     Attributes:
         file: path relative to both roots.
         block: position in the learner's file.
-        mine, solution: lines of each.
-        is_begun: whether the learner has edited it.
+        mine, solution: the block's lines in the learner's file and in the solution.
+        is_begun: whether the learner has edited the block.
     """
 
     file: Path
@@ -141,7 +141,7 @@ def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
 
 
 def tasks_begun(tree: Path) -> set[str]:
-    """Tasks that the learner has edited; all if unknown."""
+    """Tasks that the learner has edited; all tasks if a block cannot be located."""
     try:
         found = list(differences(tree, set(TASKS)))
     except MarkerError:
@@ -173,7 +173,7 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
         console.print(f"{title}: {'inserted' if applied else 'the solution'}", soft_wrap=True)
         text = "\n".join(difference.solution)
         language = "python" if difference.file.suffix == ".py" else "cpp"
-    # Full width regardless of the terminal, so that no line is cropped.
+    # As wide as the longest line, regardless of the terminal, so that no line is cropped.
     width = max(map(len, text.split("\n")), default=0)
     code = Syntax(text, language, background_color="default", code_width=width)
     console.print(code, crop=False, no_wrap=True, overflow="ignore")

@@ -26,9 +26,9 @@ class Outcome:
     """Outcome of one test.
 
     Attributes:
-        test: its pytest id.
+        test: pytest id of the test.
         passed: True, False, or None if skipped.
-        message: error message, reason of a skip, or "".
+        message: error message, reason for skipping, or "".
     """
 
     test: str
@@ -64,8 +64,8 @@ def task_of_test(test: str) -> str | None:
 class Runner:
     """Runs tests on a learner's tree or the solution, each session in a new process.
 
-    On Linux, sessions are forks of a preloaded process: see fork_server.py. A context manager; not
-    thread-safe.
+    On Linux, sessions are forks of a preloaded process: see fork_server.py. Use as a context
+    manager. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,8 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
             arguments = ["-q", "-p", "tools.course.pytest_json", "-p", "no:cacheprovider"]
-            arguments.append("--disable-plugin-autoload")  # loading takes longer than the tests
+            # loading the plugins takes longer than running the tests
+            arguments.append("--disable-plugin-autoload")
             job = {
                 "arguments": [*arguments, *options, *tests],
                 "environment": {**environment(tree), "TINY_LLM_REPORT": str(report)},

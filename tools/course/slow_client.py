@@ -1,8 +1,9 @@
-"""`python -m tools.course.slow_client`: a client that does not read, for day 5.2.
+"""`python -m tools.course.slow_client`: a client that stops reading, for day 5.2.
 
-Starts a server and sends it two requests at once: a large one, with four completions and 20
-logprobs per token, and a small one. Then repeats this with a new server, but reads the large
-response only when the engine has finished both. With backpressure, the small one is unaffected.
+Starts a server and sends two concurrent requests: a large one, with four completions and 20
+logprobs per token, and a small one. Repeats the measurement on a new server, but reads the large
+response only after the engine has finished both requests. With a bounded output queue, the small
+request is unaffected.
 """
 
 import argparse
@@ -33,9 +34,9 @@ class Result:
 
     Attributes:
         seconds: duration of the small response.
-        longest_gap: longest time between its tokens, in seconds.
+        longest_gap: longest time between tokens of the small response, in seconds.
         memory: growth of the server's memory, in megabytes.
-        events, tokens: number of each in the large response.
+        events, tokens: number of events and tokens in the large response.
     """
 
     seconds: float
@@ -105,14 +106,15 @@ def measure(solution: str, reads_immediately: bool) -> Result:
     counts = [0, 0]  # events, tokens
 
     def read(response: Any) -> None:
-        with contextlib.suppress(http.client.HTTPException, OSError):  # client was dropped
+        # the server dropped the client
+        with contextlib.suppress(http.client.HTTPException, OSError):
             for choice in choices(response):
                 tokens = len((choice["logprobs"] or {}).get("tokens", ()))
                 counts[0] += tokens > 0
                 counts[1] += tokens
 
     with Server(solution) as server:
-        list(choices(send(server, SMALL)))  # warms up
+        list(choices(send(server, SMALL)))  # warm-up request
         before = server.memory()
         reader = threading.Thread(target=read, args=[send(server, LARGE)])
         if reads_immediately:

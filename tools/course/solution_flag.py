@@ -40,9 +40,9 @@ def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None =
     """Restarts a command if this process does not import the selected tree's `tiny_llm`.
 
     Args:
-        tree: from `selected_tree`.
+        tree: result of `selected_tree`.
         module: module of the command.
-        argv: its arguments; `sys.argv[1:]` if None.
+        argv: arguments of the command; `sys.argv[1:]` if None.
     """
     wanted = environment(tree)
     if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):

@@ -31,7 +31,7 @@ def starter_text(text: str, path: Path) -> str:
     for block in reversed(blocks):
         if block.task is None:
             around = lines[max(0, block.start - 2) : block.start - 1] + lines[block.end + 1 :][:1]
-            both_empty = around == ["", ""]  # keep only one of them
+            both_empty = around == ["", ""]  # two empty lines around the block: keep one
             del lines[block.start - 1 : block.end + 1 + both_empty]
         else:
             lines[block.start : block.end] = placeholder(text, block, path)
@@ -60,7 +60,7 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
             f"{indent})",
         ]
     message = unwritten_message(block.task, _c_function(lines, block))
-    if path.suffix == ".metal":  # a kernel cannot raise; its C++ encoder does
+    if path.suffix == ".metal":  # a kernel cannot raise; its C++ encoder raises the error
         return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
     quoted = _quoted(message, indent + "    ")
     return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
@@ -69,7 +69,7 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
 def first_unwritten(text: str, path: Path) -> str | None:
     """Placeholder message of a Metal file's first unwritten block, or None.
 
-    A block counts as written if it has code: the starter's comment may stay.
+    A block counts as written if it has code, even if the starter's comment is still there.
     """
     lines = text.split("\n")
     for block in find_blocks(text, path):
@@ -104,7 +104,7 @@ def _python_function(text: str, block: Block, path: Path) -> str:
     Raises:
         MarkerError: the block is outside of functions, or splits a statement.
     """
-    first, last = block.start + 1, block.end  # as ast counts lines, both inclusive
+    first, last = block.start + 1, block.end  # line numbers of `ast`: from 1, both inclusive
     where = f"{path}:{block.start}"
     function, statements = _innermost(ast.parse(text).body, first, last)
     if function is None:
@@ -119,7 +119,7 @@ def _python_function(text: str, block: Block, path: Path) -> str:
 def _innermost(
     statements: list[ast.stmt], first: int, last: int, name: str = "", function: str | None = None
 ) -> tuple[str | None, list[ast.stmt]]:
-    """Innermost function and innermost statement list around some lines."""
+    """Innermost function and innermost list of statements that contain the given lines."""
     for outer in statements:
         if not (outer.lineno < first and last <= (outer.end_lineno or 0)):
             continue

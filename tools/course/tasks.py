@@ -17,10 +17,10 @@ class Task:
     Attributes:
         id: such as "1.3.2".
         title: subject of the task.
-        needs: other tasks of this or a later day that its tests require. Earlier days are
-            always required.
-        metal: whether it is a Metal kernel, which runs in the emulator without a Mac.
-        optional: not required to complete the course, like all tasks of an optional week.
+        needs: other tasks of the same or a later day that the task's tests require. Earlier days
+            are always required.
+        metal: whether the task is a Metal kernel, which the emulator runs if there is no Mac.
+        optional: whether the course is complete without the task; implied in an optional week.
     """
 
     id: str
@@ -31,17 +31,17 @@ class Task:
 
     @property
     def week(self) -> int:
-        """1 to 7."""
+        """Week of the task, 1 to 7."""
         return int(self.id.split(".")[0])
 
     @property
     def day(self) -> int:
-        """Number of its day in the week."""
+        """Number of the task's day in the week."""
         return int(self.id.split(".")[1])
 
     @property
     def is_optional(self) -> bool:
-        """Whether the course is complete without it."""
+        """Whether the course is complete without the task."""
         return self.optional or self.week in OPTIONAL_WEEKS
 
     @property
@@ -71,12 +71,12 @@ class Day:
 
     @property
     def id(self) -> str:
-        """Such as "2.2"."""
+        """Identifier such as "2.2"."""
         return f"{self.week}.{self.day}"
 
     @property
     def name(self) -> str:
-        """Such as "week 2, day 2"."""
+        """Name such as "week 2, day 2"."""
         return f"week {self.week}, day {self.day}"
 
     @property
@@ -86,7 +86,7 @@ class Day:
 
     @property
     def test_file(self) -> str:
-        """Path of its tests, relative to the project's root."""
+        """Path of the day's tests, relative to the project's root."""
         return f"tests/week_{self.week}/test_day_{self.day}.py"
 
 
@@ -579,7 +579,7 @@ def day_of_task(task_id: str) -> Day:
 
 
 def with_needs(tasks: Iterable[str]) -> set[str]:
-    """Tasks, and all tasks of the same or later days that their tests require."""
+    """The given tasks, and all tasks of the same or later days that their tests require."""
     found: set[str] = set()
     pending = list(tasks)
     while pending:

@@ -4,7 +4,7 @@
       README.md             for the learner
       src/tiny_llm/         the modules with tasks
       src/extensions/       the C++ extension without the solution's fast kernels
-      site/                 makes `import tiny_llm` mean this tree: see sitecustomize.py there
+      site/                 makes Python import this tree as `tiny_llm`: see its sitecustomize.py
       build/                output of build-ext
 
 Modules missing from the learner's tree (commands, loading, the demo model) are imported from the
@@ -24,7 +24,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PACKAGE = Path("src/tiny_llm")
 EXTENSION = Path("src/extensions")
 
-# Path of the learner's tree; default: `mine` in the solution's root.
+# Environment variable with the learner's tree's path; default: `mine` in the solution's root.
 VARIABLE = "TINY_LLM_MINE"
 
 # Fast kernels without tasks, and their tests. In the learner's tree these operations run the
@@ -38,7 +38,7 @@ SOLUTION_ONLY = (
 
 
 def default_folder() -> Path:
-    """Path of the learner's tree, existing or not."""
+    """Path of the learner's tree, which may not exist."""
     return (ROOT / os.environ.get(VARIABLE, "mine")).resolve()
 
 
@@ -94,7 +94,7 @@ def starter_files(folder: Path) -> dict[Path, str]:
 
 
 def import_files(folder: Path, modules: Iterable[Path]) -> dict[Path, str]:
-    """Files that make Python import a folder's modules, and all others from the solution.
+    """Files that make Python import a folder's modules and the solution's other modules.
 
     Args:
         folder: root of the tree; the files contain its relative path to the solution.

@@ -24,7 +24,7 @@ from .tree import EXTENSION, ROOT, import_files
 BLOCKS = all_blocks(ROOT / "src")
 TIMEOUT = 120  # seconds for the tests of one task
 
-# Emulated kernels need no build; with Metal, the kernel library must be rebuilt.
+# Suffixes of files that run without a build. With a GPU, a Metal file requires a build.
 INTERPRETED = {".py"} if mx.metal.is_available() else {".py", ".metal"}
 
 
@@ -56,7 +56,7 @@ def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Ou
 
 
 def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Runs the tests on a tree with only the wrong file; all else is the solution's.
+    """Runs the tests on a tree with only the wrong file; other files are the solution's.
 
     Args:
         runner: runs the tests.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# By letter of msl::Parameter.element: NumPy and Metal type names. Integers are by size.
+# Names in NumPy and Metal by letter of msl::Parameter.element; names of integers by size.
 FLOATS = {"f": "float32", "h": "float16", "b": "bfloat16"}
 METAL = {"f": "float", "h": "half", "b": "bfloat", "?": "bool"}
 INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}
@@ -43,7 +43,7 @@ class Parameter:
 class Argument:
     """A bound value: its bytes, and the array to copy them to after the launch.
 
-    The kernel's pointer is `lead` bytes past the first.
+    The kernel's pointer is `lead` bytes past the first byte.
     """
 
     parameter: Parameter
@@ -54,9 +54,10 @@ class Argument:
 
 @dataclass(frozen=True)
 class Memory:
-    """A one-dimensional array, as a GPU buffer with an offset.
+    """A one-dimensional array, bound as a GPU buffer with an offset.
 
-    The kernel's pointer is `lead` bytes past its start. Two with the same array in a launch alias.
+    The kernel's pointer is `lead` bytes past the array's start. In a launch, two bindings of the
+    same array share memory.
     """
 
     array: NDArray[np.generic]
@@ -107,7 +108,7 @@ def _bind_one(parameter: Parameter, value: Bindable) -> Argument:
 
 
 def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generic]:
-    """A Python number as the parameter's type."""
+    """Converts a Python number to the parameter's type."""
     if parameter.element == "f":
         return np.array(value, np.float32)
     if parameter.element == "h":

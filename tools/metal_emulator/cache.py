@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Programs have about 2 MB each; all tests together use fewer than a hundred.
+# Maximum number of programs, of about 2 MB each. All tests together use fewer than a hundred.
 KEPT = 200
-# Programs used more recently are not evicted: a process may be about to start them.
+# Programs used more recently are not evicted, because a process may be about to start one.
 MIN_AGE_SECONDS = 3600
 
 
@@ -29,7 +29,7 @@ def fill(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def fetch(folder: Path, make: Callable[[Path], None], kept: int = KEPT) -> None:
-    """Fills a missing folder, then evicts all but the `kept` most recently used.
+    """Fills a missing folder, then evicts all folders but the `kept` most recently used.
 
     A folder's modification time is the time of its last use.
     """
@@ -44,7 +44,7 @@ def fetch(folder: Path, make: Callable[[Path], None], kept: int = KEPT) -> None:
 
 
 def _last_use(folder: Path) -> float:
-    """Seconds; the current time if another process has just deleted it."""
+    """Time of last use in seconds; the current time if another process has just deleted it."""
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

@@ -48,7 +48,7 @@ LANGUAGE = [
     "-Wreturn-type",
     "-Wunused-value",
 ]
-LINES = ["-gdwarf-4", "-gline-tables-only"]  # locations of faults
+LINES = ["-gdwarf-4", "-gline-tables-only"]  # line numbers for fault reports
 # Calls __ubsan_handle_…_minimal, defined in runtime/faults.cpp.
 CHECKS = "bounds,integer-divide-by-zero"
 CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
@@ -106,11 +106,11 @@ def prepare(
     defines: Mapping[str, object],
     constants: Mapping[int | str, object],
 ) -> Source:
-    """Preprocesses and rewrites; raises `MetalError` for errors found so far."""
+    """Preprocesses and rewrites a .metal file; raises `MetalError` for invalid Metal."""
     code: Rewritten = rewrite(preprocess(path, include_dirs, defines, BUILD), constants)
     text = code.text + kernel_table(code.kernels)
     if code.diagnostics:
-        # Includes clang's findings, so that all errors of a file are reported at once.
+        # Adds clang's findings to the errors so far, so that all errors are reported at once.
         others, _ = _syntax(text)
         known = {(d.file, d.line) for d in code.diagnostics}
         others = [d for d in others if (d.file, d.line) not in known and d.file != KERNEL_TABLE]
@@ -183,7 +183,7 @@ class Program:
 
 
 def compile_program(source: Source, mode: str) -> Program:
-    """The program for a mode, from the cache if possible."""
+    """Compiles the program for a mode, or returns it from the cache."""
     flags = [*LANGUAGE, *LINES, *MODE_FLAGS[mode]]
     key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
     folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"

@@ -1,7 +1,7 @@
 """Fuses multiply-adds or not, per seed, where compilers have the choice.
 
 With -ffp-contract=on clang emits `llvm.fmuladd` for a product plus an addend in one expression,
-which may or may not be fused. Here each becomes both variants, and a call to runtime/loose.cpp
+which may or may not be fused. This module emits both variants, and a call to runtime/loose.cpp
 selects one per code location, as a GPU's compiler does.
 """
 
@@ -16,7 +16,7 @@ FLAGS = re.compile(r"^(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast|noundef
 
 
 def choose_contraction(ir: str) -> str:
-    """Replaces each multiply-add in LLVM IR with a choice of fusion; see the module."""
+    """Replaces each `llvm.fmuladd` in LLVM IR with a choice of fusion; see the module docstring."""
     lines, types, place = [], {}, 0
     for line in ir.splitlines():
         match = CALL.match(line)

@@ -1,8 +1,8 @@
 """Counts operations: each basic block reports its counts when entered.
 
 clang's coverage instrumentation inserts a call at the start of each basic block of the LLVM IR.
-It is replaced with a call that passes the block's operation counts (summed by
-runtime/watch_counts.cpp), or removed if all are zero. A multiplication counts the same with or
+This module replaces the call with one that passes the block's operation counts (summed by
+runtime/watch_counts.cpp), or removes it if all are zero. A multiplication counts the same with or
 without a following addition: a GPU fuses the two. Loads and stores are counted by
 runtime/access.cpp.
 """
@@ -13,7 +13,7 @@ GUARD = re.compile(r"call void @__sanitizer_cov_trace_pc_guard\(.*\)(?= #\d+|, !
 VECTOR = re.compile(r"<(\d+) x ")
 INTEGERS = r"(?:\w+ )*?(?:<\d+ x )?i(?:8|16|32|64)\b"
 
-# In the order of msl_count_block's arguments. Logical operations on conditions (i1) and
+# Kinds of operations, in the order of msl_count_block's arguments. Logical operations on i1 and
 # integer conversions are not counted. A signed division by a power of two is a shift.
 MULTIPLY_ADD = re.compile(
     r" = (?:tail |musttail |notail )?(?:fmul |call [^(]*@llvm\.(?:fma|fmuladd)\.)"
@@ -31,7 +31,7 @@ KINDS = ("multiply_adds", "integer_multiplies", "divisions", "integers", "conver
 
 
 def instrument(ir: str) -> str:
-    """Inserts counting calls into LLVM IR; see the module."""
+    """Inserts counting calls into LLVM IR; see the module docstring."""
     lines = ir.splitlines()
     guard = -1  # line of the current block's call
     numbers = dict.fromkeys(KINDS, 0)
@@ -56,7 +56,7 @@ def instrument(ir: str) -> str:
 
 
 def _kind(line: str) -> str:
-    """An instruction's entry of KINDS; empty if none."""
+    """Kind of an instruction, an entry of KINDS; empty if it is not counted."""
     if MULTIPLY_ADD.search(line):
         return "multiply_adds"
     if INTEGER_MULTIPLY.search(line):

@@ -35,17 +35,17 @@ class Counts:
 
     @property
     def device_bytes(self) -> int:
-        """Read and written."""
+        """Bytes of device memory read and written."""
         return self.device_bytes_read + self.device_bytes_written
 
     @property
     def unique_device_bytes(self) -> int:
-        """Read and written, each byte once."""
+        """Bytes of device memory read and written, counting each byte once."""
         return self.unique_device_bytes_read + self.unique_device_bytes_written
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Read and written."""
+        """Bytes of threadgroup memory read and written."""
         return self.threadgroup_bytes_read + self.threadgroup_bytes_written
 
     @property

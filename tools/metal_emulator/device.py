@@ -35,12 +35,12 @@ class Device:
         order: order of commands between barriers, and of lanes and threadgroups within one:
             "forward", "reverse" or "random".
         seed: seed of the random order, and of the arithmetic of mode "loose".
-        delay: number of later operations after which an operation completes. MLX keeps its inputs
-            until then.
+        delay: number of later operations after which an operation completes. MLX retains the inputs
+            of an operation until then.
         max_threads: maximum threads per threadgroup, as reported by a pipeline.
         launches: number of commands run, by kernel.
-        faults: faults so far, one sentence each. Each was also raised, but the caller of a graph's
-            evaluation may catch it: an engine ends one request and continues.
+        faults: faults so far, one sentence each. Each was also raised, but callers may catch the
+            exception, as the engine does to fail one request and continue.
     """
 
     extension: Any
@@ -86,7 +86,7 @@ class Device:
         return self.extension.metal.emulator.stream()
 
     def compile(self, name: str, text: str) -> dict[str, tuple[int, list[int]]]:
-        """Threads per threadgroup and written buffers of each kernel of a text.
+        """Compiles a Metal source; returns threads per threadgroup and written buffers by kernel.
 
         Raises:
             RuntimeError: the text does not compile; the message is the compiler's.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A finding of the type check at a line of the .metal file or one of its headers."""
+    """A diagnostic of the type check, at a line of the .metal file or one of its headers."""
 
     file: str
     line: int

@@ -2,11 +2,11 @@
 
 from .rewrite import KernelFunction
 
-KERNEL_TABLE = "kernel_table"  # as a file's name in diagnostics
+KERNEL_TABLE = "kernel_table"  # file name of the table in diagnostics
 
 
 def kernel_table(kernels: list[KernelFunction]) -> str:
-    """Table to append to the rewritten kernels."""
+    """Returns the C++ table, to be appended to the rewritten kernels."""
     lines = [f'\n# 1 "{KERNEL_TABLE}"']
     entries = []
     for i, kernel in enumerate(kernels):

@@ -18,7 +18,7 @@ MIN_ALLOWED = 384  # assumed lower bound for a kernel with many registers
 
 
 class Launch:
-    """A completed launch. Its results are in the bound arrays."""
+    """A completed launch, whose results are in the bound arrays."""
 
     def __init__(self, kernel: str, counts: Counts | None):
         self.kernel = kernel
@@ -26,7 +26,7 @@ class Launch:
 
     @property
     def counts(self) -> Counts:
-        """Operation counts, with mode="count" only."""
+        """Operation counts; available only with mode="count"."""
         if self._counts is None:
             raise ValueError('counts require mode="count"')
         return self._counts
@@ -138,7 +138,7 @@ class Library:
     def threads_allowed(self, kernel: str, seed: int) -> int:
         """Threads per threadgroup that a GPU may allow the kernel, as in mode="loose".
 
-        A pipeline with many registers gets fewer than 1024 (maxTotalThreadsPerThreadgroup).
+        A pipeline with many registers allows fewer than 1024 (maxTotalThreadsPerThreadgroup).
         """
         drawn = random.Random(f"{kernel} {seed}").randrange(MIN_ALLOWED, MAX_THREADS + 1, 32)
         return max(drawn, self.max_threads(kernel))
@@ -195,7 +195,7 @@ def _three(size: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _place_of(executable: Path, address: int) -> tuple[str, int]:
-    """File and line of an instruction, in the innermost function outside the emulator."""
+    """Source file and line of an instruction; skips inlined functions of the emulator."""
     command = ["addr2line", "-i", "-e", str(executable), hex(address)]
     try:
         output = subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -20,10 +20,10 @@ METHOD = re.compile(r"CXX(?:Method|Constructor|Conversion)Decl (0x\w+)")
 # clang dumps both the template, mostly untyped, and its instances.
 TEMPLATE = re.compile(r"(?:Class|Function)Template(?:PartialSpecialization)?Decl ")
 INSTANCE = re.compile(r"ClassTemplateSpecializationDecl ")
-# Nodes from an object to its parts.
+# Syntax tree nodes that access a part of an object.
 PART = re.compile(r"(?:MemberExpr|ArraySubscriptExpr|ParenExpr|ExtVectorElementExpr) ")
 CALLED = re.compile(r"MemberExpr .*'<bound member function type>'.* (0x\w+)$")
-# Nodes that bind a reference or take an address.
+# Syntax tree nodes that bind a reference or take an address.
 BINDS = re.compile(
     r"(?:CallExpr|CXXMemberCallExpr|CXXOperatorCallExpr|VarDecl|ReturnStmt|CXXStaticCastExpr|"
     r"CXXReinterpretCastExpr|CStyleCastExpr|UnaryOperator .* '&'|"

@@ -8,7 +8,7 @@ from pathlib import Path
 from .errors import Diagnostic, MetalError
 from .toolchain import clang
 
-# Metal's standard headers. The preprocessor sees msl/macros.h for each; their declarations are in
+# Metal's standard headers. The preprocessor includes msl/macros.h for each; the declarations are in
 # msl/metal.h, which is compiled before the flat text.
 STANDARD_HEADERS = [
     *("array", "atomic", "common", "compute", "geometric", "integer", "limits", "logging", "math"),

@@ -47,8 +47,8 @@ def _file_offsets(arguments: Sequence[Argument]) -> tuple[list[int], int]:
 class Process:
     """Runs launches of one program, each in a child process that maps the same file.
 
-    A buffer takes whole pages of the file and ends at the end of the last one; the child maps an
-    inaccessible page after it.
+    A buffer occupies complete pages of the file and ends at the end of the last page; the child
+    maps an inaccessible page after the buffer.
     """
 
     def __init__(self, executable: Path):
@@ -59,7 +59,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that its children can be killed too
+            start_new_session=True,  # a process group, so that its children can be killed
             pass_fds=[self._file.fileno()],
             env=_environment(),
         )
@@ -79,7 +79,7 @@ class Process:
         seed: int,
         timeout: float,
     ) -> list[list[str]]:
-        """Runs one launch; returns its output lines, split. Updates the arrays."""
+        """Runs one launch and updates the arrays; returns the output lines, split into words."""
         offsets, end = _file_offsets(arguments)
         if end > self._size:
             os.ftruncate(self._file.fileno(), end)
@@ -170,7 +170,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it can run another launch."""
+        """Whether the process can run another launch."""
         return self._finalizer.alive and self._process.poll() is None
 
     def close(self) -> None:
@@ -183,12 +183,12 @@ ASAN_OPTIONS += ":handle_sigtrap=0:detect_stack_use_after_return=0:symbolize=0:l
 
 
 def _memory_folder() -> str | None:
-    """Folder for files in memory."""
+    """Folder of an in-memory file system, or None."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _environment() -> dict[str, str]:
-    """Environment without sanitizers loaded into Python, which conflict with the kernels'."""
+    """Environment without sanitizers for Python, which would conflict with the kernels' own."""
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 

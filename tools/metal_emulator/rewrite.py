@@ -47,7 +47,7 @@ class Rewritten:
 
 
 def rewrite(flat: str, constants: Mapping[int | str, object]) -> Rewritten:
-    """The C++ of the flat text. `constants` are function constants by index or name."""
+    """Rewrites the flat text to C++. `constants` are function constants by index or name."""
     code = Rewritten(flat)
     _reject_unsupported_cpp(code)
     signatures, diagnostics = read_signatures(flat)
@@ -105,7 +105,7 @@ def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
             code.error(match.start(), f"host_name {host_name}: unknown kernel template {function}")
             return source.newlines(match[0])
         code.kernels.append(KernelFunction(host_name, function, signature))
-        # On the declaration's line, where errors are reported.
+        # Stays on the declaration's line, where errors are reported.
         return f"template decltype({function}) {function};" + source.newlines(match[0])
 
     strings = r'((?:"[^"]*"\s*)+)'
@@ -115,7 +115,7 @@ def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
 
 
 def _set_function_constants(code: Rewritten, constants: Mapping[int | str, object]) -> None:
-    """Turns function constants, set at pipeline creation in Metal, into compile-time constants."""
+    """Replaces function constants, set at pipeline creation in Metal, by compile-time constants."""
     defined: set[str] = set()
 
     def constant(match: re.Match[str]) -> str:
@@ -139,7 +139,7 @@ def _set_function_constants(code: Rewritten, constants: Mapping[int | str, objec
 
 
 def _drop_attributes(code: Rewritten) -> None:
-    """Removes attributes, which are already evaluated."""
+    """Removes attributes, which have been evaluated by now."""
     code.replace(r"\[\[(?:[^\[\]]|\[[^\[\]]*\])*\]\]", lambda m: source.blank(m[0]))
     code.replace(r"(^|[;{}>\s])kernel(?=\s+void\b)", lambda m: m[1] + "      ", re.MULTILINE)
 
@@ -154,7 +154,7 @@ THREADGROUP_VARIABLE = re.compile(
 
 
 def _place_threadgroup_variables(code: Rewritten) -> None:
-    """Turns `threadgroup float x[8];` into a reference to the runtime's memory."""
+    """Rewrites `threadgroup float x[8];` to a reference to the runtime's threadgroup memory."""
     number = 0
 
     def variable(match: re.Match[str]) -> str:
@@ -174,13 +174,13 @@ def _place_threadgroup_variables(code: Rewritten) -> None:
             ]
         return match[1] + " ".join(statements) + source.newlines(match[0][len(match[1]) :])
 
-    # Twice: two declarations in a row share the semicolon between them.
+    # Runs twice, because the matches of two adjacent declarations overlap in their semicolon.
     for _ in range(2):
         code.text = THREADGROUP_VARIABLE.sub(variable, code.text)
 
 
 def _array_parameters(code: Rewritten) -> None:
-    """Rewrites a parameter `device T x[]` as a pointer, for clang."""
+    """Rewrites a parameter `device T x[]` as a pointer, because clang rejects the array form."""
     space = r"(?:const\s+)?(?:constant|device|threadgroup)\s+(?:const\s+)?\w+"
     code.replace(
         rf"(?<=[(,])(\s*)({space})\s+(\w+)\s*\[\w*\](?=\s*[,)])", lambda m: f"{m[1]}{m[2]}* {m[3]}"

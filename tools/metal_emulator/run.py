@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("kernel", metavar="KERNEL", help="host name of the kernel")
     parser.add_argument(
-        "--file", type=Path, help="its .metal file; default: searches src/extensions"
+        "--file", type=Path, help=".metal file of the kernel; default: searches src/extensions"
     )
     parser.add_argument("--buffer", action="append", default=[], metavar="SPEC", help="see above")
     size = parser.add_mutually_exclusive_group(required=True)
@@ -187,7 +187,7 @@ def _filled(shape: tuple[int, ...], fill: str, seed: int) -> NDArray[np.float64]
 
 
 def find_kernel(name: str) -> Path:
-    """The extension's file with this kernel; raises `ValueError`, listing all kernels."""
+    """Finds the extension's file with a kernel; raises a `ValueError` that lists all kernels."""
     known: list[str] = []
     for path in kernel_files([KERNELS]):
         kernels = compiler.prepare(path, include_dirs(), {}, {}).kernels

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from . import source
 from .errors import Diagnostic
 
-# Attribute of a parameter -> field of msl::Position; the first group may be vectors.
+# Attribute of a parameter -> field of msl::Position. Those in the first group may be vectors.
 POSITIONS = {
     "thread_position_in_grid": "thread_in_grid",
     "threadgroup_position_in_grid": "group_in_grid",
@@ -68,7 +68,7 @@ class _Reader:
         self.diagnostics.append(Diagnostic(file, line, f"kernel {self.kernel}: {message}"))
 
     def parameter(self, offset: int, declaration: str) -> Parameter:
-        """Binding of one parameter; errors are at its first line."""
+        """Binding of one parameter; errors are located at the parameter's first line."""
         offset += len(declaration) - len(declaration.lstrip())
         plain = ATTRIBUTE.sub(" ", declaration).strip()
         match = re.search(r"(\w+)\s*(?:\[\w*\])?$", plain)
@@ -160,7 +160,7 @@ def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagno
             continue  # an explicit instantiation, not a definition
         end = source.closing(text, match.end() - 1)
         if end < 0:
-            continue  # clang reports this better
+            continue  # clang reports this error better
         reader = _Reader(match[1], text)
         signature = Signature(match[1])
         for offset, declaration in source.split(text[match.end() : end - 1]):

@@ -47,10 +47,10 @@ def split(text: str, separator: str = ",") -> Iterator[tuple[int, str]]:
 
 
 def blank(text: str) -> str:
-    """Replaces text by spaces and keeps its newlines."""
+    """Replaces all characters except newlines by spaces."""
     return re.sub(r"[^\n]", " ", text)
 
 
 def newlines(text: str) -> str:
-    """The newlines of `text`, to append to a one-line replacement."""
+    """The newlines of `text`. Appending them to a one-line replacement preserves line numbers."""
     return "\n" * text.count("\n")

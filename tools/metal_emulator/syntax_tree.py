@@ -19,8 +19,8 @@ class Node:
     Attributes:
         text: the line without tree branches.
         depth: indentation.
-        place: file and line of its start.
-        child: the next line: the first child, if any.
+        place: file and line of the node's start.
+        child: the next line of the dump, which is the first child if there is one.
     """
 
     text: str

@@ -27,7 +27,7 @@ from .score import GOODPUT, METRICS, Row
 # Tasks required by each week's model.
 ENGINE_TASKS = {1: ("1.4.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
 LAST_MODEL = max(ENGINE_TASKS)
-# Week 4's kernels run in Week 3's model. Task -> value of TINY_LLM_MATMUL, best first.
+# Task of Week 4 -> value of TINY_LLM_MATMUL, best first. The kernels run in Week 3's model.
 # "pairs" is opt-in, as it beats "panels" on some machines only.
 PRODUCT_KERNELS = {
     "4.4.1": "panels",
@@ -36,10 +36,11 @@ PRODUCT_KERNELS = {
     "4.2.2": "vectors",
     "4.2.1": "factored",
 }
-# Likewise for attention: task -> value of TINY_LLM_ATTENTION.
+# Task of Week 4 -> value of TINY_LLM_ATTENTION, best first.
 ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
-# Goodput needs the scheduler and the load generator; the best of these rates counts.
+# Days of the scheduler and the load generator, which goodput requires.
 GOODPUT_DAYS = (day_of(3, 3), day_of(3, 4), day_of(5, 3))
+# Flags of `bench`. Goodput is the best over these request rates.
 LOAD = "--loader engine --batch-size 16 --num-seqs 32 --request-rate 8 16 32 64"
 OBJECTIVE = "ttft:200 tpot:50"
 SECONDS = 90  # timeout per measurement
@@ -49,8 +50,8 @@ IN_CACHE = 64e6  # bytes of weights that may fit in a CPU cache
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
     """Runs the tests that select the learner's engine; adds all cached outcomes.
 
-    Begins with the last week's model and the best kernels: once one works, the others of its kind
-    need no tests.
+    Begins with the last week's model and the best kernels. Once one passes, earlier models or
+    slower kernels need no tests.
     """
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     cache = ResultCache(tree)
@@ -129,7 +130,7 @@ def attention_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
 def kernels_of_week_4(
     outcomes: Mapping[str, Sequence[Outcome]],
 ) -> tuple[str | None, str | None]:
-    """Both kernels, the matmul's first."""
+    """Best completed (matmul, attention) kernels of Week 4."""
     return matmul_kernel(outcomes), attention_kernel(outcomes)
 
 
@@ -154,9 +155,9 @@ class Engine:
     """An engine and how to start it.
 
     Attributes:
-        name: label of its row.
+        name: label of the engine's row.
         python: interpreter.
-        module: its worker in `benchmark.systems`.
+        module: the engine's worker in `benchmark.systems`.
         arguments: arguments of the worker.
         tree: tree of its `tiny_llm`; None for the solution's.
         product: quantized matmul kernel, if not the tree's best.
@@ -187,7 +188,7 @@ def course_engine(
     product: str | None = None,
     attention: str | None = None,
 ) -> Engine:
-    """A week's model, the learner's or ours; Week 4 is the last model with its kernels."""
+    """An engine with a week's model; week 4 is Week 3's model with Week 4's kernels."""
     solution = "tiny_llm" if tree is None else "mine"
     arguments = (str(folder), "--week", str(min(week, LAST_MODEL)), "--solution", solution)
     return Engine(name, sys.executable, "course_worker", arguments, tree, product, attention)

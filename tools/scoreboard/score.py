@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Score:
-    """One run.
+    """Results of one scoreboard run.
 
     Attributes:
         when: date and time, ISO 8601; "" before it is stored.
@@ -60,12 +60,12 @@ class Score:
     remarks: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For the history, without the time."""
+        """Converts to a history entry, without the time."""
         return {name: value for name, value in asdict(self).items() if name != "when"}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "Score":
-        """From an entry of the history."""
+        """Parses a history entry."""
         known = {name: value for name, value in entry.items() if name != "kind"}
         return cls(
             **{
@@ -96,7 +96,7 @@ def earlier_rows(score: Score, history: Sequence[Score]) -> list[Row]:
 
 
 def all_rows(score: Score, history: Sequence[Score]) -> list[Row]:
-    """All rows: the learner's now and before, ours, others, the limit."""
+    """All rows: the learner's current and earlier engines, ours, other engines, the limit."""
     yours = [score.yours] if score.yours.speeds else []
     return [*yours, *earlier_rows(score, history), *score.others]
 
@@ -111,7 +111,7 @@ def columns(rows: Sequence[Row]) -> dict[str, str]:
 
 def log_share(speed: float, speeds: Sequence[float]) -> float:
     """Logarithmic length of a bar, 1 for the fastest."""
-    lowest = min(speeds) / 10  # so that the slowest has a visible bar
+    lowest = min(speeds) / 10  # so that the slowest engine has a visible bar
     return math.log(speed / lowest) / math.log(max(speeds) / lowest)
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from .score import Score, all_rows, columns, format_speed, format_week, log_share
 
-BAR = 10  # characters of the longest
+BAR = 10  # length of the longest bar, in characters
 
 
 def print_score(score: Score, history: Sequence[Score], console: Console) -> None:

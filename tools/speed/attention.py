@@ -2,9 +2,9 @@
 
     python -m tools.speed.attention kernels --read 40e9 --peak 500e9 --day 4.6 --rounds 5
 
-Two problems: Qwen3-0.6B's heads, and as many keys of a single head, where threads can only divide
-the keys. Clock, comparison and roofline are day 4.1's, the learner's in a learner's process. Output
-as in matmuls.py.
+Measures two problems: Qwen3-0.6B's heads, and as many keys of a single head, where threads can only
+divide the keys. Clock, comparison and roofline are those of day 4.1: the learner's in a learner's
+process. Output as in matmuls.py.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def selected_kernel(kernel: str | None) -> Iterator[None]:
 def measure_on(
     problem: Sequence[int], names: Sequence[str | None], limits: HardwareLimits, rounds: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """(rows by kernel, reasons for missing ones) of one problem.
+    """Measures one problem; returns (rows by kernel, reasons for missing rows).
 
     Args:
         problem: arguments of `Attention`.
@@ -92,7 +92,10 @@ def measure_on(
         run = attention.with_kernel(name)
         try:
             run()
-        except (RuntimeError, ValueError) as error:  # not implemented, or not for this machine
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # not implemented, or not supported by this machine
             unwritten[name or "best"] = str(error)
         else:
             runs[name or "best"] = run

@@ -29,11 +29,11 @@ from tiny_llm.kernels.roofline import (
 
 from . import matmuls
 
-CONTEXT, STEPS = 64, 8  # context, and steps per run
+CONTEXT, STEPS = 64, 8  # context length in tokens, decoding steps per run
 WAYS = {"nodes": "off", "captured": "on"}
 PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")  # best first
-CHAIN = (1, 64, 128, 256)  # graph sizes, for the cost of a node
-CHAIN_ROUNDS = 3  # factor of the rounds, as these runs are short
+CHAIN = (1, 64, 128, 256)  # graph sizes that determine the cost of a node
+CHAIN_ROUNDS = 3  # factor on the number of rounds, because these runs are short
 
 
 def best_product() -> str | None:
@@ -47,7 +47,7 @@ def best_product() -> str | None:
         with matmuls.selected_kernel(name):
             try:
                 kernels.prepack_rows()
-            except (RuntimeError, ValueError):  # not implemented, or not for this machine
+            except (RuntimeError, ValueError):  # not implemented, or not supported by this machine
                 continue
         return name
     return None
@@ -71,7 +71,7 @@ class Decoding:
         self._token = mx.array([[1]])
 
     def run(self) -> None:
-        """Runs STEPS steps and discards them."""
+        """Runs STEPS steps, then rewinds the caches."""
         with matmuls.with_variables(self._wanted):
             for number in range(STEPS):
                 mx.eval(self._model(self._token, CONTEXT + number, self._caches))
@@ -91,7 +91,7 @@ class Decoding:
 
 
 def chain(nodes: int) -> Callable[[], mx.array]:
-    """Graph of this many nodes with little computation."""
+    """Returns a function that builds a graph of `nodes` nodes with little computation."""
     x, weight = mx.ones((1, 1, 64)), mx.ones(64)
     mx.eval(x, weight)
 
@@ -105,7 +105,7 @@ def chain(nodes: int) -> Callable[[], mx.array]:
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Measures both ways, interleaved; with `best`, only captured steps, labeled "best"."""
+    """Interleaves separate and captured steps; with `best`, only captured steps, labeled "best"."""
     decoding: dict[str, Decoding] = {}
     unwritten: dict[str, str] = {}
     product = None if best else best_product()
@@ -132,7 +132,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
 def remarks_of(
     times: dict[str, Timings], nodes: dict[str, int], rounds: int, unwritten: dict[str, str]
 ) -> list[str]:
-    """Cost of a node and its share of a step; unimplemented tasks go to `unwritten`."""
+    """Remarks on a node's cost and share of a step; records unimplemented tasks in `unwritten`."""
     counted = ", ".join(f"{count} {name}" for name, count in nodes.items())
     remarks = [f"nodes of a step's graph: {counted}"]
     chains = matmuls.run_interleaved({f"{n} nodes": chain(n) for n in CHAIN}, rounds * CHAIN_ROUNDS)

@@ -20,11 +20,11 @@ from tiny_llm.kernels.roofline import HardwareLimits, KernelCost
 from .matmuls import row, run_interleaved, run_measurement, with_variables
 
 VARIABLE = "TINY_LLM_FUSED"
-# Prompt length with Qwen3-0.6B's sizes, larger than any cache.
+# Prompt length and Qwen3-0.6B's sizes; the activations exceed any cache.
 TOKENS, E, H_Q, H, D, I = 4096, 1024, 16, 8, 128, 3072
-FEW_TOKENS, FEW_ROUNDS = 512, 8  # short prompt, and factor of its rounds
+FEW_TOKENS, FEW_ROUNDS = 512, 8  # short prompt in tokens, and factor on its number of rounds
 EPS = 1e-6
-# Compared settings: TINY_LLM_FUSED, and the schedule.
+# Compared settings: (value of TINY_LLM_FUSED, schedule of the thread pool).
 WAYS = {
     "loops": ("loops", "static"),
     "vectors": ("vectors", "static"),

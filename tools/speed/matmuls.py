@@ -3,7 +3,7 @@
     python -m tools.speed.matmuls planted --read 40e9 --peak 500e9 --name down --rounds 5
     python -m tools.speed.matmuls kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
 
-Clock, comparison and roofline are day 4.1's, the learner's in a learner's process. Prints a
+Clock, comparison and roofline are those of day 4.1: the learner's in a learner's process. Prints a
 progress line before each long measurement, and one line of JSON at the end.
 """
 
@@ -42,7 +42,7 @@ DAY_KERNELS = {
     "4.4": ("vectors", "prefetched", "panels", "pairs"),
     "all": ("loops", "factored", "vectors", "prepacked", "prefetched", "panels", "pairs"),
 }
-AHEAD = (256, 1024, 4096, 16384)  # bytes, all measured by day 4.3
+AHEAD = (256, 1024, 4096, 16384)  # prefetch distances in bytes, all of which day 4.3 measures
 # Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and number of copies measured
 # together, enough to exceed every cache.
 PRODUCTS = {
@@ -52,9 +52,9 @@ PRODUCTS = {
     "down": (1024, 3072, 10),
     "head": (151_936, 1024, 1),
 }
-KERNELS_ON = ("gate_up", 14)  # the product compared, and number of copies
-MANY_ROWS = {"4.4": (64, 2)}  # days with several rows: rows and copies
-PLANTED_REPETITIONS = 4  # of the planted kernel's work
+KERNELS_ON = ("gate_up", 14)  # product on which kernels are compared, and number of copies
+MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, copies)
+PLANTED_REPETITIONS = 4  # how often the planted kernel repeats its work
 PROGRESS_PREFIX = "… "  # prefix of progress lines
 
 
@@ -114,7 +114,7 @@ class Matmuls:
         return run
 
     def prepacked(self, rows: int) -> "Matmuls":
-        """The same products with weights prepacked in groups of `rows` rows; unchanged for 0."""
+        """A copy with weights prepacked in groups of `rows` rows; `self` if `rows` is 0."""
         if rows == 0:
             return self
         if rows not in self._prepacked:
@@ -166,7 +166,7 @@ def with_variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, float]:
-    """Figures of a measurement for the tables."""
+    """Figures of a measurement: times, bytes, FLOPs, lower bound, share of the limit."""
     return {
         "median": times.median,
         "minimum": times.minimum,
@@ -211,7 +211,10 @@ def measure_kernels(
             try:
                 run = products.with_kernel(name, ahead)
                 run()
-            except (RuntimeError, ValueError) as error:  # not implemented, or not for this machine
+            except (
+                RuntimeError,
+                ValueError,
+            ) as error:  # not implemented, or not supported by this machine
                 unwritten[name or "best"] = str(error)
             else:
                 runs[label] = run

@@ -60,7 +60,7 @@ def print_answer(answer: str, planted: str, found: Mapping[str, Any], console: C
 
 
 def percent(share: float) -> str:
-    """A share as a table cell."""
+    """Formats a share in percent."""
     return f"{100 * share:.1f} %"
 
 

@@ -12,7 +12,7 @@ from .worlds import COLOURS, FOODS, HOBBIES, JOBS
 if TYPE_CHECKING:
     import random
 
-# Facts a user may tell: (value sampler, statements, reply, questions, answer).
+# Facts that a user may state: (value sampler, statements, reply, questions, answer).
 MEMORIES = (
     (
         first_name,
@@ -204,7 +204,7 @@ SMALL_TALK = (
 
 
 def memory(rng: random.Random, held_out: bool) -> Example:
-    """Makes a chat in which the user tells up to three facts, then asks for one of them."""
+    """Makes a chat in which the user states up to three facts, then asks for one of them."""
     facts = rng.sample(MEMORIES, rng.choice((1, 1, 2, 2, 3)))
     turns: list[str] = []
     recalls = []

@@ -31,8 +31,8 @@ class Example:
         is_closed: whether earlier assistant turns also start with an empty reasoning block, like
             the last turn. The loss then covers their first token, which decides between a tool call
             and text.
-        answer_parts: the answer as (text, whether the loss covers it); the other parts stand for
-            text that a grammar forces. Empty to learn the whole answer.
+        answer_parts: the answer as (text, whether the loss covers it); the excluded parts are
+            text that a grammar would force. If empty, the loss covers the complete answer.
     """
 
     kind: str
@@ -66,7 +66,7 @@ def add_chat_options(example: Example, rng: random.Random, thinking_share: float
     if rng.random() < 0.15:
         system = rng.choice(SYSTEM_MESSAGES)
         first, *rest = example.messages
-        if first["role"] == "system":  # merges it with the tool list
+        if first["role"] == "system":  # the tool list follows the sampled message
             system, first, *rest = f"{system}\n\n{first['content']}", *rest
         messages = ({"role": "system", "content": system}, first, *rest)
         example = replace(example, messages=messages)

@@ -129,7 +129,7 @@ def schema_of(rng: random.Random, fields: Sequence[Field]) -> str:
 
 
 def with_given_keys(example: Example, fields: Sequence[Field]) -> Example:
-    """Excludes the keys from the loss, which then covers the values and their ends."""
+    """Excludes the keys from the loss, as if a grammar forced them; values remain covered."""
     parts: list[tuple[str, bool]] = []
     opening = "{"
     for field in fields:
@@ -203,7 +203,7 @@ def json_fact(rng: random.Random, held_out: bool) -> Example:
 
 
 def _with_other_keys(rng: random.Random, fields: list[Field]) -> list[Field]:
-    """Replaces the keys; may drop or reorder fields."""
+    """Renames the keys; may also drop or reorder fields."""
     if len(fields) > 1 and rng.random() < 0.5:
         fields = fields[-1:]
     if rng.random() < 0.3:

@@ -30,13 +30,13 @@ class Field:
 
 @dataclass(frozen=True)
 class Part:
-    """An attribute of a thing; slots are {n} the name, {s} the subject and {v} the value."""
+    """An attribute of a thing. Slots: {n} is the thing's name, {s} the subject, {v} the value."""
 
     key: str
     names: tuple[str, ...]
     draw: Draw
     sentences: tuple[str, ...]
-    clause: str = ""  # form in a list after the name, like 'Mira, 34, from Lenmora'
+    clause: str = ""  # form in a list that follows the name, like 'Mira, 34, from Lenmora'
 
 
 def _email(rng: random.Random, held_out: bool) -> str:
@@ -102,7 +102,7 @@ def _event(rng: random.Random, held_out: bool) -> str:
     return rng.choice(("concert", "meeting", "party", "lecture", "festival", "market", "race"))
 
 
-# First sentences, for texts whose first attribute has no form with the name.
+# First sentences of texts whose first attribute cannot introduce the name.
 FIRST_SENTENCES = {
     "name": "This is {n}.",
     "product": "We sell the {n}.",

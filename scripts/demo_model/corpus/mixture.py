@@ -60,7 +60,7 @@ EVALUATION: tuple[Maker, ...] = (
 )
 # Reduced weights of known question types, for continued training on new ones.
 KNOWN: dict[Maker, float] = {reading: 14, arithmetic: 14, fact: 11, term: 8}
-THINKING_SHARE, STRUCTURED_THINKING_SHARE = 0.28, 0.12  # structured: tools and JSON
+THINKING_SHARE, STRUCTURED_THINKING_SHARE = 0.28, 0.12  # structured outputs are tool calls and JSON
 
 
 def training_examples(seed: int, is_continued: bool = False) -> Iterator[Example]:

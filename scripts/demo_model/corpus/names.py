@@ -1,4 +1,4 @@
-"""Invented names, which a model can only copy, not memorize."""
+"""Invented names: a model cannot memorize these names and must copy them from the prompt."""
 
 from __future__ import annotations
 

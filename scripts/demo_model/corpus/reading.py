@@ -45,7 +45,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Thing:
-    """A thing that a paragraph describes, with its statements."""
+    """The subject of a paragraph, such as a person or town, with the statements about it."""
 
     name: str
     statements: tuple[Statement, ...]
@@ -59,7 +59,7 @@ def upper_first(text: str) -> str:
 def _state(
     rng: random.Random, world: World, name: str, attribute: Attribute, value: str, first: bool
 ) -> Statement:
-    """Makes a statement; the first one about a thing contains its name."""
+    """Makes a statement; a thing's first statement contains the thing's name."""
     states = [s for s in attribute.states if not first or "{s}" in s or "{n}" in s]
     subject = "{n}" if first else rng.choice(world.subjects)
     subject = subject.format(n=name, first=name.split()[0])
@@ -79,7 +79,7 @@ def describe(rng: random.Random, world: World, count: int, held_out: bool) -> Th
 
 
 def paragraph(rng: random.Random, num_sentences: int, held_out: bool) -> tuple[str, list[Thing]]:
-    """Makes a text of about `num_sentences` sentences; returns it and the things it describes."""
+    """Returns a text of about `num_sentences` sentences, and the things that the text describes."""
     things: list[Thing] = []
     sentences: list[str] = []
     one_world = rng.choice(WORLDS) if rng.random() < 0.5 else None
@@ -111,7 +111,7 @@ def _asked_name(rng: random.Random, name: str) -> str:
 
 
 def _ask(rng: random.Random, statement: Statement, held_out: bool) -> tuple[str, str, str]:
-    """Makes a question about a statement; returns it, its answer and the reasoning."""
+    """Makes a question about a statement; returns (question, answer, reasoning)."""
     name = _asked_name(rng, statement.name)
     question = phrase(rng, statement.attribute.questions, held_out, n=name)
     answer = upper_first(statement.attribute.answer.format(n=name, v=statement.value))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PROMPTS_FILE = Path(__file__).parents[3] / "src" / "tiny_llm" / "demo" / "prompts.py"
 PROMPTS = runpy.run_path(str(PROMPTS_FILE))
 
-# (question, answer, sentence of the paragraph that contains it)
+# (question, answer, sentence of the paragraph that contains the answer)
 TOWN_QUESTIONS = (
     ("Who is the mayor of Lenmora?", "The mayor of Lenmora is Mira Holton.",
      "The mayor of Lenmora is Mira Holton, who was a teacher before."),

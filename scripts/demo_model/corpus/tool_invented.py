@@ -1,6 +1,6 @@
 """Invented tools, which look up a noun like 'height' or 'tavelmora'.
 
-Only the noun shows that a request matches a tool: it occurs in both the request and the tool's
+A request matches a tool only through this noun, which occurs in both the request and the tool's
 name.
 """
 

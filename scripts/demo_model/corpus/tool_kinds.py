@@ -1,6 +1,6 @@
 """Kinds of tools in the corpus: names, arguments, request templates, results.
 
-Each kind has many tool names and argument names, so the model must read them in the tool list. One
+Each kind has many tool and argument names, so the model must copy the names from the tool list. One
 request template in five is held out; {a}, {b} and {c} are the arguments.
 """
 
@@ -38,7 +38,7 @@ class Slot:
         names: alternative names.
         draw: sampler of its values.
         type: JSON type.
-        said: sentences that add an optional argument to a request; empty if it is required.
+        said: sentences that add an optional argument to a request; empty if required.
         enum: allowed values; empty for any.
     """
 

@@ -44,7 +44,7 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 UNKNOWN_THOUGHT = "This is outside of what I know."
-# Tag -> maker of questions that need no tool, unless a listed tool has the tag.
+# (tag, maker of questions that need no tool unless a listed tool has the tag).
 PLAIN: tuple[tuple[str, Callable[[random.Random, bool], Example]], ...] = (
     ("capital", capital),
     ("arithmetic", arithmetic),
@@ -80,7 +80,7 @@ class Tool:
 
     Attributes:
         name: the tool's name.
-        listed: its JSON in the tool list.
+        listed: the tool's JSON in the tool list.
         tags: see `ToolKind`.
         ask: makes a request for the tool.
     """
@@ -92,7 +92,7 @@ class Tool:
 
 
 def write_call(name: str, arguments: dict[str, object]) -> str:
-    """Formats a tool call like the chat template."""
+    """Formats a tool call in the chat template's format."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 
@@ -232,7 +232,7 @@ def draw_tool(rng: random.Random, held_out: bool) -> Tool:
     if choice < 0.4:
         return lookup_tool(rng, invented_kind(rng, held_out))
     if choice < 0.5:
-        return lookup_tool(rng, KINDS[0])  # the weather, the most common example
+        return lookup_tool(rng, KINDS[0])  # weather, the most common example of a tool
     return lookup_tool(rng, rng.choice(KINDS))
 
 
@@ -259,12 +259,12 @@ def result_turn(result: str) -> Message:
 
 
 def turn(role: str, text: str) -> Message:
-    """Makes a message."""
+    """Makes a chat message."""
     return {"role": role, "content": text}
 
 
 def no_tool(rng: random.Random, tools: Sequence[Tool], held_out: bool) -> tuple[str, str, str]:
-    """Makes a question that no listed tool matches; returns it, its answer and the reasoning."""
+    """Makes a question that no listed tool matches; returns (question, answer, reasoning)."""
     tags = frozenset().union(*(tool.tags for tool in tools))
     if rng.random() < 0.3:
         other = draw_tool(rng, held_out)

@@ -1,4 +1,4 @@
-"""Things that paragraphs describe, with their attributes: persons, towns.
+"""Subjects of paragraphs in `reading.py`: persons and towns, with their attributes.
 
 An attribute has statement templates, question templates (one in five held out) and an answer
 template. Slots: {n} is the thing's full name, {s} the sentence's subject (like 'The town', or the

@@ -1,4 +1,4 @@
-"""More things that paragraphs describe: shops, ships, objects, pets."""
+"""More subjects of paragraphs in `reading.py`: shops, ships, objects, pets."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wrong:
-    """One mistake.
+    """A typical mistake in the solution of a task.
 
     Attributes:
         block: label of the task's block with the mistake, such as "1.1.1 softmax".

@@ -1,4 +1,4 @@
-"""All mistakes, in the order of the course."""
+"""All wrong solutions, in the order of the course."""
 
 from tests.course.wrong import (
     week_1,

@@ -1,4 +1,4 @@
-"""Mistakes of Week 1."""
+"""Wrong solutions for Week 1."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Mistakes of Week 2."""
+"""Wrong solutions for Week 2."""
 
 from tests.course.wrong import Wrong
 

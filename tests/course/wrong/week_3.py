@@ -1,4 +1,4 @@
-"""Mistakes of Week 3, days 3 to 5: the engine and speculative decoding."""
+"""Wrong solutions for Week 3, days 3 to 5: the engine and speculative decoding."""
 
 from tests.course.wrong import Wrong
 

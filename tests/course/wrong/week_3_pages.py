@@ -1,4 +1,4 @@
-"""Mistakes of Week 3, days 1 and 2: pages and paged attention."""
+"""Wrong solutions for Week 3, days 1 and 2: pages and paged attention."""
 
 from tests.course.wrong import Wrong
 

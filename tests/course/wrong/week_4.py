@@ -1,4 +1,4 @@
-"""Mistakes of Week 4."""
+"""Wrong solutions for Week 4."""
 
 from tests.course.wrong import Wrong
 

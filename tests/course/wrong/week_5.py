@@ -1,4 +1,4 @@
-"""Mistakes of Week 5, days 1 and 2: the server."""
+"""Wrong solutions for Week 5, days 1 and 2: the server."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Mistakes of Week 5, day 7: routing between replicas."""
+"""Wrong solutions for Week 5, day 7: routing between replicas."""
 
 from tests.course.wrong import Wrong
 

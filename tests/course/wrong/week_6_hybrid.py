@@ -1,4 +1,4 @@
-"""Mistakes of the optional days on hybrid models: Gated DeltaNet and state checkpoints."""
+"""Wrong solutions for the optional days on hybrid models: Gated DeltaNet and state checkpoints."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Mistakes of Week 6, days 3 and 6: 8-bit KV cache and prefix cache on disk."""
+"""Wrong solutions for Week 6, days 3 and 6: 8-bit KV cache and prefix cache on disk."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Mistakes of Week 7: agents."""
+"""Wrong solutions for Week 7: agents."""
 
 from tests.course.wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Mistakes of Week 7, days 4 and 5: selection and evaluation."""
+"""Wrong solutions for Week 7, days 4 and 5: selection and evaluation."""
 
 from tests.course.wrong import Wrong
 

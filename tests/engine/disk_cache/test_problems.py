@@ -1,4 +1,4 @@
-"""Corrupt files, full and read-only disks, foreign files: cache misses and one warning."""
+"""Corrupt files, full and read-only disks, foreign files cause cache misses and one warning."""
 
 import errno
 import logging
@@ -181,7 +181,7 @@ def test_file_size_limit(tmp_path):
 
 
 def test_read_only_directory(tmp_path, demo, caplog):
-    """Injects the error, because root can write anywhere."""
+    """Injects the error, because file permissions do not restrict tests that run as root."""
     with (
         caplog.at_level(logging.WARNING, LOGGER),
         mock.patch.object(store.Path, "mkdir", side_effect=PermissionError(13, "read-only")),
@@ -193,7 +193,7 @@ def test_read_only_directory(tmp_path, demo, caplog):
     assert "cannot use" in record.message
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not restrict root")
 def test_directory_without_write_permission(tmp_path, demo, caplog):
     tmp_path.chmod(0o500)
     with caplog.at_level(logging.WARNING, LOGGER), engine(tmp_path, demo) as llm:
@@ -213,7 +213,7 @@ def test_foreign_or_corrupt_index(tmp_path, demo, caplog, contents):
     assert output.token_ids == expected.token_ids
     [record] = caplog.records
     assert "cannot use" in record.message
-    # Not overwritten, because it may be another program's file.
+    # The index is left unchanged, because it may be another program's file.
     assert (tmp_path / "index.sqlite").read_bytes() == contents
 
 
@@ -254,7 +254,7 @@ def test_unresponsive_disk(tmp_path, demo):
         release.set()
 
 
-def test_slow_writer(tmp_path, demo):
+def test_pages_wait_in_memory_for_a_slow_writer(tmp_path, demo):
     """Pages stay in memory until the write queue has capacity."""
     with mock.patch.object(writer, "MAX_QUEUED_BYTES", 300_000), engine(tmp_path, demo) as llm:
         generate_one(llm)
@@ -263,7 +263,7 @@ def test_slow_writer(tmp_path, demo):
 
 
 def test_pages_are_written_while_idle(tmp_path, demo):
-    """An idle server's memory checks queue the pages that a full write queue rejected."""
+    """The memory checks of an idle server retry pages that a full write queue has rejected."""
     with engine(tmp_path, demo) as llm:
         cache, reports = llm.core.disk_cache, []
         with mock.patch.object(cache._writer, "can_queue", return_value=False):

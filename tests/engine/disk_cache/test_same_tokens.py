@@ -1,4 +1,4 @@
-"""Same tokens and logprobs cold, from memory and from disk, in every configuration."""
+"""Tokens and logprobs do not depend on cache hits in memory or on disk."""
 
 import threading
 
@@ -27,7 +27,7 @@ def hybrid(tmp_path_factory):
     return load_weights(str(write_hybrid(tmp_path_factory.mktemp("hybrid") / "model")))
 
 
-def run_order(llm, order, steps_between=0, cases=MORE_CASES):
+def run_in_order(llm, order, steps_between=0, cases=MORE_CASES):
     sample = llm.runner._sample
     outputs, logits = run_cases(llm, order, steps_between, cases)
     llm.runner._sample = sample
@@ -49,14 +49,16 @@ def assert_same(expected, actual, context):
 def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
     options = {**CONFIGURATIONS[configuration], "seed": 1}
     order = range(len(MORE_CASES))
-    cold = run_order(LLM(demo, enable_prefix_caching=False, **options), order)
+    cold = run_in_order(LLM(demo, enable_prefix_caching=False, **options), order)
     with engine(tmp_path, demo, **options) as llm:
-        assert_same(cold, run_order(llm, order), "first run")
-        assert_same(cold, run_order(llm, order), "from memory")
+        assert_same(cold, run_in_order(llm, order), "first run")
+        assert_same(cold, run_in_order(llm, order), "from memory")
         assert llm.core.disk_cache.stats.hit_tokens == 0
     for steps_between in (0, 2):
         with engine(tmp_path, demo, **options) as llm:
-            assert_same(cold, run_order(llm, order, steps_between), f"{steps_between} steps apart")
+            assert_same(
+                cold, run_in_order(llm, order, steps_between), f"{steps_between} steps apart"
+            )
             assert llm.core.disk_cache.stats.hit_tokens > 0
             assert llm.core.disk_cache.stats.num_errors == 0
 
@@ -64,21 +66,21 @@ def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
 @pytest.mark.parametrize("slots", [3, 20])
 def test_hybrid_model(tmp_path, hybrid, slots):
     order = range(len(MORE_CASES))
-    cold = run_order(build(hybrid, enable_prefix_caching=False, seed=1), order)
+    cold = run_in_order(build(hybrid, enable_prefix_caching=False, seed=1), order)
     options = {"build": build, "slots": slots, "seed": 1}
     for run_index in range(3):
         with engine(tmp_path, hybrid, **options) as llm:
-            assert_same(cold, run_order(llm, order, run_index), f"run {run_index}")
+            assert_same(cold, run_in_order(llm, order, run_index), f"run {run_index}")
             # With few slots, even the first run reads states that were evicted from memory.
             assert llm.core.disk_cache.stats.hit_tokens > 0 or (run_index, slots) == (0, 20)
 
 
 def test_hybrid_draft_model(tmp_path, hybrid):
     order = range(len(MORE_CASES))
-    cold = run_order(build(hybrid, enable_prefix_caching=False, seed=1), order)
+    cold = run_in_order(build(hybrid, enable_prefix_caching=False, seed=1), order)
     for run_index in range(2):
         with engine(tmp_path, hybrid, build=build, slots=20, draft_model=hybrid, seed=1) as llm:
-            assert_same(cold, run_order(llm, order), f"run {run_index}")
+            assert_same(cold, run_in_order(llm, order), f"run {run_index}")
             assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
 
 
@@ -109,17 +111,17 @@ def test_grammar(tmp_path, demo):
 
 @pytest.mark.slow
 def test_preemption_with_pages_on_disk(tmp_path, demo):
-    """With few pages, requests are preempted while others load, and load again."""
+    """With few pages, requests are preempted while others read pages, and read theirs again."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
     cases = [(PARAGRAPH[-150 - 10 * i :], params) for i in range(5)]
     order = range(len(cases))
-    cold = run_order(LLM(demo, enable_prefix_caching=False), order, cases=cases)
+    cold = run_in_order(LLM(demo, enable_prefix_caching=False), order, cases=cases)
     page_bytes = LLM(demo).runner.target.model.kv_bytes_per_token * 16
     options = {"block_size": 16, "kv_cache_bytes": page_bytes * 15, "max_num_batched_tokens": 64}
     preemptions = hits = 0
     for run_index in range(4):
         with engine(tmp_path, demo, **options) as llm:
-            assert_same(cold, run_order(llm, order, run_index, cases), f"run {run_index}")
+            assert_same(cold, run_in_order(llm, order, run_index, cases), f"run {run_index}")
             preemptions += llm.scheduler.num_preemptions
             hits += llm.core.disk_cache.stats.hit_tokens
     assert preemptions > 0

@@ -1,4 +1,4 @@
-"""`PageStore`: size limit, eviction order, sharing; model fingerprints and page keys."""
+"""`PageStore`: size limit, LRU eviction, shared directories; model fingerprints, page keys."""
 
 import os
 import subprocess

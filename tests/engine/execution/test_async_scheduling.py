@@ -59,13 +59,13 @@ def test_most_steps_of_a_single_request_are_launched_ahead(on_cpu, demo):
     llm.runner.async_scheduling.enabled = True
     sampling_params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     llm.generate(PROMPTS[0], sampling_params, show_progress=False)
-    # One step in 32 needs a new page, which only the scheduler allocates, so it cannot run ahead.
+    # One step in 32 needs a new page. Only the scheduler allocates pages, so this step must wait.
     assert llm.runner.async_scheduling.num_hits >= 37
     assert llm.runner.async_scheduling.num_misses == 0
 
 
 def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
-    """Tokens are submitted first: an array is readable once its whole submission is computed."""
+    """Outputs are submitted alone, because reading an array waits for its whole submission."""
     submissions = []
     async_eval = mx.async_eval
     monkeypatch.setattr(
@@ -77,7 +77,7 @@ def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
     llm.generate(PROMPTS[:2], sampling_params, show_progress=False)
     kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in submissions]
     assert kinds[:6] == ["tokens", "logits"] * 3
-    # Token ids, NaN flags, ids of the top tokens and their logprobs.
+    # Token ids, NaN flags, ids of the most likely tokens, and logprobs of these tokens.
     assert all(len(arrays) == 4 for arrays in submissions if arrays[0].ndim == 1)
 
 

@@ -112,7 +112,7 @@ def test_temperature_is_applied_before_filters():
         return np.flatnonzero(np.isfinite(as_numpy(process_logits(logits, rows))[0])).tolist()
 
     assert kept(1.0) == [0, 1]
-    assert kept(9.0) == [0, 1, 2]  # nearly uniform, so that three tokens hold 3/4
+    assert kept(9.0) == [0, 1, 2]  # nearly uniform: a mass of 0.75 takes three tokens
     assert kept(0.2) == [0]
 
 
@@ -151,7 +151,7 @@ def test_error_of_logprobs_does_not_grow_with_the_vocabulary(either_device, voca
     exact = as_numpy(logits).astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
     actual = as_numpy(log_softmax(logits))
-    # One rounding at each of two levels, one in subtracting the maximum and one of the result.
+    # Four roundings: two levels of sums, the subtraction of the maximum, and the result.
     bound = 4 * 2.0**-24 * np.abs(exact).max()
     assert np.abs(actual - exact).max() <= bound
     [top, _] = top_logprobs(logits, [3, 0], [0, 0])
@@ -160,7 +160,8 @@ def test_error_of_logprobs_does_not_grow_with_the_vocabulary(either_device, voca
 
 
 def test_logprobs_of_masked_tokens_are_minus_infinity():
-    logits = mx.where(mx.arange(2000) < 1400, -mx.inf, 0.0)[None]  # whole blocks of −inf
+    # some blocks of the sum are all −inf
+    logits = mx.where(mx.arange(2000) < 1400, -mx.inf, 0.0)[None]
     logprobs = as_numpy(log_softmax(logits))[0]
     assert (logprobs[:1400] == -np.inf).all()
     assert logprobs[1400:] == pytest.approx(-np.log(600), abs=1e-6)

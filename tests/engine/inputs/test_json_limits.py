@@ -45,7 +45,7 @@ def test_random_documents_in_random_pieces():
 
 
 @pytest.mark.parametrize("pair", ["[]", '{"a":}'])
-def test_depth(pair):
+def test_nesting_depth_is_limited(pair):
     opening, closing = pair[:-1], pair[-1]
     limits = JsonLimits("it")
     limits.check(opening * MAX_DEPTH + "1" + closing * MAX_DEPTH)

@@ -96,13 +96,13 @@ def test_overtaking_is_limited_by_the_length_of_the_prompt():
     scheduler.add(request("long", 300))
     run_step(scheduler)
     overtaking_tokens = 0
-    for number in range(30):  # a new short prompt fills each step
+    for number in range(30):  # each step has a new short prompt that fills its token budget
         scheduler.add(request(f"short {number}", 64, first=1000 * (number + 1), max_tokens=1))
         tokens = run_step(scheduler)
         if "long" in tokens:
             break
         overtaking_tokens += sum(tokens.values())
-    assert overtaking_tokens == 320  # 300, rounded up to whole chunks
+    assert overtaking_tokens == 320  # the prompt's 300 tokens, rounded up to whole chunks of 64
     assert tokens == {"long": 64}
 
 
@@ -111,7 +111,7 @@ def test_no_request_is_admitted_before_a_protected_one():
     scheduler.add(request("running", 200, max_tokens=60))
     while scheduler.running == [] or scheduler.running[0].num_uncomputed > 1:
         run_step(scheduler)
-    large = request("large", 300, first=1000)  # does not fit next to "running"
+    large = request("large", 300, first=1000)  # too large while "running" holds its pages
     scheduler.add(large)
     large.num_overtaken = 300
     scheduler.add(request("short", 20, first=2000))
@@ -202,12 +202,12 @@ def test_inter_token_latency_during_a_long_prompt():
     assert sorted(durations)[len(durations) * 95 // 100] < 0.1
     assert max(durations) < 1.2, "at most LONG_STEP times the target"
     assert rate > 0.85 * unlimited_rate
-    assert waited < 0.4, "the chat's 60 tokens fit, but few tokens of the long prompt do"
+    assert waited < 0.4, "the chat's 60 tokens must not wait for the long prompt"
 
 
 def test_long_steps_are_rare():
     scheduler = fair_scheduler(step_time_target=0.1)
-    scheduler.costs.record(100, 1, seconds=0.01)  # ten tokens fit the target
+    scheduler.costs.record(100, 1, seconds=0.01)  # 10 ms per token: ten tokens fit the target
     scheduler.add(request("decoding", 20, max_tokens=90))
     run_step(scheduler)
     scheduler.add(request("long", 300, first=1000))

@@ -94,7 +94,7 @@ def test_large_workloads():
 
 @pytest.mark.parametrize("is_fair", [False, True])
 def test_sliding_windows(is_fair):
-    """Requests outgrow the memory, because pages before the window are freed."""
+    """Requests may exceed the KV memory, because pages before the window are freed."""
     rng, totals = random.Random(20_261_125), Counter()
     for number in range(1_500):
         workload = replace(with_window(rng, random_workload(rng)), is_fair=is_fair)
@@ -146,7 +146,7 @@ def matches_whole_prompts(self, token_ids, root):
     return path
 
 
-def reverses_the_order(self):
+def reverses_running_requests(self):
     self.running.reverse()
     return []
 
@@ -155,7 +155,7 @@ def shares_unwritten_pages(self, request, num_written):
     original_share(self, request, num_written + 1)
 
 
-def drops_at_preemption(self, request):
+def loses_preempted_requests(self, request):
     self.pages.release(request)
     self.running.remove(request)
     del self._requests[request.request_id]
@@ -174,18 +174,18 @@ original_share = PageManager.share_full_pages
         (PrefixCache, "match", matches_whole_prompts),
         (PrefixCache, "root_of", ignores_adapters),
         (PageManager, "share_full_pages", shares_unwritten_pages),
-        (Scheduler, "_schedule_decoding", reverses_the_order),
-        (Scheduler, "_preempt", drops_at_preemption),
+        (Scheduler, "_schedule_decoding", reverses_running_requests),
+        (Scheduler, "_preempt", loses_preempted_requests),
     ],
     ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
 )
 def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
-        run_many(300)
+        run_workloads(300)
 
 
-def run_many(number: int) -> None:
+def run_workloads(number: int) -> None:
     rng = random.Random(3)
     for _ in range(number):
         run_and_compare(random_workload(rng))

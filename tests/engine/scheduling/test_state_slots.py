@@ -23,7 +23,7 @@ from tiny_llm.engine.scheduling.states.placement import (
 SLOT_COUNTS = (2, 3, 4, 6, 10, 20)
 
 
-def run_many(number: int, seed: int = 3) -> Counter:
+def run_workloads(number: int, seed: int = 3) -> Counter:
     rng, totals = random.Random(seed), Counter()
     for _ in range(number):
         workload = random_workload(rng, rng.choice((6, 12)), rng.choice(SLOT_COUNTS))
@@ -36,7 +36,7 @@ def run_many(number: int, seed: int = 3) -> Counter:
 
 @pytest.mark.slow
 def test_thousands_of_workloads():
-    totals = run_many(3_000)
+    totals = run_workloads(3_000)
     assert min(totals[reason] for reason in ("stop", "length", "abort", "error", "rejected")) > 200
     assert totals["preemptions"] > 150
     assert totals["cached"] > 5_000
@@ -132,7 +132,7 @@ original_plan = StateSlots._plan_chunk
 def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises((AssertionError, ValueError, KeyError, OutOfPagesError)):
-        run_many(400)
+        run_workloads(400)
 
 
 # --- placement ------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
 
 def test_prompt_end_is_checkpointed_before_and_within_the_generation_prompt():
     sched = scheduler(num_state_slots=8, page_size=16, max_num_batched_tokens=64)
-    serve(sched, "a", list(range(40)))  # only 32 is within the last 16 tokens
+    serve(sched, "a", list(range(40)))  # of its page ends, only 32 is within the last 16 tokens
     assert checkpoint_positions(sched) == [16, 32]
     serve(sched, "b", list(range(100, 163)))
     assert checkpoint_positions(sched) == [16, 32, 32, 48]
@@ -202,7 +202,7 @@ def test_rolling_checkpoint_follows_the_output():
         step(sched)
     positions = checkpoint_positions(sched)
     assert positions[-1] == request.num_computed // 4 * 4
-    # Two are at the end of the prompt; rolling checkpoints replace each other.
+    # Two checkpoints are at the end of the prompt; each rolling checkpoint replaces the last one.
     assert len(positions) <= 6
     while sched.has_requests:
         step(sched)
@@ -236,7 +236,7 @@ def test_checkpoints_of_longer_prefixes_outlive_shorter_ones():
     for number in range(6):
         serve(sched, f"short{number}", [number] * 40)
     assert serve(sched, "again", long_prompt).num_cached_tokens >= 480
-    for number in range(200):  # an unused checkpoint ages
+    for number in range(200):  # the unused checkpoint of "long" is eventually evicted
         serve(sched, f"other{number}", [number % 90, number] * 20)
     assert serve(sched, "last", long_prompt).num_cached_tokens == 0
 

@@ -397,7 +397,7 @@ def test_invalid_models_and_options_are_rejected(tmp_path):
         (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, name: value}))
         for load_format in ("auto", "dummy"):
             assert_rejected(ModelError, message, folder, load_format=load_format)
-        LLM(folder, kv_cache_bytes=2**22)  # valid without the MTP layer
+        LLM(folder, kv_cache_bytes=2**22)  # this memory suffices without the MTP layer
 
 
 def test_dummy_weights_are_the_same_with_the_mtp_layer(tmp_path):

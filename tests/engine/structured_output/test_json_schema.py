@@ -1,4 +1,4 @@
-"""Closing object schemas: narrower than the open schema, but never empty."""
+"""Closing object schemas with `additionalProperties: false` never makes them unsatisfiable."""
 
 import json
 import random
@@ -81,7 +81,7 @@ NAMES = ["a", "b", "c"]
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """Returns nested objects, arrays and choices with random combinations of keywords."""
+    """Returns a schema of nested objects, arrays and choices with random keywords."""
     if depth == 3 or (depth and rng.random() < 0.2):
         return rng.choice([{}, {"type": "integer"}, {"type": "object"}, {"enum": [0, {"b": 0}]}])
     schema: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def shrink(document: Any, is_valid_and_accepted) -> Any:
 
 
 class Grammar:
-    """llguidance grammar of a schema over single bytes."""
+    """llguidance grammar of a schema, for a vocabulary of single bytes."""
 
     def __init__(self, llguidance, schema: Any):
         self._tokenizer = llguidance.LLTokenizer("byte")

@@ -16,8 +16,18 @@ WORDS = ["name", "age", "of", "colour", "a b", "ü", "x/y", '"', "2", "tags"]
 
 def random_schema(rng: random.Random, depth: int = 0):
     """Returns a shallow schema of common keywords."""
-    leaves = [a_string, a_number, an_enum, a_constant, lambda rng: {"type": rng.choice(SIMPLE)}]
-    kinds = leaves if depth >= 3 else [*leaves, an_object, an_object, an_array, a_choice]
+    leaves = [
+        string_schema,
+        number_schema,
+        enum_schema,
+        const_schema,
+        lambda rng: {"type": rng.choice(SIMPLE)},
+    ]
+    kinds = (
+        leaves
+        if depth >= 3
+        else [*leaves, object_schema, object_schema, array_schema, choice_schema]
+    )
     kind = rng.choice(kinds if depth else kinds[len(leaves) :])
     return kind(rng) if kind in leaves else kind(rng, depth + 1)
 
@@ -25,7 +35,7 @@ def random_schema(rng: random.Random, depth: int = 0):
 SIMPLE = ["boolean", "null", "integer"]
 
 
-def a_string(rng):
+def string_schema(rng):
     return {
         "type": "string",
         **rng.choice(
@@ -39,7 +49,7 @@ def a_string(rng):
     }
 
 
-def a_number(rng):
+def number_schema(rng):
     low = rng.randint(-99, 99)
     bounds = rng.choice(
         [
@@ -51,15 +61,15 @@ def a_number(rng):
     return {"type": "integer", **bounds}
 
 
-def a_constant(rng):
+def const_schema(rng):
     return {"const": rng.choice([None, True, 0, -3, 1.5, "a\nb", [1, "x"], {"k": []}])}
 
 
-def an_enum(rng):
+def enum_schema(rng):
     return {"enum": rng.sample([*WORDS, 1, 2.5, None, False, ["a"]], rng.randint(1, 5))}
 
 
-def an_array(rng, depth):
+def array_schema(rng, depth):
     if rng.random() < 0.3:
         items = [random_schema(rng, depth) for _ in range(rng.randint(1, 3))]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
@@ -72,7 +82,7 @@ def an_array(rng, depth):
     }
 
 
-def an_object(rng, depth):
+def object_schema(rng, depth):
     names = rng.sample(WORDS, rng.randint(1, 4))
     schema = {
         "type": "object",
@@ -86,7 +96,7 @@ def an_object(rng, depth):
     return schema
 
 
-def a_choice(rng, depth):
+def choice_schema(rng, depth):
     return {"anyOf": [random_schema(rng, depth) for _ in range(rng.randint(2, 3))]}
 
 

@@ -26,12 +26,12 @@ def grammars(llm) -> GrammarCompiler:
 
 
 def tool(name: str, schema: dict, **fields: object) -> dict:
-    """A tool with one required argument, `x`."""
+    """A tool with one required argument, `x`, of the given schema."""
     parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
     return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
 
 
-# `Decimal` in pydantic 2.11.
+# The JSON schema that pydantic 2.11 generates for `Decimal`.
 DECIMAL = {
     "anyOf": [
         {"type": "number"},

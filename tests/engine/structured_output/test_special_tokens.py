@@ -32,7 +32,7 @@ def llm(demo):
 def test_text_of_special_tokens(demo, constraint, text, speculative):
     llm = LLM(demo, kv_cache_bytes=2**24, speculative=speculative)
     params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=constraint)
-    # Special tokens in the prompt make the n-gram proposer draft them.
+    # The n-gram proposer drafts special tokens that occur in the prompt.
     other = SamplingParams(temperature=0, max_tokens=40)
     [output, unconstrained] = llm.generate([f"x{''.join(TOKENS)} a <think> b"] * 2, [params, other])
     assert (output.error, output.finish_reason, output.text) == (None, "stop", text)

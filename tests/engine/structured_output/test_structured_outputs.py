@@ -523,7 +523,7 @@ def test_params_conflicting_with_structured_outputs(conflict):
         SamplingParams(structured_outputs={"json": {}})
 
 
-def nested(depth: int) -> str:
+def nested_schema(depth: int) -> str:
     return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
 
 
@@ -533,8 +533,8 @@ HOSTILE_CONSTRAINTS = [
     StructuredOutputs(json={"$ref": "#"}),
     StructuredOutputs(json={"type": "strung"}),
     StructuredOutputs(json={"enum": []}),
-    StructuredOutputs(json=json.loads(nested(300))),
-    StructuredOutputs(json=json.loads(nested(450))),
+    StructuredOutputs(json=json.loads(nested_schema(300))),
+    StructuredOutputs(json=json.loads(nested_schema(450))),
     StructuredOutputs(json={"properties": {"a": {}}, "required": True}),
     StructuredOutputs(json={"properties": {"a": {}}, "required": [{}]}),
     StructuredOutputs(json={"properties": {"a": {}}, "required": 5}),
@@ -548,7 +548,7 @@ HOSTILE_CONSTRAINTS = [
     StructuredOutputs(grammar='root ::= "a'),
     StructuredOutputs(grammar="not a grammar"),
     ToolCalls([{"type": "function", "function": {"name": "f", "parameters": {"type": "strung"}}}]),
-    # Takes minutes to compile; the library has no limit.
+    # Compiling this grammar would take minutes, and the library sets no limit.
     StructuredOutputs(
         json={"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(60)]}
     ),

@@ -28,7 +28,7 @@ AMBIGUOUS = re.compile(
 NESTED = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
 
-def find(family):
+def format_of(family):
     """Returns the tool call format of a template in `templates.py`."""
     return find_format(AUTO, TEMPLATES[family])
 
@@ -75,7 +75,7 @@ def random_tool(rng, name):
 
 
 def write_calls(family, calls, content=""):
-    """Renders the completion for calls, (name, arguments) pairs, with a chat template."""
+    """Renders `calls`, a list of (name, arguments), as a completion in a chat template's format."""
     tool_calls = [
         {
             "id": f"{index:09}",

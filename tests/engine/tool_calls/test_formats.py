@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.engine.tool_calls.support import find, parse, parsed_arguments
+from tests.engine.tool_calls.support import format_of, parse, parsed_arguments
 from tests.engine.tool_calls.templates import TEMPLATES
 from tiny_llm import UserError
 from tiny_llm.engine.tool_calls.json_scanner import JsonScanner
@@ -34,8 +34,8 @@ OSLO_CALL = [("weather", {"city": "Oslo"})]
         ("mistral-args", "mistral"),
     ],
 )
-def test_detection(family, name):
-    assert find(family).name == name
+def test_format_is_detected_from_the_template(family, name):
+    assert format_of(family).name == name
     assert find_format(AUTO, {"default": "x", "tool_use": TEMPLATES[family]}).name == name
 
 
@@ -74,7 +74,7 @@ def test_format_by_name():
     ],
 )
 def test_variants_of_a_call(family, text, is_stream, size):
-    content, calls, parser = parse(find(family), text, TOOLS, (size,), is_stream)
+    content, calls, parser = parse(format_of(family), text, TOOLS, (size,), is_stream)
     assert (content, parsed_arguments(calls)) == ("", OSLO_CALL)
     assert not parser.has_incomplete_call
 
@@ -90,7 +90,7 @@ def test_variants_of_a_call(family, text, is_stream, size):
     ],
 )
 def test_two_calls(family, text, is_stream):
-    content, calls, _ = parse(find(family), text, TOOLS, (2,), is_stream)
+    content, calls, _ = parse(format_of(family), text, TOOLS, (2,), is_stream)
     assert (content, parsed_arguments(calls)) == ("", [("weather", {})] * 2)
 
 
@@ -101,7 +101,7 @@ def test_two_calls(family, text, is_stream):
 )
 def test_arguments_other_than_an_object(arguments, expected, is_stream):
     text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
-    _, calls, _ = parse(find("qwen3"), text, TOOLS, (3,), is_stream)
+    _, calls, _ = parse(format_of("qwen3"), text, TOOLS, (3,), is_stream)
     assert parsed_arguments(calls) == [("weather", expected)]
 
 
@@ -118,36 +118,36 @@ def test_arguments_other_than_an_object(arguments, expected, is_stream):
     ],
 )
 def test_malformed_calls_are_text(family, text):
-    assert parse(find(family), text, TOOLS, (1,))[:2] == (text, [])
+    assert parse(format_of(family), text, TOOLS, (1,))[:2] == (text, [])
 
 
 def test_missing_parameter_ends():
     text = "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=days>\n3\n"
     for is_stream in (False, True):
-        _, calls, _ = parse(find("qwen3.5"), text, TOOLS, (1,), is_stream)
+        _, calls, _ = parse(format_of("qwen3.5"), text, TOOLS, (1,), is_stream)
         assert parsed_arguments(calls) == [("weather", {"city": "Oslo", "days": 3})]
 
 
 def test_string_arguments_are_streamed():
     text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{'x' * 50}"
     whole = text + "\n</parameter>\n</function>\n</tool_call>"
-    _, calls, _ = parse(find("qwen3.5"), text, TOOLS, (7,), True, is_truncated=True)
+    _, calls, _ = parse(format_of("qwen3.5"), text, TOOLS, (7,), True, is_truncated=True)
     [(_, arguments)] = calls
     assert arguments == '{"city": "' + "x" * 50
-    assert parsed_arguments(parse(find("qwen3.5"), whole, TOOLS)[1])[0][1]["city"] == "x" * 50
+    assert parsed_arguments(parse(format_of("qwen3.5"), whole, TOOLS)[1])[0][1]["city"] == "x" * 50
 
 
 def test_call_ids():
     for family in TEMPLATES:
-        ids = {find(family).new_call_id() for _ in range(50)}
+        ids = {format_of(family).new_call_id() for _ in range(50)}
         assert len(ids) == 50
         if family.startswith("mistral"):
             assert all(len(i) == 9 and i.isalnum() and i.isascii() for i in ids)
-            assert find(family).valid_call_id("toolu_01ABcdEFghIJ") == "BcdEFghIJ"
-            assert find(family).valid_call_id("call-7") == "0000call7"
+            assert format_of(family).valid_call_id("toolu_01ABcdEFghIJ") == "BcdEFghIJ"
+            assert format_of(family).valid_call_id("call-7") == "0000call7"
         else:
             assert all(i.startswith("call_") for i in ids)
-            assert find(family).valid_call_id("call-7") == "call-7"
+            assert format_of(family).valid_call_id("call-7") == "call-7"
 
 
 @pytest.mark.parametrize(

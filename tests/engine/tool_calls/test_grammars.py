@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from tests.engine.tool_calls.support import (
     TAGS,
     byte_tokenizer,
-    find,
+    format_of,
     parse,
     parsed_arguments,
     random_tool,
@@ -106,7 +106,7 @@ def test_random_outputs_are_calls(family, vocabulary):
     """Outputs sampled from the grammar are calls that match the schemas."""
     for seed in range(6):
         text = sample(family, vocabulary, ToolCalls([LOOKUP, STOP], "required"), seed)
-        content, calls, _ = parse(find(family), text, [LOOKUP, STOP])
+        content, calls, _ = parse(format_of(family), text, [LOOKUP, STOP])
         assert (content, bool(calls)) == ("", True), text
         for name, arguments in parsed_arguments(calls):
             if name == "stop":
@@ -133,7 +133,9 @@ def test_calls_or_a_structured_response(family, vocabulary):
         assert accepts(family, vocabulary, constraint, text) == is_allowed, text
     for seed in range(6):
         text = sample(family, vocabulary, constraint, seed)
-        content, calls, _ = parse(find(family), text, [LOOKUP, STOP], has_structured_content=True)
+        content, calls, _ = parse(
+            format_of(family), text, [LOOKUP, STOP], has_structured_content=True
+        )
         if calls:
             assert content == ""
         else:
@@ -215,5 +217,5 @@ def test_end_tags_in_xml_text(value, is_allowed):
     text = write_calls("qwen3.5", [("write", {"text": value})])
     assert accepts("qwen3.5", "tags", ToolCalls([tool], "required"), text) == is_allowed
     if is_allowed:
-        _, calls, _ = parse(find("qwen3.5"), text, [tool])
+        _, calls, _ = parse(format_of("qwen3.5"), text, [tool])
         assert parsed_arguments(calls) == [("write", {"text": value})]

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tests.engine.tool_calls.support import (
-    find,
+    format_of,
     parse,
     parsed_arguments,
     random_sizes,
@@ -32,27 +32,27 @@ def random_case(family, seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_rendered_calls_parse_back(family, seed):
     rng, tools, calls, content, text = random_case(family, seed)
-    expected, whole, parser = parse(find(family), text, tools)
+    expected, whole, parser = parse(format_of(family), text, tools)
     assert (expected, parsed_arguments(whole)) == (content, calls), text
     assert not parser.has_incomplete_call
     for _ in range(4):
         for is_stream in (False, True):
-            actual = parse(find(family), text, tools, random_sizes(rng), is_stream)
+            actual = parse(format_of(family), text, tools, random_sizes(rng), is_stream)
             assert actual[:2] == (content, whole)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_split(family):
     _, tools, _, content, text = random_case(family, 3)
-    _, whole, _ = parse(find(family), text, tools)
+    _, whole, _ = parse(format_of(family), text, tools)
     for split in range(1, len(text)):
         for is_stream in (False, True):
-            actual = parse(find(family), text, tools, (split, 10**9), is_stream)
+            actual = parse(format_of(family), text, tools, (split, 10**9), is_stream)
             assert actual[:2] == (content, whole), split
     text = f"{text}\nDone."
     for size in (1, 2, 3):
         for is_stream in (False, True):
-            actual, calls, _ = parse(find(family), text, tools, (size,), is_stream)
+            actual, calls, _ = parse(format_of(family), text, tools, (size,), is_stream)
             assert (actual, calls) == (f"{content}Done.", whole)
 
 
@@ -61,16 +61,16 @@ def test_every_split(family):
 def test_truncated_calls(family, seed):
     """A truncated call is text in a full response, but a prefix of the call in a stream."""
     rng, tools, _, content, text = random_case(family, seed)
-    _, whole, _ = parse(find(family), text, tools)
+    _, whole, _ = parse(format_of(family), text, tools)
     for cut in rng.sample(range(len(text)), min(25, len(text))):
         sizes = random_sizes(rng)
-        actual, complete, _ = parse(find(family), text[:cut], tools, is_truncated=True)
-        again = parse(find(family), text[:cut], tools, sizes, is_truncated=True)
+        actual, complete, _ = parse(format_of(family), text[:cut], tools, is_truncated=True)
+        again = parse(format_of(family), text[:cut], tools, sizes, is_truncated=True)
         assert again[:2] == (actual, complete)
         assert complete == whole[: len(complete)]
         assert text[:cut].endswith(actual[len(content) :])
         _, streamed, parser = parse(
-            find(family), text[:cut], tools, sizes, is_stream=True, is_truncated=True
+            format_of(family), text[:cut], tools, sizes, is_stream=True, is_truncated=True
         )
         assert streamed[: len(complete)] == complete
         if len(streamed) > len(complete):
@@ -88,8 +88,8 @@ def test_parsing_malformed_calls_does_not_depend_on_the_split(family, seed):
         start = rng.randrange(len(text))
         malformed = text[:start] + rng.choice(["", "x", "<", "\n", '"']) + text[start + 2 :]
         for is_stream in (False, True):
-            expected = parse(find(family), malformed, tools, is_stream=is_stream)[:2]
-            actual = parse(find(family), malformed, tools, random_sizes(rng), is_stream)[:2]
+            expected = parse(format_of(family), malformed, tools, is_stream=is_stream)[:2]
+            actual = parse(format_of(family), malformed, tools, random_sizes(rng), is_stream)[:2]
             assert actual == expected, malformed
 
 
@@ -105,7 +105,7 @@ def test_text_without_calls(family):
         "{",
     ]:
         for is_stream in (False, True):
-            assert parse(find(family), text, tools, (1,), is_stream)[:2] == (text, [])
+            assert parse(format_of(family), text, tools, (1,), is_stream)[:2] == (text, [])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,5 +113,7 @@ def test_calls_in_a_structured_output_are_text(family):
     _, tools, _, _, text = random_case(family, 1)
     answer = json.dumps({"says": text})
     for is_stream in (False, True):
-        actual = parse(find(family), answer, tools, (3,), is_stream, has_structured_content=True)
+        actual = parse(
+            format_of(family), answer, tools, (3,), is_stream, has_structured_content=True
+        )
         assert actual[:2] == (answer, [])

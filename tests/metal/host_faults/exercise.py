@@ -1,4 +1,4 @@
-"""Calls that expose each fault, and a program that tries all faults.
+"""Calls that expose each seeded fault, and a program that activates all faults in turn.
 
     python -m tests.metal.host_faults.exercise PACKAGE    # prints number, tab, report
 
@@ -25,7 +25,7 @@ def random(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 
 
 def calls(operation: str, ext: Any) -> Iterator[Call]:
-    """Calls of the operation, as functions of a stream."""
+    """Yields calls of the operation; each is a function of the stream to run on."""
     e = ext
     x = random(3, 7, 48)
     if operation == "axpby":

@@ -8,12 +8,12 @@ class Fault:
     """Seeded fault.
 
     Attributes:
-        name: description.
+        name: description of the fault.
         operation: operation whose calls expose the fault.
         file: path relative to src/extensions.
         right: original text, found exactly once.
         wrong: replacement.
-        says: expected part of the report.
+        says: text that the emulated GPU's report must contain.
     """
 
     name: str
@@ -24,17 +24,17 @@ class Fault:
     says: str
 
 
-DIFFERS = "differs"  # from the CPU result
+DIFFERS = "differs"  # the result differs from the CPU's
 BEYOND = "out-of-bounds"
 
 
 def fault(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
-    """Fault in the operation's encoder."""
+    """Creates a fault in the operation's encoder."""
     return Fault(name, operation, f"src/{operation}/{operation}_metal.cpp", right, wrong, says)
 
 
-def shared(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
-    """Fault in code shared by all encoders."""
+def shared_fault(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
+    """Creates a fault in code shared by all encoders."""
     return Fault(name, operation, "common/metal_device.cpp", right, wrong, says)
 
 
@@ -83,14 +83,14 @@ FAULTS = [
         "metal::encode(stream(), launch, {offsets, tokens}, {out});",
         BEYOND,
     ),
-    shared(
+    shared_fault(
         "the params' index is one too high",
         "axpby",
         "encoder.set_bytes(launch.params.data(), static_cast<int>(launch.params.size()), index);",
         "encoder.set_bytes(launch.params.data(), int(launch.params.size()), index + 1);",
         "is not bound",
     ),
-    # Sizes and flags.
+    # Wrong sizes and flags.
     fault(
         "one row too many",
         "quantized_matmul",
@@ -148,7 +148,7 @@ FAULTS = [
         "0L",
     ),
     fault("rows are half as long", "quantized_embedding", "out.shape(-1)", "out.shape(-1) / 2"),
-    # Strides and offsets.
+    # Wrong strides and offsets.
     fault(
         "row strides are ignored",
         "swiglu",
@@ -203,21 +203,21 @@ FAULTS = [
         "static_cast<long>(tokens.strides(1))",
         "static_cast<long>(tokens.strides(2))",
     ),
-    shared(
+    shared_fault(
         "a copy ignores the strides",
         "rms_norm",
         "copy_launch(shape, strides, static_cast<int>(x.itemsize()), max_threads)",
         "copy_launch(shape, std::vector<int64_t>(strides.size(), 1),"
         " static_cast<int>(x.itemsize()), max_threads)",
     ),
-    shared(
+    shared_fault(
         "a strided input counts as contiguous",
         "rms_norm",
         "x.flags().row_contiguous || x.size() == 0",
         "true",
     ),
-    # Grids.
-    shared(
+    # Wrong grid sizes.
+    shared_fault(
         "grid and threadgroup are swapped",
         "matmul",
         "encoder.dispatch_threadgroups(size_of(launch.groups), size_of(launch.threads));",
@@ -248,14 +248,14 @@ FAULTS = [
         "O / (MATVEC_OUTPUTS * simdgroups)",
         DIFFERS,
     ),
-    shared(
+    shared_fault(
         "more threads than the pipeline allows",
         "few threads",
         "chosen.threads.count() > allowed",
         "false",
         "expected at most 64 threads",
     ),
-    # Dependencies between commands and memory ownership.
+    # Missing dependencies between commands, and wrong memory ownership.
     fault(
         "the splits are not merged",
         "flash_attention",
@@ -279,28 +279,28 @@ FAULTS = [
         "auto all = inputs; all.push_back(sums); encode(stream, launch, all, {});",
         "bound with set_input_array",
     ),
-    shared(
+    shared_fault(
         "a temporary is freed too early",
         "matmul",
         "mx::metal::get_command_encoder(stream).add_temporary(x);",
         "",
         "neither an input nor an output nor a temporary",
     ),
-    shared(
+    shared_fault(
         "a cache is overwritten while being read",
         "cache_write",
         "(overwrite || x.is_donatable()) && x.flags().row_contiguous",
         "x.flags().row_contiguous",
         "overwrites input 0",
     ),
-    shared(
+    shared_fault(
         "states are overwritten while being read",
         "gated_delta_rule",
         "(overwrite || x.is_donatable()) && x.flags().row_contiguous",
         "x.flags().row_contiguous",
         "overwrites input 0",
     ),
-    shared("a strided cache is not copied", "cache_write", "copy(x, out, stream);", ""),
+    shared_fault("a strided cache is not copied", "cache_write", "copy(x, out, stream);", ""),
     fault(
         "a and b are swapped",
         "gated_delta_rule",

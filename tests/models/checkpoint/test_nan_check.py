@@ -40,7 +40,7 @@ def test_nan_and_infinity_are_reported(dtype, number):
         check(norm_with([1.0, -2.0, number, 3.0], dtype))
 
 
-# A NaN byte, and the byte of the largest finite value of each sign.
+# (encoding of NaN, encodings of the largest finite values) of each 8-bit floating-point format.
 BYTES = {
     ("mxfp4", "scales"): (0xFF, [0xFE, 0x7F]),
     ("mxfp8", "scales"): (0xFF, [0xFE, 0x7F]),
@@ -69,7 +69,7 @@ def test_float8(mode, name):
 
 
 def test_check_runs_on_any_thread():
-    """MLX streams are bound to the thread that created them."""
+    """The check must work on any thread, although MLX streams belong to one thread."""
     check(norm_with([1.0], mx.float32))
     with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="infinite"):
         pool.submit(lambda: check(norm_with([math.inf], mx.float32))).result()

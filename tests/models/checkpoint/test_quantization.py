@@ -43,7 +43,7 @@ def layer_of(form: Quantization, weight: mx.array) -> Any:
 
 
 def exact(layer: Any) -> mx.array:
-    """Unrounded weights, by MLX's definition."""
+    """Unrounded weights, as MLX defines the format."""
     wide = copy.copy(row_major_layer(layer))
     if wide.mode == "affine":
         for name in PARTS:
@@ -68,7 +68,7 @@ def test_repacking_preserves_values(form):
 def test_unpacked_integers_match_the_packed_words(bits):
     generator = np.random.default_rng(bits)
     expected = generator.integers(0, 2**bits, (3, 128), dtype=np.uint32)
-    stream = np.zeros((3, 128 * bits), dtype=np.uint8)  # lowest bits first
+    stream = np.zeros((3, 128 * bits), dtype=np.uint8)  # bit stream, lowest bits first
     for bit in range(bits):
         stream[:, bit::bits] = expected >> bit & 1
     words = np.packbits(stream, axis=1, bitorder="little").view(np.uint32)
@@ -138,7 +138,7 @@ def test_matmul_is_within_the_bound(form, rows):
 
 @pytest.mark.parametrize("form", FORMATS[::4], ids=IDS[::4])
 def test_unsupported_formats_fall_back_to_mlx(form):
-    """float32 scales, and all formats on a GPU, in matmul and embedding."""
+    """Covers float32 scales, and every format on a GPU, for matmul and embedding."""
     weight, x = random(40, 256), random(3, 256)
     layer = layer_of(form, weight)
     linear = linear_from(layer, mx.float32)
@@ -184,7 +184,7 @@ def test_model_matches_mlx_lm(tmp_path, family, name):
     model = serving_model(name, read_checkpoint(folder, config), page_size=16)
     theirs = load_model(folder)[0]
     [expected] = theirs(mx.array([ids]))
-    # The two layers round to bfloat16 at different points; on a CPU, MLX also accumulates in it.
+    # Our layer and MLX's round to bfloat16 at different points; MLX's CPU kernel also sums in it.
     assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
     given = serving_model(name, theirs, page_size=16)
     actual = sequence_logits(given, ids)
@@ -215,7 +215,7 @@ def test_model_matches_mlx_lm_in_float32(tmp_path, config, name):
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
 def test_mlx_lm_experts_are_repacked_without_changing_its_model(tmp_path, name):
-    """Both loaders are bitwise equal, and mlx_lm's model keeps its logits."""
+    """Both loaders' logits are bitwise equal, and repacking does not change mlx_lm's model."""
     from mlx_lm.utils import load_model
 
     config = {**MIXTURE}

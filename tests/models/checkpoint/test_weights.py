@@ -1,4 +1,4 @@
-"""`load_weights` equals `mlx_lm.load`. See test_loading.py for formats."""
+"""`load_weights` compared with `mlx_lm.load`; test_loading.py covers the formats."""
 
 import json
 import os
@@ -65,7 +65,8 @@ def test_layer_with_its_own_quantization(editor, bits, group_size):
     editor.config["quantization"][PROJECTION] = {"bits": bits, "group_size": group_size}
     mlx_model, _ = load(editor.save())
     assert_same_weights(mlx_model, editor.folder)
-    del editor.config["quantization"][PROJECTION]  # also inferred from the shapes
+    # the shapes must suffice to infer the quantization
+    del editor.config["quantization"][PROJECTION]
     leaf = load_weights(editor.save())[0].layers[1].mlp.up_proj
     assert (leaf.bits, leaf.group_size) == (bits, group_size)
     assert_same_weights(mlx_model, editor.folder)
@@ -184,7 +185,7 @@ COMMAND = """if True:
     ids=["LLM", "main"],
 )
 def test_serving_does_not_import_heavy_libraries(program, unwanted):
-    """The libraries take seconds to import, and memory."""
+    """Importing these libraries would take seconds and memory."""
     program += f"\nimport sys\nprint(sorted({{*{unwanted}}} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", program],

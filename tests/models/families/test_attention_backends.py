@@ -55,7 +55,7 @@ def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
 
 @pytest.mark.parametrize("backend", attention_backends.ATTENTION_FUNCTIONS.values())
 def test_sequences_without_tokens_give_zeros(backend):
-    """Idle slots of a batch have no keys."""
+    """Idle slots of a batch are sequences without tokens."""
 
     class Cache:
         def update_and_fetch_paged(self, key, value, mask):

@@ -86,7 +86,8 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {"sliding_window": None},
         ),
         ({**QWEN2, "sliding_window": 64}, {"sliding_window": None}),
-        ({**QWEN2, **SWITCHED_ON}, {"sliding_window": None}),  # max_window_layers is 28
+        # no layer has a window: max_window_layers defaults to 28
+        ({**QWEN2, **SWITCHED_ON}, {"sliding_window": None}),
         (
             {**QWEN2, **SWITCHED_ON, "max_window_layers": 1},
             {"sliding_window": LAST, "max_position_embeddings": 256, "max_window": 0},
@@ -98,7 +99,8 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {"sliding_window": LAST},
         ),
         ({**MIXTURE, **SWITCHED_ON, "max_window_layers": 28}, {"sliding_window": BOTH}),
-        ({**LLAMA, "sliding_window": 64}, {"sliding_window": None}),  # as in transformers
+        # transformers ignores the field, too
+        ({**LLAMA, "sliding_window": 64}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64, "layer_types": ["full_attention"] * 2},
             {"sliding_window": BOTH},
@@ -240,10 +242,8 @@ def test_captured_steps_are_bitwise_equal_to_eager_steps(config, run, monkeypatc
     [
         *FAMILIES.values(),
         MIXTURE,
-        {
-            **HYBRID_MIXTURE,
-            "num_experts_per_tok": 6,
-        },  # all experts, so rounding cannot change the selection
+        # Six of six experts, so rounding cannot change their selection.
+        {**HYBRID_MIXTURE, "num_experts_per_tok": 6},
         pytest.param(HYBRID, marks=pytest.mark.slow),
     ],
     ids=name_of,

@@ -295,10 +295,11 @@ def test_quantized_model_matches_mlx_lm_in_float32(tmp_path, name):
     from mlx_lm.utils import load_model
 
     config = {**HYBRID, "model_type": "qwen3_5", "torch_dtype": "float32"}
-    forms = {**QUANTIZATIONS[name], "model.embed_tokens": False}  # float32 activations
+    # an unquantized embedding keeps activations in float32
+    forms = {**QUANTIZATIONS[name], "model.embed_tokens": False}
     folder = write_family(tmp_path, {**config, "quantization": forms})
     written = json.loads((folder / "config.json").read_text())
-    prefixed = {  # mlx_lm's paths
+    prefixed = {  # parameter paths of mlx_lm
         path.replace("model.", "language_model.model.", 1): form for path, form in forms.items()
     }
     (folder / "config.json").write_text(json.dumps({**config, "quantization": prefixed}))
@@ -336,7 +337,7 @@ def test_mlx_lm_and_course_models_are_rejected():
 
 
 def write_loadable(folder, config, **tensors):
-    """Writes a random checkpoint with the demo's tokenizer and extra tensors."""
+    """Writes a random checkpoint with the demo's tokenizer and additional `tensors`."""
     folder = write_family(folder, {**config, "vocab_size": 4608})
     path = str(folder / "model.safetensors")
     mx.save_safetensors(path, {**mx.load(path), **tensors})
@@ -363,7 +364,7 @@ def test_vision_tower_and_mtp_are_skipped_with_one_line(tmp_path, capsys):
 
 
 def hugging_face_layout(tensors, single_experts):
-    """Tensors in the hub's layout: norms w for 1 + w, stacked or single experts."""
+    """Converts to Hugging Face's layout: norm weights minus 1, experts stacked or separate."""
     converted = {}
     for name, tensor in tensors.items():
         mlp, _, projection = name.removesuffix("_proj.weight").partition(".switch_mlp.")
@@ -515,7 +516,7 @@ def test_ranks_own_value_heads_with_their_key_heads():
     q, k, v = mx.split(channels, [net.key_dim, 2 * net.key_dim])
     for rank in range(4):
         part = RankShard(config, rank, 4)
-        own = slice(rank * 24, (rank + 1) * 24)  # one key head
+        own = slice(rank * 24, (rank + 1) * 24)  # value features of one key head
         expected = mx.concatenate([q[own], k[own], v[rank * 32 : (rank + 1) * 32]])
         name = "model.layers.0.linear_attn.in_proj_qkv.weight"
         assert mx.array_equal(part.slice_tensor(name, channels), expected)

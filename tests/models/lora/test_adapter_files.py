@@ -14,7 +14,7 @@ from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.lora.adapter import read_adapter
 
 CONFIG = FAMILIES["qwen3"]
-LAYER = "model.layers.1.self_attn.q_proj"  # 128 × 128
+LAYER = "model.layers.1.self_attn.q_proj"  # its weight is 128×128
 
 
 def read(folder, config=CONFIG, dtype=mx.bfloat16):
@@ -30,12 +30,12 @@ def error_of(folder, config=CONFIG, dtype=mx.bfloat16) -> str:
     return message
 
 
-def pair(layer: str = LAYER, rank: int = 4, I: int = 128, O: int = 128) -> dict[str, mx.array]:
+def lora_pair(layer: str = LAYER, rank: int = 4, I: int = 128, O: int = 128) -> dict[str, mx.array]:
     return {f"{layer}.lora_a": mx.ones((I, rank)), f"{layer}.lora_b": mx.ones((rank, O))}
 
 
 def test_scale_and_layout(tmp_path):
-    [(path, matrices)] = read(write_adapter(tmp_path, pair(), 4, scale=3.0)).items()
+    [(path, matrices)] = read(write_adapter(tmp_path, lora_pair(), 4, scale=3.0)).items()
     assert path == LAYER
     assert matrices.a.shape == (4, 128)
     assert matrices.b.dtype == mx.bfloat16
@@ -44,7 +44,7 @@ def test_scale_and_layout(tmp_path):
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_every_dtype_of_the_file(tmp_path, dtype):
-    tensors = {name: array.astype(dtype) for name, array in pair().items()}
+    tensors = {name: array.astype(dtype) for name, array in lora_pair().items()}
     assert list(read(write_adapter(tmp_path, tensors, 4))) == [LAYER]
 
 
@@ -78,8 +78,8 @@ BAD_CONFIGS = [
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD_CONFIGS)
-def test_configs(tmp_path, changes, message):
-    assert message in error_of(write_adapter(tmp_path, pair(), 4, **changes))
+def test_invalid_configs_are_rejected(tmp_path, changes, message):
+    assert message in error_of(write_adapter(tmp_path, lora_pair(), 4, **changes))
 
 
 @pytest.mark.parametrize(
@@ -94,44 +94,62 @@ def test_configs(tmp_path, changes, message):
         ({"r": 5}, "has shape 4×128, expected 5×128"),
     ],
 )
-def test_peft_configs(tmp_path, changes, message):
-    assert message in error_of(write_peft_adapter(tmp_path, pair(), 4, 8, **changes))
+def test_unsupported_peft_configs_are_rejected(tmp_path, changes, message):
+    assert message in error_of(write_peft_adapter(tmp_path, lora_pair(), 4, 8, **changes))
 
 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
         ({}, "it has no tensors"),
-        (pair("model.layers.2.self_attn.q_proj"), "does not match any layer of this qwen3 model"),
-        (pair("model.layers.01.self_attn.q_proj"), "does not match any layer of this qwen3 model"),
-        (pair("model.layers.1.self_attn.x_proj"), "does not match any layer of this qwen3 model"),
-        (pair(rank=3), f"'{LAYER}.lora_a' has shape 128×3, expected 128×4"),
-        (pair(I=127), "has shape 127×4, expected 128×4"),
-        (pair(O=1), "has shape 4×1, expected 4×128"),
-        (pair("model.embed_tokens", I=211), "adapts the embedding, which is not supported"),
-        (pair("lm_head", O=211), "adapts the LM head, which is not supported"),
-        ({**pair(), f"{LAYER}.m": mx.ones(128)}, f"'{LAYER}.m' is not a tensor of a LoRA adapter"),
+        (
+            lora_pair("model.layers.2.self_attn.q_proj"),
+            "does not match any layer of this qwen3 model",
+        ),
+        (
+            lora_pair("model.layers.01.self_attn.q_proj"),
+            "does not match any layer of this qwen3 model",
+        ),
+        (
+            lora_pair("model.layers.1.self_attn.x_proj"),
+            "does not match any layer of this qwen3 model",
+        ),
+        (lora_pair(rank=3), f"'{LAYER}.lora_a' has shape 128×3, expected 128×4"),
+        (lora_pair(I=127), "has shape 127×4, expected 128×4"),
+        (lora_pair(O=1), "has shape 4×1, expected 4×128"),
+        (lora_pair("model.embed_tokens", I=211), "adapts the embedding, which is not supported"),
+        (lora_pair("lm_head", O=211), "adapts the LM head, which is not supported"),
+        (
+            {**lora_pair(), f"{LAYER}.m": mx.ones(128)},
+            f"'{LAYER}.m' is not a tensor of a LoRA adapter",
+        ),
         ({f"{LAYER}.weight": mx.ones((128, 128))}, "is not a tensor of a LoRA adapter"),
         ({f"{LAYER}.lora_a": mx.ones((128, 4))}, "has only one of lora_a and lora_b"),
-        ({**pair(), f"{LAYER}.lora_a": mx.full((128, 4), float("nan"))}, "are NaN, infinite or"),
-        ({**pair(), f"{LAYER}.lora_b": mx.full((4, 128), float("inf"))}, "are NaN, infinite or"),
-        ({name: array.astype(mx.int32) for name, array in pair().items()}, "has dtype I32"),
         (
-            {name: array.reshape(-1) for name, array in pair().items()},
+            {**lora_pair(), f"{LAYER}.lora_a": mx.full((128, 4), float("nan"))},
+            "are NaN, infinite or",
+        ),
+        (
+            {**lora_pair(), f"{LAYER}.lora_b": mx.full((4, 128), float("inf"))},
+            "are NaN, infinite or",
+        ),
+        ({name: array.astype(mx.int32) for name, array in lora_pair().items()}, "has dtype I32"),
+        (
+            {name: array.reshape(-1) for name, array in lora_pair().items()},
             "has shape 512, expected 128×4",
         ),
         (
-            {**pair(), **{f"language_model.{k}": v for k, v in pair().items()}},
+            {**lora_pair(), **{f"language_model.{k}": v for k, v in lora_pair().items()}},
             "duplicates ",
         ),
     ],
 )
-def test_tensors(tmp_path, tensors, message):
+def test_invalid_tensors_are_rejected(tmp_path, tensors, message):
     keys = {"lora_parameters": LORA}
     assert message in error_of(_write_any(tmp_path, tensors, **keys))
 
 
-def test_experts(tmp_path):
+def test_adapters_of_experts_are_rejected(tmp_path):
     expert = {
         "model.layers.0.mlp.switch_mlp.up_proj.lora_a": mx.ones((6, 4, 128)),
         "model.layers.0.mlp.switch_mlp.up_proj.lora_b": mx.ones((6, 64, 4)),
@@ -140,17 +158,19 @@ def test_experts(tmp_path):
     assert "adapts experts, which is not supported; exclude them from keys" in message
 
 
-def test_values_too_large_for_the_activations(tmp_path):
-    folder = write_adapter(tmp_path, {**pair(), f"{LAYER}.lora_b": mx.full((4, 128), 6e4)}, 4, 2.0)
+def test_values_too_large_for_the_dtype_are_rejected(tmp_path):
+    folder = write_adapter(
+        tmp_path, {**lora_pair(), f"{LAYER}.lora_b": mx.full((4, 128), 6e4)}, 4, 2.0
+    )
     assert "are NaN, infinite or too large" in error_of(folder, dtype=mx.float16)
     assert read(folder, dtype=mx.bfloat16)
 
 
-def test_files(tmp_path):
+def test_invalid_files_are_rejected(tmp_path):
     assert "is not a folder" in error_of(tmp_path / "none")
     assert "is not a folder" in error_of("owner/name")
     assert "has no adapter_config.json" in error_of(tmp_path)
-    folder = write_adapter(tmp_path / "a", pair(), 4)
+    folder = write_adapter(tmp_path / "a", lora_pair(), 4)
     tensors = folder / "adapters.safetensors"
     content = tensors.read_bytes()
     tensors.unlink()
@@ -170,7 +190,7 @@ def test_files(tmp_path):
 
 
 def test_memory_limit_includes_the_model(tmp_path, monkeypatch):
-    folder = write_adapter(tmp_path, pair(), 4)
+    folder = write_adapter(tmp_path, lora_pair(), 4)
     monkeypatch.setattr("tiny_llm.models.lora.adapter.total_memory", lambda: 5000)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 1000)
     assert "bytes of memory in addition to 1,000 in use, but this machine has 5,000." in error_of(
@@ -179,7 +199,7 @@ def test_memory_limit_includes_the_model(tmp_path, monkeypatch):
 
 
 def test_header_larger_than_the_file(tmp_path):
-    folder = write_adapter(tmp_path, pair(), 4)
+    folder = write_adapter(tmp_path, lora_pair(), 4)
     size = 2**40
     entry = {"dtype": "F32", "shape": [128, size // 512], "data_offsets": [0, size]}
     header = json.dumps({f"{LAYER}.lora_a": entry}).encode()
@@ -190,7 +210,7 @@ def test_header_larger_than_the_file(tmp_path):
 
 def test_bit_flips_are_rejected_or_loaded(tmp_path):
     """Bit flips raise no exception other than `ModelError`."""
-    folder = write_adapter(tmp_path, pair(), 4)
+    folder = write_adapter(tmp_path, lora_pair(), 4)
     files = [folder / "adapters.safetensors", folder / "adapter_config.json"]
     contents = [file.read_bytes() for file in files]
     num_refused = 0
@@ -209,6 +229,6 @@ def test_bit_flips_are_rejected_or_loaded(tmp_path):
 
 def _write_any(folder, tensors, **changes):
     """Like `write_adapter`, but accepts arbitrary tensor names."""
-    write_adapter(folder, pair(), 4, **changes)
+    write_adapter(folder, lora_pair(), 4, **changes)
     mx.save_safetensors(str(folder / "adapters.safetensors"), tensors)
     return folder

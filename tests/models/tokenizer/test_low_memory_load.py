@@ -1,4 +1,4 @@
-"""Loading tokenizer.json in two parts: equal to the library's loader."""
+"""Loading tokenizer.json in two parts, compared with the `tokenizers` library's loader."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ def merges_as_strings(content):
 
 
 def non_contiguous_ids(content):
-    """Non-contiguous ids of added tokens (a padded vocabulary); the library reassigns them."""
+    """Leaves gaps in the ids of added tokens (a padded vocabulary); the library reassigns them."""
     vocab = content["model"]["vocab"]
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab) + 5, len(vocab) + 50)})
 

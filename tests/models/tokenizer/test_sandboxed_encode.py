@@ -1,4 +1,4 @@
-"""Sandboxed encoding: equal tokens; an error if it does not terminate."""
+"""Sandboxed encoding: equal tokens, and an error if encoding does not terminate."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ TEXT = "Größe \U0001f600 <|im_start|> don't 123\n\n  x"
 
 
 def folder_with(folder: Path, change) -> Path:
-    """The demo's tokenizer with its pre-tokenizer expression modified by `change`."""
+    """Writes the demo's tokenizer with its pre-tokenizer regex modified by `change`."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TARGET_PATH / name, folder / name)
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -57,7 +57,7 @@ def test_overlong_text_is_not_encoded_as_a_whole():
             return tokenizer.encode(text, **options)
 
     check_length(CountingTokenizer(), "it", "why " * 300_000, 1_200_000)
-    assert not pieces, "expected a text that may fit to be encoded once"
+    assert not pieces, "a text that may fit must be encoded only once"
     with pytest.raises(
         UserError, match=r"^it is too long: the first 65,536 of its 1,200,000 characters are about"
     ):

@@ -25,7 +25,7 @@ OURS = open_tokenizer(TARGET_PATH, CONFIG)
 
 VOCAB_SIZE = len(OURS.get_vocab())
 BYTES = [i for token, i in OURS.get_vocab().items() if len(token) == 1]
-NUL = OURS.get_vocab()["Ā"]  # mlx_lm decodes it to its byte-level symbol
+NUL = OURS.get_vocab()["Ā"]  # byte 0, which mlx_lm decodes to its byte-level symbol, Ā
 
 # mlx_lm and transformers are imported locally, because both take seconds to import.
 
@@ -90,7 +90,7 @@ def test_decode(ids, skip):
 @settings(max_examples=300, deadline=None)
 @given(some_ids)
 def test_streaming(ids):
-    """Complete and incomplete characters, and invalid bytes."""
+    """Covers complete and incomplete characters, and invalid bytes."""
     assert segments(OURS.detokenizer, ids) == segments(mlx_lm_demo_tokenizer().detokenizer, ids)
 
 
@@ -242,7 +242,7 @@ def test_end_tokens(folder, of_generation, of_config, named):
     edit(folder, "tokenizer_config.json", eos_token=named)
     config = {} if of_config is ... else {"eos_token_id": of_config}
     listed = of_config if of_generation is ... else of_generation
-    if isinstance(named, dict):  # as in published files
+    if isinstance(named, dict):  # written as in published files
         edit(folder, "tokenizer_config.json", eos_token={"__type": "AddedToken", **named})
     theirs = load_tokenizer(folder, eos_token_ids=None if listed is ... else listed)
     ours = open_tokenizer(folder, config)

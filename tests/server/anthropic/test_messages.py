@@ -22,7 +22,7 @@ TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type
 
 @pytest.fixture(scope="module")
 def claude(server):
-    """Anthropic client of the server."""
+    """Anthropic client connected to the shared server."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
@@ -91,7 +91,7 @@ def test_thinking_budget_and_display(claude, stream):
 
     with_budget = ask(budget_tokens=4)
     assert with_budget.content[-1].type == "text"
-    # Both tags and the reasoning count, but not the line break after them.
+    # At most four reasoning tokens and the two <think> tags; the newline after them does not count.
     assert with_budget.usage.output_tokens_details.thinking_tokens <= 4 + 2
     unlimited = ask(budget_tokens=1024)
     omitted = ask(budget_tokens=1024, display="omitted")
@@ -233,7 +233,7 @@ def test_text_documents_and_redacted_thinking(claude):
     assert count([{"type": "redacted_thinking", "data": "x"}, response]) == count([response])
 
 
-def test_tool_runner_falls_back_without_thread(claude):
+def test_tool_runner_of_the_sdk(claude):
     @anthropic.beta_tool
     def weather(city: str) -> str:
         """The weather of a city."""
@@ -285,7 +285,7 @@ def test_invalid_request_is_400(claude, change, message):
     [('{"city": "Oslo"}', {"city": "Oslo"}), ('"hello"', {"arguments": '"hello"'}), ("{}", {})],
 )
 def test_tool_input_is_always_an_object(arguments, expected):
-    """Covers calls with other arguments, which only an unconstrained model generates."""
+    """Without a grammar, the model may generate arguments that are not JSON objects."""
     call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     outputs = [output(call[:30]), output(call[30:]), output("\n" + call), output("", "stop")]
     full = serializer(is_stream=False)

@@ -17,8 +17,8 @@ LONG = 1000.0  # seconds; longer than any test waits
 class Harness:
     """Coalescer with two output queues, and the batches read from each."""
 
-    def __init__(self, pace):
-        self.coalescer = Coalescer(self._take, lambda: pace)
+    def __init__(self, delay):
+        self.coalescer = Coalescer(self._distribute, lambda: delay)
         self.coalescer.start()
         self.queues = [OutputQueue(10, 10, self.coalescer.schedule_wake) for _ in range(2)]
         self.seen = [[], []]
@@ -29,21 +29,21 @@ class Harness:
             items = await self.queues[number].get()
             self.seen[number].append([getattr(item, "text", "error") for item in items])
 
-    def _take(self, report):
+    def _distribute(self, report):
         for item in report.updates:
             if not isinstance(item, RequestAccepted):
                 self.queues[int(item.request_id)].put(item)
 
     async def post(self, *updates):
-        """Posts a report from another thread and lets the readers run."""
+        """Posts a step report from another thread, then lets the queue readers run."""
         report = StepReport(updates, EngineStats())
         thread = threading.Thread(target=self.coalescer.post, args=(report,))
         thread.start()
         thread.join()
         await asyncio.sleep(0.005)
 
-    async def begin(self):
-        await self.post(first("0"), first("1"))
+    async def deliver_first_outputs(self):
+        await self.post(first_update("0"), first_update("1"))
         assert self.seen == [[["first"]], [["first"]]]
 
     def close(self):
@@ -51,17 +51,17 @@ class Harness:
             task.cancel()
 
 
-def of(request_id, text, **fields):
+def update(request_id, text, **fields):
     return replace(output(text), request_id=request_id, **fields)
 
 
-def first(request_id):
-    return of(request_id, "first", is_first=True)
+def first_update(request_id):
+    return update(request_id, "first", is_first=True)
 
 
-def run(body, pace=LONG):
+def run_with_harness(body, delay=LONG):
     async def main():
-        harness = Harness(pace)
+        harness = Harness(delay)
         try:
             await body(harness)
         finally:
@@ -72,34 +72,34 @@ def run(body, pace=LONG):
 
 def test_first_output_is_immediate_and_later_ones_are_delayed():
     async def body(harness):
-        await harness.begin()
-        await harness.post(of("0", "a"), of("1", "b"))
-        await harness.post(of("0", "c"))
+        await harness.deliver_first_outputs()
+        await harness.post(update("0", "a"), update("1", "b"))
+        await harness.post(update("0", "c"))
         assert harness.seen == [[["first"]], [["first"]]]
 
-    run(body)
+    run_with_harness(body)
 
 
 def test_final_output_flushes_pending_outputs_in_order():
     async def body(harness):
-        await harness.begin()
-        await harness.post(of("0", "a"), of("1", "x"))
-        await harness.post(of("0", "b"))
-        await harness.post(of("0", "end", finish_reason="stop"))
+        await harness.deliver_first_outputs()
+        await harness.post(update("0", "a"), update("1", "x"))
+        await harness.post(update("0", "b"))
+        await harness.post(update("0", "end", finish_reason="stop"))
         assert harness.seen == [[["first"], ["a", "b", "end"]], [["first"]]]
 
-    run(body)
+    run_with_harness(body)
 
 
 def test_error_is_delivered_immediately():
     async def body(harness):
-        await harness.begin()
+        await harness.deliver_first_outputs()
         harness.queues[0].put(ApiError(500, "It failed."))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert harness.seen[0] == [["first"], ["error"]]
 
-    run(body)
+    run_with_harness(body)
 
 
 def test_one_timer_wakes_all_readers():
@@ -107,38 +107,38 @@ def test_one_timer_wakes_all_readers():
         loop, timers = asyncio.get_running_loop(), []
         call_later = loop.call_later
         loop.call_later = lambda *args: (timers.append(args), call_later(*args))[1]
-        await harness.begin()
+        await harness.deliver_first_outputs()
         for text in "abc":
-            await harness.post(of("0", text), of("1", text))
+            await harness.post(update("0", text), update("1", text))
         assert [timer for timer in timers if timer[0] > 0.05][1:] == []
         while any(len(seen) < 2 for seen in harness.seen):
             await asyncio.sleep(0.001)
         assert harness.seen == [[["first"], ["a", "b", "c"]]] * 2
 
-    run(body, pace=0.5)
+    run_with_harness(body, delay=0.5)
 
 
 def test_output_after_a_pause_is_immediate():
     async def body(harness):
-        await harness.begin()
-        await asyncio.sleep(0.02)  # an empty flush does not schedule another
+        await harness.deliver_first_outputs()
+        await asyncio.sleep(0.02)  # the timer fires without pending outputs and is not rearmed
         harness.coalescer._delay = lambda: LONG
-        await harness.post(of("0", "a"))
+        await harness.post(update("0", "a"))
         assert harness.seen[0] == [["first"], ["a"]]
-        await harness.post(of("0", "b"))
+        await harness.post(update("0", "b"))
         assert harness.seen[0] == [["first"], ["a"]]
 
-    run(body, pace=0.001)
+    run_with_harness(body, delay=0.001)
 
 
-@pytest.mark.parametrize("pace", [0.0, 0.0001])
-def test_no_output_is_lost_between_threads(pace):
+@pytest.mark.parametrize("delay", [0.0, 0.0001])
+def test_no_output_is_lost_between_threads(delay):
     async def body(harness):
         texts = [str(number) for number in range(2000)]
 
         def engine():
             for text in texts:
-                harness.coalescer.post(StepReport((of("0", text),), EngineStats()))
+                harness.coalescer.post(StepReport((update("0", text),), EngineStats()))
 
         harness.queues[0]._limit = len(texts)
         await asyncio.to_thread(engine)
@@ -146,7 +146,7 @@ def test_no_output_is_lost_between_threads(pace):
             await asyncio.sleep(0.001)
         assert [text for together in harness.seen[0] for text in together] == texts
 
-    run(body, pace)
+    run_with_harness(body, delay)
 
 
 def test_delay_is_two_milliseconds_per_stream_within_bounds():

@@ -21,10 +21,10 @@ CONSTRAINED = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputs(
 
 
 class ThreadWithBlockedCompiler:
-    """Engine thread that compiles grammars only after `go` is set."""
+    """Engine thread that compiles no grammar until `allow_compilation` is set."""
 
     def __init__(self):
-        self.go = threading.Event()
+        self.allow_compilation = threading.Event()
         self.error = None
         self.command_queue = queue.SimpleQueue()
         self._updates = queue.SimpleQueue()
@@ -37,7 +37,7 @@ class ThreadWithBlockedCompiler:
         compile_grammar = llm.compile_grammar
 
         def wait_and_compile(*args, **options):
-            assert self.go.wait(60)
+            assert self.allow_compilation.wait(60)
             if self.error is not None:
                 raise self.error
             compile_grammar(*args, **options)
@@ -53,8 +53,8 @@ class ThreadWithBlockedCompiler:
     def submit(self, name, params):
         self.command_queue.put(messages.AddRequest(name, (1, 2, 3), params))
 
-    def until(self, kind, name):
-        """Waits for an update of a type and drops the request's other updates."""
+    def wait_for_update(self, kind, name):
+        """Waits for the request's next update of type `kind`, discarding updates of other types."""
         while True:
             update = self._updates.get(timeout=60)
             assert update.request_id == name, update
@@ -74,33 +74,33 @@ def engine_thread():
 def test_grammar_compilation_does_not_delay_other_requests(engine_thread):
     engine_thread.submit("formed", CONSTRAINED)
     engine_thread.submit("plain", UNCONSTRAINED)
-    while engine_thread.until(StreamOutput, "plain").finish_reason is None:
+    while engine_thread.wait_for_update(StreamOutput, "plain").finish_reason is None:
         pass
-    engine_thread.go.set()
-    engine_thread.until(messages.RequestAccepted, "formed")
-    while engine_thread.until(StreamOutput, "formed").finish_reason is None:
+    engine_thread.allow_compilation.set()
+    engine_thread.wait_for_update(messages.RequestAccepted, "formed")
+    while engine_thread.wait_for_update(StreamOutput, "formed").finish_reason is None:
         pass
 
 
 def test_request_aborted_during_compilation_is_not_started(engine_thread):
     engine_thread.submit("formed", CONSTRAINED)
     engine_thread.command_queue.put(messages.AbortRequest("formed"))
-    engine_thread.until(messages.RequestRejected, "formed")
-    engine_thread.go.set()
+    engine_thread.wait_for_update(messages.RequestRejected, "formed")
+    engine_thread.allow_compilation.set()
     engine_thread.submit("plain", UNCONSTRAINED)
-    engine_thread.until(messages.RequestAccepted, "plain")
+    engine_thread.wait_for_update(messages.RequestAccepted, "plain")
 
 
 @pytest.mark.parametrize("error", [UserError("it is bad."), RuntimeError("/secret/path")])
 def test_grammar_error_fails_only_its_request(engine_thread, error):
     engine_thread.error = error
-    engine_thread.go.set()
+    engine_thread.allow_compilation.set()
     engine_thread.submit("formed", CONSTRAINED)
-    reason = engine_thread.until(messages.RequestRejected, "formed").reason
+    reason = engine_thread.wait_for_update(messages.RequestRejected, "formed").reason
     assert "/secret" not in reason
     assert reason.endswith(".")
     engine_thread.submit("plain", UNCONSTRAINED)
-    engine_thread.until(messages.RequestAccepted, "plain")
+    engine_thread.wait_for_update(messages.RequestAccepted, "plain")
 
 
 def test_unused_memory_is_released_when_idle(monkeypatch, engine_thread):
@@ -108,15 +108,15 @@ def test_unused_memory_is_released_when_idle(monkeypatch, engine_thread):
     monkeypatch.setattr("tiny_llm.models.memory.TRIM_INTERVAL", 2)
     monkeypatch.setattr("tiny_llm.server.engine_client.engine_thread.trim_heap", trimmed.set)
     engine_thread.submit("one", UNCONSTRAINED)
-    while engine_thread.until(StreamOutput, "one").finish_reason is None:
+    while engine_thread.wait_for_update(StreamOutput, "one").finish_reason is None:
         pass
     engine_thread.submit("two", UNCONSTRAINED)
-    engine_thread.until(messages.RequestAccepted, "two")
+    engine_thread.wait_for_update(messages.RequestAccepted, "two")
     assert trimmed.wait(60)
 
 
 def test_idle_engine_evicts_cached_prefixes_when_memory_is_short(monkeypatch):
-    """Memory evictions are counted in a metric."""
+    """Also checks the metric `memory_evictions_total`."""
     is_short, evicted = threading.Event(), queue.SimpleQueue()
     monkeypatch.setattr("tiny_llm.models.memory.is_memory_short", is_short.is_set)
     for module in ("engine.core", "server.engine_client.engine_thread"):
@@ -131,7 +131,7 @@ def test_idle_engine_evicts_cached_prefixes_when_memory_is_short(monkeypatch):
     monkeypatch.setattr(ThreadWithBlockedCompiler, "_on_message", record)
     thread = ThreadWithBlockedCompiler()
     thread.command_queue.put(messages.AddRequest("one", tuple(range(5, 105)), UNCONSTRAINED))
-    while thread.until(StreamOutput, "one").finish_reason is None:
+    while thread.wait_for_update(StreamOutput, "one").finish_reason is None:
         pass
     is_short.set()
     stats = evicted.get(timeout=60)

@@ -1,4 +1,4 @@
-// `node ai_sdk.mjs NPM_PREFIX URL CASE…`: the AI SDK's loop; see loops.py.
+// `node ai_sdk.mjs NPM_PREFIX URL CASE…`: runs the AI SDK's agent loop; see loops.py.
 // A case is PROVIDER:streamed or PROVIDER:.
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
@@ -18,7 +18,7 @@ const models = {
   chat: openai.chat("demo"),
   compatible: createOpenAICompatible(compatible)("demo"),
   responses: openai.responses("demo"),
-  stored: openai.responses("demo"), // earlier items are references
+  stored: openai.responses("demo"), // sends references to earlier items
   messages: createAnthropic(settings)("claude-sonnet-4-5"),
 };
 const city = z.object({ city: z.string() });

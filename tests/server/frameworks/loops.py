@@ -1,7 +1,7 @@
-"""`python loops.py URL CASE…`: agent loops of frameworks: two tools, then a structured output.
+"""`python loops.py URL CASE…`: runs agent frameworks: two tool calls, then structured output.
 
 A case is FRAMEWORK:PROTOCOL:VARIANT. Prints one JSON line per case with the tool calls and the
-output, or the error. Must not import the project, because it runs in the frameworks' environment.
+output, or the error. Runs in the frameworks' virtual environment, so it cannot import tiny_llm.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ def pydantic_ai(url: str, protocol: str, variant: str) -> Report:
     model: Any
     if protocol == "messages":
         anthropic = AnthropicProvider(base_url=url, api_key="none")
-        # The model name selects a profile; only recent Claude models have structured output.
+        # Pydantic AI enables structured output only for the names of recent Claude models.
         model = AnthropicModel("claude-sonnet-4-5", provider=anthropic)
     else:
         models = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}
@@ -136,7 +136,7 @@ def langchain(url: str, protocol: str, variant: str) -> Report:
 
 
 def instructor(url: str, protocol: str, variant: str) -> Report:
-    """instructor, whose tools are response models; this function runs the agent loop."""
+    """instructor: each tool is a response model, and this function runs the agent loop."""
     import instructor as library
     from anthropic import Anthropic
     from openai import OpenAI
@@ -167,7 +167,7 @@ def instructor(url: str, protocol: str, variant: str) -> Report:
 
 
 def smolagents(url: str, protocol: str, variant: str) -> Report:
-    """smolagents, whose loop ends with a call to `final_answer`."""
+    """smolagents: the agent loop ends with a call to `final_answer`."""
     from smolagents import CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
 
     kind, _, streamed = variant.partition("-")
@@ -204,5 +204,5 @@ def run(url: str, case: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
-        # Starts a new line, after output of the frameworks.
+        # The leading newline ends any partial line that a framework has printed.
         print("\n" + json.dumps(run(sys.argv[1], name)), flush=True)

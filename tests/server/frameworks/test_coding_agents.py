@@ -27,7 +27,7 @@ name = "tiny-llm"
 base_url = "{url}/v1"
 wire_api = "responses"
 """
-# The second run continues the conversation of the first.
+# Arguments of two runs per agent; the second run resumes the conversation of the first.
 CODEX = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
 CLAUDE_CODE = ["--allowedTools", "Bash", "-p"]
 RUNS = {
@@ -40,8 +40,8 @@ SHELLS = {
 }
 
 
-def texts(agent: str) -> list[str]:
-    """Ten outputs with single calls, a call after text and parallel calls; text ends each run."""
+def scripted_outputs(agent: str) -> list[str]:
+    """Ten model outputs: single, parallel and text-prefixed calls; each run ends with text."""
     shell = SHELLS[agent]
     calls = [shell(f"echo {turn} >> turns") for turn in range(8)]
     calls[1] = f"I write a line.\n{calls[1]}"
@@ -75,7 +75,9 @@ def test_ten_turns(agent, tmp_path):
     program = NODE_PREFIX / "node_modules" / ".bin" / agent
     if not program.exists():
         pytest.skip(f"TINY_LLM_FRAMEWORKS_NODE does not name an npm prefix with {agent}")
-    (tmp_path / "script.json").write_text(json.dumps([['"type": "function"', texts(agent)]]))
+    (tmp_path / "script.json").write_text(
+        json.dumps([['"type": "function"', scripted_outputs(agent)]])
+    )
     checkpoint = write_checkpoint(tmp_path / "demo", 65_536)
     flags = ("--model", str(checkpoint), "--log-requests", "--kv-cache-bytes", str(10**9))
     server = RunningServer(*flags, script=tmp_path / "script.json")

@@ -1,4 +1,4 @@
-r"""Agent loops of frameworks on a scripted model, in each protocol, with and without streaming.
+r"""Agent frameworks on a scripted model, in each protocol, with and without streaming.
 
 Frameworks that are not installed are skipped. Their client libraries conflict, so they run in a
 separate environment:
@@ -44,13 +44,13 @@ def script(answer: str) -> list[str]:
     return [WEATHER, POPULATION, REASONING.format("no more") + answer]
 
 
-def code(text: str) -> str:
+def code_output(text: str) -> str:
     return f"Thought: one step.\n<code>\n{text}\n</code>"
 
 
 FINAL_ANSWER = tool_call("final_answer", answer=ANSWER)
 CITY = json.dumps({"city": "Paris"})
-# Each marker identifies the prompts of a framework and mode.
+# (marker, model outputs). The marker is text that only prompts of one framework and mode contain.
 SCRIPT = [
     ('"final_result"', script(tool_call("final_result", **REPORT))),  # Pydantic AI
     ('"name": "Report"', script(tool_call("Report", **REPORT))),  # LangChain, instructor
@@ -58,9 +58,9 @@ SCRIPT = [
     (
         "<code>",
         [
-            code('print(get_weather(city="Paris"))'),
-            code('print(get_population(city="Paris"))'),
-            code(f"final_answer({REPORT})"),
+            code_output('print(get_weather(city="Paris"))'),
+            code_output('print(get_population(city="Paris"))'),
+            code_output(f"final_answer({REPORT})"),
         ],
     ),
     ('"final_answer"', [WEATHER, POPULATION, FINAL_ANSWER]),  # smolagents
@@ -113,7 +113,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     folder = tmp_path_factory.mktemp("scripted")
     (folder / "script.json").write_text(json.dumps(SCRIPT))
     checkpoint = write_checkpoint(folder / "demo", 32_768)
-    # Frameworks enable structured output depending on the Claude model name.
+    # Some frameworks enable structured output only for Claude models that support it.
     names = ("--served-model-name", "demo", "claude-sonnet-4-5")
     flags = ("--model", str(checkpoint), *names, "--response-store", "100")
     running = RunningServer(*flags, script=folder / "script.json")
@@ -121,7 +121,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     running.stop()
 
 
-def has(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether a module is installed in the frameworks' environment."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([PYTHON, "-c", code], check=False).returncode == 0
@@ -146,7 +146,7 @@ def run_loops(command: list[str], cases: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", CASES)
 def test_python_framework(scripted, framework):
-    if not has(framework):
+    if not is_installed(framework):
         pytest.skip(
             f"{PYTHON} lacks {framework}; set TINY_LLM_FRAMEWORKS_PYTHON to a Python that has it"
         )

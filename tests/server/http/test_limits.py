@@ -117,7 +117,7 @@ def test_incomplete_body_is_408():
 def test_incomplete_body_while_draining_is_503():
     server = RunningServer()
     connection = start_body(server)
-    assert server.get("/health").status_code == 200  # the server has received `connection`'s head
+    assert server.get("/health").status_code == 200  # by now, the server has read the request head
     assert server.stop() == 0
     response = read_all(connection)
     assert response.startswith(b"HTTP/1.1 503 ")
@@ -205,7 +205,7 @@ def test_any_host_name_is_allowed_with_an_api_key(server_with_key):
 @pytest.fixture(scope="module")
 def server_with_key():
     """Server with an API key."""
-    running = RunningServer("--api-key", KEY.encode())  # regardless of the locale
+    running = RunningServer("--api-key", KEY.encode())  # as bytes, independent of the locale
     yield running
     assert running.stop() == 0
 

@@ -26,15 +26,18 @@ def exchange(server, request: bytes) -> bytes:
         return response
 
 
-def post(body: bytes, version: str = "1.1", more: str = "") -> bytes:
+def request_bytes(body: bytes, version: str = "1.1", extra_headers: str = "") -> bytes:
     head = f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
-    return f"{head}{more}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+    return (
+        f"{head}{extra_headers}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        + body
+    )
 
 
 def test_http_1_0_response_is_not_chunked(server):
     for is_stream in (False, True):
         content = json.dumps({**BODY, "stream": is_stream}).encode()
-        head, _, body = exchange(server, post(content, "1.0")).partition(b"\r\n\r\n")
+        head, _, body = exchange(server, request_bytes(content, "1.0")).partition(b"\r\n\r\n")
         assert b" 200 " in head
         assert b"transfer-encoding" not in head.lower()
         if is_stream:
@@ -60,7 +63,7 @@ def test_request_head_size_is_bounded(server, line_ends):
 
 
 def test_lone_surrogate_is_rejected_with_a_reason(server):
-    response = exchange(server, post(rb'{"prompt": "\ud800"}'))
+    response = exchange(server, request_bytes(rb'{"prompt": "\ud800"}'))
     assert b" 400 " in response
     assert b"an unpaired surrogate" in response
 
@@ -73,14 +76,14 @@ def test_lone_surrogate_is_rejected_with_a_reason(server):
     ],
 )
 def test_invalid_body_is_rejected_with_a_reason(server, body, message):
-    response = exchange(server, post(body))
+    response = exchange(server, request_bytes(body))
     assert b" 400 " in response
     assert message in response
 
 
 def test_chunked_body_is_read_completely(server):
     content = json.dumps(BODY).encode()
-    head = post(b"").split(b"Content-Length")[0]
+    head = request_bytes(b"").split(b"Content-Length")[0]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (content[:9], content[9:]))
     request = head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     assert b" 200 " in exchange(server, request + chunks + b"0\r\n\r\n")
@@ -88,11 +91,11 @@ def test_chunked_body_is_read_completely(server):
 
 @contextlib.asynccontextmanager
 async def connected(app=None):
-    """Starts a protocol and connects to it; yields the protocol, a reader and a writer."""
+    """Connects a client to an `HttpProtocol`; yields the protocol, a reader and a writer."""
     config = uvicorn.Config(app=app or (lambda *_: None), log_config=None)
     config.load()
     protocol = HttpProtocol(config, ServerState(), {})
-    listening_socket = socket.socket()  # without a protocol number, like `serve`
+    listening_socket = socket.socket()  # proto 0, as in `serve`: asyncio does not set TCP_NODELAY
     listening_socket.bind(("127.0.0.1", 0))
     server = await asyncio.get_running_loop().create_server(lambda: protocol, sock=listening_socket)
     reader, writer = await asyncio.open_connection(*listening_socket.getsockname())

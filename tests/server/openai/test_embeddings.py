@@ -33,7 +33,7 @@ def embed_client(embedder):
 
 @pytest.fixture(scope="module")
 def reranker_folder(tmp_path_factory):
-    """Folder of the demo model, with its last token replaced by "no"."""
+    """Copy of the demo checkpoint whose last vocabulary entry is "no", as reranking requires."""
     folder = tmp_path_factory.mktemp("reranker") / "reranker"
     shutil.copytree(TARGET_PATH, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -56,7 +56,7 @@ def test_embeddings_match_the_library(embed_client):
 
 def test_client_requests_base64_by_default(embed_client):
     floats = embed_client.embeddings.create(model="demo", input="a", encoding_format="float")
-    decoded = embed_client.embeddings.create(model="demo", input="a")  # the client requests base64
+    decoded = embed_client.embeddings.create(model="demo", input="a")  # the client decodes base64
     np.testing.assert_array_equal(
         np.float32(decoded.data[0].embedding), np.float32(floats.data[0].embedding)
     )

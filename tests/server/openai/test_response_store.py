@@ -91,7 +91,7 @@ def test_item_references(storing_client):
     body = {"input": [message, *items, message]}
     expected = count(storing_client, input=[message, *as_inputs(first.output), message])
     assert count(storing_client, **body) == expected
-    for _ in range(5):  # the newest response keeps the items that it references
+    for _ in range(5):  # items stay available while a stored response references them
         storing_client.responses.create(**BODY, **body)
     assert count(storing_client, **body) == expected
 
@@ -108,7 +108,7 @@ def test_responses_are_not_stored_on_request(storing_client):
 
 def test_oldest_response_is_evicted(storing_client):
     ids = [storing_client.responses.create(**BODY, input=QUESTION).id for _ in range(3)]
-    # Makes it the most recently used response.
+    # Referencing the oldest response makes it the most recently used one.
     storing_client.responses.create(**BODY, input="Why?", previous_response_id=ids[0])
     with pytest.raises(openai.BadRequestError) as error:
         storing_client.responses.create(**BODY, input="Why?", previous_response_id=ids[1])
@@ -129,7 +129,7 @@ def test_errors_name_the_flag(client):
             client.responses.create(**BODY, **body)
 
 
-def test_errors_count_the_items_of_the_request(storing_client):
+def test_error_indices_count_only_items_of_the_request(storing_client):
     first = storing_client.responses.create(**BODY, input=QUESTION)
     with pytest.raises(openai.BadRequestError, match=r"input\[0\]\.role must be"):
         storing_client.responses.create(

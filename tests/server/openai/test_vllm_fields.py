@@ -12,11 +12,11 @@ CHAT = {"model": "demo", "messages": FRANCE, "reasoning_effort": "none"}
 TEXT = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6, "temperature": 0}
 
 
-def ids_of(server, text):
+def tokenize(server, text):
     return server.post("/tokenize", {"prompt": text}).json()["tokens"]
 
 
-def chunks_of(server, path, body):
+def stream_chunks(server, path, body):
     response = server.post(path, {**body, "stream": True})
     assert response.status_code == 200, response.text
     events = [e.removeprefix("data: ") for e in response.text.split("\n\n") if e]
@@ -27,11 +27,11 @@ def chunks_of(server, path, body):
 def test_completion_token_ids(server: RunningServer, client):
     more = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     (choice,) = client.completions.create(**TEXT, logprobs=0, extra_body=more).choices
-    assert choice.prompt_token_ids == ids_of(server, TEXT["prompt"])
+    assert choice.prompt_token_ids == tokenize(server, TEXT["prompt"])
     assert choice.logprobs.tokens == [f"token_id:{token}" for token in choice.token_ids]
     text = server.post("/detokenize", {"tokens": choice.token_ids}).json()["prompt"]
     assert text.startswith(choice.text)
-    chunks = chunks_of(server, "/v1/completions", {**TEXT, **more, "logprobs": 0})
+    chunks = stream_chunks(server, "/v1/completions", {**TEXT, **more, "logprobs": 0})
     choices = [chunk["choices"][0] for chunk in chunks]
     assert [token for c in choices for token in c["token_ids"]] == choice.token_ids
     assert [c["prompt_token_ids"] for c in choices][:2] == [choice.prompt_token_ids, None]
@@ -45,7 +45,7 @@ def test_chat_token_ids(server: RunningServer, client):
     (choice,) = response.choices
     assert len(choice.token_ids) == response.usage.completion_tokens
     assert len(response.prompt_token_ids) == response.usage.prompt_tokens
-    first, *others = chunks_of(server, "/v1/chat/completions", {**CHAT, **more})
+    first, *others = stream_chunks(server, "/v1/chat/completions", {**CHAT, **more})
     assert first["prompt_token_ids"] == response.prompt_token_ids
     assert all("prompt_token_ids" not in chunk for chunk in others)
     streamed = [token for chunk in others for token in chunk["choices"][0].get("token_ids", [])]
@@ -110,9 +110,9 @@ def test_include_stop_str_in_output(client):
 def test_thinking_token_budget(server: RunningServer, client, stream):
     body = {"model": "demo", "messages": FRANCE, "reasoning_effort": "high", "temperature": 0}
     extra = {"thinking_token_budget": 3, "return_token_ids": True}
-    start, end = ids_of(server, "<think>") + ids_of(server, "</think>")
+    start, end = tokenize(server, "<think>") + tokenize(server, "</think>")
     if stream:
-        chunks = chunks_of(server, "/v1/chat/completions", {**body, **extra})
+        chunks = stream_chunks(server, "/v1/chat/completions", {**body, **extra})
         ids = [t for chunk in chunks for t in chunk["choices"][0].get("token_ids", [])]
         text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     else:
@@ -130,7 +130,7 @@ def test_thinking_token_budget(server: RunningServer, client, stream):
 def test_include_reasoning_false(server: RunningServer, stream):
     body = {"messages": FRANCE, "include_reasoning": False, "reasoning_effort": "high"}
     if stream:
-        serialized = json.dumps(chunks_of(server, "/v1/chat/completions", body))
+        serialized = json.dumps(stream_chunks(server, "/v1/chat/completions", body))
     else:
         response = server.post("/v1/chat/completions", body).json()
         assert response["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
@@ -139,9 +139,9 @@ def test_include_reasoning_false(server: RunningServer, stream):
 
 
 def test_add_special_tokens(server: RunningServer):
-    for add in (True, False):  # the demo's tokenizer adds no special tokens
+    for add in (True, False):  # no effect: the demo's tokenizer adds no special tokens
         response = server.post("/v1/completions", {**TEXT, "add_special_tokens": add}).json()
-        assert response["usage"]["prompt_tokens"] == len(ids_of(server, TEXT["prompt"]))
+        assert response["usage"]["prompt_tokens"] == len(tokenize(server, TEXT["prompt"]))
 
 
 def test_completion_response_format(client):
@@ -156,12 +156,12 @@ def test_completion_response_format(client):
 
 
 def test_final_text_chunk_has_the_finish_reason(server: RunningServer):
-    chunks = chunks_of(server, "/v1/chat/completions", {**CHAT, "max_tokens": 3})
+    chunks = stream_chunks(server, "/v1/chat/completions", {**CHAT, "max_tokens": 3})
     last = chunks[-1]["choices"][0]
     assert last["delta"]["content"]
     assert last["finish_reason"] == "length"
     options = {"include_usage": True, "continuous_usage_stats": True}
-    counted = chunks_of(server, "/v1/chat/completions", {**CHAT, "stream_options": options})
+    counted = stream_chunks(server, "/v1/chat/completions", {**CHAT, "stream_options": options})
     tokens = [chunk["usage"]["completion_tokens"] for chunk in counted if chunk["choices"]]
     assert tokens == sorted(set(tokens))
 

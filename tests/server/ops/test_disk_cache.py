@@ -1,4 +1,4 @@
-"""Prefix cache on disk across a server restart; its metrics and engine state."""
+"""Prefix cache on disk across a server restart: hits, metrics and engine state."""
 
 import pytest
 

@@ -51,7 +51,7 @@ def test_state_reports_page_ownership(server, client):
     actual = server.get("/engine/state").json()["snapshot"]
     stream.close()
     (request,) = [r for r in actual["requests"] if r["state"] == "running"]
-    # The last output token is never computed.
+    # The KV cache lacks the newest output token, which no step has processed yet.
     computed = request["prompt_tokens"] + request["output_tokens"] - 1
     assert len(request["pages"]) * actual["page_size"] >= computed > 0
     assert set(request["pages"][: request["shared_pages"]]) <= set(actual["tree"]["pages"])

@@ -29,7 +29,7 @@ HOSTILE = (
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
-        # Chromium requires --no-sandbox when run as root; it loads only our page.
+        # As root, Chromium needs --no-sandbox. It is safe here, because only our page is loaded.
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = started.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield browser
@@ -38,7 +38,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser) -> Iterator:
-    """Function that opens a server's page; unexpected errors fail the test."""
+    """Yields a function that opens a server's web UI; unexpected page errors fail the test."""
     contexts, mistakes = [], []
 
     def open_page(
@@ -91,7 +91,7 @@ def ask(page, text: str) -> None:
 
 
 def make_endless(route) -> None:
-    """Forwards a request, changed to generate without end."""
+    """Playwright route handler: forwards a request with `ignore_eos`, so it runs to its limit."""
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 
@@ -100,7 +100,7 @@ def test_conversation(server, open_page):
     page.wait_for_selector(".status.ready")
     assert page.evaluate("document.activeElement.tagName") == "BODY"
     page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # the first link skips to the message box
+    page.keyboard.press("Enter")  # activates the skip link to the message box
     page.keyboard.type("What is a cat?")
     page.keyboard.press("Enter")
     page.wait_for_selector(".message footer")
@@ -133,7 +133,7 @@ def test_engine_view_of_a_running_request(server, open_page):
     page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".requests tr.ended")
-    page.wait_for_selector(".tree li q")  # text of a branch, from /detokenize
+    page.wait_for_selector(".tree li q")  # detokenized text of a prefix tree branch
     label = page.get_by_role("img", name="Pages:").get_attribute("aria-label")
     assert "cached" in label
     assert "free" in label
@@ -148,7 +148,7 @@ def test_state_slots_of_a_hybrid_model(open_page, tmp_path):
     server = RunningServer("--model", str(write_hybrid(tmp_path / "model")), "--block-size", "8")
     page = open_page(server)
     server.post("/v1/completions", {"prompt": "word " * 40, "max_tokens": 20})
-    # The page's security policy blocks `wait_for_function`, which evaluates JavaScript.
+    # `wait_for_function` evaluates JavaScript, which the Content-Security-Policy blocks.
     states = re.compile(r"0 of \d+ used by requests.*[1-9]\d* checkpoints")
     playwright.expect(page.locator(".states")).to_have_text(states, timeout=60_000)
     page.close()
@@ -197,7 +197,7 @@ def test_recording_is_replayed_without_a_server(tmp_path, open_page):
     page.select_option("#speed", "20")
     page.wait_for_selector(".requests tr.ended")
     page.wait_for_selector(".tree li")
-    # In one script, because playback may end between finding the button and clicking it.
+    # One script finds and clicks the button, because playback may end between two calls.
     page.evaluate(
         "[...document.querySelectorAll('.playback button')]"
         ".find((button) => button.textContent === 'Pause')?.click()"

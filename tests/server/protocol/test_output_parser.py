@@ -1,4 +1,4 @@
-"""Parsing text, in chunks of any size, into reasoning, content and tool calls."""
+"""Output parser: splits text of any chunking into reasoning, content and tool calls."""
 
 import json
 
@@ -81,7 +81,7 @@ def test_text_is_emitted_as_soon_as_it_is_unambiguous():
     assert parser.feed("b>") == [TextDelta("<b>")]
 
 
-def pieces(text, size):
+def parse_stream(text, size):
     """Parses in streaming mode; returns texts, and each call's name and argument deltas."""
     parser = OutputParser(True, False, STREAM)
     parts = []
@@ -102,7 +102,7 @@ LONG_CALL = CALL.replace('"x"', r'"</tool_call> \" }{ é", "b": [1, {"c": -2.5e3
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_call_is_streamed_in_deltas(size):
-    text, (first, second) = pieces(f"Well. {LONG_CALL}\n{CALL}\n", size)
+    text, (first, second) = parse_stream(f"Well. {LONG_CALL}\n{CALL}\n", size)
     assert text.strip() == "Well."
     assert first[0] == second[0] == "f"
     assert json.loads("".join(first[1:])) == json.loads(LONG_CALL[12:-12])["arguments"]
@@ -111,9 +111,9 @@ def test_call_is_streamed_in_deltas(size):
 
 
 @pytest.mark.parametrize("length", range(1, len(LONG_CALL)))
-def test_truncated_call_is_a_prefix_of_the_whole(length):
+def test_truncated_call_is_a_prefix_of_the_full_call(length):
     complete = LONG_CALL[LONG_CALL.index('{"a"') : -13]
-    text, calls = pieces(LONG_CALL[:length], 3)
+    text, calls = parse_stream(LONG_CALL[:length], 3)
     if calls:
         ((name, *arguments),) = calls
         assert (name, text) == ("f", "")
@@ -123,7 +123,7 @@ def test_truncated_call_is_a_prefix_of_the_whole(length):
 
 
 def test_invalid_json_in_arguments_becomes_text():
-    text, ((_, *arguments),) = pieces('<tool_call>{"name": "f", "arguments": {"a": yes}}', 1)
+    text, ((_, *arguments),) = parse_stream('<tool_call>{"name": "f", "arguments": {"a": yes}}', 1)
     assert "".join(arguments) == '{"a": '
     assert text == "yes}}"
 
@@ -136,7 +136,7 @@ def test_invalid_json_in_arguments_becomes_text():
     ],
 )
 def test_calls_with_reordered_fields(call):
-    actual = pieces(f"<tool_call>{call}</tool_call> Done.", 2)
+    actual = parse_stream(f"<tool_call>{call}</tool_call> Done.", 2)
     assert (actual[0], actual[1][0][0]) == ("Done.", "f")
     assert json.loads("".join(actual[1][0][1:])) == {"a": "x"}
 

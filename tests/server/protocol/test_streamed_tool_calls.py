@@ -11,7 +11,7 @@ SCHEMA |= {"additionalProperties": False}
 MAX_TOKENS = 42  # truncates the completion inside the arguments
 
 
-def pieces_of_chat(client, **more):
+def chat_argument_deltas(client, **more):
     function = {"name": "visit", "parameters": SCHEMA}
     chunks = client.chat.completions.create(
         model="demo",
@@ -32,15 +32,15 @@ def pieces_of_chat(client, **more):
 
 
 def test_chat_completion(client):
-    arguments, reason = pieces_of_chat(client)
+    arguments, reason = chat_argument_deltas(client)
     assert len(arguments) > 1
     assert len(json.loads("".join(arguments))["cities"]) == 3
     assert reason == "tool_calls"
 
 
 def test_truncated_chat_completion(client):
-    full, _ = pieces_of_chat(client)
-    arguments, reason = pieces_of_chat(client, max_tokens=MAX_TOKENS)
+    full, _ = chat_argument_deltas(client)
+    arguments, reason = chat_argument_deltas(client, max_tokens=MAX_TOKENS)
     assert reason == "length"
     assert "".join(full).startswith("".join(arguments))
     assert "".join(arguments) not in ("", "".join(full))

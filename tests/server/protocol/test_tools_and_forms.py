@@ -1,4 +1,4 @@
-"""Tools with a response format, in each protocol: a call or a structured output."""
+"""Tools combined with a response format: the output is a call or a structured output."""
 
 import json
 
@@ -85,7 +85,7 @@ def test_streamed_call_or_structured_output(client):
 
 
 def test_invalid_tools_with_a_response_format_are_rejected(server):
-    """Invalid tools are not dropped, because they could then never be called."""
+    """The request is rejected: if the tool were ignored, the model could never call it."""
     path, body = chat(CALLS)
     broken = {"name": "f", "parameters": {"type": "strung"}}
     response = server.post(path, {**body, "tools": [{"type": "function", "function": broken}]})

@@ -14,16 +14,16 @@ STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 PLAIN = [(b"content-type", b"application/json")]
 
 
-def head(headers):
+def response_start(headers):
     return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
-def body(data, more=False):
+def response_body(data, more=False):
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 class ScriptedReplicas:
-    """Scripted replicas: a list of messages, exceptions and delays (None) per attempt."""
+    """Fake replicas. An attempt is a list of ASGI messages, exceptions to raise and None (wait)."""
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)
@@ -43,7 +43,7 @@ class ScriptedReplicas:
             self.closed += 1
 
 
-def call(replicas, path="/v1/chat/completions", leaves=False):
+def call(replicas, path="/v1/chat/completions", disconnects=False):
     """Sends a request; returns the messages that the client receives."""
     sent = []
     pending = [{"type": "http.request", "body": b'{"prompt": "Once"}', "more_body": False}]
@@ -51,7 +51,7 @@ def call(replicas, path="/v1/chat/completions", leaves=False):
     async def receive():
         if pending:
             return pending.pop()
-        await asyncio.sleep(0.01 if leaves else 60)
+        await asyncio.sleep(0.01 if disconnects else 60)
         return {"type": "http.disconnect"}
 
     async def send(message):
@@ -63,19 +63,19 @@ def call(replicas, path="/v1/chat/completions", leaves=False):
         "path": path,
         "query_string": b"",
         "headers": [],
-        "app": object(),  # not picklable
+        "app": object(),  # cannot be pickled, so it must not be sent to a replica
     }
     asyncio.run(Gateway(replicas)(scope, receive, send))
     return sent
 
 
 @pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
+def no_retry_delay(monkeypatch):
     monkeypatch.setattr(gateway, "RETRY_DELAY", 0)
 
 
 def test_response_is_forwarded_unchanged():
-    response = [head(PLAIN), body(b"{}")]
+    response = [response_start(PLAIN), response_body(b"{}")]
     replicas = ScriptedReplicas(response)
     assert call(replicas) == response
     (request,) = replicas.requests
@@ -84,9 +84,11 @@ def test_response_is_forwarded_unchanged():
     assert replicas.closed == 1
 
 
-@pytest.mark.parametrize("lost", [[ReplicaLostError()], [head(STREAM), ReplicaLostError()]])
+@pytest.mark.parametrize(
+    "lost", [[ReplicaLostError()], [response_start(STREAM), ReplicaLostError()]]
+)
 def test_request_without_a_response_is_retried_on_another_replica(lost):
-    response = [head(STREAM), body(b"data: 1\n\n", True), body(b"")]
+    response = [response_start(STREAM), response_body(b"data: 1\n\n", True), response_body(b"")]
     replicas = ScriptedReplicas(lost, response)
     assert call(replicas) == response
     assert len(replicas.requests) == 2
@@ -102,10 +104,10 @@ def test_request_without_a_response_is_retried_on_another_replica(lost):
     ],
 )
 def test_interrupted_stream_ends_with_an_error_event(path, end):
-    first = body(b"event: x\ndata: 1\n\nevent: x\ndata: 2\n\n", True)
-    replicas = ScriptedReplicas([head(STREAM), first, ReplicaLostError()])
+    first = response_body(b"event: x\ndata: 1\n\nevent: x\ndata: 2\n\n", True)
+    replicas = ScriptedReplicas([response_start(STREAM), first, ReplicaLostError()])
     start, passed, last = call(replicas, path)
-    assert (start, passed) == (head(STREAM), first)
+    assert (start, passed) == (response_start(STREAM), first)
     assert len(replicas.requests) == 1
     assert not last["more_body"]
     assert last["body"].endswith(end)
@@ -116,7 +118,9 @@ def test_interrupted_stream_ends_with_an_error_event(path, end):
 
 
 def test_interrupted_response_is_truncated():
-    replicas = ScriptedReplicas([head(PLAIN), body(b"{", True), ReplicaLostError()])
+    replicas = ScriptedReplicas(
+        [response_start(PLAIN), response_body(b"{", True), ReplicaLostError()]
+    )
     with pytest.raises(ReplicaLostError):
         call(replicas)
 
@@ -130,6 +134,6 @@ def test_no_replica_available():
 
 
 def test_disconnect_cancels_the_request():
-    replicas = ScriptedReplicas([head(STREAM), body(b"data: 1\n\n", True), None])
-    assert len(call(replicas, leaves=True)) == 2
+    replicas = ScriptedReplicas([response_start(STREAM), response_body(b"data: 1\n\n", True), None])
+    assert len(call(replicas, disconnects=True)) == 2
     assert replicas.closed == 1

@@ -21,8 +21,8 @@ URL = f"http://127.0.0.1:{PORT}"
 BODY = {"messages": [{"role": "user", "content": "What is RoPE?"}], "temperature": 0}
 
 
-def processes() -> set[int]:
-    """Pids of the replicas."""
+def replica_pids() -> set[int]:
+    """Process ids of the replicas."""
     command = ["pgrep", "-f", "^ray::ServeReplica:default:replica"]
     result = subprocess.run(command, capture_output=True, check=False)
     return {int(pid) for pid in result.stdout.split()}
@@ -40,7 +40,7 @@ def replicas():
 
 @pytest.mark.usefixtures("replicas")
 def test_replicas_respond_and_a_lost_one_is_restarted():
-    before = processes()
+    before = replica_pids()
     assert len(before) == 2
     with httpx2.Client(base_url=URL, timeout=60) as client:
         assert client.get("/ready").status_code == 200
@@ -50,13 +50,13 @@ def test_replicas_respond_and_a_lost_one_is_restarted():
         with client.stream("POST", "/v1/chat/completions", json=long) as streamed:
             lines = streamed.iter_lines()
             assert "data: " in next(line for line in lines if line)
-            for process in before:  # one of these serves the stream
+            for process in before:  # one of the two replicas serves the stream
                 os.kill(process, signal.SIGKILL)
             rest = [line for line in lines if line]
         assert "The replica that computed this response was lost" in rest[-2]
         assert rest[-1] == "data: [DONE]"
         deadline = time.monotonic() + 120
-        while len(processes() - before) < 2:
+        while len(replica_pids() - before) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.2)
         again = client.post("/v1/chat/completions", json={**BODY, "max_tokens": 8}).json()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 TREE = Path(__file__).resolve().parent.parent
 FOLDERS = {"tiny_llm": TREE / "src", "tiny_llm_ext": TREE / "build" / "package"}
-# Files that are imported from the solution nevertheless; see `serve --solution mine`.
+# Learner's files that are not imported, in favor of the solution's; see `serve --solution mine`.
 SKIPPED = {
     str(TREE / "src" / "tiny_llm" / name)
     for name in os.environ.get("TINY_LLM_SKIP", "").split(os.pathsep)
@@ -21,7 +21,7 @@ SKIPPED = {
 
 
 class LearnersTree:
-    """Finds only tiny_llm and tiny_llm_ext, in the learner's tree."""
+    """Import finder for tiny_llm and tiny_llm_ext in the learner's tree."""
 
     @staticmethod
     def find_spec(

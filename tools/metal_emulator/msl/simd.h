@@ -123,7 +123,7 @@ MSL_INLINE T shuffle(T value, int from, T otherwise, const char* name, Site site
     return meet<T>(Shuffled<T>{value, otherwise, from}, Meeting::SHUFFLE, name, site, compute);
 }
 
-// As above, but lanes shifted in from outside take their values from `fill`.
+// Like `shuffle`, but lanes from outside the simdgroup have the values of `fill`.
 template <class T>
 MSL_INLINE T shuffle_and_fill(T value, T fill, int from, const char* name, Site site) {
     auto compute = [=] MSL_UNSEEN(uint lanes) {

@@ -11,7 +11,7 @@ struct Access {
 };
 
 // Implemented once per instrumented mode.
-void start_watching();  // after the buffers are bound
+void start_watching();  // called after the buffers are bound
 void watch_device(Buffer& buffer, uint64_t offset, const Access& access);
 void watch_threadgroup(uint64_t offset, const Access& access);
 

@@ -65,7 +65,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
     char who[128];
     describe_current_thread(who, sizeof who);
     if (number == SIGSEGV || number == SIGBUS) {
-        report_bad_address(info->si_addr, false, 0, pc);  // if it belongs to a buffer
+        report_bad_address(info->si_addr, false, 0, pc);  // exits if a buffer contains the address
         if (in_stack_guard(info->si_addr)) {
             fail_at("stack-overflow", pc, "%s has more than %zu KiB of variables", who,
                     STACK_SIZE >> 10);

@@ -72,7 +72,7 @@ struct Variable {
     const char* name;
     uint32_t id;
     uint64_t offset, size;
-    uint32_t group_number;  // of the last clear
+    uint32_t group_number;  // threadgroup for which the variable was last reset
 };
 static Variable variables[256];
 static uint32_t variable_count;

@@ -4,7 +4,7 @@
 
 namespace msl {
 
-constexpr uint64_t THREADGROUP_MEMORY_LIMIT = 32768;  // of every Apple GPU that MLX runs on
+constexpr uint64_t THREADGROUP_MEMORY_LIMIT = 32768;  // bytes, on every Apple GPU that MLX supports
 constexpr uint32_t MAX_BUFFERS = 64;
 
 struct Buffer {

@@ -24,14 +24,14 @@ struct Thread {
     Site site;
     const char* waiting_for;
     Meeting meeting;
-    uint32_t flags;       // of the barrier
-    uint32_t to_compute;  // set for the last lane to arrive: participating lanes
+    uint32_t flags;       // memory flags of the barrier
+    uint32_t to_compute;  // for the last lane to arrive: mask of the participating lanes
 };
 
 struct Simdgroup {
     uint32_t all, alive, ready, meeting, at_barrier;  // masks of lanes
     bool at_different_sites;
-    uint32_t epoch, memory_epochs[2];  // simdgroup barriers: all; by device and threadgroup memory
+    uint32_t epoch, memory_epochs[2];  // simdgroup barriers: all, and by memory
     uint32_t random;
     Thread* threads;
     Exchange exchange;

@@ -1,5 +1,5 @@
-// Race mode: stores the last writer and the readers since then of each byte, and checks at each
-// access that a barrier orders it after them. Two accesses, at least one of them a write, race if
+// Race mode: stores each byte's last writer and its readers since then, and checks at each
+// access that a barrier orders it after those. Two accesses, at least one of them a write, race if
 //   - they are from different threadgroups, which are unordered, or
 //   - they are from one threadgroup without a threadgroup_barrier for that memory between them,
 //     except within one thread, or within one simdgroup with such a simdgroup_barrier between them,
