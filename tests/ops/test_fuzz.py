@@ -415,6 +415,7 @@ NO_OPERATIONS = {
     "prepack_weight",  # not lazy; see tests/ops/test_prepack.py
     "prepack_weight_from_file",
     "prepack_rows",
+    "extend_rows",
     "huge_pages",
     "metal",
     "num_threads",
