@@ -53,7 +53,7 @@ REASONS = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_template_is_stopped_and_the_next_one_renders(process, kind, monkeypatch):
     if kind == "time":
-        monkeypatch.setattr(process.process, "_seconds", 1.0)
+        monkeypatch.setattr(process.process, "seconds", 1.0)
     with pytest.raises(ValueError, match=REASONS[kind]):
         process.render(HOSTILE[kind], MESSAGES)
     monkeypatch.undo()
@@ -93,7 +93,7 @@ def test_every_chat_is_sandboxed(monkeypatch):
     ask = SamplingParams(temperature=0, max_tokens=2)
     process = default_sandbox().process
     with monkeypatch.context() as patch:
-        patch.setattr(process, "_seconds", 1.0)
+        patch.setattr(process, "seconds", 1.0)
         patch.setattr(tokenizer, "chat_template", HOSTILE["time"])
         [output] = llm.generate(chat("Why?"), ask)
     assert output.error == "the chat template failed: it took longer than 1 seconds."
