@@ -18,7 +18,7 @@ from .execution.prompt_logprobs import add_prompt_logprobs, prompt_logprob_rows
 from .execution.sampler import SamplerOutput
 from .scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
 from .spec_decode.draft_model import DraftModel
-from .spec_decode.mtp_drafter import HiddenStatesModel, MtpDrafter
+from .spec_decode.mtp_drafter import MtpDrafter
 from .spec_decode.verification import accepted_tokens
 
 NAN_LOGITS = "the model produced NaN logits, so no token can be sampled."
@@ -163,7 +163,6 @@ class MtpRunner(ModelRunner):
         draft: drafter with the MTP layer.
     """
 
-    target: HiddenStatesModel
     draft: MtpDrafter
     _hidden: mx.array = field(init=False)  # T×E, of the current step
 

@@ -102,7 +102,7 @@ def read_checkpoint(
         folder: the checkpoint's folder.
         config: parsed `config.json`.
         rank_shard: shard to read; None for the full model.
-        mtp: whether to read the MTP layer; unsupported with a shard.
+        mtp: whether to read the MTP layer.
 
     Raises:
         ValueError: the config is invalid, or a tensor is missing, unexpected or has a wrong shape
