@@ -144,6 +144,7 @@ def test_adapted_tokens_match_one_rank(tmp_path, folder, family):
     assert len(set(map(tuple, outputs[0]))) == 4
 
 
+@pytest.mark.slow
 def test_adapters_in_one_batch(tmp_path):
     """Decoding steps of the same shape use different adapters in turn."""
     modules = write_adapters(tmp_path, read_model_config(TARGET_PATH))
@@ -198,8 +199,9 @@ def test_adapter_missing_on_another_rank(tmp_path, monkeypatch):
         return attached
 
     monkeypatch.setattr(llm_module, "attach_to_target", attach_and_delete)
-    with pytest.raises(ModelError, match="the adapter '.*b' is not a folder"):
+    with pytest.raises(ModelError, match="is not a folder"):
         LLM("demo", lora_modules=modules, **TWO)
+    monkeypatch.undo()
     assert generate_one(LLM("demo", **TWO)).token_ids  # the group goes on
 
 

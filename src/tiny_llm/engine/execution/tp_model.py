@@ -81,11 +81,15 @@ def load_sharded(
             of a different size.
     """
     check_int("tensor_parallel_size", size, 2)
+    folder = find_config(name, console)
     try:
-        config = read_config(read_model_config(find_config(name, console)), mtp)
-        rank_shard = RankShard(config, 0, size)
+        config = read_config(read_model_config(folder), mtp)
     except ModelError:
         raise
+    except ValueError as error:
+        raise ModelError(f"the model in {folder} cannot be loaded: {error}.") from error
+    try:
+        rank_shard = RankShard(config, 0, size)
     except ValueError as error:
         raise UserError(
             f"'{name}' cannot be sharded across {size} ranks: {error}; use a different "
