@@ -1,8 +1,8 @@
 """TensorParallelModel: rank 0 of a sharded model, which broadcasts each step.
 
 Rank 0 holds the requests, the scheduler and the sampler. The other ranks receive the arguments of
-`PagedModel.logits`: token ids, positions, block tables, state slots. Each writes the same slots in
-its own pages and states, so prefix caching and preemption are decided once, on rank 0.
+`PagedModel.logits`: token ids, positions, block tables, state slots, adapters. Each writes the same
+slots in its own pages and states, so prefix caching and preemption are decided once, on rank 0.
 """
 
 import os
