@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+import threading
 from typing import Any
 
 Buffer = bytes | bytearray | memoryview
@@ -19,6 +20,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
+        # The garbage collector may drop a model, which sends a message, on any thread.
+        self._send_lock = threading.RLock()
 
     def send(self, message: Any, *payload: Buffer) -> None:
         """Sends a JSON-serializable message, and optionally its payload, in one piece.
@@ -31,7 +34,9 @@ class Channel:
     def send_bytes(self, *parts: Buffer) -> None:
         """Sends bytes, one or several parts; see `send` for errors."""
         framed = (piece for part in parts for piece in (LENGTH_PREFIX.pack(len(part)), part))
-        self.connection.sendall(b"".join(framed))
+        data = b"".join(framed)
+        with self._send_lock:
+            self.connection.sendall(data)
 
     def receive(self, max_bytes: int | None = None) -> Any:
         """Receives the next message; None if the connection is closed.
