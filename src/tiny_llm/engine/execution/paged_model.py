@@ -72,9 +72,9 @@ class PagedModel:
         """Returns the bytes of a page or state slot, over all layers; 0 if there are none."""
         return row_bytes(self._row_arrays(kind))
 
-    def read_row(self, kind: RowKind, index: int) -> bytes:
+    def read_row(self, kind: RowKind, index: int) -> bytes | bytearray:
         """Returns a copy of a page or state slot of all layers."""
-        return bytes(read_row(self._row_arrays(kind), index))
+        return read_row(self._row_arrays(kind), index)
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
         """Overwrites pages or state slots with copies from `read_row`; allocates their memory."""
