@@ -169,11 +169,6 @@ def test_hybrid_model(tmp_path):
         ({"lora_modules": {"": "y"}}, "lora_modules must map names to folders, got {'': 'y'}."),
         ({"adapter_path": 3}, "adapter_path must be a path, got 3."),
         (
-            {"adapter_path": "x", "tensor_parallel_size": 2},
-            "LoRA adapters are not supported with tensor_parallel_size above 1; fuse the adapter "
-            "into the model with `mlx_lm.fuse`.",
-        ),
-        (
             {"adapter_path": "no/folder"},
             "the adapter 'no/folder' is not a folder; specify the output folder of `mlx_lm.lora` "
             "or PEFT.",

@@ -1,1 +1,1 @@
-"""Tensor parallelism: numerical results, launchers, lost ranks."""
+"""Tensor parallelism: numerical results, features, launchers, lost ranks."""

@@ -15,6 +15,7 @@ from tests.models.support import FAMILIES, MIXTURE
 from tests.support import assert_close, assert_same_bits, random
 from tests.week_6.threaded_ranks import Rank
 from tiny_llm.models.checkpoint.sharding import RankShard
+from tiny_llm.models.families.linear import AdapterBatch
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.parallel.block import TensorParallelBlock
 from tiny_llm.models.parallel.layers import (
@@ -185,13 +186,14 @@ def test_task_3_attention_and_mlp_outputs_are_summed(ranks, monkeypatch):
 
     class Writer:
         def __init__(self) -> None:
-            self.attention_metadata = type("AttentionMetadata", (), {"arrays": []})
+            fields = {"arrays": [], "adapter_ids": None}
+            self.attention_metadata = type("AttentionMetadata", (), fields)
             self.buffers: list[mx.array] = [mx.zeros(1), mx.zeros(1)]
 
     monkeypatch.setattr(TensorParallelBlock, "_halves_for", halves)
 
     def layer(group: Rank) -> Any:
-        block = TensorParallelBlock(group.rank(), group, capture=False)  # type: ignore[arg-type]
+        block = TensorParallelBlock(group.rank(), group, False, AdapterBatch())  # type: ignore[arg-type]
         return block(mx.array([5.0]), None, (mx.zeros(1), mx.zeros(1)), Writer())  # type: ignore[arg-type]
 
     for rank, (x, update) in enumerate(ranks(2).run(layer)):

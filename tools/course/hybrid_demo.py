@@ -72,9 +72,8 @@ def memory() -> Iterator[str]:
             raise ValueError(f"after {start + CHUNK} tokens, logits differ by {difference:.1e}.")
         context = start + CHUNK
         if context in CONTEXTS:
-            page_bytes = sum(pages[0].nbytes for pages in mine.page_arrays)
-            keys_and_values = context // PAGE_SIZE * page_bytes
-            states = sum(slots[0].nbytes for slots in mine.state_arrays)
+            keys_and_values = context // PAGE_SIZE * mine.row_bytes("page")
+            states = mine.row_bytes("state")
             dense, hybrid = (
                 num_layers * keys_and_values,
                 f"{_kib(keys_and_values)} + {_kib(states)}",

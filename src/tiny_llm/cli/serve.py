@@ -339,7 +339,7 @@ def _adapter_names(args: argparse.Namespace, model_names: Sequence[str]) -> list
     Raises:
         UserError: a name is a duplicate or the model's, or a flag is incompatible with adapters.
     """
-    adapter_folders(args.adapter_path, _lora_modules(args), args.tensor_parallel_size)
+    adapter_folders(args.adapter_path, _lora_modules(args))
     names = [name for name, _ in args.lora_modules or ()]
     for index, name in enumerate(names):
         if name in (*model_names, *names[:index]):

@@ -14,6 +14,7 @@ from ..models import (
     ATTENTION_BACKENDS,
     LOAD_FORMATS,
     ServingModel,
+    check_has_mtp,
     load_weights,
     mtp_model,
     serving_model,
@@ -40,7 +41,7 @@ from .scheduling.events import Listener
 from .scheduling.fair_scheduler import FairScheduler
 from .scheduling.scheduler import Scheduler
 from .spec_decode.draft_model import DraftModel
-from .spec_decode.mtp_drafter import HiddenStatesModel, MtpDrafter
+from .spec_decode.mtp_drafter import MtpDrafter
 from .spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS, NgramProposer
 
 Model = str | os.PathLike[str] | tuple[Any, Any]
@@ -93,12 +94,9 @@ def load_models(
             f"task='{task}' does not support draft_model, speculative='mtp' or "
             "tensor_parallel_size above 1; remove them."
         )
-    if mtp and (tensor_parallel_size > 1 or _shards(model) is not None):
-        raise UserError(
-            "speculative='mtp' does not support tensor_parallel_size above 1; remove one of them."
-        )
     if tensor_parallel_size > 1:
-        model = load_sharded(_checkpoint_name(model), tensor_parallel_size, load_format)
+        name = _checkpoint_name(model)
+        model = load_sharded(name, tensor_parallel_size, load_format, mtp=mtp)
     options = (page_size, load_format, attention_backend, kv_cache_dtype, task)
     target, tokenizer, mtp_layer = _load_model(model, *options, mtp)
     tp_checkpoint = _shards(model)
@@ -109,9 +107,7 @@ def load_models(
     return LoadedModels(target, draft, tokenizer, tp_checkpoint)
 
 
-def adapter_folders(
-    adapter_path: Any, lora_modules: Any, tensor_parallel_size: int
-) -> Mapping[str | None, Any]:
+def adapter_folders(adapter_path: Any, lora_modules: Any) -> Mapping[str | None, Any]:
     """Returns the adapter folders by name; see `LLM` for the arguments.
 
     The key None is for the adapter of `adapter_path`, which all requests use.
@@ -124,11 +120,6 @@ def adapter_folders(
     if adapter_path is not None and lora_modules is not None:
         raise UserError(
             "adapter_path and lora_modules cannot be combined; pass all adapters in lora_modules."
-        )
-    if tensor_parallel_size > 1:
-        raise UserError(
-            "LoRA adapters are not supported with tensor_parallel_size above 1; fuse the adapter "
-            "into the model with `mlx_lm.fuse`."
         )
     if lora_modules is None:
         lora_modules = {None: adapter_path}
@@ -149,7 +140,7 @@ def adapter_folders(
 def attach_to_target(
     models: LoadedModels, folders: Mapping[str | None, Any]
 ) -> dict[str | None, int]:
-    """Attaches adapters to the target model.
+    """Attaches adapters to the target model, on this rank.
 
     Returns:
         Adapter indices by name; −1 means no adapter. The key None is for requests that name none.
@@ -159,7 +150,8 @@ def attach_to_target(
     """
     if folders:
         assert isinstance(models.target, Decoder)
-        attach_adapters(models.target, list(folders.values()))
+        rank_shard = models.tp_checkpoint.rank_shard if models.tp_checkpoint else None
+        attach_adapters(models.target, list(folders.values()), rank_shard)
     return {None: -1} | {name: index for index, name in enumerate(folders)}
 
 
@@ -186,20 +178,24 @@ def resolve_task(task: Any, model: Model) -> Task:
 
 
 def make_model_runner(
-    models: LoadedModels, num_pages: int, num_state_slots: int, task: Task
+    models: LoadedModels,
+    adapters: Sequence[str | os.PathLike[str]],
+    num_pages: int,
+    num_state_slots: int,
+    task: Task,
 ) -> ModelRunner:
-    """Builds the model runner; the target and the draft model each have `num_pages` pages."""
+    """Builds the model runner; the target and the draft model each have `num_pages` pages.
+
+    Raises:
+        ModelError: another rank cannot load an adapter.
+    """
     memory = num_pages, num_state_slots
+    target = _paged_model(models, models.target, *memory, adapters)
     if isinstance(models.draft, MtpDecoder):
-        drafter = MtpDrafter(HiddenStatesModel(models.draft, num_pages))
-        mtp_runner = MtpRunner(HiddenStatesModel(models.target, *memory), drafter)
+        drafter = MtpDrafter(_paged_model(models, models.draft, num_pages))
+        mtp_runner = MtpRunner(target, drafter)
         mtp_runner.async_scheduling.enabled = False  # a discarded step would have updated states
         return mtp_runner
-    if models.tp_checkpoint is not None:
-        assert isinstance(models.target, TensorParallelDecoder)
-        target: PagedModel = TensorParallelModel(models.tp_checkpoint, models.target, *memory)
-    else:
-        target = PagedModel(models.target, *memory)
     draft = None
     if models.draft is not None:
         draft = DraftModel(PagedModel(models.draft, *memory), target.vocab_size)
@@ -334,6 +330,20 @@ def _checkpoint_name(model: Model) -> str:
     return os.fspath(model)
 
 
+def _paged_model(
+    models: LoadedModels,
+    model: ServingModel,
+    num_pages: int,
+    num_state_slots: int = 0,
+    adapters: Sequence[str | os.PathLike[str]] = (),
+) -> PagedModel:
+    """Adds pages and state slots to a model; if it is sharded, on all ranks."""
+    if models.tp_checkpoint is None:
+        return PagedModel(model, num_pages, num_state_slots)
+    assert isinstance(model, TensorParallelDecoder)
+    return TensorParallelModel(models.tp_checkpoint, model, num_pages, num_state_slots, adapters)
+
+
 def _load_model(
     model: Model,
     page_size: int,
@@ -356,8 +366,11 @@ def _load_model(
         )
     mlx_model, tokenizer = model
     if isinstance(mlx_model, ShardedCheckpoint):
-        decoder = make_decoder(mlx_model, page_size, attention_backend, kv_cache_dtype)
-        return decoder, with_detokenizer(tokenizer), None
+        if mtp:
+            check_has_mtp(name, mlx_model)
+        shard_options = (mlx_model, page_size, attention_backend, kv_cache_dtype)
+        sharded_layer: Any = make_decoder(*shard_options, mtp=True) if mtp else None
+        return make_decoder(*shard_options), with_detokenizer(tokenizer), sharded_layer
     options = (name, mlx_model, page_size, attention_backend, kv_cache_dtype)
     layer = mtp_model(*options) if mtp else None
     return serving_model(*options, task), with_detokenizer(tokenizer), layer

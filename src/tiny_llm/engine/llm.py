@@ -124,7 +124,6 @@ class LLM:
             seconds, which limits their prompt tokens; None for no limit. If too few fit, occasional
             steps take ten times as long (`scheduling/fair_scheduler.py`).
         adapter_path: folder of a LoRA adapter, as written by `mlx_lm.lora`, for all requests.
-            Like `lora_modules`, not supported with `tensor_parallel_size` above 1.
         lora_modules: LoRA adapter folders by name; a request selects one with `lora`.
         max_queue: queued requests allowed beyond `max_num_seqs`; further ones raise
             `QueueFullError`. None for no limit.
@@ -178,10 +177,10 @@ class LLM:
         proposer = make_proposer(speculative, draft_model, num_drafts)
         check_options(load_format, attention_backend, kv_cache_dtype, listener)
         disk_options = prefix_cache_dir, prefix_cache_disk_bytes
-        check_disk_cache_options(*disk_options, enable_prefix_caching, tensor_parallel_size)
+        check_disk_cache_options(*disk_options, enable_prefix_caching)
         self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
         self.task = resolve_task(task, model)
-        folders = adapter_folders(adapter_path, lora_modules, tensor_parallel_size)
+        folders = adapter_folders(adapter_path, lora_modules)
         options = (block_size, load_format, attention_backend, kv_cache_dtype, self.task)
         mtp = speculative == "mtp"
         models = load_models(model, draft_model, tensor_parallel_size, *options, mtp)
@@ -213,7 +212,9 @@ class LLM:
         self.tokenizer = models.tokenizer
         if chat_template is not None:
             set_chat_template(self.tokenizer, chat_template)
-        self.runner = make_model_runner(models, num_pages, num_state_slots, self.task)
+        self.runner = make_model_runner(
+            models, list(folders.values()), num_pages, num_state_slots, self.task
+        )
         self.scheduler = make_scheduler(config, listener, scheduling_policy, step_time_target)
         disk_cache = None
         if prefix_cache_dir is not None:

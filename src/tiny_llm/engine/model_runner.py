@@ -17,7 +17,7 @@ from .execution.paged_model import PagedModel, Span
 from .execution.sampler import SamplerOutput, SamplingRow
 from .scheduling.outputs import Chunk, ChunkOutput, SchedulerOutput
 from .spec_decode.draft_model import DraftModel
-from .spec_decode.mtp_drafter import HiddenStatesModel, MtpDrafter
+from .spec_decode.mtp_drafter import MtpDrafter
 from .spec_decode.verification import accepted_tokens
 
 NAN_LOGITS = "the model produced NaN logits, so no token can be sampled."
@@ -170,7 +170,6 @@ class MtpRunner(ModelRunner):
         draft: drafter with the MTP layer.
     """
 
-    target: HiddenStatesModel
     draft: MtpDrafter
     _hidden: mx.array = field(init=False)  # T×E, of the current step
 

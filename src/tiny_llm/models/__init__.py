@@ -7,7 +7,7 @@ tokenizer, families, lora, parallel.
 """
 
 from .checkpoint.safe_io import ModelError
-from .dispatch import WEEK_MODELS, dispatch_model, mtp_model, serving_model
+from .dispatch import WEEK_MODELS, check_has_mtp, dispatch_model, mtp_model, serving_model
 from .families.attention_backends import ATTENTION_BACKENDS
 from .hub import (
     BUNDLED_MODELS,

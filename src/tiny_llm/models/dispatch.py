@@ -99,11 +99,7 @@ def mtp_model(
     Raises:
         ModelError: the layer was not loaded; see also `serving_model`.
     """
-    if not _config(name, mlx_model).has_mtp:
-        raise ModelError(
-            f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
-            "folder, or load it with `load_weights(…, mtp=True)`."
-        )
+    check_has_mtp(name, mlx_model)
     options = {
         "page_size": page_size,
         "attention_backend": attention_backend,
@@ -111,6 +107,19 @@ def mtp_model(
     }
     layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, options)
     return layer
+
+
+def check_has_mtp(name: str, mlx_model: Any) -> None:
+    """Checks that a checkpoint was loaded with its MTP layer.
+
+    Raises:
+        ModelError: it was loaded without.
+    """
+    if not _config(name, mlx_model).has_mtp:
+        raise ModelError(
+            f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
+            "folder, or load it with `load_weights(…, mtp=True)`."
+        )
 
 
 def _build(name: str, model: Any, mlx_model: Any, options: dict[str, Any]) -> Any:

@@ -72,7 +72,7 @@ def load_weights(
             demo model's is used, with a warning.
         rank, num_ranks: shard to load (`sharding.py`).
         with_tokenizer: False returns None as the tokenizer, to save memory on workers.
-        mtp: whether to load the MTP layer; unsupported with several ranks.
+        mtp: whether to load the MTP layer.
 
     Raises:
         UserError: `load_format` is unknown; `ModelError` if the model cannot be split.
@@ -86,7 +86,7 @@ def load_weights(
         raise UserError(f"load_format must be 'auto' or 'dummy', got '{load_format}'.")
 
     def read(folder: Path) -> tuple[Any, Any]:
-        rank_shard = _rank_shard(folder, rank, num_ranks)
+        rank_shard = _rank_shard(folder, rank, num_ranks, mtp)
         if load_format == "dummy":
             return _read_dummy(folder, console, rank_shard, with_tokenizer, mtp)
         return _read_checkpoint(folder, console, rank_shard, with_tokenizer, mtp)
@@ -128,11 +128,11 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
     return mlx_model, tokenizer
 
 
-def _rank_shard(folder: Path, rank: int, num_ranks: int) -> RankShard | None:
+def _rank_shard(folder: Path, rank: int, num_ranks: int, mtp: bool) -> RankShard | None:
     """A rank's shard; None for a single rank."""
     if num_ranks == 1:
         return None
-    return RankShard(read_config(read_model_config(folder)), rank, num_ranks)
+    return RankShard(read_config(read_model_config(folder), mtp), rank, num_ranks)
 
 
 def _read_checkpoint(

@@ -1,6 +1,6 @@
 """Serves prompts in random order and prints each output until it is killed.
 
-python -m tests.engine.disk_cache.crash_worker DIRECTORY SEED
+python -m tests.engine.disk_cache.crash_worker DIRECTORY SEED RANKS
 """
 
 import itertools
@@ -21,21 +21,23 @@ def prompts() -> list[str]:
     return [f"{PROMPT[: 500 - 40 * i]} Number {i}. {PROMPT[:100]}" for i in range(NUM_PROMPTS)]
 
 
-def options() -> dict:
-    return {"block_size": 16, "max_num_seqs": 2, "max_num_batched_tokens": 128}
+def options(ranks: int) -> dict:
+    sizes = {"block_size": 16, "max_num_seqs": 2, "max_num_batched_tokens": 128}
+    return {"tensor_parallel_size": ranks, **sizes}
 
 
-def expected_tokens() -> list[list[int]]:
-    outputs = LLM("demo", enable_prefix_caching=False, **options()).generate(prompts(), GREEDY)
+def expected_tokens(ranks: int) -> list[list[int]]:
+    llm = LLM("demo", enable_prefix_caching=False, **options(ranks))
+    outputs = llm.generate(prompts(), GREEDY)
     return [output.token_ids for output in outputs]
 
 
-def main(directory: str, seed: str) -> None:
+def main(directory: str, seed: str, ranks: str) -> None:
     llm = open_llm(
         Path(directory),
         kv_cache_bytes=NUM_PAGES * PAGE_BYTES,
         prefix_cache_disk_bytes=1.5 * NUM_PAGES * PAGE_BYTES,
-        **options(),
+        **options(int(ranks)),
     )
     order = random.Random(int(seed))
     for count in itertools.count():

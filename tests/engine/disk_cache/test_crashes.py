@@ -91,15 +91,19 @@ def test_killed_writers_leave_a_consistent_store(tmp_path, exhaustive):
 
 
 @pytest.mark.slow
-def test_killed_engines_never_cause_wrong_tokens(tmp_path, exhaustive):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_engines_never_cause_wrong_tokens(tmp_path, exhaustive, ranks):
     """Two engines at a time share a directory and are killed under load."""
-    expected = crash_worker.expected_tokens()
+    expected = crash_worker.expected_tokens(ranks)
     rng, num_answers, hits = random.Random(2), 0, 0
     for round_number in range(100 if exhaustive else 2):
         command = [sys.executable, "-m", crash_worker.__name__, str(tmp_path)]
         workers = [
             subprocess.Popen(
-                [*command, str(2 * round_number + i)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+                [*command, str(2 * round_number + i), str(ranks)],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for i in range(2)
         ]

@@ -15,10 +15,11 @@ from tests.engine.disk_cache.support import (
     PROMPT,
     engine,
     generate_one,
+    open_llm,
     page_files,
     wait_until,
 )
-from tiny_llm import LLM
+from tiny_llm import LLM, UserError
 from tiny_llm.kv_cache.disk import page_file, reader, store, writer
 
 LOGGER = "tiny_llm.engine"
@@ -277,6 +278,24 @@ def test_pages_are_written_while_idle(tmp_path, demo):
             return reports[-2:] == [True, False] and len(page_files(tmp_path)) == num_pages
 
         wait_until(check)
+
+
+def test_rank_group_ends(tmp_path, demo):
+    with engine(tmp_path, demo) as llm:
+        generate_one(llm)
+    with engine(tmp_path, demo) as llm:
+        target, error = llm.runner.target, UserError("the rank group has shut down: test.")
+        with (
+            mock.patch.object(target, "write_rows", side_effect=error),
+            mock.patch.object(target, "logits", side_effect=error),
+        ):
+            [output] = llm.generate([PROMPT], GREEDY)
+        assert output.error == "the step failed: the rank group has shut down: test."
+    llm = open_llm(tmp_path / "new", demo)
+    with mock.patch.object(llm.runner.target, "read_row", side_effect=error):
+        generate_one(llm)
+        llm.close()
+    assert page_files(tmp_path / "new") == []
 
 
 def test_serving_continues_after_close(demo, tmp_path):

@@ -383,9 +383,6 @@ def test_invalid_models_and_options_are_rejected(tmp_path):
     )
     assert_rejected(ModelError, "model type 'qwen3' has no multi-token prediction layer", "demo")
     assert_rejected(
-        UserError, "does not support tensor_parallel_size above 1", folder, tensor_parallel_size=2
-    )
-    assert_rejected(
         UserError, "speculative='mtp' and draft_model cannot be", folder, draft_model=folder
     )
     assert_rejected(UserError, "num_drafts must be at least 1", folder, num_drafts=0)

@@ -50,11 +50,12 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     set_device(args.device)
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
+    mtp = args.speculative == "mtp"
     if args.tensor_parallel_size > 1:  # engine flags only
-        size = args.tensor_parallel_size
-        mlx_model, tokenizer = load_sharded(name, size, args.load_format, console)
+        options = args.tensor_parallel_size, args.load_format, console, mtp
+        mlx_model, tokenizer = load_sharded(name, *options)
     else:
-        mlx_model, tokenizer = load_for_solution(args, name, args.speculative == "mtp")
+        mlx_model, tokenizer = load_for_solution(args, name, mtp)
     enable_thinking = getattr(args, "enable_thinking", False)  # not a flag of `bench`
     if enable_thinking and not tokenizer.has_thinking:
         raise UserError(f"--enable-thinking: '{name}' has no thinking mode; omit the flag.")

@@ -8,11 +8,18 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import mlx.core as mx
 
 from ...kv_cache.paged_storage import RaggedBatch
+from ...kv_cache.rows import read_row, row_bytes, write_rows
 from ...models import ServingModel
+from ...models.families.decoder import Decoder
+from ...models.heads.mtp import MtpDecoder
+
+RowKind = Literal["page", "state"]
+ROW_KINDS: tuple[RowKind, ...] = ("page", "state")
 
 
 @dataclass(frozen=True)
@@ -61,22 +68,25 @@ class PagedModel:
         """Bytes of KV and state memory allocated."""
         return self._storage.nbytes
 
-    @property
-    def page_arrays(self) -> list[mx.array]:
-        """Key and value pages of all layers, one row per page; do not hold references."""
-        return self._storage.page_arrays
+    def row_bytes(self, kind: RowKind) -> int:
+        """Returns the bytes of a page or state slot, over all layers; 0 if there are none."""
+        return row_bytes(self._row_arrays(kind))
 
-    @property
-    def state_arrays(self) -> list[mx.array]:
-        """Recurrent states of all layers, one row per slot; do not hold references."""
-        states = self._storage.states
-        return [] if states is None else states.arrays
+    def read_row(self, kind: RowKind, index: int) -> bytes | bytearray:
+        """Returns a copy of a page or state slot of all layers."""
+        return read_row(self._row_arrays(kind), index)
 
-    def ensure_capacity(self, num_pages: int = 0, num_state_slots: int = 0) -> None:
-        """Allocates memory for at least this many pages and state slots."""
-        self._storage.ensure_capacity(num_pages)
-        if self._storage.states is not None:
-            self._storage.states.ensure_capacity(num_state_slots)
+    def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
+        """Overwrites pages or state slots with copies from `read_row`; allocates their memory."""
+        if kind == "page":
+            self._storage.ensure_capacity(max(indices) + 1)
+        elif self._storage.states is not None:
+            self._storage.states.ensure_capacity(max(indices) + 1)
+        write_rows(self._row_arrays(kind), indices, rows)
+
+    def worker_fingerprints(self) -> list[bytes]:
+        """Returns the fingerprints of the other ranks' models; none in a single process."""
+        return []
 
     def reserve(self) -> None:
         """Allocates memory for all pages and state slots."""
@@ -118,6 +128,37 @@ class PagedModel:
         self.seconds += time.perf_counter() - started
         return logits
 
+    def features(
+        self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
+    ) -> mx.array:
+        """Like `logits`, but returns the hidden states after the final norm, len(rows)×E.
+
+        Args:
+            spans, rows: see `logits`.
+            hidden: T×E, second input of an `MtpDecoder`; None for other models.
+        """
+        started = time.perf_counter()
+        ids = mx.array([token for span in spans for token in span.token_ids], dtype=mx.int32)
+        batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)
+        assert isinstance(self.model, Decoder)
+        if hidden is None:
+            features = self.model.ragged_features(ids, batch, rows, self._storage)
+        else:
+            assert isinstance(self.model, MtpDecoder)
+            features = self.model.mtp_features(ids, hidden, batch, rows, self._storage)
+        mx.eval(features, self._storage.arrays)
+        self.seconds += time.perf_counter() - started
+        return features
+
+    def lm_head(self, features: mx.array) -> mx.array:
+        """Computes logits, N×V, from hidden states, N×E."""
+        started = time.perf_counter()
+        assert isinstance(self.model, Decoder)
+        logits: mx.array = self.model.w_lm_head(features)
+        mx.eval(logits)
+        self.seconds += time.perf_counter() - started
+        return logits
+
     def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """Like `logits`, but asynchronous, and with `ids` in place of the spans' tokens.
 
@@ -128,6 +169,13 @@ class PagedModel:
         logits = self._graph(ids, spans, rows)
         mx.async_eval(logits, self._storage.arrays)
         return logits
+
+    def _row_arrays(self, kind: RowKind) -> list[mx.array]:
+        """Arrays of all layers, one row per page or state slot; do not hold references."""
+        if kind == "page":
+            return self._storage.page_arrays
+        states = self._storage.states
+        return [] if states is None else states.arrays
 
     def _graph(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)

@@ -1,10 +1,11 @@
 """TensorParallelModel: rank 0 of a sharded model, which broadcasts each step.
 
 Rank 0 holds the requests, the scheduler and the sampler. The other ranks receive the arguments of
-`PagedModel.logits`: token ids, positions, block tables, state slots. Each writes the same slots in
-its own pages and states, so prefix caching and preemption are decided once, on rank 0.
+`PagedModel.logits`: token ids, positions, block tables, state slots, adapters. Each writes the same
+slots in its own pages and states, so prefix caching and preemption are decided once, on rank 0.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +23,13 @@ from ...models.checkpoint.layout import read_model_config
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.config import DecoderConfig
 from ...models.families.registry import read_config
+from ...models.heads.mtp import MtpDecoder
 from ...models.hub import find_config
-from ...models.parallel.decoder import TensorParallelDecoder
+from ...models.parallel.channel import Buffer
+from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
 from ...models.parallel.default_group import get_default_group
 from ...models.parallel.group import RankGroup
-from .paged_model import PagedModel, Span
+from .paged_model import PagedModel, RowKind, Span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +43,6 @@ class ShardedCheckpoint:
 
     Attributes:
         args: full model's config.
-        model: rank 0's layers.
         shard: rank 0's shard.
         rank_shard: rank 0, the number of ranks and the full config.
         group: the ranks.
@@ -53,19 +55,22 @@ class ShardedCheckpoint:
     group: RankGroup
     key: int
 
-    @property
-    def model(self) -> Any:
+    def __getattr__(self, name: str) -> Any:
         """Rank 0's layers."""
-        return self.shard.model
+        return getattr(self.shard, name)
 
 
 def load_sharded(
-    name: str, size: int, load_format: str = "auto", console: "Console | None" = None
+    name: str,
+    size: int,
+    load_format: str = "auto",
+    console: "Console | None" = None,
+    mtp: bool = False,
 ) -> tuple[ShardedCheckpoint, Any]:
     """Loads a model's shards on all ranks; spawns local ranks unless already launched.
 
     Args:
-        name, load_format, console: see `load_weights`, also for errors.
+        name, load_format, console, mtp: see `load_weights`, also for errors.
         size: number of ranks.
 
     Returns:
@@ -76,10 +81,15 @@ def load_sharded(
             of a different size.
     """
     check_int("tensor_parallel_size", size, 2)
+    folder = find_config(name, console)
     try:
-        rank_shard = RankShard(read_config(read_model_config(find_config(name, console))), 0, size)
+        config = read_config(read_model_config(folder), mtp)
     except ModelError:
         raise
+    except ValueError as error:
+        raise ModelError(f"the model in {folder} cannot be loaded: {error}.") from error
+    try:
+        rank_shard = RankShard(config, 0, size)
     except ValueError as error:
         raise UserError(
             f"'{name}' cannot be sharded across {size} ranks: {error}; use a different "
@@ -88,17 +98,21 @@ def load_sharded(
     group = get_default_group(size, WORKER)
     key = group.new_id()
     device = "cpu" if kernels.computes_on_cpu() else "gpu"
-    group.broadcast(
-        {"op": "load", "key": key, "name": name, "load_format": load_format, "device": device}
-    )
+    options = {"name": name, "load_format": load_format, "mtp": mtp}
+    group.broadcast({"op": "load", "key": key, "device": device, **options})
     try:
-        shard, tokenizer = load_weights(name, console, load_format, 0, size)
+        shard, tokenizer = load_weights(name, console, load_format, 0, size, mtp=mtp)
     finally:
         replies = group.gather_replies()
+    _check_replies(replies)
+    return ShardedCheckpoint(rank_shard.full_config, shard, rank_shard, group, key), tokenizer
+
+
+def _check_replies(replies: Sequence[Any]) -> None:
+    """Raises the first worker's error in loading, if any."""
     for reply in replies:
         if reply is None or reply["error"] is not None:
             raise ModelError(reply["error"] if reply else "a rank exited while loading its shard.")
-    return ShardedCheckpoint(rank_shard.full_config, shard, rank_shard, group, key), tokenizer
 
 
 class TensorParallelModel(PagedModel):
@@ -108,9 +122,13 @@ class TensorParallelModel(PagedModel):
         checkpoint: the sharded checkpoint.
         model: rank 0's decoder.
         num_pages, num_state_slots: number of pages and state slots on each rank.
+        adapters: folders of the LoRA adapters, already attached to `model`.
 
     Attributes:
         group: the ranks.
+
+    Raises:
+        ModelError: another rank cannot load an adapter.
     """
 
     def __init__(
@@ -119,6 +137,7 @@ class TensorParallelModel(PagedModel):
         model: TensorParallelDecoder,
         num_pages: int,
         num_state_slots: int = 0,
+        adapters: Sequence[str | os.PathLike[str]] = (),
     ):
         super().__init__(model, num_pages, num_state_slots)
         self.group, self._key = checkpoint.group, checkpoint.group.new_id()
@@ -132,8 +151,12 @@ class TensorParallelModel(PagedModel):
                 "page_size": model.page_size,
                 "attention_backend": model.attention_backend,
                 "kv_cache_dtype": model.kv_cache_dtype,
+                "mtp": isinstance(model, MtpDecoder),
+                "adapters": [os.path.abspath(os.path.expanduser(path)) for path in adapters],
             }
         )
+        if adapters:
+            _check_replies(self.group.gather_replies())
 
     def __del__(self) -> None:
         """Frees the pages on the other ranks."""
@@ -167,32 +190,85 @@ class TensorParallelModel(PagedModel):
             UserError: the group has ended.
             KeyboardInterrupt: on Ctrl-C, deferred to the end of the step; the group stays usable.
         """
-        with _defer_interrupt():
-            return self._logits_on_all_ranks(spans, rows)
-
-    def _logits_on_all_ranks(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        self.group.broadcast(
-            {
-                "op": "step",
-                "key": self._key,
-                "spans": [
-                    [
-                        [int(token) for token in span.token_ids],
-                        span.start,
-                        list(span.page_ids),
-                        span.state_read_slot,
-                        [list(write) for write in span.state_writes],
-                    ]
-                    for span in spans
-                ],
-                "rows": [int(row) for row in rows],
-            }
-        )
-        try:
+        with self._on_all_ranks("step", **_batch_message(spans, rows)):
             return super().logits(spans, rows)
-        except BaseException:
-            self.group.abort("a step failed on rank 0")
-            raise
+
+    def features(
+        self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
+    ) -> mx.array:
+        """See `PagedModel` and `logits`; the other ranks get `hidden`."""
+        with self._on_all_ranks("features", self._payloads(hidden), **_batch_message(spans, rows)):
+            return super().features(spans, rows, hidden)
+
+    def lm_head(self, features: mx.array) -> mx.array:
+        """See `PagedModel` and `logits`; the other ranks get `features`."""
+        with self._on_all_ranks("lm_head", self._payloads(features)):
+            return super().lm_head(features)
+
+    def _payloads(self, hidden: mx.array | None) -> list[Buffer]:
+        """Hidden states N×E for each of the other ranks; empty for None."""
+        data: Buffer = b""
+        if hidden is not None and hidden.size:
+            values = mx.view(mx.contiguous(hidden), mx.uint8)
+            data = memoryview(values).cast("B")  # type: ignore[arg-type]
+        return [data] * (self.group.size - 1)
+
+    def row_bytes(self, kind: RowKind) -> int:
+        """See `PagedModel`; the sum over all ranks."""
+        return super().row_bytes(kind) * self.group.size
+
+    def read_row(self, kind: RowKind, index: int) -> bytes:
+        """See `PagedModel`; the ranks' shards in rank order. See `logits` for errors."""
+        with self._on_all_ranks("read_row", kind=kind, index=index):
+            own = super().read_row(kind, index)
+            return b"".join([own, *self.group.gather_payloads()])
+
+    def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
+        """See `PagedModel`; each rank gets its shard. See `logits` for errors."""
+        size = super().row_bytes(kind)
+        own, *others = (
+            [row[rank * size : (rank + 1) * size] for row in rows]
+            for rank in range(self.group.size)
+        )
+        payloads = [b"".join(shards) for shards in others]
+        with self._on_all_ranks("write_rows", payloads, kind=kind, indices=list(indices)):
+            super().write_rows(kind, indices, own)
+
+    def worker_fingerprints(self) -> list[bytes]:
+        """See `PagedModel`."""
+        with self._on_all_ranks("fingerprint"):
+            return self.group.gather_payloads()
+
+    @contextmanager
+    def _on_all_ranks(
+        self, op: str, payloads: Sequence[Buffer] = (), **arguments: Any
+    ) -> Iterator[None]:
+        """Broadcasts a command, to be executed in the block on this rank; see `logits`."""
+        with _defer_interrupt():
+            self.group.broadcast({"op": op, "key": self._key, **arguments}, payloads)
+            try:
+                yield
+            except BaseException:
+                self.group.abort("a step failed on rank 0")
+                raise
+
+
+def _batch_message(spans: Sequence[Span], rows: Sequence[int]) -> dict[str, Any]:
+    """Arguments of `PagedModel.logits`, as JSON."""
+    return {
+        "spans": [
+            [
+                [int(token) for token in span.token_ids],
+                span.start,
+                list(span.page_ids),
+                span.state_read_slot,
+                [list(write) for write in span.state_writes],
+                span.adapter,
+            ]
+            for span in spans
+        ],
+        "rows": [int(row) for row in rows],
+    }
 
 
 @contextmanager
@@ -218,7 +294,14 @@ def make_decoder(
     page_size: int,
     attention_backend: str,
     kv_cache_dtype: KvCacheDtype,
+    mtp: bool = False,
 ) -> TensorParallelDecoder:
-    """Builds rank 0's decoder."""
-    shards = checkpoint.shard, checkpoint.rank_shard, checkpoint.group.comm
-    return TensorParallelDecoder(*shards, page_size, attention_backend, kv_cache_dtype)
+    """Builds rank 0's decoder, or its MTP layer."""
+    return (TensorParallelMtpDecoder if mtp else TensorParallelDecoder)(
+        checkpoint.shard,
+        rank_shard=checkpoint.rank_shard,
+        group=checkpoint.group.comm,
+        page_size=page_size,
+        attention_backend=attention_backend,
+        kv_cache_dtype=kv_cache_dtype,
+    )

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import mlx.core as mx
 from rich.console import Console
 
 from ... import kernels
@@ -22,11 +23,12 @@ from ...models.checkpoint.layout import read_model_config
 from ...models.checkpoint.sharding import RankShard
 from ...models.families.registry import read_config
 from ...models.hub import find_config
-from ...models.parallel.decoder import TensorParallelDecoder
+from ...models.lora import attach_adapters
+from ...models.parallel.decoder import TensorParallelDecoder, TensorParallelMtpDecoder
 from ...models.parallel.group import Worker
 from ...models.parallel.launcher import launched_worker
 from ...models.parallel.spawn import local_worker
-from .paged_model import PagedModel, Span
+from .paged_model import PagedModel, RowKind, Span
 
 
 class TPWorker:
@@ -42,16 +44,15 @@ class TPWorker:
         self._checkpoints: dict[int, tuple[Any, RankShard]] = {}
         self._models: dict[int, PagedModel] = {}
 
-    def load(self, key: int, name: str, load_format: str, device: str) -> None:
+    def load(self, key: int, name: str, load_format: str, device: str, mtp: bool) -> None:
         """Loads this rank's shard of a checkpoint; replies with an error message or None."""
         worker, error = self._worker, None
         if device == "cpu":
             kernels.use_cpu()
         try:
-            full_config = read_config(read_model_config(find_config(name, self._console)))
-            shard, _ = load_weights(
-                name, self._console, load_format, worker.rank, worker.size, with_tokenizer=False
-            )
+            full_config = read_config(read_model_config(find_config(name, self._console)), mtp)
+            ranks = worker.rank, worker.size
+            shard, _ = load_weights(name, self._console, load_format, *ranks, False, mtp)
             self._checkpoints[key] = shard, RankShard(full_config, worker.rank, worker.size)
         except ValueError as failure:
             error = str(failure)
@@ -66,13 +67,28 @@ class TPWorker:
         page_size: int,
         attention_backend: str,
         kv_cache_dtype: KvCacheDtype,
+        mtp: bool,
+        adapters: Sequence[str],
     ) -> None:
-        """Builds a model with its pages and state slots."""
+        """Builds a model with its pages and state slots; replies if it has adapters, as `load`."""
         shard, rank_shard = self._checkpoints[checkpoint]
-        model = TensorParallelDecoder(
-            shard, rank_shard, self._worker.comm, page_size, attention_backend, kv_cache_dtype
+        model = (TensorParallelMtpDecoder if mtp else TensorParallelDecoder)(
+            shard,
+            rank_shard=rank_shard,
+            group=self._worker.comm,
+            page_size=page_size,
+            attention_backend=attention_backend,
+            kv_cache_dtype=kv_cache_dtype,
         )
         self._models[key] = PagedModel(model, num_pages, num_state_slots)
+        if not adapters:
+            return
+        error = None
+        try:
+            attach_adapters(model, adapters, rank_shard)
+        except ValueError as failure:
+            error = str(failure)
+        self._worker.channel.send({"error": error})
 
     def reserve(self, key: int) -> None:
         """Allocates memory for all pages and state slots of a model."""
@@ -85,11 +101,45 @@ class TPWorker:
 
     def step(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
         """Runs the model on a step; see `PagedModel.logits`."""
-        parsed = [
-            Span(token_ids, start, array("i", pages), *states)
-            for token_ids, start, pages, *states in spans
-        ]
-        self._models[key].logits(parsed, rows)
+        self._models[key].logits(_parse_spans(spans), rows)
+
+    def features(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
+        """See `PagedModel.features`; the hidden states are the message's payload."""
+        hidden = self._receive_hidden(key)
+        self._models[key].features(_parse_spans(spans), rows, hidden)
+
+    def lm_head(self, key: int) -> None:
+        """See `PagedModel.lm_head`; the hidden states are the message's payload."""
+        hidden = self._receive_hidden(key)
+        if hidden is not None:
+            self._models[key].lm_head(hidden)
+
+    def _receive_hidden(self, key: int) -> mx.array | None:
+        """Receives hidden states, N×E; None if there are none."""
+        payload, model = self._worker.channel.receive_bytes(), self._models[key].model
+        if not payload:
+            return None
+        assert isinstance(model, TensorParallelDecoder)
+        data = mx.array(memoryview(payload))  # type: ignore[arg-type]  # uint8
+        return mx.view(data, model.dtype).reshape(-1, model.hidden_size)
+
+    def read_row(self, key: int, kind: RowKind, index: int) -> None:
+        """Replies with this rank's shard of a page or state slot."""
+        self._worker.channel.send_bytes(self._models[key].read_row(kind, index))
+
+    def write_rows(self, key: int, kind: RowKind, indices: Sequence[int]) -> None:
+        """Overwrites pages or state slots with the shards in the message's payload."""
+        model, payload = self._models[key], memoryview(self._worker.channel.receive_bytes() or b"")
+        size = model.row_bytes(kind)
+        rows = [payload[start : start + size] for start in range(0, len(payload), size)]
+        model.write_rows(kind, indices, rows)
+
+    def fingerprint(self, key: int) -> None:
+        """Replies with the fingerprint of this rank's shard of a model."""
+        # Imported here: a worker without a disk cache saves 3 MB.
+        from .disk_cache.fingerprint import fingerprint
+
+        self._worker.channel.send_bytes(fingerprint([self._models[key].model]))
 
     def release_scratch(self) -> None:
         """Frees scratch memory."""
@@ -108,10 +158,21 @@ class TPWorker:
             "reserve": self.reserve,
             "keep": self.keep,
             "step": self.step,
+            "features": self.features,
+            "lm_head": self.lm_head,
+            "read_row": self.read_row,
+            "write_rows": self.write_rows,
+            "fingerprint": self.fingerprint,
             "release_scratch": self.release_scratch,
             "drop": self.drop,
         }
         actions[message["op"]](**arguments)
+
+
+def _parse_spans(spans: Sequence[Any]) -> list[Span]:
+    return [
+        Span(token_ids, start, array("i", pages), *rest) for token_ids, start, pages, *rest in spans
+    ]
 
 
 def serve_launched() -> NoReturn:

@@ -14,53 +14,15 @@ the next token of the request that wrote the page; for a request that continues 
 token, this can change the draft tokens, but not the output.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-from ...models.families.decoder import Decoder
-from ...models.heads.mtp import MtpDecoder
-from ..execution.paged_model import PagedModel, Span, ragged_batch
+from ..execution.paged_model import PagedModel, Span
 from ..scheduling.outputs import Chunk, ChunkOutput
 from ..scheduling.request import EngineRequest
 from .draft_model import DraftModel
-
-
-class HiddenStatesModel(PagedModel):
-    """`PagedModel` that exposes hidden states and the LM head."""
-
-    model: Decoder
-
-    def features(
-        self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
-    ) -> mx.array:
-        """Like `logits`, but returns the hidden states after the final norm, len(rows)×E.
-
-        Args:
-            spans, rows: see `logits`.
-            hidden: T×E, second input of an `MtpDecoder`; None for other models.
-        """
-        started = time.perf_counter()
-        ids = mx.array([token for span in spans for token in span.token_ids], dtype=mx.int32)
-        batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)
-        if hidden is None:
-            features = self.model.ragged_features(ids, batch, rows, self._storage)
-        else:
-            assert isinstance(self.model, MtpDecoder)
-            features = self.model.mtp_features(ids, hidden, batch, rows, self._storage)
-        mx.eval(features, self._storage.arrays)
-        self.seconds += time.perf_counter() - started
-        return features
-
-    def lm_head(self, features: mx.array) -> mx.array:
-        """Computes logits, N×V, from hidden states, N×E."""
-        started = time.perf_counter()
-        logits: mx.array = self.model.w_lm_head(features)
-        mx.eval(logits)
-        self.seconds += time.perf_counter() - started
-        return logits
 
 
 class MtpDrafter(DraftModel):
@@ -70,9 +32,7 @@ class MtpDrafter(DraftModel):
         model: the MTP layer, with the same number of pages as the target.
     """
 
-    model: HiddenStatesModel
-
-    def __init__(self, model: HiddenStatesModel):
+    def __init__(self, model: PagedModel):
         super().__init__(model, model.vocab_size)
         # The MTP layer's output at each request's last computed position, E.
         self._hidden: WeakKeyDictionary[EngineRequest, mx.array] = WeakKeyDictionary()

@@ -90,7 +90,7 @@ def read_checkpoint(
 
     Args:
         rank_shard: shard to read; None for the full model.
-        mtp: whether to read the MTP layer; unsupported with a shard.
+        mtp: whether to read the MTP layer.
 
     Raises:
         ValueError: the config is invalid, or a tensor is missing, unexpected or has a wrong shape

@@ -205,6 +205,11 @@ class Decoder:
         self._run_planned = run_planned(self._run_layers, config.num_hidden_layers)
 
     @property
+    def blocks(self) -> list[DecoderBlock]:
+        """This process's transformer blocks."""
+        return self.layers
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """See `ServingModel`."""
         config = self.config

@@ -10,6 +10,7 @@ from ...errors import short_repr
 from ..checkpoint.layout import MAX_TENSORS
 from ..checkpoint.safe_io import ModelError, resolve_file
 from ..checkpoint.safetensors_header import FLOAT_DTYPES, TensorInfo, read_header
+from ..checkpoint.sharding import BY_COLUMN, RankShard
 from ..checkpoint.tensor_shapes import matrix_shapes
 from ..families.config import DecoderConfig
 from ..families.tensor_layout import split_fused_projections, split_names, text_tensor_name
@@ -35,13 +36,16 @@ class LoraMatrices:
 Adapter = Mapping[str, LoraMatrices]  # by layer path, for example model.layers.0.mlp.up_proj
 
 
-def read_adapter(path: str, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
+def read_adapter(
+    path: str, model: DecoderConfig, dtype: mx.Dtype, rank_shard: RankShard | None = None
+) -> Adapter:
     """Reads an adapter written by `mlx_lm.lora` or PEFT.
 
     Args:
         path: the adapter's folder.
         model: the model's config.
         dtype: dtype of the matrices, the model's activation dtype.
+        rank_shard: shard of the matrices to return; None for all of them.
 
     Raises:
         ModelError: the folder is not a supported adapter for this model.
@@ -53,11 +57,14 @@ def read_adapter(path: str, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
             "`mlx_lm.lora` or PEFT."
         )
     try:
-        return _read(folder, model, dtype)
+        adapter = _read(folder, model, dtype)
     except ModelError:
         raise
     except (ValueError, RuntimeError) as error:
         raise ModelError(f"the adapter in {folder} cannot be loaded: {error}.") from error
+    if rank_shard is None:
+        return adapter
+    return {layer: _shard(layer, full, rank_shard) for layer, full in adapter.items()}
 
 
 def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
@@ -170,3 +177,17 @@ def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapte
     weights = {f"{layer}.weight": b.T}  # O×r, laid out like an O×I weight
     split_fused_projections(weights, model.delta_net)
     return {part: LoraMatrices(a, mx.contiguous(weights[f"{part}.weight"].T)) for part in parts}
+
+
+def _shard(layer: str, full: LoraMatrices, rank_shard: RankShard) -> LoraMatrices:
+    """Slices an update like its weight: `a` by columns, or `b` by the weight's rows.
+
+    A rank's update of a layer split by columns is a partial sum, like the layer's output.
+    """
+    weight, a, b = f"{layer}.weight", full.a, full.b
+    if layer.rpartition(".")[2] in BY_COLUMN:
+        a = rank_shard.slice_tensor(weight, a)
+    else:
+        b = mx.contiguous(rank_shard.slice_tensor(weight, b.T).T)
+    mx.eval(a, b)  # frees the full matrix
+    return LoraMatrices(a, b)

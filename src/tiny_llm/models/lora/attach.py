@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..checkpoint.sharding import RankShard
 from ..families.decoder import Decoder
 from ..families.experts import SparseMoE
 from ..families.gated_delta_net import GatedDeltaNet
@@ -21,18 +22,24 @@ DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")  # in the ord
 LayerRef = tuple[Any, Any]  # (object, attribute name) or (list, index)
 
 
-def attach_adapters(decoder: Decoder, paths: Sequence[str | os.PathLike[str]]) -> None:
+def attach_adapters(
+    decoder: Decoder,
+    paths: Sequence[str | os.PathLike[str]],
+    rank_shard: RankShard | None = None,
+) -> None:
     """Reads adapters and attaches them to a decoder; adapter ids are indices into `paths`.
 
     Args:
-        decoder: a single-process decoder without adapters.
+        decoder: a decoder without adapters.
         paths: the adapters' folders.
+        rank_shard: the decoder's shard; None for a full model.
 
     Raises:
         ModelError: an adapter is incompatible with this model or does not fit in memory.
     """
-    adapters = [read_adapter(os.fspath(path), decoder.config, decoder.dtype) for path in paths]
-    for index, block in enumerate(decoder.layers):
+    config = decoder.config if rank_shard is None else rank_shard.full_config
+    adapters = [read_adapter(os.fspath(path), config, decoder.dtype, rank_shard) for path in paths]
+    for index, block in enumerate(decoder.blocks):
         for name, (owner, key) in _linear_layers(block).items():
             own = [adapter.get(f"model.layers.{index}.{name}") for adapter in adapters]
             if any(own):

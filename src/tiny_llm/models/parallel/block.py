@@ -14,6 +14,7 @@ import mlx.core as mx
 from ...kernels.graph_capture import CapturedFunction
 from ...kv_cache.step_plan import NUM_RAGGED_ARRAYS, AttentionMetadata, CosSin, LayerCacheView
 from ..families.decoder import DecoderBlock
+from ..families.linear import AdapterBatch
 from .layers import Group, all_reduce
 
 HalfBlock = Callable[..., Any]
@@ -26,13 +27,15 @@ class TensorParallelBlock:
         block: this rank's shard.
         group: the ranks.
         capture: whether the block's halves can be captured.
+        adapters: LoRA adapters used in the current step, read by the block's layers.
 
     Attributes:
         block: as given.
     """
 
-    def __init__(self, block: DecoderBlock, group: Group, capture: bool):
+    def __init__(self, block: DecoderBlock, group: Group, capture: bool, adapters: AdapterBatch):
         self.block = block
+        self._adapters = adapters
         self._group = group
         self._capture = capture
         # Keyed by the number of attention metadata arrays.
@@ -47,7 +50,12 @@ class TensorParallelBlock:
         is the sum over ranks. `feed_forward` takes x and the attention update.
         """
         attention_metadata = view.attention_metadata.arrays
-        attend, feed_forward = self._halves_for(len(attention_metadata))
+        attend, second_half = self._halves_for(len(attention_metadata))
+        adapter_ids = view.attention_metadata.adapter_ids
+
+        def feed_forward(x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
+            return second_half(x, update, *([] if adapter_ids is None else [adapter_ids]))
+
         last = [] if update is None else [update]
         x, partial_sum, *view.buffers = attend(
             x, *cos_sin, *attention_metadata, *view.buffers, *last
@@ -62,7 +70,7 @@ class TensorParallelBlock:
         if num_metadata_arrays not in self._halves:
             halves: tuple[HalfBlock, HalfBlock] = (
                 partial(self._attend, num_metadata_arrays),
-                self.block.feed_forward,
+                self._feed_forward,
             )
             # [solution only]
             if self._capture:
@@ -80,11 +88,19 @@ class TensorParallelBlock:
     ) -> tuple[mx.array, ...]:
         cos, sin, *arrays = rest
         attention_metadata, buffers = (
-            AttentionMetadata(*arrays[:num_metadata_arrays]),
+            AttentionMetadata.from_arrays(arrays[:num_metadata_arrays]),
             arrays[num_metadata_arrays:],
         )
         update = buffers.pop() if len(buffers) > 2 else None
+        self._adapters.ids = attention_metadata.adapter_ids
         x, partial_sum = self.block.attend(
             x, update, (cos, sin), LayerCacheView(buffers, 0, attention_metadata)
         )
         return x, partial_sum, *buffers
+
+    def _feed_forward(
+        self, x: mx.array, update: mx.array, adapter_ids: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        # An argument, not shared with `_attend`: the two are captured separately.
+        self._adapters.ids = adapter_ids
+        return self.block.feed_forward(x, update)

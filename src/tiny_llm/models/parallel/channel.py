@@ -1,9 +1,12 @@
-"""Channel between two ranks: length-prefixed JSON over a stream socket."""
+"""Channel between two ranks: length-prefixed JSON and bytes over a stream socket."""
 
 import json
 import socket
 import struct
+import threading
 from typing import Any
+
+Buffer = bytes | bytearray | memoryview
 
 LENGTH_PREFIX = struct.Struct("<Q")
 
@@ -17,15 +20,23 @@ class Channel:
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
+        # The garbage collector may drop a model, which sends a message, on any thread.
+        self._send_lock = threading.RLock()
 
-    def send(self, message: Any) -> None:
-        """Sends a JSON-serializable message.
+    def send(self, message: Any, *payload: Buffer) -> None:
+        """Sends a JSON-serializable message, and optionally its payload, in one piece.
 
         Raises:
             OSError: the connection is closed.
         """
-        text = json.dumps(message).encode()
-        self.connection.sendall(LENGTH_PREFIX.pack(len(text)) + text)
+        self.send_bytes(json.dumps(message).encode(), *payload)
+
+    def send_bytes(self, *parts: Buffer) -> None:
+        """Sends bytes, one or several parts; see `send` for errors."""
+        framed = (piece for part in parts for piece in (LENGTH_PREFIX.pack(len(part)), part))
+        data = b"".join(framed)
+        with self._send_lock:
+            self.connection.sendall(data)
 
     def receive(self, max_bytes: int | None = None) -> Any:
         """Receives the next message; None if the connection is closed.
@@ -36,14 +47,18 @@ class Channel:
         Raises:
             ValueError: the message exceeds the limit or is not JSON.
         """
+        text = self.receive_bytes(max_bytes)
+        return None if text is None else json.loads(text)
+
+    def receive_bytes(self, max_bytes: int | None = None) -> bytes | None:
+        """Receives the next message or payload as bytes; see `receive`."""
         prefix = self._read(LENGTH_PREFIX.size)
         if prefix is None:
             return None
         [length] = LENGTH_PREFIX.unpack(prefix)
         if max_bytes is not None and length > max_bytes:
             raise ValueError(f"message of {length} bytes exceeds the limit of {max_bytes}")
-        text = self._read(length)
-        return None if text is None else json.loads(text)
+        return self._read(length)
 
     def close(self) -> None:
         """Closes the connection."""

@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from ...kv_cache.int8_rows import KvCacheDtype
 from ..checkpoint.sharding import RankShard
-from ..families.decoder import Decoder, EagerLayers
+from ..families.decoder import Decoder, DecoderBlock, EagerLayers
+from ..heads.mtp import MtpDecoder
 from .block import TensorParallelBlock
 from .layers import ParallelLMHead, VocabParallelEmbedding
 
@@ -42,13 +43,19 @@ class TensorParallelDecoder(Decoder):
         self._num_ranks = rank_shard.size
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)
         self.layers = [
-            TensorParallelBlock(one, group, self.supports_graph_capture) for one in self.layers
+            TensorParallelBlock(one, group, self.supports_graph_capture, self.adapters)
+            for one in self.layers
         ]
         self.w_lm_head = ParallelLMHead(
             self.w_lm_head, rank_shard.vocab_per_rank, self.vocab_size, group
         )
         # Only block halves can be captured, not an entire step: see `TensorParallelBlock`.
         self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
+
+    @property
+    def blocks(self) -> list[DecoderBlock]:
+        """See `Decoder`."""
+        return [layer.block for layer in self.layers]
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -59,3 +66,7 @@ class TensorParallelDecoder(Decoder):
     def state_bytes(self) -> int:
         """Bytes per recurrent-state slot, summed over all ranks."""
         return super().state_bytes * self._num_ranks
+
+
+class TensorParallelMtpDecoder(MtpDecoder, TensorParallelDecoder):
+    """This rank's shard of an MTP layer; see `TensorParallelDecoder` for the arguments."""

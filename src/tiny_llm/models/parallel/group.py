@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from ...errors import UserError
-from .channel import Channel
+from .channel import Buffer, Channel
 from .heartbeat import Heartbeat
 from .init import STDERR_FILENO, Group
 
@@ -68,18 +68,28 @@ class RankGroup:
         if self._end_reason is not None:
             raise UserError(f"the rank group has shut down: {self._end_reason}.")
 
-    def broadcast(self, message: Mapping[str, Any]) -> None:
-        """Sends a command to every worker."""
+    def broadcast(self, message: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> None:
+        """Sends a command to every worker, with one payload each, in rank order, if any."""
         self.check()
-        for rank, channel in self._channels.items():
+        for index, (rank, channel) in enumerate(self._channels.items()):
             try:
-                channel.send(message)
+                channel.send(message, *payloads[index : index + 1])
             except OSError:
                 self._on_worker_lost(rank, "")
 
     def gather_replies(self) -> Sequence[Any]:
         """Receives one reply from every worker, in rank order; None for a lost worker."""
         return [channel.receive() for channel in self._channels.values()]
+
+    def gather_payloads(self) -> list[bytes]:
+        """Receives one payload from every worker, in rank order."""
+        payloads = []
+        for rank, channel in self._channels.items():
+            payload = channel.receive_bytes()
+            if payload is None:
+                self._on_worker_lost(rank, "")
+            payloads.append(payload or b"")
+        return payloads
 
     def abort(self, reason: str) -> None:
         """Shuts down after a failed step on this rank.

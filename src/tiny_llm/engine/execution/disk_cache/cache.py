@@ -8,23 +8,25 @@
 
 Unreadable pages are recomputed. The cache does not affect output tokens: pages with equal keys are
 bit-identical (`keys.py`).
+
+With tensor parallelism, rank 0 has the cache: a stored page has all ranks' shards in rank order,
+which the ranks send to rank 0 and get back from it. So a page is complete or missing on all ranks.
 """
 
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-import mlx.core as mx
-
+from ....errors import UserError
 from ....kv_cache.disk.reader import PageLoad, PageReader
 from ....kv_cache.disk.store import PageStore, StoredPage
 from ....kv_cache.disk.writer import PageWriter
-from ....kv_cache.rows import read_row, row_bytes, write_rows
 from ...scheduling.prefix_cache import PrefixNode
 from ...scheduling.request import EngineRequest
 from ...scheduling.scheduler import Scheduler
-from ..paged_model import PagedModel
+from ..paged_model import PagedModel, RowKind
 from .keys import page_key, state_key, stored_keys
 
 CLOSE_SECONDS = 5.0  # time limit for writing queued pages at exit
@@ -87,8 +89,8 @@ class DiskCache:
     ):
         self.hit_tokens = 0
         self._store, self._scheduler, self._models = store, scheduler, models
-        self._page_bytes = sum(row_bytes(model.page_arrays) for model in models)
-        self._state_bytes = sum(row_bytes(model.state_arrays) for model in models)
+        self._page_bytes = sum(model.row_bytes("page") for model in models)
+        self._state_bytes = sum(model.row_bytes("state") for model in models)
         self.reads_are_faster = store.read_seconds(self._page_bytes) < page_seconds
         self._writer = PageWriter(store)
         self._reader = PageReader(store, self._writer)
@@ -193,12 +195,18 @@ class DiskCache:
 
         Called between steps, when pages in the tree and checkpoints do not change.
         """
+        try:
+            self._store_new()
+        except UserError:  # the rank group has shut down
+            self._new_pages.clear()
+            self._new_states.clear()
+
+    def _store_new(self) -> None:
         for node in list(self._new_pages):
             if not self._writer.can_queue(self._page_bytes):
                 return
             key, depth = self._keys[node]
-            row = b"".join(read_row(model.page_arrays, node.page) for model in self._models)
-            self._writer.put(StoredPage(key, depth, row))
+            self._writer.put(StoredPage(key, depth, self._read_row("page", node.page)))
             del self._new_pages[node]
         states = self._scheduler.pages.states
         by_node = {} if states is None else states.checkpoints.by_node
@@ -207,10 +215,15 @@ class DiskCache:
                 if not self._writer.can_queue(self._state_bytes):
                     return
                 key, depth = self._keys[node]
-                slot = by_node[node].slot
-                row = b"".join(read_row(model.state_arrays, slot) for model in self._models)
+                row = self._read_row("state", by_node[node].slot)
                 self._writer.put(StoredPage(state_key(key), depth, row))
             del self._new_states[node]
+
+    def _read_row(self, kind: RowKind, index: int) -> bytes:
+        """Copies a page or state slot of all models."""
+        return b"".join(
+            model.read_row(kind, index) for model in self._models if model.row_bytes(kind)
+        )
 
     # ---------------------------------------------------------------- reading
 
@@ -256,10 +269,8 @@ class DiskCache:
             first = item.request.num_shared + item.num_copied
             num_pages = min(len(rows), item.num_pages - item.num_copied)
             states = rows[num_pages:]
-            for model in self._models:
-                model.ensure_capacity(max(item.request.page_ids) + 1)
-            arrays = [model.page_arrays for model in self._models]
-            _copy(rows[:num_pages], arrays, item.request.page_ids[first : first + num_pages])
+            page_ids = item.request.page_ids[first : first + num_pages]
+            self._write_rows("page", page_ids, rows[:num_pages])
             item.num_copied += num_pages
             if is_done or item.num_copied + len(states) == len(item.load.pages):
                 self._cancel(request_id)
@@ -271,27 +282,24 @@ class DiskCache:
         states = self._scheduler.pages.states
         if states is not None:
             slot = states.load_slot(item.request)
-            for model in self._models:
-                model.ensure_capacity(0, slot + 1)
-            _copy(rows, [model.state_arrays for model in self._models], [slot] * len(rows))
+            self._write_rows("state", [slot] * len(rows), rows)
             num_tokens *= len(rows)  # pages are useless without the state
         self.hit_tokens += num_tokens
         self._scheduler.finish_load(item.request, num_tokens)
 
+    def _write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[bytearray]) -> None:
+        """Copies stored rows, with one part per model, to pages or state slots `indices`."""
+        parts = [memoryview(row) for row in rows]
+        for model in self._models:
+            size = model.row_bytes(kind)
+            if rows and size:
+                with suppress(UserError):  # the rank group has shut down: no step reads the rows
+                    model.write_rows(kind, indices, [part[:size] for part in parts])
+            parts = [part[size:] for part in parts]
+
     def wait(self) -> None:
         """Waits up to `WAIT_SECONDS` for a page; used when no request has tokens to compute."""
         self._reader.wait(WAIT_SECONDS)
-
-
-def _copy(
-    rows: Sequence[bytearray], arrays: Sequence[list[mx.array]], indices: Sequence[int]
-) -> None:
-    """Copies serialized rows, with one part per model, to rows `indices` of the arrays."""
-    parts = [memoryview(row) for row in rows]
-    for model_arrays in arrays if rows else ():
-        size = row_bytes(model_arrays)
-        write_rows(model_arrays, indices, [part[:size] for part in parts])
-        parts = [part[size:] for part in parts]
 
 
 def _close(writer: PageWriter, reader: PageReader) -> None:

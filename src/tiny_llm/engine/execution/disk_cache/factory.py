@@ -8,23 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from ....errors import UserError, check_int, short_repr
 from ....kv_cache.disk.store import STORE_ERRORS, PageStore, stored_bytes
-from ....kv_cache.rows import row_bytes
 from ...scheduling.config import SchedulerConfig
 from ...scheduling.scheduler import Scheduler
-from ..paged_model import PagedModel, Span
+from ..paged_model import ROW_KINDS, PagedModel, Span
 from .cache import DiskCache
 from .fingerprint import fingerprint
 
 log = logging.getLogger("tiny_llm.engine")
 
 
-def check_disk_cache_options(
-    directory: Any, max_bytes: Any, enable_prefix_caching: bool, tensor_parallel_size: Any
-) -> None:
+def check_disk_cache_options(directory: Any, max_bytes: Any, enable_prefix_caching: bool) -> None:
     """Validates the disk cache options.
 
     Raises:
@@ -45,11 +40,6 @@ def check_disk_cache_options(
         raise UserError(
             "prefix_cache_dir requires enable_prefix_caching=True; enable it, or remove the "
             "directory."
-        )
-    if tensor_parallel_size != 1:
-        raise UserError(
-            "prefix_cache_dir does not support tensor_parallel_size above 1, got "
-            f"{short_repr(tensor_parallel_size)}; remove one of them."
         )
     if max_bytes is not None:
         if isinstance(max_bytes, float) and max_bytes.is_integer():
@@ -73,13 +63,16 @@ def make_disk_cache(
             "prefix_cache_dir does not support models in which every layer has a sliding window; "
             "remove it."
         )
-    num_bytes = stored_bytes(sum(max(map(row_bytes, _rows(model))) for model in models))
+    num_bytes = stored_bytes(
+        max(sum(model.row_bytes(kind) for model in models) for kind in ROW_KINDS)
+    )
     if max_bytes < num_bytes:
         raise UserError(
             f"prefix_cache_disk_bytes must be at least {num_bytes} (a page of "
             f"{scheduler.config.page_size} tokens or a recurrent state), got {max_bytes}."
         )
-    root = fingerprint(model.model for model in models)
+    workers = [other for model in models for other in model.worker_fingerprints()]
+    root = fingerprint((model.model for model in models), workers)
     try:
         store = PageStore(Path(directory), int(max_bytes), root)
         return DiskCache(store, scheduler, models, root, _page_seconds(models, scheduler.config))
@@ -88,10 +81,6 @@ def make_disk_cache(
             "disk prefix cache: cannot use %s (%s); continuing without it", directory, error
         )
         return None
-
-
-def _rows(model: PagedModel) -> tuple[list[mx.array], list[mx.array]]:
-    return model.page_arrays, model.state_arrays
 
 
 def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> float:

@@ -23,10 +23,10 @@ from ....models import ServingModel
 
 VERSION = 1  # on-disk layout of pages and states
 PACKAGE = Path(__file__).resolve().parents[3]
-SCALARS = (str, bytes, int, float, type(None), mx.Dtype)
+SCALARS = (str, bytes, int, float, range, type(None), mx.Dtype)
 
 
-def fingerprint(models: Iterable[ServingModel]) -> bytes:
+def fingerprint(models: Iterable[ServingModel], workers: Iterable[bytes] = ()) -> bytes:
     """Hashes the models, the kernels and the program's source code.
 
     Weights and settings are hashed as loaded in memory: checkpoints with equal shapes but different
@@ -34,6 +34,7 @@ def fingerprint(models: Iterable[ServingModel]) -> bytes:
 
     Args:
         models: target and draft model, whose pages are stored together.
+        workers: fingerprints of the other ranks' shards.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     extension = Path(kernels.extension().__path__[0])
@@ -42,6 +43,7 @@ def fingerprint(models: Iterable[ServingModel]) -> bytes:
         VERSION,
         importlib.metadata.version("mlx"),
         *(zlib.crc32(file.read_bytes()) for file in program),
+        *workers,
         kernels.computes_on_cpu(),
         kernels.extension().instruction_set(),
         platform.machine(),
