@@ -94,17 +94,22 @@ class Machine:
         """Peaks of the instructions that the extension's kernels execute.
 
         Args:
-            isa: instruction set of the kernels; "native" if unknown: the highest peak.
+            isa: instruction set of the kernels; "native" if unknown.
             quantized: whether the weights are.
+
+        Returns:
+            The peaks; the highest where the instruction is unknown or was not measured.
         """
         f32, bf16 = self.f32_gflop_per_s, self.bf16_gflop_per_s
-        if isa == "native":
-            return Peaks(self.peak_gflop_per_s, self.peak_gflop_per_s)
+        attention = f32
         if isa in ("avx512", "amx"):
             products = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
-            return Peaks(products, 2 / (1 / bf16 + 1 / f32))  # scores bfloat16, values float32
-        integers = isa != "portable" and quantized
-        return Peaks(self.int16_gflop_per_s if integers else f32, f32)
+            attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0  # scores bfloat16, values float32
+        elif isa == "native":
+            products = attention = 0
+        else:
+            products = self.int16_gflop_per_s if isa != "portable" and quantized else f32
+        return Peaks(products or self.peak_gflop_per_s, attention or self.peak_gflop_per_s)
 
     def seconds(
         self, n_bytes: float, flops: float, mixing: float = 0, peaks: "Peaks | None" = None

@@ -274,6 +274,12 @@ def test_peaks_are_those_of_the_instructions_in_use(isa, quantized, products, at
     assert EVERY_PEAK.highest_peaks == Peaks(3200.0, 3200.0)
 
 
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
+def test_an_unmeasured_peak_is_replaced_by_the_highest(isa):
+    other = Machine("a processor", 2, 40.0, 100.0, 0.0, 0.0)
+    assert other.kernel_peaks(isa) == Peaks(100.0, 100.0)
+
+
 def test_shares_are_relative_to_the_kernels_peaks():
     limits = Limits(lambda: EVERY_PEAK, "avx2")
     metric = Metric("", "prefill", "prefill", 512)
