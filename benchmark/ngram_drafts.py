@@ -83,15 +83,22 @@ def git(repository: Path, *arguments: str) -> str:
         ) from error
 
 
-def changed_files(repository: Path) -> Iterator[tuple[str, str, str, str]]:
+def changed_files(repository: Path, revision: str) -> Iterator[tuple[str, str, str, str]]:
     """Yields (commit, message, status, path) of modified and added text files, newest first.
 
     Each path and each commit occurs at most once per status.
     """
     log = git(
         repository,
-        *("log", f"--max-count={COMMITS}", "--no-merges", "--diff-filter=AM", "--name-status"),
-        *("--no-renames", "--format=%x01%H%x02%B%x02"),
+        *(
+            "log",
+            revision,
+            f"--max-count={COMMITS}",
+            "--no-merges",
+            "--diff-filter=AM",
+            "--name-status",
+        ),
+        *("--no-renames", "--format=%x01%H%x02%B%x02", "--"),
     )
     seen: set[tuple[str, str]] = set()
     for entry in log.split("\x01")[1:]:
@@ -105,12 +112,18 @@ def changed_files(repository: Path) -> Iterator[tuple[str, str, str, str]]:
 
 
 def edit_cases(
-    repository: Path, count: int, max_prompt: int, max_tokens: int, vocab_size: int
+    repository: Path,
+    revision: str,
+    count: int,
+    max_prompt: int,
+    max_tokens: int,
+    vocab_size: int,
 ) -> list[Case]:
     """Builds `count` cases of each kind from a repository's history.
 
     Args:
         repository: a git checkout.
+        revision: its newest commit to use.
         count: cases per kind.
         max_prompt: longest file in a prompt, in tokens.
         max_tokens: longest answer.
@@ -120,7 +133,7 @@ def edit_cases(
         UserError: the history is unreadable or has too few edits of this size.
     """
     cases: dict[str, list[Case]] = {kind: [] for kind in TARGETS}
-    for commit, message, status, path in changed_files(repository):
+    for commit, message, status, path in changed_files(repository, revision):
         if min(map(len, cases.values())) >= count:
             break
         if len(cases["edit" if status == "M" else "new file"]) >= count:
@@ -136,14 +149,12 @@ def edit_cases(
         before = encode(git(repository, "show", f"{commit}^:{path}"), vocab_size)
         if not max_tokens <= len(before) <= max_prompt or len(after) < max_tokens:
             continue
-        start = max(0, min(first_difference(before, after), len(before)) - max_tokens // 2)
-        start = min(start, len(before) - max_tokens, len(after) - max_tokens)
-        window = slice(start, start + max_tokens)
+        change_at = first_difference(before, after)
         file = encode(f"Here is the file {path}:\n", vocab_size) + before
         prompt = file + encode("\nApply this change:\n", vocab_size) + change
-        cases["edit"].append(Case("edit", name, prompt, after[window]))
+        cases["edit"].append(Case("edit", name, prompt, window(after, change_at, max_tokens)))
         prompt = file + encode("\nRepeat these lines:\n", vocab_size)
-        cases["quote"].append(Case("quote", name, prompt, before[window]))
+        cases["quote"].append(Case("quote", name, prompt, window(before, change_at, max_tokens)))
     for kind, found in cases.items():
         if len(found) < count:
             raise UserError(
@@ -151,6 +162,12 @@ def edit_cases(
                 f"{count}; reduce --prompts or --max-tokens, or set --repository."
             )
     return [case for found in cases.values() for case in found[:count]]
+
+
+def window(tokens: list[int], center: int, size: int) -> list[int]:
+    """`size` of at least as many tokens, around a position if possible."""
+    start = min(max(0, center - size // 2), len(tokens) - size)
+    return tokens[start : start + size]
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
@@ -284,7 +301,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     mlx_model, _ = load_weights(args.model)
     count = args.prompts * args.batch_size
     sizes = count, args.max_prompt, args.max_tokens, costs.args.vocab_size
-    cases = edit_cases(args.repository, *sizes)
+    cases = edit_cases(args.repository, args.revision, *sizes)
     longest = max(len(case.prompt) + len(case.answer) for case in cases)
     llm = LLM(
         (mlx_model, TimestampTokenizer()),
@@ -323,6 +340,7 @@ def main() -> int:
         default=Path(__file__).parent.parent,
         help="git checkout with the edits (default: this one)",
     )
+    add("--revision", default="HEAD", help="newest commit to use; fixes the cases")
     add("--prompts", type=int, default=6, help="measurements per kind of answer")
     add("--batch-size", type=int, default=1, help="concurrent requests")
     add("--max-prompt", type=int, default=2048, help="longest file in a prompt, in tokens")

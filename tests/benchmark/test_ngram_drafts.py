@@ -48,7 +48,7 @@ def repository(tmp_path):
 
 
 def test_cases_are_edits_of_the_history(repository):
-    quote, edit, new = edit_cases(repository, 1, 1000, 40, VOCAB_SIZE)
+    quote, edit, new = edit_cases(repository, "HEAD", 1, 1000, 40, VOCAB_SIZE)
     assert [case.kind for case in (quote, edit, new)] == ["quote", "edit", "new file"]
     assert edit.name.endswith(" small.py"), "the longer file exceeds the prompt's limit"
     before = encode(lines(0, 40), VOCAB_SIZE)
@@ -71,13 +71,20 @@ def contains(text, part):
 
 def test_a_short_history_is_rejected(repository):
     with pytest.raises(UserError, match="has 1 cases of kind 'quote', expected 2; reduce"):
-        edit_cases(repository, 2, 1000, 40, VOCAB_SIZE)
+        edit_cases(repository, "HEAD", 2, 1000, 40, VOCAB_SIZE)
+
+
+def test_commits_after_the_revision_do_not_count(repository):
+    newest = (repository / "small.py").read_text() + "third = 3\n"
+    commit(repository, "Edit again", small=newest)
+    cases = [edit_cases(repository, rev, 1, 1000, 40, VOCAB_SIZE)[1] for rev in ("HEAD", "HEAD~1")]
+    assert [contains(case.answer, encode("third", VOCAB_SIZE)) for case in cases] == [True, False]
 
 
 def test_a_folder_without_history_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UserError, match="cannot read the git history of .*not a git repository"):
-        edit_cases(tmp_path, 1, 1000, 40, VOCAB_SIZE)
+        edit_cases(tmp_path, "HEAD", 1, 1000, 40, VOCAB_SIZE)
 
 
 def test_words_cover_the_text():
