@@ -8,22 +8,16 @@ does.
 """
 
 import argparse
-import json
 import sys
 import time
 from typing import Any
 
-import mlx.core as mx
-from rich.console import Console
-
 from benchmark.model_costs import ModelCosts
-from tiny_llm import UserError
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.models import find_model
 
 from .metrics import Metric, throughput
-from .model_driver import Week2
-from .roofline import Limits, measured_limits
+from .model_driver import Week2, run_benchmark
+from .roofline import Limits
 from .systems.worker import token_ids
 from .timing import Times, step_seconds
 
@@ -98,12 +92,10 @@ def end_to_end(model: Week2, batch_size: int, prefill_step: int) -> dict[str, An
     }
 
 
-def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
+def run(
+    model: Week2, costs: ModelCosts, limits: Limits, args: argparse.Namespace
+) -> dict[str, Any]:
     """Measures all batch sizes, then the queue of prompts."""
-    if args.device is not None:
-        mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
-    costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
-    model = Week2(args.model, args.flash)
     print("| batch | step, ms | tokens/s, median | tokens/s, best | share of roofline |")
     print("|---:|---:|---:|---:|---:|")
     sizes = [size for size in BATCH_SIZES if size <= args.max_batch]
@@ -114,39 +106,19 @@ def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
         f"batch size {queue['batch_size']}: {queue['seconds']:.1f} s, "
         f"{queue['new_tokens_per_s']:.1f} new tokens/s"
     )
-    return {
-        "model": args.model,
-        "attention": model.attention,
-        "machine": None if limits.machine is None else str(limits.machine),
-        "decode": rows,
-        "end_to_end": queue,
-    }
+    return {"decode": rows, "end_to_end": queue}
 
 
 def main() -> int:
-    """Runs the command; the last line of output is JSON."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="demo", help="model name or folder (default: demo)")
-    add(
-        "--flash",
-        action=argparse.BooleanOptionalAction,
-        help="use the flash attention kernel (default)",
-    )
-    add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
     add("--steps", type=int, default=24, help="tokens to decode")
     add("--max-batch", type=int, default=BATCH_SIZES[-1], help="largest batch size")
     add("--prefill-step", type=int, default=128, help="prefill chunk size of the end-to-end run")
-    args = parser.parse_args()
-    with measured_limits() as limits:
-        try:
-            print(json.dumps(run(args, limits)))
-        except UserError as error:
-            print(f"batch: {error}", file=sys.stderr)
-            return 2
-        return limits.exit_status()
+    return run_benchmark("batch", parser, run)
 
 
 if __name__ == "__main__":

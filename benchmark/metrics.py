@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from benchmark.model_costs import ModelCosts
 
-from .roofline import Limits, Machine
+from .roofline import Limits, Machine, Peaks
 from .timing import Times
 
 
@@ -39,20 +39,32 @@ class Metric:
         """Throughput, given the seconds per prompt or per decoding step."""
         return (self.tokens if self.kind == "prefill" else self.batch) / seconds
 
-    def bound(self, costs: ModelCosts, machine: Machine, weight_bits: float | None = None) -> float:
+    def bound(
+        self,
+        costs: ModelCosts,
+        machine: Machine,
+        weight_bits: float | None = None,
+        peaks: Peaks | None = None,
+    ) -> float:
         """Roofline bound on tokens per second.
 
         Args:
             costs: the model's costs.
             machine: the machine's measured limits.
             weight_bits: bits per weight in memory; default: the checkpoint's.
+            peaks: peaks of the instructions in use; default: the machine's highest.
         """
         if self.kind == "prefill":
-            n_bytes, flops = costs.weight_bytes(weight_bits), costs.prefill_flops(self.tokens)
+            n_bytes = costs.prefill_bytes(self.tokens, weight_bits)
+            flops, mixing = (
+                costs.prefill_flops(self.tokens),
+                costs.prefill_mixing_flops(self.tokens),
+            )
         else:
             n_bytes = costs.decode_bytes(self.batch, self.tokens, weight_bits)
             flops = costs.decode_flops(self.batch, self.tokens)
-        return self.tokens_per_second(machine.seconds(n_bytes, flops))
+            mixing = costs.decode_mixing_flops(self.batch, self.tokens)
+        return self.tokens_per_second(machine.seconds(n_bytes, flops - mixing, mixing, peaks))
 
 
 METRICS = {
@@ -79,7 +91,7 @@ def throughput(
         times: its measured times.
         costs: the model's costs.
         machine: the machine's limits around the measurement; None leaves the share empty.
-        limits: records a share above 100 %.
+        limits: instruction set of the kernels; records a share above 100 %.
     """
     row: dict[str, Any] = {
         "tokens_per_s": metric.tokens_per_second(times.median),
@@ -87,7 +99,8 @@ def throughput(
     }
     if machine is None:
         return row, ""
-    row["roofline_tokens_per_s"] = metric.bound(costs, machine)
+    peaks = machine.kernel_peaks(limits.isa, quantized=costs.weight_bits < 16)
+    row["roofline_tokens_per_s"] = metric.bound(costs, machine, peaks=peaks)
     return row, limits.share(metric.label, row["tokens_per_s"], row["roofline_tokens_per_s"])
 
 

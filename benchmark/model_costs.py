@@ -117,17 +117,27 @@ class ModelCosts:
 
     def decode_flops(self, batch: int, context: int) -> float:
         """Operations per step; a multiply-add counts as two."""
-        mixing = self._attention_flops(context) + self._delta_rule_flops
-        return batch * (2.0 * self.step_weights + mixing)
+        return batch * 2.0 * self.step_weights + self.decode_mixing_flops(batch, context)
+
+    def decode_mixing_flops(self, batch: int, context: int) -> float:
+        """Operations per step of attention and the delta rule."""
+        return batch * (self._attention_flops(context) + self._delta_rule_flops)
+
+    def prefill_bytes(self, tokens: int, weight_bits: float | None = None) -> float:
+        """Bytes moved by a prompt: the weights and the prompt's keys and values, once."""
+        return self.weight_bytes(weight_bits) + tokens * self.kv_bytes_per_token
 
     def prefill_flops(self, tokens: int) -> float:
-        """Operations of a prompt, with logits of its last token only.
+        """Operations of a prompt, with logits of its last token only."""
+        products = 2.0 * tokens * self.layers_weights + 2.0 * self.head_weights
+        return products + self.prefill_mixing_flops(tokens)
+
+    def prefill_mixing_flops(self, tokens: int) -> float:
+        """Operations of a prompt's attention and delta rule.
 
         Causal attention: (tokens + 1)/2 keys per token on average.
         """
-        products = 2.0 * tokens * self.layers_weights
-        mixing = tokens * (self._attention_flops((tokens + 1) / 2) + self._delta_rule_flops)
-        return products + mixing + 2.0 * self.head_weights
+        return tokens * (self._attention_flops((tokens + 1) / 2) + self._delta_rule_flops)
 
     def bytes_per_token(self, context: int, batch: int = 1) -> float:
         """Bytes read to decode a token: its share of the weights, and its KV cache.

@@ -4,15 +4,30 @@ Contexts of thousands of tokens are random keys and values, written by the cache
 `update_and_fetch`: a step's cost depends on their number, not on their values.
 """
 
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from rich.console import Console
 
-from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, decode_with_cache, load_weights, make_sampler
-from tiny_llm.models import dispatch_model
+from benchmark.model_costs import ModelCosts
+from tiny_llm import (
+    BatchingKvCache,
+    Qwen3ModelWeek2,
+    UserError,
+    decode_with_cache,
+    load_weights,
+    make_sampler,
+)
+from tiny_llm.models import dispatch_model, find_model
 from tiny_llm.sampler import sample
 
+from .roofline import Limits, measured_limits
 from .systems.worker import token_ids
 
 
@@ -103,7 +118,61 @@ class Week2(CachedModel):
         model = dispatch_model(name, mlx_model, 2, enable_flash_attn=self.flash)
         super().__init__(model, mlx_model.args)
 
+    def prompt_chunk(self, tokens: int, offset: int, caches: list[Any]) -> None:
+        """Runs a prompt's tokens from `offset` on.
+
+        Args:
+            tokens: length of the chunk.
+            offset: number of earlier tokens, which are in the caches.
+            caches: a request's caches, with capacity for the chunk.
+        """
+        for cache in caches:
+            cache.offset = offset
+        ids = mx.array([token_ids(tokens, self.model.vocab_size)])
+        mx.eval(self.model.next_token_logits(ids, offset, caches))
+
     @property
     def attention(self) -> str:
         """Name of the attention implementation, for the report."""
         return "flash attention" if self.flash else "grouped attention"
+
+
+def run_benchmark(
+    name: str,
+    parser: argparse.ArgumentParser,
+    measure: Callable[[Week2, ModelCosts, Limits, argparse.Namespace], dict[str, Any]],
+) -> int:
+    """Runs a benchmark of Week 2's model; the last line of output is JSON.
+
+    Args:
+        name: name of the benchmark, for errors.
+        parser: the benchmark's options; the model's are added.
+        measure: measures and prints the rows; returns them for the JSON.
+
+    Returns:
+        The exit status: 1 if a share of the roofline exceeds 100 %, 2 for a user error.
+    """
+    add = parser.add_argument
+    add("--model", default="demo", help="model name or folder (default: demo)")
+    add(
+        "--flash",
+        action=argparse.BooleanOptionalAction,
+        help="use the flash attention kernel (default)",
+    )
+    add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
+    args = parser.parse_args()
+    if args.device is not None:
+        mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
+    try:
+        costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
+        model = Week2(args.model, args.flash)
+        is_cpu = mx.default_device() == mx.cpu  # the limits of a GPU are not measured
+        with measured_limits() if is_cpu else contextlib.nullcontext(Limits(None)) as limits:
+            rows = measure(model, costs, limits, args)
+    except UserError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    machine = None if limits.machine is None else str(limits.machine)
+    about = {"model": args.model, "attention": model.attention, "machine": machine}
+    print(json.dumps({**about, **rows}))
+    return limits.exit_status()

@@ -21,10 +21,11 @@ from tiny_llm import UserError, kernels
 
 from . import op_cases, recurrent_cases
 from .op_cases import Case
-from .roofline import Limits, measured_limits
+from .roofline import Limits, Machine, Peaks, measured_limits
 from .timing import measure
 
 CASES = op_cases.CASES | recurrent_cases.CASES
+PRODUCTS = {"quantized_matmul", "multi_quantized_matmul", "grouped_quantized_matmul", "matmul"}
 REPEATS = 9
 BRIEF_CALLS = 32  # calls per measurement of a microsecond-scale operation
 
@@ -68,8 +69,18 @@ def time_cases(cases: list[Case], limits: Limits) -> list[dict[str, Any]]:
     rows, machine = limits.around(lambda: [time_case(case) for case in cases])
     if machine is not None:
         for row in rows:
-            row["roofline_us"] = machine.seconds(row["bytes"], row["flops"]) * 1e6
+            peak = kernel_peak(row["op"], machine, limits.isa)
+            bound = machine.seconds(row["bytes"], row["flops"], peaks=Peaks(peak, peak))
+            row["roofline_us"] = bound * 1e6
     return rows
+
+
+def kernel_peak(name: str, machine: Machine, isa: str) -> float:
+    """Peak of the instruction that an operation's kernel executes, 10⁹ operations per second."""
+    peaks = machine.kernel_peaks(isa, quantized=name != "matmul")
+    if name in PRODUCTS:
+        return peaks.products
+    return peaks.attention if "attention" in name else machine.f32_gflop_per_s
 
 
 def show(row: dict[str, Any], limits: Limits) -> None:
@@ -102,11 +113,11 @@ def main() -> int:
     mx.set_default_device(mx.cpu)
     try:
         kernels.extension()
+        with measured_limits() as limits:
+            return run(names, limits)
     except UserError as error:
         print(f"ops: {error}", file=sys.stderr)
         return 2
-    with measured_limits() as limits:
-        return run(names, limits)
 
 
 def run(names: list[str], limits: Limits) -> int:

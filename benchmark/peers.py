@@ -24,7 +24,14 @@ from .metrics import METRICS, Metric, names
 from .peers_plot import write_plot
 from .peers_results import Results
 from .peers_table import write_table
-from .roofline import ISA_FLAGS, Machine, ProbeError, build_probe, usable_threads
+from .roofline import (
+    ISA_FLAGS,
+    Machine,
+    ProbeError,
+    build_probe,
+    isa_of_kernels,
+    usable_threads,
+)
 from .systems.client import (
     WorkerError,
     WorkerProcess,
@@ -234,7 +241,8 @@ def main() -> int:
     exit_on_sigterm()
     checkpoints = Checkpoints(args.work, args.shape)
     costs = ModelCosts.from_folder(checkpoints.mlx())
-    results = Results(args.shape, costs, args.systems, [METRICS[name] for name in args.metrics])
+    metrics = [METRICS[name] for name in args.metrics]
+    results = Results(args.shape, costs, args.systems, metrics, isa_of_kernels())
     run_rounds(args, results, checkpoints)
     output = args.output or args.work
     output.mkdir(parents=True, exist_ok=True)

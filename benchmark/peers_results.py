@@ -7,7 +7,7 @@ from typing import Any
 from benchmark.model_costs import ModelCosts
 
 from .metrics import Metric
-from .roofline import Machine, best
+from .roofline import Machine, Peaks, best
 from .systems.client import Ready
 from .timing import Times, percent
 
@@ -23,6 +23,7 @@ class Results:
         costs: costs of its checkpoint's steps.
         systems: systems in the order of the tables.
         metrics: metrics in the order of the tables.
+        isa: instruction set of tiny-llm's kernels; see `Machine.kernel_peaks`.
         machines: the machine's limits before each round and after the last.
     """
 
@@ -30,6 +31,7 @@ class Results:
     costs: ModelCosts
     systems: list[str]
     metrics: list[Metric]
+    isa: str = "native"
     machines: list[Machine] = field(default_factory=list)
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     loads: dict[str, list[Ready]] = field(default_factory=dict)
@@ -111,7 +113,7 @@ class Results:
         if throughput is None or machine is None:
             return None
         bits = self.ready[system].weight_bits if own_weights else None
-        return throughput[0] / metric.bound(self.costs, machine, bits)
+        return throughput[0] / metric.bound(self.costs, machine, bits, self._peaks(system, machine))
 
     def share_of_round_limits(self, system: str, metric: Metric) -> float | None:
         """Median fraction of the limits measured around each round.
@@ -124,10 +126,15 @@ class Results:
             return None
         rounds = [best(self.machines[i : i + 2]) for i in range(len(self.machines))]
         return statistics.median(
-            metric.tokens_per_second(value) / metric.bound(self.costs, machine)
+            metric.tokens_per_second(value)
+            / metric.bound(self.costs, machine, peaks=self._peaks(system, machine))
             for value, machine in zip(seconds, rounds, strict=False)
             if machine is not None
         )
+
+    def _peaks(self, system: str, machine: Machine) -> Peaks:
+        """Peaks of a system's instructions; other systems may use any."""
+        return machine.kernel_peaks(self.isa) if system == OURS else machine.highest_peaks
 
     def above_limits(self) -> list[str]:
         """Measurements above their round's limits, which are benchmark errors."""

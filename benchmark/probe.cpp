@@ -20,11 +20,11 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__)
+#if defined(__AMX_INT8__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 #if defined(__linux__)
@@ -182,31 +182,13 @@ double bf16_dot(int) {
     }
     return 2.0 * kRounds * kSums * 32;
 }
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-double bf16_dot(int) {
-    float32x4_t sums[kSums];
-    for (float32x4_t& sum : sums) {
-        sum = vdupq_n_f32(sink);
-    }
-    const bfloat16x8_t a = vreinterpretq_bf16_f32(vdupq_n_f32(sink));
-    for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 24
-        for (int j = 0; j < kSums; ++j) {
-            sums[j] = vbfmmlaq_f32(sums[j], a, a);  // 2×4 times 4×2
-        }
-    }
-    for (int j = 0; j < kSums; ++j) {
-        sink = vgetq_lane_f32(sums[j], 0);
-    }
-    return 2.0 * kRounds * kSums * 16;
-}
 #else
 constexpr double (*bf16_dot)(int) = nullptr;
 #endif
 
-// 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable.
-#if defined(__AVX2__) && !defined(__AVX512BF16__)
-double int16_dot(int) {
+#if defined(__AVX2__)
+template <typename Multiply>
+double integer_dot(int lanes, const Multiply& multiply) {
     __m256i sums[kSums];
     for (__m256i& sum : sums) {
         sum = _mm256_set1_epi32(static_cast<int>(sink));
@@ -215,24 +197,103 @@ double int16_dot(int) {
     for (int i = 0; i < kRounds; ++i) {
 #pragma GCC unroll 24
         for (int j = 0; j < kSums; ++j) {
-#if defined(__AVXVNNI__)
-            sums[j] = _mm256_dpwssd_avx_epi32(sums[j], a, a);
-#else
-            // Multiplies the sum: a product of constants would be hoisted out of the loop.
-            sums[j] = _mm256_add_epi32(sums[j], _mm256_madd_epi16(sums[j], a));
-#endif
+            sums[j] = multiply(sums[j], a);
         }
     }
     for (int j = 0; j < kSums; ++j) {
         sink = static_cast<float>(_mm256_cvtsi256_si32(sums[j]));
     }
-    return 2.0 * kRounds * kSums * 16;
+    return 2.0 * kRounds * kSums * lanes;
+}
+#elif defined(__aarch64__)
+template <typename Multiply>
+double integer_dot(int lanes, const Multiply& multiply) {
+    int32x4_t sums[kSums];
+    for (int32x4_t& sum : sums) {
+        sum = vdupq_n_s32(static_cast<int>(sink));
+    }
+    const int16x8_t a = vdupq_n_s16(static_cast<int16_t>(sink));
+    for (int i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 24
+        for (int j = 0; j < kSums; ++j) {
+            sums[j] = multiply(sums[j], a);
+        }
+    }
+    for (int j = 0; j < kSums; ++j) {
+        sink = static_cast<float>(vgetq_lane_s32(sums[j], 0));
+    }
+    return 2.0 * kRounds * kSums * lanes;
+}
+#endif
+
+// 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable. The sum is a
+// factor where an instruction does not accumulate: a product of constants would be hoisted out of
+// the loop.
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
+double int16_dot(int) {
+    return integer_dot(16, [](__m256i sum, __m256i a) {
+#if defined(__AVXVNNI__)
+        return _mm256_dpwssd_avx_epi32(sum, a, a);
+#else
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(sum, a));
+#endif
+    });
+}
+#elif defined(__aarch64__)
+double int16_dot(int) {
+    return integer_dot(4, [](int32x4_t sum, int16x8_t a) { return vmlal_high_s16(sum, a, a); });
 }
 #else
 constexpr double (*int16_dot)(int) = nullptr;
 #endif
 
-#if defined(__AMX_BF16__)
+// 8-bit integer dot products, which other systems use: they round activations to 8 bits.
+#if defined(__AVX512VNNI__)
+double int8_dot(int) {
+    __m512i sums[kSums];
+    for (__m512i& sum : sums) {
+        sum = _mm512_set1_epi32(static_cast<int>(sink));
+    }
+    const __m512i a = _mm512_set1_epi8(static_cast<char>(sink));
+    for (int i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 24
+        for (int j = 0; j < kSums; ++j) {
+            sums[j] = _mm512_dpbusd_epi32(sums[j], a, a);
+        }
+    }
+    for (int j = 0; j < kSums; ++j) {
+        sink = _mm512_cvtss_f32(_mm512_castsi512_ps(sums[j]));
+    }
+    return 2.0 * kRounds * kSums * 64;
+}
+#elif defined(__AVX2__)
+double int8_dot(int) {
+    return integer_dot(32, [](__m256i sum, __m256i a) {
+#if defined(__AVXVNNI__)
+        return _mm256_dpbusd_avx_epi32(sum, a, a);
+#else
+        const __m256i pairs = _mm256_maddubs_epi16(sum, a);
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, a));
+#endif
+    });
+}
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+double int8_dot(int) {
+    return integer_dot(32, [](int32x4_t sum, int16x8_t a) {  // 2×8 times 8×2
+        return vmmlaq_s32(sum, vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(a));
+    });
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+double int8_dot(int) {
+    return integer_dot(16, [](int32x4_t sum, int16x8_t a) {
+        return vdotq_s32(sum, vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(a));
+    });
+}
+#else
+constexpr double (*int8_dot)(int) = nullptr;
+#endif
+
+#if defined(__AMX_INT8__)
 /// Requests permission for the tile registers (8 KB of state), which Linux grants per process.
 bool amx_allowed() {
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
@@ -245,7 +306,7 @@ struct TileConfig {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-double amx_bf16(int) {
+double amx_int8(int) {
     // Static, because GCC 12 assumes that the instruction reads only 8 bytes, and would drop the
     // stores to the rest of a local variable.
     static const TileConfig config;
@@ -259,20 +320,20 @@ double amx_bf16(int) {
     _tile_zero(6);
     _tile_zero(7);
     for (int i = 0; i < kRounds; ++i) {  // four tiles of sums: a 32×32 result
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        _tile_dpbsud(0, 4, 6);
+        _tile_dpbsud(1, 4, 7);
+        _tile_dpbsud(2, 5, 6);
+        _tile_dpbsud(3, 5, 7);
     }
-    float result[256];
+    int32_t result[256];
     _tile_stored(0, result, 64);
-    sink = result[0];
+    sink = static_cast<float>(result[0]);
     _tile_release();
-    return 2.0 * kRounds * 4 * 16 * 16 * 32;
+    return 2.0 * kRounds * 4 * 16 * 16 * 64;
 }
 #else
 bool amx_allowed() { return false; }
-constexpr double (*amx_bf16)(int) = nullptr;
+constexpr double (*amx_int8)(int) = nullptr;
 #endif
 
 }  // namespace
@@ -295,6 +356,7 @@ int main(int argc, char** argv) {
     std::printf("}, \"f32_fma\": %.6g", flops(f32_fma));
     std::printf(", \"bf16_dot\": %.6g", flops(bf16_dot));
     std::printf(", \"int16_dot\": %.6g", flops(int16_dot));
-    std::printf(", \"amx_bf16\": %.6g}\n", amx_allowed() ? flops(amx_bf16) : 0.0);
+    std::printf(", \"int8_dot\": %.6g", flops(int8_dot));
+    std::printf(", \"amx_int8\": %.6g}\n", amx_allowed() ? flops(amx_int8) : 0.0);
     return 0;
 }

@@ -4,15 +4,14 @@
     python -m benchmark.quantization_formats --model FOLDER --formats 4 mxfp4
 
 The weights are random, in a real model's shapes; a folder only needs a `config.json`. All formats
-are loaded at once, and every round measures the bandwidth and then each format. The share counts
-the bytes that a step reads from memory, which for some formats exceed the bytes in the file; the
-last column counts the file's bytes.
+are loaded at once, and every round measures each format. The bandwidth is measured before and after
+each round, and the highest counts. The share counts the bytes that a step reads from memory, which
+for some formats exceed the bytes in the file; the last column counts the file's bytes.
 """
 
 import argparse
 import json
 import sys
-import tempfile
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -32,9 +31,9 @@ from tiny_llm.models.checkpoint.safe_io import read_json
 from tiny_llm.models.loading import evaluate
 
 from .make_checkpoint import SHAPES, qwen3_config
-from .roofline import Machine, ProbeError, best, build_probe
+from .roofline import Limits, Machine, measured_limits
 from .systems.worker import peak_bytes, token_ids
-from .timing import Times, percent, step_seconds
+from .timing import Times, step_seconds
 
 PAGE_SIZE = 128
 
@@ -106,7 +105,13 @@ class Decoding:
         }
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def decode_all(decodings: list[Decoding], steps: int) -> None:
+    """Times decoding steps of every format."""
+    for decoding in decodings:
+        decoding.decode(steps)
+
+
+def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
     """Measures all formats, interleaved."""
     if args.model is None:
         config = qwen3_config(*SHAPES[args.shape])
@@ -117,19 +122,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for name in args.formats:
         quantization = {} if FORMATS[name] is None else {"quantization": FORMATS[name]}
         decodings.append(Decoding(name, {**config, **quantization}, args.context))
-    machines: list[Machine] = []
-    with tempfile.TemporaryDirectory() as folder:
-        probe = None
-        try:
-            probe = build_probe(Path(folder))
-        except ProbeError as error:
-            print(f"quantization_formats: {error}", file=sys.stderr)
-        for _ in range(args.rounds):
-            if probe is not None:
-                machines.append(probe())
-            for decoding in decodings:
-                decoding.decode(args.steps)
-    machine = best(machines)
+    for _ in range(args.rounds):
+        limits.around(lambda: decode_all(decodings, args.steps))
+    machine = limits.machine
     rows = [decoding.row(machine) for decoding in decodings]
     print(f"{machine}\n" if machine is not None else "")
     print(
@@ -140,8 +135,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for row in rows:
         print(
             f"| {row['format']} | {row['bits_in_memory']:.2f} | {row['tokens_per_s']:.1f} | "
-            f"{row['best_tokens_per_s']:.1f} | {_percent(row['share'])} | "
-            f"{_percent(row['share_of_file'])} |"
+            f"{row['best_tokens_per_s']:.1f} | {_share(row, 'share', limits)} | "
+            f"{_share(row, 'share_of_file', limits)} |"
         )
     shape = args.model or args.shape
     return {"shape": shape, "machine": str(machine), "rows": rows, "peak_bytes": peak_bytes()}
@@ -159,16 +154,19 @@ def main() -> int:
     add("--context", type=int, default=128, help="context length")
     add("--rounds", type=int, default=5)
     add("--steps", type=int, default=8, help="steps per format and round")
+    args = parser.parse_args()
     try:
-        print(json.dumps(run(parser.parse_args())))
+        with measured_limits() as limits:
+            print(json.dumps(run(args, limits)))
     except (UserError, ValueError) as error:
         print(f"quantization_formats: {error}", file=sys.stderr)
         return 2
-    return 0
+    return limits.exit_status()
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else percent(share, 1)
+def _share(row: dict[str, Any], column: str, limits: Limits) -> str:
+    share = row[column]
+    return "" if share is None else limits.share(f"format {row['format']}", share, 1)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 A step of a model must read its bytes and perform its operations; the slower of the two bounds its
 time, which is called the roofline. Machines differ, and shared ones vary from minute to minute, so
 each benchmark measures the roofline during its run and reports a fraction of it. The measurement is
-done by `probe.cpp`, compiled for this machine.
+done by `probe.cpp`, compiled for the instruction set of the selected kernels.
 """
 
 import contextlib
@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tiny_llm import UserError, kernels
+
 from .timing import percent
 
 T = TypeVar("T")
@@ -31,10 +33,14 @@ PROBE = Path(__file__).with_name("probe.cpp")
 READ_BYTES = (5 << 26, 1 << 30)
 SECONDS = 0.4  # per measured quantity
 
-# Compiler flags of the instruction sets that TINY_LLM_CPU_ISA selects.
+NATIVE = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
+NO_AMX = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
+# Compiler flags by instruction set. A forced set is this machine's without the sets above it; the
+# AVX2 kernels also use AVX-VNNI.
 ISA_FLAGS = {
-    "native": ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"],
-    "avx2": ["-mavx2", "-mfma"],
+    "native": NATIVE,
+    "avx2": [*NATIVE, "-mno-avx512f", *NO_AMX],
+    "avx512": [*NATIVE, *NO_AMX],
 }
 
 
@@ -51,10 +57,12 @@ class Machine:
         threads: number of threads.
         read_gb_per_s: memory read bandwidth, 10⁹ bytes per second.
         f32_gflop_per_s: float32 fused multiply-add.
-        bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`, `bfmmla`).
-        amx_gflop_per_s: bfloat16 tiles (`tdpbf16ps`).
-        int16_gflop_per_s: products of 16-bit integers (`vpmaddwd` and an addition, or `vpdpwssd`),
-            which the kernels use on AVX2.
+        bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`).
+        amx_gflop_per_s: tiles of 16-bit activations in two byte planes (two `tdpbsud` per product).
+        int16_gflop_per_s: 16-bit integer dot products (`vpmaddwd` and an addition, or `vpdpwssd`;
+            `smlal`).
+        int8_gflop_per_s: 8-bit integer dot products, vectors or tiles, which only other systems use
+            (`vpdpbusd`, or `vpmaddubsw` and two more; `smmla`, `sdot`; `tdpbsud`).
     """
 
     cpu: str
@@ -64,20 +72,59 @@ class Machine:
     bf16_gflop_per_s: float
     amx_gflop_per_s: float
     int16_gflop_per_s: float = 0.0
+    int8_gflop_per_s: float = 0.0
 
     @property
     def vector_gflop_per_s(self) -> float:
-        """Peak of the vector instructions, the highest of float32, bfloat16 and integers."""
+        """Peak of the vector instructions: the highest of float32, bfloat16 and 16-bit integers."""
         return max(self.f32_gflop_per_s, self.bf16_gflop_per_s, self.int16_gflop_per_s)
 
     @property
     def peak_gflop_per_s(self) -> float:
-        """Highest of all peaks."""
+        """Highest peak with activations of at least 16 bits."""
         return max(self.vector_gflop_per_s, self.amx_gflop_per_s)
 
-    def seconds(self, n_bytes: float, flops: float) -> float:
-        """Lower bound on the time for these bytes and operations."""
-        return max(n_bytes / self.read_gb_per_s, flops / self.peak_gflop_per_s) / 1e9
+    @property
+    def highest_peaks(self) -> "Peaks":
+        """Peaks of a system that may also round activations to 8 bits."""
+        highest = max(self.peak_gflop_per_s, self.int8_gflop_per_s)
+        return Peaks(highest, highest)
+
+    def kernel_peaks(self, isa: str, quantized: bool = True) -> "Peaks":
+        """Peaks of the instructions that the extension's kernels execute.
+
+        Args:
+            isa: instruction set of the kernels; "native" if unknown.
+            quantized: whether the weights are.
+
+        Returns:
+            The peaks; the highest where the instruction is unknown or was not measured.
+        """
+        f32, bf16 = self.f32_gflop_per_s, self.bf16_gflop_per_s
+        attention = f32
+        if isa in ("avx512", "amx"):
+            products = self.amx_gflop_per_s if isa == "amx" and quantized else bf16
+            attention = 2 / (1 / bf16 + 1 / f32) if bf16 else 0  # scores bfloat16, values float32
+        elif isa == "native":
+            products = attention = 0
+        else:
+            products = self.int16_gflop_per_s if isa != "portable" and quantized else f32
+        return Peaks(products or self.peak_gflop_per_s, attention or self.peak_gflop_per_s)
+
+    def seconds(
+        self, n_bytes: float, flops: float, mixing: float = 0, peaks: "Peaks | None" = None
+    ) -> float:
+        """Lower bound on the time of a step.
+
+        Args:
+            n_bytes: bytes read.
+            flops: operations of the products with weights.
+            mixing: operations of attention and the delta rule.
+            peaks: peaks of the instructions in use; default: `peak_gflop_per_s` for all.
+        """
+        peaks = peaks or self.kernel_peaks("native")
+        arithmetic = flops / peaks.products + mixing / peaks.attention
+        return max(n_bytes / self.read_gb_per_s, arithmetic) / 1e9
 
     def __str__(self) -> str:
         """One-line summary, printed above tables."""
@@ -87,7 +134,8 @@ class Machine:
                 ("float32", self.f32_gflop_per_s),
                 ("bfloat16 dot", self.bf16_gflop_per_s),
                 ("16-bit integer dot", self.int16_gflop_per_s),
-                ("AMX bfloat16", self.amx_gflop_per_s),
+                ("AMX, 16-bit activations", self.amx_gflop_per_s),
+                ("8-bit integer dot", self.int8_gflop_per_s),
             )
             if value
         ]
@@ -95,6 +143,19 @@ class Machine:
             f"{self.cpu}, {self.threads} threads: reads {self.read_gb_per_s:.1f} GB/s; peaks in "
             f"GFLOP/s: {', '.join(peaks)}"
         )
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Arithmetic peaks of a system's instructions, 10⁹ operations per second.
+
+    Attributes:
+        products: products of activations with weights.
+        attention: scores and weighted values.
+    """
+
+    products: float
+    attention: float
 
 
 def usable_threads() -> int:
@@ -134,8 +195,9 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
             read_gb_per_s=max(measured["read_bytes_per_s"].values()) / 1e9,
             f32_gflop_per_s=measured["f32_fma"] / 1e9,
             bf16_gflop_per_s=measured["bf16_dot"] / 1e9,
-            amx_gflop_per_s=measured["amx_bf16"] / 1e9,
+            amx_gflop_per_s=measured["amx_int8"] / 2e9,
             int16_gflop_per_s=measured["int16_dot"] / 1e9,
+            int8_gflop_per_s=max(measured["int8_dot"], measured["amx_int8"]) / 1e9,
         )
 
     return measure
@@ -162,9 +224,11 @@ class Limits:
 
     Args:
         probe: measures the limits; None if they cannot be measured.
+        isa: instruction set of the kernels; see `Machine.kernel_peaks`.
     """
 
-    def __init__(self, probe: Callable[[], Machine] | None):
+    def __init__(self, probe: Callable[[], Machine] | None, isa: str = "native"):
+        self.isa = isa
         self._probe = probe
         self._machines = [] if probe is None else [probe()]
         self._exceeded: list[str] = []
@@ -203,10 +267,15 @@ class Limits:
 
 @contextlib.contextmanager
 def measured_limits() -> Iterator[Limits]:
-    """Measures the selected kernels' limits; without a compiler, warns."""
+    """Measures the limits of the selected kernels; without a compiler, warns.
+
+    Raises:
+        UserError: TINY_LLM_CPU_ISA is invalid.
+    """
+    isa = isa_of_kernels()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            limits = Limits(build_probe(Path(folder), isa_of_kernels()))
+            limits = Limits(build_probe(Path(folder), isa if isa in ISA_FLAGS else "native"), isa)
         except ProbeError as error:
             print(error, file=sys.stderr)
             limits = Limits(None)
@@ -214,9 +283,17 @@ def measured_limits() -> Iterator[Limits]:
 
 
 def isa_of_kernels() -> str:
-    """Key of `ISA_FLAGS` for the instruction set of the selected kernels."""
-    forced = os.environ.get("TINY_LLM_CPU_ISA", "")
-    return forced if forced in ISA_FLAGS else "native"
+    """Instruction set of the selected kernels; "native" without the extension.
+
+    Raises:
+        UserError: TINY_LLM_CPU_ISA is invalid.
+    """
+    if not kernels.is_built():
+        return "native"
+    try:
+        return str(kernels.extension().instruction_set())
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def best(machines: list[Machine]) -> Machine | None:
@@ -257,11 +334,12 @@ def _run(command: list[str]) -> str:
 def main() -> int:
     """Prints the measurement; the last line of output is JSON."""
     with measured_limits() as limits:
-        machine = limits.machine
+        machine, isa = limits.machine, limits.isa
     if machine is None:
         return 1
     print(machine, file=sys.stderr)
-    print(json.dumps(asdict(machine)))
+    peaks = asdict(machine.kernel_peaks(isa))
+    print(json.dumps({**asdict(machine), "isa": isa, "peaks_of_kernels": peaks}))
     return 0
 
 

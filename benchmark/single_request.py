@@ -1,41 +1,65 @@
 """Prefill and decoding speed of Week 2's model for one request.
 
-    python -m benchmark.single_request --model FOLDER [--flash | --no-flash]
+    python -m benchmark.single_request --model FOLDER [--long] [--flash | --no-flash]
 
-Decoding contexts are random keys and values, so long ones need no prefill.
+Decoding contexts are random keys and values, so long ones need no prefill. With --long, neither do
+long prompts: evenly spaced chunks stand for the others, since a chunk's operations grow linearly
+with its position.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import mlx.core as mx
-from rich.console import Console
-
 from benchmark.model_costs import ModelCosts
-from tiny_llm import UserError
-from tiny_llm.models import find_model
+from tiny_llm.generate.loops import PREFILL_STEP
 
 from .metrics import Metric, throughput
-from .model_driver import Week2
-from .roofline import Limits, measured_limits
+from .model_driver import Week2, run_benchmark
+from .roofline import Limits
 from .timing import Times, measure, step_seconds
 
 PREFILL_TOKENS = (128, 512, 4096)
 CONTEXTS = (128, 1024, 4096, 16384)
+LONG = (4096, 16384, 32768)  # prompts and contexts of --long
+SAMPLED_CHUNKS = 4  # per long prompt
 DECODE_SECONDS = 3.0
 SLOW_PREFILL_S = 20.0  # slower prompts run once
 
 
-def prefill_times(model: Week2, tokens: int, repeats: int) -> Times:
+def prefill_times(run: Callable[[], object], repeats: int) -> Times:
     """Seconds per prompt, up to the selection of the first new token."""
-    first = measure(lambda: model.prefill(tokens), repeats=1, warm_up=0)
+    first = measure(run, repeats=1, warm_up=0)
     if first.median > SLOW_PREFILL_S:
         return first
-    return measure(lambda: model.prefill(tokens), repeats, warm_up=0)
+    return measure(run, repeats, warm_up=0)
+
+
+def sampled_offsets(tokens: int) -> list[int]:
+    """Offsets of the chunks that stand for a prompt; their mean is that of all chunks.
+
+    Args:
+        tokens: length of the prompt: `PREFILL_STEP` times a multiple of `SAMPLED_CHUNKS`.
+    """
+    stride = tokens // PREFILL_STEP // SAMPLED_CHUNKS
+    chunks = [n * stride + (stride - 1 + n % 2) // 2 for n in range(SAMPLED_CHUNKS)]
+    return [chunk * PREFILL_STEP for chunk in chunks]
+
+
+def sampled_prefill_times(model: Week2, tokens: int, repeats: int) -> Times:
+    """Seconds per prompt, extrapolated from the sampled chunks."""
+    offsets = sampled_offsets(tokens)
+    caches = model.sequences(1, tokens, max_new_tokens=0).caches
+
+    def run() -> None:
+        for offset in offsets:
+            model.prompt_chunk(PREFILL_STEP, offset, caches)
+
+    times = prefill_times(run, repeats)
+    scale = tokens / (len(offsets) * PREFILL_STEP)
+    return Times(times.median * scale, times.minimum * scale)
 
 
 def decode_times(model: Week2, context: int, steps: int) -> Times:
@@ -61,55 +85,45 @@ def measure_row(
     return row
 
 
-def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
+def run(
+    model: Week2, costs: ModelCosts, limits: Limits, args: argparse.Namespace
+) -> dict[str, Any]:
     """Measures all lengths that fit into the model's context."""
-    if args.device is not None:
-        mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
-    costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
-    model = Week2(args.model, args.flash)
     max_seq_len = model.model.max_seq_len
+    prompts, contexts = (LONG, LONG) if args.long else (PREFILL_TOKENS, CONTEXTS)
     model.prefill(16)  # warm-up
     rows = []
     print("| | tokens/s, median | tokens/s, best | share of roofline |\n|---|---:|---:|---:|")
-    for tokens in (n for n in PREFILL_TOKENS if n <= min(max_seq_len, args.max_prefill)):
-        metric = Metric("", f"prefill {tokens:,}", "prefill", tokens)
-        run_prompt = partial(prefill_times, model, tokens, args.repeats)
-        rows.append(measure_row(metric, costs, limits, run_prompt))
+    for tokens in (n for n in prompts if n <= min(max_seq_len, args.max_prefill)):
+        run_prompt: Callable[[], Times]
+        if args.long:
+            label = f"prefill {tokens:,}, {SAMPLED_CHUNKS} of {tokens // PREFILL_STEP} chunks"
+            run_prompt = partial(sampled_prefill_times, model, tokens, args.repeats)
+        else:
+            label = f"prefill {tokens:,}"
+            run_prompt = partial(prefill_times, partial(model.prefill, tokens), args.repeats)
+        rows.append(measure_row(Metric("", label, "prefill", tokens), costs, limits, run_prompt))
     for context in (
-        n for n in CONTEXTS if n + args.steps + 2 <= min(max_seq_len, args.max_context)
+        n for n in contexts if n + args.steps + 2 <= min(max_seq_len, args.max_context)
     ):
         metric = Metric("", f"decode at {context:,}", "decode", context)
         decode = partial(decode_times, model, context, args.steps)
         rows.append(measure_row(metric, costs, limits, decode))
-    machine = None if limits.machine is None else str(limits.machine)
-    return {"model": args.model, "attention": model.attention, "machine": machine, "rows": rows}
+    return {"rows": rows}
 
 
 def main() -> int:
-    """Runs the command; the last line of output is JSON."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="demo", help="model name or folder (default: demo)")
-    add(
-        "--flash",
-        action=argparse.BooleanOptionalAction,
-        help="use the flash attention kernel (default)",
-    )
-    add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
+    add("--long", action="store_true", help="prompts and contexts of up to 32,768 tokens")
     add("--repeats", type=int, default=3, help="repeats per prefill")
     add("--steps", type=int, default=32, help="tokens to decode")
-    add("--max-prefill", type=int, default=PREFILL_TOKENS[-1], help="longest prompt")
-    add("--max-context", type=int, default=CONTEXTS[-1] + 256, help="longest context")
-    args = parser.parse_args()
-    with measured_limits() as limits:
-        try:
-            print(json.dumps(run(args, limits)))
-        except UserError as error:
-            print(f"single_request: {error}", file=sys.stderr)
-            return 2
-        return limits.exit_status()
+    add("--max-prefill", type=int, default=LONG[-1], help="longest prompt")
+    add("--max-context", type=int, default=LONG[-1] + 256, help="longest context")
+    return run_benchmark("single_request", parser, run)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """Benchmark calculations: model costs, machine limits, GGUF export, reports."""
 
+import contextlib
+import importlib
 import json
 import platform
 import re
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from benchmark import ab_compare
+from benchmark import ab_compare, model_driver, ops, single_request
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
 from benchmark.gguf_hybrid import convert_weight
 from benchmark.make_checkpoint import (
@@ -19,14 +22,16 @@ from benchmark.make_checkpoint import (
     weight_shapes,
     write_checkpoint,
 )
-from benchmark.metrics import METRICS, Metric
+from benchmark.metrics import METRICS, Metric, throughput
 from benchmark.model_costs import ModelCosts
 from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
-from benchmark.roofline import PROBE, Limits, Machine, best
+from benchmark.roofline import ISA_FLAGS, PROBE, Limits, Machine, Peaks, best, isa_of_kernels
+from benchmark.single_request import sampled_offsets
 from benchmark.systems.client import Ready
+from benchmark.timing import Times
 from tests.models.support import HYBRID, HYBRID_MIXTURE, MIXTURE
-from tiny_llm import load_weights
+from tiny_llm import UserError, kernels, load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.families.registry import read_config
 
@@ -68,6 +73,20 @@ def test_roofline_is_the_slower_of_memory_and_arithmetic():
     assert decode.bound(COSTS, MACHINE) == 40e9 / COSTS.decode_bytes(1, 128)
     prefill = Metric("", "", "prefill", 512)
     assert prefill.bound(COSTS, MACHINE) == pytest.approx(512 * 800e9 / COSTS.prefill_flops(512))
+    mixing = COSTS.prefill_mixing_flops(512)
+    seconds = (COSTS.prefill_flops(512) - mixing) / 400e9 + mixing / 200e9
+    bound = prefill.bound(COSTS, MACHINE, peaks=Peaks(400.0, 200.0))
+    assert bound == pytest.approx(512 / seconds), "products and attention have their own peaks"
+
+
+def test_long_contexts_move_their_keys_and_values():
+    decode = Metric("", "", "decode", 32768)
+    n_bytes = COSTS.weight_bytes() + 32768 * COSTS.kv_bytes_per_token
+    assert decode.bound(COSTS, MACHINE) == pytest.approx(40e9 / n_bytes)
+    assert COSTS.prefill_bytes(32768) == n_bytes
+    # 16 heads of 128 in 28 layers: scores and weighted values of (n + 1) / 2 keys on average.
+    attention = 32768 * (32769 / 2) * 28 * 16 * 128 * 4
+    assert COSTS.prefill_mixing_flops(32768) == pytest.approx(attention, rel=1e-12)
 
 
 def test_machine_limits_are_the_best_measurements():
@@ -232,6 +251,88 @@ def test_peak_includes_integer_products():
     assert "float32 200, 16-bit integer dot 300" in str(avx2)
 
 
+# float32, bfloat16, AMX, 16-bit integers, 8-bit integers.
+EVERY_PEAK = Machine("a processor", 2, 40.0, 100.0, 200.0, 1600.0, 300.0, 3200.0)
+
+
+@pytest.mark.parametrize(
+    ("isa", "quantized", "products", "attention"),
+    [
+        ("portable", True, 100, 100),
+        ("neon", True, 300, 100),
+        ("neon", False, 100, 100),
+        ("avx2", True, 300, 100),
+        ("avx2", False, 100, 100),
+        ("avx512", True, 200, 400 / 3),  # half the operations at 200, half at 100
+        ("avx512", False, 200, 400 / 3),
+        ("amx", True, 1600, 400 / 3),
+        ("amx", False, 200, 400 / 3),
+        ("native", True, 1600, 1600),
+    ],
+)
+def test_peaks_are_those_of_the_instructions_in_use(isa, quantized, products, attention):
+    peaks = EVERY_PEAK.kernel_peaks(isa, quantized)
+    assert (peaks.products, peaks.attention) == pytest.approx((products, attention))
+    assert EVERY_PEAK.highest_peaks == Peaks(3200.0, 3200.0)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
+def test_an_unmeasured_peak_is_replaced_by_the_highest(isa):
+    other = Machine("a processor", 2, 40.0, 100.0, 0.0, 0.0)
+    assert other.kernel_peaks(isa) == Peaks(100.0, 100.0)
+
+
+def test_shares_are_relative_to_the_kernels_peaks():
+    limits = Limits(lambda: EVERY_PEAK, "avx2")
+    metric = Metric("", "prefill", "prefill", 512)
+    bound = metric.bound(COSTS, EVERY_PEAK, peaks=Peaks(300.0, 100.0))
+    times = Times(512 / (0.5 * bound), 512 / bound)
+    row, share = throughput(metric, times, COSTS, EVERY_PEAK, limits)
+    assert row["roofline_tokens_per_s"] == bound
+    assert share == "50 %"
+    dense = ModelCosts.from_config(CONFIG)
+    row, _ = throughput(metric, times, dense, EVERY_PEAK, limits)
+    assert row["roofline_tokens_per_s"] == metric.bound(
+        dense, EVERY_PEAK, peaks=Peaks(100.0, 100.0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "isa", "peak"),
+    [
+        ("quantized_matmul", "avx2", 300),
+        ("matmul", "avx2", 100),
+        ("grouped_quantized_matmul", "amx", 1600),
+        ("paged_attention", "avx512", 400 / 3),
+        ("rms_norm", "avx512", 100),
+    ],
+)
+def test_peaks_of_operations(name, isa, peak):
+    assert ops.kernel_peak(name, EVERY_PEAK, isa) == pytest.approx(peak)
+
+
+def test_other_systems_may_use_8_bit_products():
+    prefill = METRICS["prefill-512"]
+    results = Results("a shape", COSTS, ["tiny-llm", "llama.cpp"], [prefill], "avx512")
+    results.machines = [EVERY_PEAK] * 2
+    bound = prefill.bound(COSTS, EVERY_PEAK, peaks=EVERY_PEAK.kernel_peaks("avx512"))
+    for system in results.systems:
+        results.describe(system, Ready(1.0, 10**9, system, 4.25))
+        results.add(system, prefill, {"seconds": 512 / (2 * bound)})
+    assert results.share("llama.cpp", prefill) < 0.2
+    assert results.above_limits() == ["tiny-llm, prefill 512 200 %"]
+
+
+def test_limits_are_those_of_the_forced_instruction_set(monkeypatch):
+    sets = kernels.extension().instruction_sets()
+    for isa in sets:
+        monkeypatch.setenv("TINY_LLM_CPU_ISA", isa)
+        assert isa_of_kernels() == isa
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "sse9")
+    with pytest.raises(UserError, match="TINY_LLM_CPU_ISA must be one of"):
+        isa_of_kernels()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="checks for x86 instructions")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -241,6 +342,16 @@ def test_peak_includes_integer_products():
         (["-mavx2", "-mfma"], "f32_fma", "vfmadd", 12),
         (["-mavx2", "-mfma"], "int16_dot", "vpmaddwd", 12),
         (["-mavx2", "-mfma", "-mavxvnni"], "int16_dot", "vpdpwssd", 12),
+        (["-mavx2", "-mfma"], "int8_dot", "vpmaddubsw", 12),
+        (["-mavx2", "-mfma", "-mavxvnni"], "int8_dot", "vpdpbusd", 12),
+        (["-mavx512f", "-mavx512vnni"], "int8_dot", "vpdpbusd", 24),
+        (["-mavx2", "-mamx-tile", "-mamx-int8"], "amx_int8", "tdpbsud", 4),
+        (
+            ["-march=native", *ISA_FLAGS["avx2"][1:]],
+            "int16_dot",
+            "(?:vpmaddwd|vpdpwssd)\\s.*%ymm",
+            12,
+        ),
         (["-mavx512f", "-mavx512bf16"], "bf16_dot", "vdpbf16ps", 24),
     ],
 )
@@ -249,7 +360,8 @@ def test_probe_executes_the_operations_it_counts(flags, function, instruction, s
     command = ["c++", "-std=c++20", "-O3", "-ffp-contract=fast", *flags, "-S", "-o", "-", PROBE]
     assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bodies = re.findall(rf"^\S*{function}\S*:\n(.*?)\n\s+ret\b", assembly, re.DOTALL | re.MULTILINE)
-    assert max(body.count(instruction) for body in bodies) >= sums, "the compiler merged the sums"
+    counts = [len(re.findall(instruction, body)) for body in bodies]
+    assert max(counts, default=0) >= sums, "the compiler merged the sums"
 
 
 class FakeWorker:
@@ -288,3 +400,59 @@ def test_ab_comparison_alternates_its_workers(capsys):
 def test_checkout_without_a_virtual_environment_is_rejected(tmp_path):
     with pytest.raises(SystemExit, match="has no .venv/bin/python; install tiny-llm there first"):
         ab_compare.venv_python(tmp_path)
+
+
+@pytest.mark.parametrize("tokens", [4096, 16384, 32768])
+def test_sampled_chunks_stand_for_a_prompt(tokens):
+    """The cost of a chunk is affine in its position."""
+    cost = [7.0 + 3.0 * offset for offset in range(0, tokens, 1024)]
+    sampled = [cost[offset // 1024] for offset in sampled_offsets(tokens)]
+    assert len(set(sampled)) == 4
+    assert sum(sampled) * len(cost) / 4 == sum(cost)
+
+
+@pytest.mark.parametrize("benchmark", ["single_request", "batch"])
+def test_benchmarks_of_a_model_fail_above_its_limits(monkeypatch, capsys, on_cpu, benchmark):
+    """The exit status is 1 if a share exceeds 100 %, and 2 for a user error."""
+    module = importlib.import_module(f"benchmark.{benchmark}")
+    flags = {
+        "single_request": ["--max-prefill=128", "--max-context=200", "--repeats=1", "--steps=3"],
+        "batch": ["--max-batch=1", "--steps=3"],
+    }
+    slow = Machine("a slow processor", 2, 1e-3, *[1e-3] * 5)
+    for machine, status in ((slow, 1), (EVERY_PEAK, 0)):
+        fixed = contextlib.nullcontext(Limits(lambda machine=machine: machine, "avx2"))
+        monkeypatch.setattr(model_driver, "measured_limits", lambda fixed=fixed: fixed)
+        monkeypatch.setattr(sys, "argv", [benchmark, *flags[benchmark]])
+        assert module.main() == status
+        output = capsys.readouterr()
+        assert json.loads(output.out.splitlines()[-1])["model"] == "demo"
+        assert ("above the machine's limits: " in output.err) == (status == 1)
+    monkeypatch.setattr(sys, "argv", [benchmark, "--model=/nowhere"])
+    assert module.main() == 2
+    assert capsys.readouterr().err.startswith(f"{benchmark}: ")
+
+
+def test_long_prompts_and_contexts(tmp_path, monkeypatch, capsys, on_cpu):
+    config = qwen3_config(32, 1, 64, 2, 1, True, head_dim=16, vocab_size=512)
+    write_checkpoint(tmp_path, config, bits=4, group_size=32)
+    fixed = contextlib.nullcontext(Limits(lambda: EVERY_PEAK, "avx2"))
+    monkeypatch.setattr(model_driver, "measured_limits", lambda: fixed)
+    monkeypatch.setattr(single_request, "LONG", (4096, 8192))
+    arguments = ["--long", "--repeats=1", "--steps=2", f"--model={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["single_request", *arguments])
+    assert single_request.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith(("| p", "| d"))] == [
+        "| prefill 4,096, 4 of 4 chunks",
+        "| prefill 8,192, 4 of 8 chunks",
+        "| decode at 4,096",
+        "| decode at 8,192",
+    ]
+    rows = json.loads(lines[-1])["rows"]
+    costs = ModelCosts.from_folder(tmp_path)
+    for row in rows:
+        bound = Metric("", "", row["metric"], row["tokens"]).bound(
+            costs, EVERY_PEAK, peaks=EVERY_PEAK.kernel_peaks("avx2")
+        )
+        assert row["roofline_tokens_per_s"] == bound

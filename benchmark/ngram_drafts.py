@@ -1,0 +1,357 @@
+"""n-gram drafts on edits from a git history: decoding speed with and without.
+
+    python -m benchmark.ngram_drafts --model FOLDER [--batch-size N] [--repository FOLDER]
+
+A prompt is "here is a file, apply this change": the file before a commit, and the commit's message.
+Its answer is the file after the commit, a window around the first change. Two other kinds bound the
+gain: answers that quote the prompt's file, and new files, which the prompt lacks. Weights may be
+random, so answers are forced: each step samples as usual, and the answer's tokens replace the
+samples. Text is split as by GPT-style tokenizers, one id per word.
+
+Both sides run the same requests on one engine, alternately, after an uncounted round. Prompts are
+in the prefix cache, and the time starts once all requests have their first token.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import mlx.core as mx
+from rich.console import Console
+
+from benchmark.model_costs import ModelCosts
+from tiny_llm import LLM, SamplingParams, UserError, load_weights
+from tiny_llm.cli.batching.workload import TimestampTokenizer
+from tiny_llm.engine import model_runner
+from tiny_llm.engine.execution.sampler import SamplerOutput, SamplingRow
+from tiny_llm.engine.factory import make_proposer
+from tiny_llm.engine.scheduling.outputs import Logprobs
+from tiny_llm.models import find_model
+
+TARGETS = {"quote": 1.8, "edit": None, "new file": 0.97}  # smallest ratio per kind of answer
+LABELS = ("kind", "cases")  # columns that are not figures
+SUFFIXES = (".py", ".md", ".cpp", ".h")
+COMMITS = 1000  # searched for edits
+MAX_MESSAGE_TOKENS = 200
+WORDS = re.compile(r" ?[^\W\d_]+| ?\d| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt and its forced answer, as token ids.
+
+    Attributes:
+        kind: a key of `TARGETS`.
+        name: commit and path.
+    """
+
+    kind: str
+    name: str
+    prompt: list[int]
+    answer: list[int]
+
+
+def encode(text: str, vocab_size: int) -> list[int]:
+    """Token ids of a text, one per word; equal words have equal ids."""
+    return [zlib.crc32(word.encode()) % vocab_size for word in WORDS.findall(text)]
+
+
+def git(repository: Path, *arguments: str) -> str:
+    """Output of a git command.
+
+    Raises:
+        UserError: the command failed.
+    """
+    command = ["git", "-C", str(repository), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, check=True).stdout.decode()
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = (getattr(error, "stderr", b"") or str(error).encode()).decode().strip()
+        raise UserError(
+            f"cannot read the git history of {repository}: {reason.splitlines()[0].rstrip('.')}."
+        ) from error
+
+
+def changed_files(repository: Path, revision: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yields (commit, message, status, path) of modified and added text files, newest first.
+
+    Each path and each commit occurs at most once per status.
+    """
+    log = git(
+        repository,
+        *(
+            "log",
+            revision,
+            f"--max-count={COMMITS}",
+            "--no-merges",
+            "--diff-filter=AM",
+            "--name-status",
+        ),
+        *("--no-renames", "--format=%x01%H%x02%B%x02", "--"),
+    )
+    seen: set[tuple[str, str]] = set()
+    for entry in log.split("\x01")[1:]:
+        commit, message, files = entry.split("\x02")
+        for line in files.split("\n"):
+            status, _, path = line.partition("\t")
+            keys = {(status, commit), (status, path)}
+            if path.endswith(SUFFIXES) and not keys & seen:
+                seen |= keys
+                yield commit, message.strip(), status, path
+
+
+def edit_cases(
+    repository: Path,
+    revision: str,
+    count: int,
+    max_prompt: int,
+    max_tokens: int,
+    vocab_size: int,
+) -> list[Case]:
+    """Builds `count` cases of each kind from a repository's history.
+
+    Args:
+        repository: a git checkout.
+        revision: its newest commit to use.
+        count: cases per kind.
+        max_prompt: longest file in a prompt, in tokens.
+        max_tokens: longest answer.
+        vocab_size: the model's.
+
+    Raises:
+        UserError: the history is unreadable or has too few edits of this size.
+    """
+    cases: dict[str, list[Case]] = {kind: [] for kind in TARGETS}
+    for commit, message, status, path in changed_files(repository, revision):
+        if min(map(len, cases.values())) >= count:
+            break
+        if len(cases["edit" if status == "M" else "new file"]) >= count:
+            continue
+        name = f"{commit[:8]} {path}"
+        change = encode(message, vocab_size)[:MAX_MESSAGE_TOKENS]
+        after = encode(git(repository, "show", f"{commit}:{path}"), vocab_size)
+        if status == "A":
+            if len(after) >= max_tokens:
+                task = encode(f"Write the file {path}:\n", vocab_size)
+                cases["new file"].append(Case("new file", name, task + change, after[:max_tokens]))
+            continue
+        before = encode(git(repository, "show", f"{commit}^:{path}"), vocab_size)
+        if not max_tokens <= len(before) <= max_prompt or len(after) < max_tokens:
+            continue
+        change_at = first_difference(before, after)
+        file = encode(f"Here is the file {path}:\n", vocab_size) + before
+        prompt = file + encode("\nApply this change:\n", vocab_size) + change
+        cases["edit"].append(Case("edit", name, prompt, window(after, change_at, max_tokens)))
+        prompt = file + encode("\nRepeat these lines:\n", vocab_size)
+        cases["quote"].append(Case("quote", name, prompt, window(before, change_at, max_tokens)))
+    for kind, found in cases.items():
+        if len(found) < count:
+            raise UserError(
+                f"the history of {repository} has {len(found)} cases of kind '{kind}', expected "
+                f"{count}; reduce --prompts or --max-tokens, or set --repository."
+            )
+    return [case for found in cases.values() for case in found[:count]]
+
+
+def window(tokens: list[int], center: int, size: int) -> list[int]:
+    """`size` of at least as many tokens, around a position if possible."""
+    start = min(max(0, center - size // 2), len(tokens) - size)
+    return tokens[start : start + size]
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    """Index of the first difference; the shorter length if one is a prefix of the other."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+class ForcedOutput(SamplerOutput):
+    """Sampler output whose tokens are those of the answers."""
+
+    answers: dict[str, list[int]]  # by request id
+
+    def __init__(self, logits: mx.array, rows: Sequence[SamplingRow]):
+        super().__init__(logits, rows)
+        self._rows = rows
+
+    def read(self) -> tuple[list[int], list[int], dict[int, Logprobs]]:
+        """Waits for the samples, and returns the answers' tokens instead."""
+        sampled, nan_rows, logprobs = super().read()
+        answers = [self.answers[row.request.request_id] for row in self._rows]
+        tokens = [
+            answer[row.position] if row.position < len(answer) else token
+            for row, answer, token in zip(self._rows, answers, sampled, strict=True)
+        ]
+        return tokens, nan_rows, logprobs
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of one or several requests, from their first tokens on.
+
+    Attributes:
+        seconds: time until all are finished.
+        tokens: tokens generated in that time.
+        steps: decoding steps of the requests.
+        drafted, accepted: draft tokens.
+    """
+
+    seconds: float
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+
+
+def run_cases(llm: LLM, cases: Sequence[Case], speculative: str | None) -> Run:
+    """Runs cases concurrently, with or without n-gram drafts.
+
+    Raises:
+        UserError: a request failed.
+    """
+    llm.core._proposer = make_proposer(speculative, None, None)
+    ForcedOutput.answers = {case.name: case.answer for case in cases}
+    for case in cases:
+        params = SamplingParams(temperature=0, max_tokens=len(case.answer), ignore_eos=True)
+        llm.add_request(case.prompt, params, request_id=case.name)
+    counts: dict[str, int] = {}
+    outputs: dict[str, Any] = {}
+    before: tuple[int, ...] = ()
+    started = 0.0
+    while llm.has_unfinished_requests:
+        for output in llm.step():
+            outputs[output.request_id] = output.request_output
+        if not before and len(outputs) == len(cases):
+            counts = {name: len(output.token_ids) for name, output in outputs.items()}
+            before = _statistics(llm)
+            started = time.perf_counter()
+    seconds = time.perf_counter() - started
+    for case in cases:
+        if outputs[case.name].token_ids != case.answer:
+            raise UserError(f"the request {case.name} failed: {outputs[case.name].error}")
+    tokens = sum(len(case.answer) for case in cases) - sum(counts.values())
+    steps = [after - earlier for after, earlier in zip(_statistics(llm), before, strict=True)]
+    return Run(seconds, tokens, *steps)
+
+
+def _statistics(llm: LLM) -> tuple[int, int, int]:
+    found = llm.runner.statistics
+    return found.num_decodes, found.num_draft_tokens, found.num_accepted_tokens
+
+
+def compare(llm: LLM, cases: Sequence[Case], rounds: int) -> dict[str, Any]:
+    """Runs cases alternately without and with drafts; an uncounted round comes first."""
+    runs: dict[str | None, list[Run]] = {None: [], "ngram": []}
+    for number in range(rounds + 1):
+        for speculative in list(runs)[:: 1 if number % 2 else -1]:
+            run = run_cases(llm, cases, speculative)
+            if number:
+                runs[speculative].append(run)
+    plain, ngram = runs[None], runs["ngram"]
+    speeds = [[run.tokens / run.seconds for run in side] for side in (plain, ngram)]
+    return {
+        "kind": cases[0].kind,
+        "cases": [case.name for case in cases],
+        "tokens_per_step": ngram[0].tokens / ngram[0].steps,
+        "drafts_per_token": ngram[0].drafted / ngram[0].tokens,
+        "acceptance_rate": ngram[0].accepted / max(1, ngram[0].drafted),
+        "tokens_per_s": median(speeds[0]),
+        "tokens_per_s_with_drafts": median(speeds[1]),
+        "best_tokens_per_s": max(speeds[0]),
+        "best_tokens_per_s_with_drafts": max(speeds[1]),
+        "ratio": median(b / a for a, b in zip(*speeds, strict=True)),
+        "ratio_of_best": max(speeds[1]) / max(speeds[0]),
+    }
+
+
+def report(kind: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Prints the table row of a kind: medians of its cases, and the lowest ratio."""
+    middle = {key: median(row[key] for row in rows) for key in rows[0] if key not in LABELS}
+    target = TARGETS[kind]
+    cells = [
+        kind,
+        f"{middle['tokens_per_step']:.2f}",
+        f"{middle['drafts_per_token']:.2f}",
+        f"{middle['acceptance_rate']:.0%}",
+        f"{middle['tokens_per_s']:.1f}",
+        f"{middle['tokens_per_s_with_drafts']:.1f}",
+        f"{middle['ratio']:.2f}",
+        f"{min(row['ratio'] for row in rows):.2f}",
+        f"{middle['ratio_of_best']:.2f}",
+        "" if target is None else f"{target:.2f}",
+    ]
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures all cases, one per kind at a time, and prints the table."""
+    mx.set_default_device(mx.cpu)
+    costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
+    mlx_model, _ = load_weights(args.model)
+    count = args.prompts * args.batch_size
+    sizes = count, args.max_prompt, args.max_tokens, costs.args.vocab_size
+    cases = edit_cases(args.repository, args.revision, *sizes)
+    longest = max(len(case.prompt) + len(case.answer) for case in cases)
+    llm = LLM(
+        (mlx_model, TimestampTokenizer()),
+        kv_cache_bytes=(args.batch_size + 1) * (longest + 64) * costs.kv_bytes_per_token,
+        max_num_seqs=args.batch_size,
+    )
+    llm.reserve()
+    by_kind = {kind: [case for case in cases if case.kind == kind] for kind in TARGETS}
+    rows: list[dict[str, Any]] = []
+    with patch.object(model_runner, "SamplerOutput", ForcedOutput):
+        for first in range(0, count, args.batch_size):
+            for of_kind in by_kind.values():
+                batch = of_kind[first : first + args.batch_size]
+                rows.append(compare(llm, batch, args.rounds))
+                print(f"{rows[-1]['ratio']:.2f}  {batch[0].kind}  {batch[0].name}", file=sys.stderr)
+    print(
+        "| answer | tokens/step | drafts/token | accepted | tokens/s without | with | "
+        "ratio, median | lowest | ratio of best | asked |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for kind in TARGETS:
+        report(kind, [row for row in rows if row["kind"] == kind])
+    return {"model": args.model, "batch_size": args.batch_size, "rows": rows}
+
+
+def main() -> int:
+    """Runs the command; the last line of output is JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default="demo", help="model name or folder (default: demo)")
+    add(
+        "--repository",
+        type=Path,
+        default=Path(__file__).parent.parent,
+        help="git checkout with the edits (default: this one)",
+    )
+    add("--revision", default="HEAD", help="newest commit to use; fixes the cases")
+    add("--prompts", type=int, default=6, help="measurements per kind of answer")
+    add("--batch-size", type=int, default=1, help="concurrent requests")
+    add("--max-prompt", type=int, default=2048, help="longest file in a prompt, in tokens")
+    add("--max-tokens", type=int, default=256, help="length of the answers")
+    add("--rounds", type=int, default=3)
+    try:
+        print(json.dumps(run(parser.parse_args())))
+    except UserError as error:
+        print(f"ngram_drafts: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
