@@ -49,11 +49,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
     Args:
         errors: pydantic's list. The most deeply nested error is reported: in a union, errors from
-            alternatives that do not apply are shallower.
+            alternatives that do not apply are shallower, or have another `type`.
     """
     if any(error["type"] == "json_invalid" for error in errors):
         return bad_request(MESSAGES["json_invalid"])
-    error = max(errors, key=lambda error: (len(error["loc"]), error["loc"][-1] == "type"))
+    depth = max(len(error["loc"]) for error in errors)
+    deepest = [error for error in errors if len(error["loc"]) == depth]
+    wrong_type = [error for error in deepest if error["loc"][-1] == "type"]
+    other_types = {error["loc"][:-1] for error in wrong_type}
+    applicable = [error for error in deepest if error["loc"][:-1] not in other_types]
+    error = (applicable or wrong_type)[0]
     field = _path(error["loc"], error["type"] == "extra_forbidden")
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
         return _non_text_error(error, field.removesuffix(".type"))

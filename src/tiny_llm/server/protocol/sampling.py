@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
@@ -12,6 +12,7 @@ from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError
 from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
 from ..http.errors import bad_request
+from ..http.unsupported import drop_nulls
 from .bounded_types import (
     BoundedDict,
     BoundedList,
@@ -110,6 +111,8 @@ class CommonFields(StrictModel):
     stream: bool | None = None
     user: str | None = None
     metadata: JsonObject | None = None
+
+    _drop_nulls = model_validator(mode="before")(drop_nulls)
 
     @property
     def effort(self) -> ReasoningEffort | None:
