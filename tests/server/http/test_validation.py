@@ -28,6 +28,14 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
             {"tool_choice": {"type": "function", "name": "f"}},
             "tool_choice.function is required.",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "Why?"}]}]},
+            "messages[0].content[0].type is required.",
+        ),
+        (
+            {"stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation must be false, got true.",
+        ),
         ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function is required."),
         (
             {"tools": [{"type": "custom", "custom": {"name": "f"}}]},

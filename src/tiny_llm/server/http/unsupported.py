@@ -98,18 +98,18 @@ def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def unsupported_value_message(field: str, given: object, allowed: object) -> str | None:
+def unsupported_value_message(field: str, given: str, allowed: str) -> str | None:
     """Explains why a value is unsupported; None if the field has no specific reason.
 
     Args:
         field: path in the body.
-        given: the given value.
+        given: description of the given value.
         allowed: description of the allowed values.
     """
     reason = VALUE_REASONS.get(re.sub(r"\[\d+\]", "[]", field))
     if reason is None:
         return None
-    return f"{field} must be {allowed}, got {str(given)[:60]!r}: {reason}."
+    return f"{field} must be {allowed}, got {given}: {reason}."
 
 
 def unsupported_field_message(field: str) -> str | None:
