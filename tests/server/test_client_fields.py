@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.server.running_server import RunningServer
+from tiny_llm.server.http.unsupported import FIELD_REASONS
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -131,7 +132,7 @@ def test_images_of_tool_results_are_replaced(server, client, claude):
     history[-1]["content"] = [{"type": "text", "text": "Seen:"}, IMAGE]
     response = client.chat.completions.create(**ECHO, messages=history)
     assert f"Seen:\n{PLACEHOLDER}" in prompt(server, response)
-    server.wait_for("WARNING images in tool results are replaced with text")
+    server.wait_for("WARNING each image in a tool result is replaced with text")
     use = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c"}
     counts = [
@@ -160,6 +161,55 @@ def test_images_of_tool_results_are_replaced(server, client, claude):
         for content in ([{"type": "image", "source": SOURCE}], PLACEHOLDER)
     ]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("kind", ["input_audio", "file"])
+def test_media_of_tool_results_are_replaced(server, client, kind):
+    history = tool_call_history("{}")
+    history[-1]["content"] = [{"type": kind, kind: {"data": "JVBERi0="}}]
+    response = client.chat.completions.create(**ECHO, messages=history)
+    medium = {"input_audio": "audio", "file": "document"}[kind]
+    assert f"[{medium} omitted: this model reads text only]" in prompt(server, response)
+
+
+def test_documents_of_tool_results(claude):
+    """Claude Code sends a PDF file beside the result of the tool that read it."""
+    use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    text = {"type": "text", "media_type": "text/plain", "data": "Paris"}
+
+    def count(result, *beside):
+        returned = {"type": "tool_result", "tool_use_id": "t", "content": result}
+        calls = {"role": "assistant", "content": [use]}
+        history = [*QUESTION, calls, {"role": "user", "content": [returned, *beside]}]
+        return claude.messages.count_tokens(model="demo", messages=history).input_tokens
+
+    omitted = PLACEHOLDER.replace("image", "document")
+    document = {"type": "document", "source": pdf}
+    assert count([document]) == count(omitted)
+    assert count([{"type": "document", "source": text}]) == count("Paris")
+    assert count("read", document) == count("read", {"type": "text", "text": omitted})
+
+
+@pytest.mark.parametrize("message", [{"role": "assistant"}, {"role": "tool", "tool_call_id": "c"}])
+def test_null_content_is_empty(client, message):
+    tokens = [
+        client.chat.completions.create(
+            **ECHO, messages=[*tool_call_history("{}"), {**message, "content": content}, *QUESTION]
+        ).prompt_token_ids
+        for content in (None, "")
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_null_means_not_set(server):
+    body = {"messages": QUESTION, "max_tokens": 1, "logprobs": False, "top_logprobs": 0}
+    nulls = dict.fromkeys(FIELD_REASONS)
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        fields = body if "chat" in path else {"messages": QUESTION, "max_tokens": 1}
+        assert server.post(path, {**nulls, **fields}).status_code == 200
+    empty = {**fields, "tools": [], "tool_choice": {"type": "auto"}}
+    assert server.post("/v1/messages", empty).status_code == 200
 
 
 def test_images_of_users_are_rejected(client, claude):

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+from base64 import b64decode
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +30,7 @@ wire_api = "responses"
 """
 # Arguments of two runs per agent; the second run resumes the conversation of the first.
 CODEX = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-CLAUDE_CODE = ["--allowedTools", "Bash", "-p"]
+CLAUDE_CODE = ["--allowedTools", "Bash", "Read", "-p"]
 RUNS = {
     "codex": ([*CODEX, "Go."], [*CODEX, "resume", "--last", "Go on."]),
     "claude": ([*CLAUDE_CODE, "Go."], [*CLAUDE_CODE, "Go on.", "--continue"]),
@@ -38,14 +39,25 @@ SHELLS = {
     "codex": lambda command: tool_call("exec_command", cmd=command),
     "claude": lambda command: tool_call("Bash", command=command, description="Writes a line"),
 }
+# Calls that return an image and, beside the result, a document.
+VIEWS = {
+    "codex": lambda folder: tool_call("view_image", path=f"{folder}/dot.png"),
+    "claude": lambda folder: tool_call("Read", file_path=f"{folder}/empty.pdf"),
+}
+PNG = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
+    "gg=="
+)
+PDF = b"%PDF-1.4\n1 0 obj<</Type/Catalog>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF\n"
 
 
-def scripted_outputs(agent: str) -> list[str]:
+def scripted_outputs(agent: str, folder: Path) -> list[str]:
     """Ten model outputs: single, parallel and text-prefixed calls; each run ends with text."""
     shell = SHELLS[agent]
     calls = [shell(f"echo {turn} >> turns") for turn in range(8)]
     calls[1] = f"I write a line.\n{calls[1]}"
     calls[2] = f"{shell('echo before')}\n{calls[2]}"
+    calls[5] = f"{VIEWS[agent](folder)}\n{calls[5]}"
     return [*calls[:4], "The first half is done.", *calls[4:], "All is done."]
 
 
@@ -75,16 +87,17 @@ def test_ten_turns(agent, tmp_path):
     program = NODE_PREFIX / "node_modules" / ".bin" / agent
     if not program.exists():
         pytest.skip(f"TINY_LLM_FRAMEWORKS_NODE does not name an npm prefix with {agent}")
-    (tmp_path / "script.json").write_text(
-        json.dumps([['"type": "function"', scripted_outputs(agent)]])
-    )
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "dot.png").write_bytes(PNG)
+    (work / "empty.pdf").write_bytes(PDF)
+    script = [['"type": "function"', scripted_outputs(agent, work)]]
+    (tmp_path / "script.json").write_text(json.dumps(script))
     checkpoint = write_checkpoint(tmp_path / "demo", 65_536)
     flags = ("--model", str(checkpoint), "--log-requests", "--kv-cache-bytes", str(10**9))
     server = RunningServer(*flags, script=tmp_path / "script.json")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text(CODEX_CONFIG.format(url=server.url))
-    work = tmp_path / "work"
-    work.mkdir()
     for arguments, end in zip(RUNS[agent], ("first half is", "All is"), strict=True):
         run = subprocess.run(
             [program, *arguments],
@@ -109,6 +122,7 @@ def test_ten_turns(agent, tmp_path):
         for match in re.findall(r"prompt_tokens=(\d+) cached_tokens=(\d+) output_tokens=(\d+)", log)
     ]
     assert len(counts) == 10
+    assert f"each {'image' if agent == 'codex' else 'document'} in a tool result is replaced" in log
     for (prompt, _, output), (_, cached, _) in pairwise(counts):
         assert cached >= 0.95 * (prompt + output), counts
     print(agent, counts)

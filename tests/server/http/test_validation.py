@@ -24,6 +24,24 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
         ({"stream": None, "logprobs": "maybe"}, "logprobs must be true or false, got 'maybe'."),
         ({"top_logprobs": 50}, "top_logprobs must be at most 20, got 50."),
         ({"reasoning_effort": True}, "got true."),
+        (
+            {"tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice.function is required.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "Why?"}]}]},
+            "messages[0].content[0].type is required.",
+        ),
+        (
+            {"stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation must be false, got true.",
+        ),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools[0].function is required."),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "tools[0].type must be 'function', got 'custom': the model calls functions, which the "
+            "client runs.",
+        ),
     ],
 )
 def test_sentence_names_field_requirement_and_value(fields, message_part):

@@ -179,6 +179,13 @@ def test_logprobs(client, effort):
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice must be 'auto'"),
         ({"tools": [TOOL], "tool_choice": {**FIRST_TWO, "tools": "x"}}, "requires mode"),
         ({"tools": [TOOL], "tool_choice": FIRST_TWO}, "subset of the request's tools."),
+        ({"tools": [{**TOOL, "name": ""}]}, "tools[0].name must have 1 or more characters"),
+        ({"tools": [{**TOOL, "strict": "no"}]}, "tools[0].strict must be true or false, got 'no'"),
+        ({"tools": [{**TOOL, "parameters": "x"}]}, "tools[0].parameters must be an object"),
+        (
+            {"input": [{"type": "function_call_output", "output": "x"}]},
+            "input[0].call_id must be a string.",
+        ),
     ],
 )
 def test_invalid_request_is_400(client, change, message):

@@ -50,8 +50,13 @@ def test_streamed_response(client):
     tool = {"type": "function", "name": "visit", "parameters": SCHEMA, "strict": True}
     body = {"model": "demo", "input": "France?", "tools": [tool], "tool_choice": "required"}
     body |= {"reasoning": {"effort": "none"}, "parallel_tool_calls": False}
-    for limit, status in ((200, "completed"), (MAX_TOKENS, "incomplete")):
-        events = list(client.responses.create(**body, stream=True, max_output_tokens=limit))
+    for limit, stop, status, item_status in (
+        (200, None, "completed", "completed"),
+        (MAX_TOKENS, None, "incomplete", "incomplete"),
+        (200, "Par", "completed", "incomplete"),
+    ):
+        body |= {"max_output_tokens": limit, "extra_body": {"stop": stop}}
+        events = list(client.responses.create(**body, stream=True))
         kinds = [event.type.removeprefix("response.") for event in events]
         name = "function_call_arguments"
         number = kinds.count(f"{name}.delta")
@@ -64,7 +69,7 @@ def test_streamed_response(client):
         arguments = "".join(event.delta for event in events if event.type.endswith(".delta"))
         (item,) = events[-1].response.output
         assert arguments == events[-3].arguments == item.arguments
-        assert item.status == status
+        assert item.status == item_status
 
 
 def test_streamed_message(server):

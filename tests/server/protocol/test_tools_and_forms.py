@@ -2,7 +2,9 @@
 
 import json
 
+import anthropic
 import pytest
+from pydantic import BaseModel
 
 from tests.server.test_demo_model import WEATHER
 
@@ -66,6 +68,33 @@ def test_call_or_structured_output(server, make):
 def test_required_call(server, make):
     texts, calls = parts(server.post(*make(ANSWERS, "required")))
     assert (texts, set(calls[0])) == ([], {"city"})
+
+
+class Capital(BaseModel):
+    """The format `CITY`."""
+
+    country: str
+    capital: str
+
+
+def test_parsers_of_the_clients(server, client):
+    """They parse each text as the format, so text before a call would be an error."""
+    strict = {**FUNCTION, "strict": True}
+    tools = [{"type": "function", "function": strict}]
+    body = {**chat(CALLS)[1], "tools": tools, "response_format": Capital}
+    called = client.chat.completions.parse(model="demo", **body).choices[0].message
+    assert called.tool_calls[0].function.parsed_arguments == {"city": "Paris"}
+    assert called.content is None
+    response = client.responses.parse(
+        model="demo", input=CALLS, tools=[{"type": "function", **strict}], text_format=Capital
+    )
+    assert [item.type for item in response.output] == ["reasoning", "function_call"]
+    claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    body = message(CALLS)[1]
+    for name in ("output_config", "temperature"):
+        del body[name]
+    parsed = claude.messages.parse(model="demo", **body, output_format=Capital)
+    assert [block.type for block in parsed.content] == ["tool_use"]
 
 
 def test_streamed_call_or_structured_output(client):

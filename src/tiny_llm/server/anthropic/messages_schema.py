@@ -4,14 +4,15 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
 from ..http.unsupported import (
     CONTEXT_NOT_EDITED,
     STATELESS,
-    replace_images,
+    drop_nulls,
+    replace_media,
     unsupported_field_message,
     warn_once,
 )
@@ -95,6 +96,9 @@ class SearchResultBlock(CacheableModel):
         return "\n".join((self.title, self.source, *(block.text for block in self.content)))
 
 
+ResultPart = Annotated[TextBlock | SearchResultBlock | DocumentBlock, Field(discriminator="type")]
+
+
 class ToolUseBlock(CacheableModel):
     """A tool call by the model."""
 
@@ -106,21 +110,17 @@ class ToolUseBlock(CacheableModel):
 
 
 class ToolResultBlock(CacheableModel):
-    """The result of a tool call. Images in it are replaced with text."""
+    """The result of a tool call. Images and documents in it are replaced with text."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: (
-        str
-        | BoundedList[Annotated[TextBlock | SearchResultBlock, Field(discriminator="type")]]
-        | None
-    ) = None
+    content: str | BoundedList[ResultPart] | None = None
     is_error: bool | None = None
 
     @field_validator("content", mode="before")
     @classmethod
-    def _replace_images(cls, content: Any) -> Any:
-        return replace_images(content)
+    def _replace_media(cls, content: Any) -> Any:
+        return replace_media(content)
 
 
 ContentBlock = Annotated[
@@ -136,10 +136,20 @@ ContentBlock = Annotated[
 
 
 class MessageParam(StrictModel):
-    """A message. Claude Code also sends system messages between turns."""
+    """A message. Claude Code also sends system messages between turns.
+
+    Blocks beside a tool result belong to it: Claude Code sends a PDF file in that way.
+    """
 
     role: Literal["user", "assistant", "system"]
     content: str | BoundedList[ContentBlock]
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _replace_media(cls, content: Any) -> Any:
+        blocks = content if isinstance(content, list) else []
+        has_result = any(isinstance(b, dict) and b.get("type") == "tool_result" for b in blocks)
+        return replace_media(content) if has_result else content
 
 
 class ThinkingConfig(StrictModel):
@@ -210,6 +220,8 @@ class CountTokensRequest(CacheableModel):
     speed: Literal["standard"] | None = None
     workspace_id: str | None = None
 
+    _drop_nulls = model_validator(mode="before")(drop_nulls)
+
     def check_supported(self) -> None:
         """Rejects unsupported and conflicting fields."""
         if self.context_management is not None and self.context_management.edits:
@@ -222,8 +234,9 @@ class CountTokensRequest(CacheableModel):
                 "output_format and output_config.format are the same option; set only one of them.",
                 "output_format",
             )
-        if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":
-            raise bad_request("tool_choice requires tools, but tools is empty.")
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool") and not self.tools:
+            raise bad_request("tool_choice requires tools, but tools is empty.", "tool_choice")
 
     def constraint(self) -> OutputConstraint | None:
         """The output constraint; None for unconstrained output.
@@ -331,7 +344,7 @@ class MessagesRequest(CountTokensRequest):
             )
 
 
-def _texts(content: str | Sequence[TextBlock | SearchResultBlock] | None) -> list[str]:
+def _texts(content: str | Sequence[ResultPart] | None) -> list[str]:
     if content is None or isinstance(content, str):
         return [content or ""]
     return [block.text for block in content]

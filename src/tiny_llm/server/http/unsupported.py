@@ -62,6 +62,7 @@ VALUE_REASONS = {
     "context_management.edits[].type": "the conversation is not edited",
     "tools[].allowed_callers[]": NO_SERVER_TOOLS,
     "tools[].defer_loading": "tool search is not supported; all tools are in the prompt",
+    "tools[].type": "the model calls functions, which the client runs",
     "verbosity": "the model has no verbosity setting; request the desired length in a message",
     "reasoning.summary": "summaries are not supported; the full reasoning is returned",
     "service_tier": "this server has a single service tier",
@@ -69,9 +70,12 @@ VALUE_REASONS = {
 VALUE_REASONS["text.verbosity"] = VALUE_REASONS["verbosity"]
 VALUE_REASONS["reasoning.generate_summary"] = VALUE_REASONS["reasoning.summary"]
 
-# Types of image content parts: Messages, chat completions, Responses.
-IMAGE_TYPES = ("image", "image_url", "input_image")
-IMAGE_PLACEHOLDER = "[image omitted: this model reads text only]"
+# What content parts contain, by type; of all protocols.
+MEDIA_TYPES = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("audio", "input_audio"), "audio"),
+    **dict.fromkeys(("document", "file", "input_file"), "document"),
+}
 
 
 @cache
@@ -94,18 +98,18 @@ def warn_ignored(field: str, items: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def unsupported_value_message(field: str, given: object, allowed: object) -> str | None:
+def unsupported_value_message(field: str, given: str, allowed: str) -> str | None:
     """Explains why a value is unsupported; None if the field has no specific reason.
 
     Args:
         field: path in the body.
-        given: the given value.
+        given: description of the given value.
         allowed: description of the allowed values.
     """
     reason = VALUE_REASONS.get(re.sub(r"\[\d+\]", "[]", field))
     if reason is None:
         return None
-    return f"{field} must be {allowed}, got {str(given)[:60]!r}: {reason}."
+    return f"{field} must be {allowed}, got {given}: {reason}."
 
 
 def unsupported_field_message(field: str) -> str | None:
@@ -114,8 +118,19 @@ def unsupported_field_message(field: str) -> str | None:
     return None if reason is None else f"{field} is not supported: {reason}."
 
 
-def replace_images(content: Any) -> Any:
-    """Replaces images in a tool result with text; returns other content unchanged.
+def drop_nulls(body: Any) -> Any:
+    """Removes unsupported fields that are null, which means that they are not set."""
+    if not isinstance(body, dict):
+        return body
+    return {
+        name: value
+        for name, value in body.items()
+        if value is not None or name not in FIELD_REASONS
+    }
+
+
+def replace_media(content: Any) -> Any:
+    """Replaces images, audio and documents in a tool result with text; keeps other content.
 
     Agents resend a tool result with every later turn, so rejecting it would end the conversation.
 
@@ -124,13 +139,15 @@ def replace_images(content: Any) -> Any:
     """
     if not isinstance(content, list):
         return content
-    parts = [
-        {"type": "text", "text": IMAGE_PLACEHOLDER} if _is_image(part) else part for part in content
-    ]
-    if parts != content:
-        warn_once("images in tool results are replaced with text: the model reads text only")
-    return parts
+    return [_replace_medium(part) for part in content]
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in IMAGE_TYPES
+def _replace_medium(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    source = part.get("source") if kind == "document" else None
+    is_text = isinstance(source, dict) and source.get("type") == "text"
+    medium = MEDIA_TYPES.get(kind) if isinstance(kind, str) and not is_text else None
+    if medium is None:
+        return part
+    warn_once(f"each {medium} in a tool result is replaced with text: the model reads text only")
+    return {"type": "text", "text": f"[{medium} omitted: this model reads text only]"}

@@ -13,6 +13,7 @@ MESSAGES = {
     "too_long": "{field} must have at most {max_length} elements, got {actual_length}.",
     "extra_forbidden": "{field} is not a supported field; remove it.",
     "missing": "{field} is required.",
+    "union_tag_not_found": "{field}.type is required.",
     "json_invalid": "The body is not valid JSON.",
 }
 
@@ -41,7 +42,10 @@ REQUIREMENTS = {
 }
 
 # OpenAI's error codes, by pydantic error type; for other errors, the code is pydantic's type.
-CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
+CODES = {
+    "extra_forbidden": "unknown_parameter",
+    **dict.fromkeys(("missing", "union_tag_not_found"), "missing_required_parameter"),
+}
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -49,28 +53,34 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
     Args:
         errors: pydantic's list. The most deeply nested error is reported: in a union, errors from
-            alternatives that do not apply are shallower.
+            alternatives that do not apply are shallower, or have another `type`.
     """
     if any(error["type"] == "json_invalid" for error in errors):
         return bad_request(MESSAGES["json_invalid"])
-    error = max(errors, key=lambda error: (len(error["loc"]), error["loc"][-1] == "type"))
+    depth = max(len(error["loc"]) for error in errors)
+    deepest = [error for error in errors if len(error["loc"]) == depth]
+    wrong_type = [error for error in deepest if error["loc"][-1] == "type"]
+    other_types = {error["loc"][:-1] for error in wrong_type}
+    applicable = [error for error in deepest if error["loc"][:-1] not in other_types]
+    error = (applicable or wrong_type)[0]
     field = _path(error["loc"], error["type"] == "extra_forbidden")
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
         return _non_text_error(error, field.removesuffix(".type"))
     if error["type"] == "extra_forbidden" and (reason := unsupported_field_message(field)):
         return bad_request(reason, field, "unsupported_parameter")
+    context = dict(error.get("ctx", {}))
     if error["type"] == "literal_error":
-        allowed = error.get("ctx", {}).get("expected")
-        if reason := unsupported_value_message(field, error["input"], allowed):
+        context["expected"] = context["expected"].replace("False", "false")
+        given = _name_value(error["input"])
+        if reason := unsupported_value_message(field, given, context["expected"]):
             return bad_request(reason, field, "unsupported_value")
     if error["type"] in MESSAGES:
         return bad_request(
-            MESSAGES[error["type"]].format(field=field, **error.get("ctx", {})),
+            MESSAGES[error["type"]].format(field=field, **context),
             field,
             CODES.get(error["type"]),
         )
     if error["type"] in REQUIREMENTS:
-        context = error.get("ctx", {})
         requirement = REQUIREMENTS[error["type"]].format_map(context)
         given = context.get("actual_length", _name_value(error["input"]))
         return bad_request(f"{field} {requirement}, got {given}.", field, error["type"])

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
-from ..http.unsupported import replace_images
+from ..http.unsupported import replace_media
 from ..protocol.prompts import THINKING_VARIABLE
 from ..protocol.request_fields import (
     BoundedList,
@@ -49,7 +49,7 @@ ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 class FunctionDefinition(StrictModel):
     """A function the model may call."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
@@ -82,7 +82,7 @@ class MessageToolCall(StrictModel):
 class ChatMessage(StrictModel):
     """A message. Response fields (`refusal` and below) are accepted from clients that echo them.
 
-    Images in a tool result are replaced with text.
+    Images, audio and documents in a tool result are replaced with text.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -100,20 +100,20 @@ class ChatMessage(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _replace_tool_images(cls, given: Any) -> Any:
+    def _replace_tool_media(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("role") == "tool":
-            return {**given, "content": replace_images(given.get("content"))}
+            return {**given, "content": replace_media(given.get("content"))}
         return given
 
     def to_template(self, number: int) -> dict[str, Any]:
         """Converts the message, number `number`, for the chat template; rejects missing content."""
         path = f"messages[{number}]"
         content = self.content
-        if content is None and self.role == "assistant":
-            content = self.refusal or ("" if self.tool_calls else None)
+        if content is None and self.role in ("assistant", "tool"):
+            content = self.refusal or ""
         if content is None:
             raise bad_request(
-                f"{path} has no content; only an assistant message with tool_calls may omit it.",
+                f"{path} has no content; only assistant and tool messages may omit it.",
                 f"{path}.content",
             )
         if not isinstance(content, str):
@@ -220,7 +220,7 @@ class ChatCompletionRequest(SamplingFields):
     def check_supported(self) -> None:
         """Rejects conflicting fields."""
         self.check_stream(bool(self.stream), self.stream_options is not None)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
             raise bad_request(

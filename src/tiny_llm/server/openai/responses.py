@@ -150,7 +150,8 @@ class ResponseSerializer:
     def _finish(self) -> list[Event]:
         self._server.schedule_warmup(self._prompts, self._prompt, self._output, self._handle.lora)
         self._server.schedule_validation(self._handle, self._output)
-        events = self._items.finish(self._is_incomplete)
+        is_cut_call = self._output.parser.has_incomplete_call and self._items.ends_with_call
+        events = self._items.finish(self._is_incomplete or is_cut_call)
         if self._is_stored:
             self._store.add(self._id, self._conversation, self._items.items)
         return events

@@ -4,7 +4,7 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 from ..http.errors import bad_request
-from ..http.unsupported import replace_images, warn_ignored
+from ..http.unsupported import replace_media, warn_ignored
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -68,9 +68,10 @@ def _to_message(item: dict[str, Any], path: str) -> dict[str, Any] | None:
             call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
             return {"role": "assistant", "content": "", "tool_calls": [call]}
         case "function_call_output":
-            output = replace_images(item.get("output"))
+            output = replace_media(item.get("output"))
             text = _join_parts(output, f"{path}.output") if output is not None else ""
-            return {"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text}
+            call_id = _string(item, "call_id", path)
+            return {"role": "tool", "tool_call_id": call_id, "content": text}
     return None
 
 

@@ -57,10 +57,15 @@ class OutputItems:
         An empty response gets an empty message, because many clients read the first item.
 
         Args:
-            is_incomplete: whether generation stopped at max_output_tokens.
+            is_incomplete: whether the last item is truncated.
         """
         events = [] if self.items else self._open("message")
         return [*events, *self._close("incomplete" if is_incomplete else "completed")]
+
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether the last item is a function call."""
+        return bool(self.items) and self.items[-1]["type"] == "function_call"
 
     def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         events: list[Event] = []

@@ -3,11 +3,12 @@
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ...engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
 from ..http.errors import bad_request
 from ..http.unsupported import CONTEXT_NOT_EDITED, warn_ignored, warn_once
+from ..http.validation import validation_error
 from ..protocol.request_fields import (
     BoundedList,
     CommonFields,
@@ -20,6 +21,7 @@ from ..protocol.request_fields import (
     auto_tool_calls,
     make_constraint,
 )
+from .chat_schema import FunctionDefinition
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -197,13 +199,14 @@ class ResponsesRequest(CommonFields):
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
                 continue  # `check_supported` logs a warning
-            if not isinstance(tool.get("name"), str):
-                raise bad_request(
-                    f"tools[{number}].name must be a string.", f"tools[{number}].name"
-                )
-            keys = ("name", "description", "parameters", "strict")
-            function = {key: tool[key] for key in keys if tool.get(key) is not None}
-            functions.append({"type": "function", "function": function})
+            function = {key: tool[key] for key in FunctionDefinition.model_fields if key in tool}
+            try:
+                given = FunctionDefinition.model_validate(function)
+            except ValidationError as error:
+                path = ("body", "tools", number)
+                located = [{**each, "loc": (*path, *each["loc"])} for each in error.errors()]
+                raise validation_error(located) from error
+            functions.append({"type": "function", "function": given.model_dump(exclude_none=True)})
         return functions
 
     @property

@@ -19,6 +19,7 @@ from ...errors import UserError
 from ...models.checkpoint.safe_io import ModelError
 from ...models.checkpoint.tokenizer_config import GENERATION_CONFIG, read_optional_json
 from ..http.errors import bad_request
+from ..http.unsupported import drop_nulls
 
 MAX_ITEMS = 10_000  # messages, input items, content parts, tool calls
 MAX_SHORT_ITEMS = 512  # tools, stop strings
@@ -152,6 +153,8 @@ class CommonFields(StrictModel):
     stream: bool | None = None
     user: str | None = None
     metadata: JsonObject | None = None
+
+    _drop_nulls = model_validator(mode="before")(drop_nulls)
 
     @property
     def effort(self) -> ReasoningEffort | None:
