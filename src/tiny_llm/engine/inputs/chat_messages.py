@@ -123,7 +123,15 @@ def _decode_arguments(arguments: Any, limits: JsonLimits) -> Any:
 
 
 def check_unicode(what: str, text: str) -> None:
-    """Rejects unpaired surrogates in `what`, e.g. "the prompt"; truncated JSON can contain them."""
+    """Rejects unpaired surrogates, which truncated JSON can contain.
+
+    Args:
+        what: subject of the error message, for example "the prompt".
+        text: text to check.
+
+    Raises:
+        UserError: the text is not valid Unicode.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

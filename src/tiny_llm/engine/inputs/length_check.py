@@ -18,9 +18,13 @@ def check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:
     """Rejects text with far more tokens than the model's context length.
 
     Args:
+        tokenizer: the model's tokenizer.
         what: subject of the error message, for example "the prompt".
         text: valid Unicode.
         max_tokens: the model's context length.
+
+    Raises:
+        UserError: the text is too long.
     """
     if len(text) <= max(PIECE_CHARS, UNCHECKED_CHARS_PER_TOKEN * max_tokens):
         return

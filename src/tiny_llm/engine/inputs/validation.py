@@ -1,4 +1,4 @@
-"""Validation and conversion of arguments; an invalid value raises `UserError`."""
+"""Validation and conversion of arguments."""
 
 import math
 from contextlib import suppress
@@ -21,8 +21,14 @@ def validate_number(
     Fractions and NumPy scalars are accepted; MLX takes only Python numbers.
 
     Args:
+        name: argument name, for the error message.
+        value: argument value.
+        low, high: bounds.
         allowed: the range in words, for the error message.
         above: whether the lower bound is exclusive.
+
+    Raises:
+        UserError: the value is not a number in the range.
     """
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -34,7 +40,11 @@ def validate_number(
 
 
 def validate_bool(name: str, value: Any) -> None:
-    """Checks that a value is a bool."""
+    """Checks that a value is a bool.
+
+    Raises:
+        UserError: the value is not a bool.
+    """
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {short_repr(value)}.")
 
@@ -45,7 +55,11 @@ def is_token_id(token: Any) -> bool:
 
 
 def validate_seed(seed: Any) -> int:
-    """Converts a seed to a Python int, because seed arithmetic exceeds 64 bits."""
+    """Converts a seed to a Python int, because seed arithmetic exceeds 64 bits.
+
+    Raises:
+        UserError: the seed is not an integer in [0, 2**64).
+    """
     check_int("seed", seed, 0)
     if seed >= 2**64:
         raise UserError(f"seed must be below 2**64, got {short_repr(seed)}.")

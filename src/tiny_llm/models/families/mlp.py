@@ -9,7 +9,12 @@ from .linear import linear_each, linear_from
 
 
 class Mlp:
-    """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x))."""
+    """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
+
+    Args:
+        layer: the checkpoint's layer, with `gate_proj`, `up_proj` and `down_proj`.
+        dtype: dtype of the activations.
+    """
 
     def __init__(self, layer: Any, dtype: mx.Dtype):
         self.w_gate = linear_from(layer.gate_proj, dtype)
