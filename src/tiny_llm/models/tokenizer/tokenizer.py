@@ -126,14 +126,15 @@ class Tokenizer:
             UserError: the library fails, or a tokenizer with unsafe components exceeds its limits
                 (`sandboxed_encode.py`).
         """
-        options = {"add_special_tokens": add_special_tokens}
-        if others:
-            return self._mlx_lm.encode(text, **options, **others)
-        if self._encoder is not None:
+        if self._encoder is not None and not others:
             return self._encoder.encode(text, add_special_tokens)
+        if others:
+            return self._mlx_lm.encode(text, add_special_tokens=add_special_tokens, **others)
         with library_errors("the tokenizer cannot encode the text"):
             # A batch of one, because only batch calls release the GIL.
-            (encoding,) = self._tokenizer.encode_batch([text], **options)
+            (encoding,) = self._tokenizer.encode_batch(
+                [text], add_special_tokens=add_special_tokens
+            )
         return encoding.ids
 
     def decode(

@@ -87,7 +87,14 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def library_errors(failure: str) -> Iterator[None]:
-    """Converts errors and panics of `tokenizers` to a `UserError` that starts with `failure`."""
+    """Converts errors and panics of the `tokenizers` library.
+
+    Args:
+        failure: start of the error message.
+
+    Raises:
+        UserError: the library failed.
+    """
     try:
         yield
     except BaseException as error:  # the library raises plain Exception; a panic is not one
