@@ -1,4 +1,4 @@
-"""Short chats and a running stream while a long prompt is computed: fcfs and fair scheduling.
+"""Short chats and a stream beside a long prompt: fcfs and fair scheduling.
 
     python -m benchmark.fairness --model FOLDER
 

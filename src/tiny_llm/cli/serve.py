@@ -267,9 +267,11 @@ def _serve(args: argparse.Namespace) -> int:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("tiny_llm").setLevel(logging.INFO)
-    same = {field.name for field in fields(Settings)} & vars(args).keys()
+    settings = Settings()
+    flags = {field.name for field in fields(settings)} & vars(args).keys()
+    settings = replace(settings, **{name: getattr(args, name) for name in flags})
     settings = replace(
-        Settings(**{name: getattr(args, name) for name in same}),
+        settings,
         model_names=names[0],
         adapter_names=tuple(_adapter_names(args, names[0])),
         max_memory=max_memory,
