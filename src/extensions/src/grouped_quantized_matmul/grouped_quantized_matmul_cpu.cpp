@@ -1,5 +1,5 @@
-// grouped_quantized_matmul on the CPU: sorts rows by expert and runs one quantized_matmul job per
-// expert with rows.
+// grouped_quantized_matmul on the CPU: sorts rows by expert and runs one quantized_matmul job for
+// each expert that has rows.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -26,9 +26,9 @@ struct Products {
     int64_t num_experts;
     int64_t rows_per_input;  // consecutive rows of out per row of a
     const uint32_t* experts;
-    bool is_signed;
+    bool is_signed;  // whether the indices are int32
 
-    // Expert of a row, or −1 if the index is invalid.
+    // Expert of a row of out, or −1 if its index is out of range.
     int64_t expert_of(int64_t row) const {
         int64_t expert = experts[row];
         if (is_signed) {
@@ -41,7 +41,7 @@ struct Products {
     const uint16_t* input_of(int64_t row) const { return all.a + row / rows_per_input * all.I; }
     uint16_t* output_of(int64_t row) const { return all.out + row * all.O; }
 
-    // The job that multiplies some rows by an expert's matrix.
+    // Job that multiplies `rows` rows of `a` by an expert's matrix.
     QuantizedMatmulJob job_of(int64_t expert, int64_t rows, const uint16_t* a,
                               uint16_t* out) const {
         QuantizedMatmulJob job = all;
@@ -57,10 +57,10 @@ struct Products {
     }
 };
 
-// Stable sort of all rows by expert; −1 comes first.
+// Rows of out, sorted by expert in a stable order. Rows with an invalid index come first.
 struct SortedRows {
     std::vector<int64_t> rows;
-    std::vector<int64_t> begins;  // index of each expert's first row, then the end
+    std::vector<int64_t> begins;  // each expert's first index in `rows`; then its size
 
     explicit SortedRows(const Products& products)
         : rows(products.all.M), begins(products.num_experts + 1) {
@@ -89,9 +89,9 @@ void run(const Products& products, InstructionSet set) {
         store_nan(products, sorted.rows[n]);
     }
 
-    // An expert's single row is read and written in place; this covers all rows of one token.
-    // Several rows are gathered in the order of `sorted`.
-    std::vector<int64_t> gathered_indices;  // indices into `sorted`
+    // An expert's only row is read and written in place, so decoding a single token copies nothing.
+    // An expert's several rows are first copied next to each other.
+    std::vector<int64_t> gathered_indices;  // into sorted.rows
     for (int64_t expert = 0; expert < products.num_experts; expert++) {
         if (sorted.begins[expert + 1] - sorted.begins[expert] > 1) {
             for (int64_t n = sorted.begins[expert]; n < sorted.begins[expert + 1]; n++) {
