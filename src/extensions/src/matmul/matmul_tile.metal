@@ -46,7 +46,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     for (int part = 0; part < row_elements; part += TILE_PART) {
         const int part_end = min(row_elements, part + TILE_PART);
         for (int done = part; done < part_end; done += TILE_K) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles have been used
+            threadgroup_barrier(mem_flags::mem_threadgroup);  // before overwriting the tiles
             left_rows.stage(done);
             right_rows.stage(done);
             threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -179,7 +179,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
         const int part_end = min(end, part + TILE_PART);
         for (int k = part; k < part_end; k += GROUP_SIZE) {
             for (int done = 0; done < GROUP_SIZE; done += TILE_K) {
-                threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles have been used
+                threadgroup_barrier(mem_flags::mem_threadgroup);  // before overwriting the tiles
                 weight_stager.stage();
                 row_stager.stage(0, added);
                 if (done + TILE_K == GROUP_SIZE) {
