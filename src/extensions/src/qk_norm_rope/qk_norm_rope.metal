@@ -6,7 +6,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int KEPT = 4;  // pairs per lane kept in registers; heads with D > 256 are read twice
+constant constexpr int KEPT = 4;  // pairs per lane in registers; heads with D > 256 are read twice
 
 // Indices of the elements of pair i, of D/2 pairs. The first W pairs are rotated; the other pairs
 // are only normalized.

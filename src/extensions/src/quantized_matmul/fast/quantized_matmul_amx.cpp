@@ -54,8 +54,8 @@ void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
 
 // Sums of two tiles of outputs, in two planes, and the factors and totals with which to add them.
 struct Products {
-    const float* step;  // Factors::step of each row of a block
-    const float* sum;   // Factors::sum of each row of a block
+    const float* step;     // Factors::step of each row of a block
+    const float* sum;      // Factors::sum of each row of a block
     const Floats* scales;  // of two tiles of outputs
     const Floats* biases;
     Floats* totals;                                   // 2 × block_rows
