@@ -57,7 +57,7 @@ template <typename T, int ROWS, bool WHOLE>
     const int first = int(lane) * VALUES;
     a += long(first_row) * params.a_stride + first;
     b += long(first_output) * params.b_stride + first;
-    long output[OUTPUTS], row[ROWS];  // element offsets of rows of b and a from there
+    long output[OUTPUTS], row[ROWS];  // element offsets of rows in b and a
     for (int o = 0; o < OUTPUTS; o++) {
         output[o] = min(o, O - 1 - first_output) * long(params.b_stride);
     }

@@ -18,7 +18,7 @@ struct QkNormRopeJob {
     const float* sin;    // as cos
     void* out;           // B × H × L × D
     int64_t x_strides[3];
-    int64_t angle_stride;  // of sequences in cos and sin
+    int64_t angle_stride;  // stride of a sequence in cos and sin, in elements
 };
 
 /// Reference kernel: computes all heads of tokens first … last − 1, of B·L tokens. The vector
