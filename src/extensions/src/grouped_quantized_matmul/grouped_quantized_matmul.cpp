@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* NAME = "grouped_quantized_matmul";
 
-// Placeholder for one expert's matrix of a stack: shape and dtype only.
+// Shape and dtype of one expert's matrix, as an array without data, for the checks.
 mx::array first_of(const char* name, const mx::array& stack) {
     check(stack.ndim() == 3 || stack.ndim() == 4, NAME, "expected ", name,
           " with 3 dimensions, or 4 if it is prepacked, got shape ", stack.shape());
@@ -34,8 +34,8 @@ mx::Shape output_shape(const mx::array& experts, const mx::array& first_matrix) 
     return shape;
 }
 
-// mx.gather_qmm expects 1×I matrices and one leading dimension for the experts. It does not check
-// indices: negative ones are resolved here, and rows of experts past the end are set to NaN
+// Multiplies with mx.gather_qmm, which takes rows as 1×I matrices and does not check indices. The
+// remainder maps every index to an existing expert; rows with an invalid index are set to NaN
 // afterwards.
 mx::array gathered(const mx::array& scales, const mx::array& biases, int group_size, int bits,
                    const mx::array& a, const mx::array& b, const mx::array& experts,
@@ -90,7 +90,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
         check_biases_on(stream, NAME, biases.has_value());
         const mx::Shape shape = output_shape(experts, matrix);
         const bool is_empty = a.size() == 0 || b.size() == 0 || experts.size() == 0;
-        return is_empty ? mx::zeros(shape, a.dtype(), stream)  // MLX divides by these sizes
+        return is_empty ? mx::zeros(shape, a.dtype(), stream)  // gather_qmm divides by these sizes
                         : gathered(scales, *biases, group_size, bits, a, b, experts, stream);
     }
     return mx::array(

@@ -1,16 +1,16 @@
-// grouped_quantized_matmul: Product of each row with its expert's matrix.
+// grouped_quantized_matmul: Multiplies each row by its expert's quantized matrix.
 //
 //     out[n, k] = a[n] · w[experts[n, k]]ᵀ        or   a[n, k] · w[experts[n, k]]ᵀ
 //
-// A mixture-of-experts layer has E matrices, and its router selects K of them per token. Only
-// selected matrices are read, and rows with the same expert are multiplied together: a decode step
-// reads K matrices per token, a prompt reads each matrix once.
+// A mixture-of-experts layer has X matrices, and its router selects K of them per token n. Only
+// selected matrices are read, and rows with the same expert are multiplied together: decoding a
+// token reads K matrices; a prompt reads each matrix at most once.
 //
-// Weight format and summation order are those of quantized_matmul, so a row has the same bits as
-// there, whatever experts the other rows use.
+// On the CPU, the summation order is that of quantized_matmul, so a row has the same bits as there,
+// whichever experts the other rows use.
 //
 // Expert indices are known only at evaluation, too late for an exception: a negative index counts
-// from the end, as everywhere in MLX, and an index past the last expert gives a row of NaN.
+// from the end, as everywhere in MLX, and the output row of an out-of-range index is NaN.
 #pragma once
 
 #include <optional>
@@ -26,14 +26,15 @@ namespace mx = mlx::core;
 
 /// a · bᵀ with one of several quantized matrices b per row: value = q · scale + bias.
 ///
-/// scales, biases: X×O×(I/group_size) for X experts, float16 or bfloat16. On the CPU biases may be
-/// None for 4 bits, as for quantized_matmul.
+/// scales, biases: X×O×(I/group_size) for X experts, float16 or bfloat16. On the CPU, biases may be
+/// None with 4 bits, as for quantized_matmul.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
-/// a: N..×I, one row for K experts, or N..×K×I, one row per expert; float16 or bfloat16.
-/// b: X×O×(I·bits/32), uint32, the lowest bits of a word first.
-/// experts: N..×K, int32 or uint32. A negative index counts from the end; an index ≥ X gives NaN.
-/// On the CPU, the matrices of b, scales and biases may be prepacked, X×(O/R)×W×R for X×O×W
-/// (common/prepacked.h), where R = prepack_rows() is not 0.
+/// a: N..×I, one row per token, or N..×K×I, one row per token and expert; float16 or bfloat16.
+/// b: X×O×(I·bits/32), uint32, packed from the lowest bits up.
+/// experts: N..×K, int32 or uint32. A negative index counts from the end; an out-of-range index
+/// makes the output row NaN.
+/// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): X×(O/R)×W×R instead of
+/// X×O×W, with R = prepack_rows(), unless that is 0.
 /// Falls back to mx.gather_qmm on a GPU.
 /// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,

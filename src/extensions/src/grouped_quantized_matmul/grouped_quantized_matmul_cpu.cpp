@@ -1,5 +1,5 @@
-// grouped_quantized_matmul on the CPU: sorts rows by expert and runs one quantized_matmul job per
-// expert with rows.
+// grouped_quantized_matmul on the CPU: sorts rows by expert and runs one quantized_matmul job for
+// each expert that has rows.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -21,14 +21,14 @@ namespace tiny_llm_ext {
 namespace {
 
 // Arguments of the operation: all rows, and the matrices of all experts.
-struct Products {
+struct GroupedJob {
     QuantizedMatmulJob all;  // M rows of out; b, scales and biases of the first expert
     int64_t num_experts;
     int64_t rows_per_input;  // consecutive rows of out per row of a
     const uint32_t* experts;
-    bool is_signed;
+    bool is_signed;  // whether the indices are int32
 
-    // Expert of a row, or −1 if the index is invalid.
+    // Expert of a row of out, or −1 if its index is out of range.
     int64_t expert_of(int64_t row) const {
         int64_t expert = experts[row];
         if (is_signed) {
@@ -41,7 +41,7 @@ struct Products {
     const uint16_t* input_of(int64_t row) const { return all.a + row / rows_per_input * all.I; }
     uint16_t* output_of(int64_t row) const { return all.out + row * all.O; }
 
-    // The job that multiplies some rows by an expert's matrix.
+    // Job that multiplies `rows` rows of `a` by an expert's matrix.
     QuantizedMatmulJob job_of(int64_t expert, int64_t rows, const uint16_t* a,
                               uint16_t* out) const {
         QuantizedMatmulJob job = all;
@@ -57,42 +57,42 @@ struct Products {
     }
 };
 
-// Stable sort of all rows by expert; −1 comes first.
+// Rows of out, sorted by expert in a stable order. Rows with an invalid index come first.
 struct SortedRows {
     std::vector<int64_t> rows;
-    std::vector<int64_t> begins;  // index of each expert's first row, then the end
+    std::vector<int64_t> begins;  // each expert's first index in `rows`; then its size
 
-    explicit SortedRows(const Products& products)
-        : rows(products.all.M), begins(products.num_experts + 1) {
-        std::vector<int64_t> next(products.num_experts + 2);  // counting sort
-        for (int64_t row = 0; row < products.all.M; row++) {
-            next[products.expert_of(row) + 2]++;
+    explicit SortedRows(const GroupedJob& grouped)
+        : rows(grouped.all.M), begins(grouped.num_experts + 1) {
+        std::vector<int64_t> next(grouped.num_experts + 2);  // counting sort
+        for (int64_t row = 0; row < grouped.all.M; row++) {
+            next[grouped.expert_of(row) + 2]++;
         }
         std::partial_sum(next.begin(), next.end(), next.begin());
         std::copy(next.begin() + 1, next.end(), begins.begin());
-        for (int64_t row = 0; row < products.all.M; row++) {
-            rows[next[products.expert_of(row) + 1]++] = row;
+        for (int64_t row = 0; row < grouped.all.M; row++) {
+            rows[next[grouped.expert_of(row) + 1]++] = row;
         }
     }
 };
 
-void store_nan(const Products& products, int64_t row) {
-    for (int64_t o = 0; o < products.all.O; o++) {
-        store_element(products.output_of(row), o, products.all.format, NAN);
+void store_nan(const GroupedJob& grouped, int64_t row) {
+    for (int64_t o = 0; o < grouped.all.O; o++) {
+        store_element(grouped.output_of(row), o, grouped.all.format, NAN);
     }
 }
 
-void run(const Products& products, InstructionSet set) {
-    const SortedRows sorted(products);
-    const int64_t I = products.all.I, O = products.all.O;
+void run(const GroupedJob& grouped, InstructionSet set) {
+    const SortedRows sorted(grouped);
+    const int64_t I = grouped.all.I, O = grouped.all.O;
     for (int64_t n = 0; n < sorted.begins[0]; n++) {
-        store_nan(products, sorted.rows[n]);
+        store_nan(grouped, sorted.rows[n]);
     }
 
-    // An expert's single row is read and written in place; this covers all rows of one token.
-    // Several rows are gathered in the order of `sorted`.
-    std::vector<int64_t> gathered_indices;  // indices into `sorted`
-    for (int64_t expert = 0; expert < products.num_experts; expert++) {
+    // An expert's only row is read and written in place, so decoding a single token copies nothing.
+    // An expert's several rows are first copied next to each other.
+    std::vector<int64_t> gathered_indices;  // into sorted.rows
+    for (int64_t expert = 0; expert < grouped.num_experts; expert++) {
         if (sorted.begins[expert + 1] - sorted.begins[expert] > 1) {
             for (int64_t n = sorted.begins[expert]; n < sorted.begins[expert + 1]; n++) {
                 gathered_indices.push_back(n);
@@ -104,21 +104,21 @@ void run(const Products& products, InstructionSet set) {
     const auto out = std::make_unique_for_overwrite<uint16_t[]>(count * O);
     for_rows(count, I, [&](int64_t first, int64_t last) {
         for (int64_t n = first; n < last; n++) {
-            std::copy_n(products.input_of(sorted.rows[gathered_indices[n]]), I, a.get() + n * I);
+            std::copy_n(grouped.input_of(sorted.rows[gathered_indices[n]]), I, a.get() + n * I);
         }
     });
 
     QuantizedMatmulJobs jobs;
     int64_t num_gathered = 0;
-    for (int64_t expert = 0; expert < products.num_experts; expert++) {
+    for (int64_t expert = 0; expert < grouped.num_experts; expert++) {
         const int64_t first = sorted.begins[expert], rows = sorted.begins[expert + 1] - first;
         if (rows == 1) {
             const int64_t row = sorted.rows[first];
             jobs.push_back(
-                products.job_of(expert, 1, products.input_of(row), products.output_of(row)));
+                grouped.job_of(expert, 1, grouped.input_of(row), grouped.output_of(row)));
         } else if (rows > 1) {
-            jobs.push_back(products.job_of(expert, rows, a.get() + num_gathered * I,
-                                           out.get() + num_gathered * O));
+            jobs.push_back(grouped.job_of(expert, rows, a.get() + num_gathered * I,
+                                          out.get() + num_gathered * O));
             num_gathered += rows;
         }
     }
@@ -126,7 +126,7 @@ void run(const Products& products, InstructionSet set) {
 
     for_rows(count, O, [&](int64_t first, int64_t last) {
         for (int64_t n = first; n < last; n++) {
-            std::copy_n(out.get() + n * O, O, products.output_of(sorted.rows[gathered_indices[n]]));
+            std::copy_n(out.get() + n * O, O, grouped.output_of(sorted.rows[gathered_indices[n]]));
         }
     });
 }
@@ -138,7 +138,7 @@ void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::
     const auto &scales = inputs[0], &a = inputs[2], &b = inputs[3], &experts = inputs[4];
     const int64_t num_rows = experts.size(), I = a.shape(-1);
     const int64_t num_inputs = a.size() / I;
-    Products products = {
+    GroupedJob grouped = {
         .all = {.M = num_rows,
                 .O = out.shape(-1),
                 .I = I,
@@ -160,7 +160,7 @@ void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::
         .is_signed = experts.dtype() == mx::int32,
     };
     if (out.size() > 0) {
-        add_task(stream(), [products, set = instruction_set()] { run(products, set); });
+        add_task(stream(), [grouped, set = instruction_set()] { run(grouped, set); });
     }
 }
 

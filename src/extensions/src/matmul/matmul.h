@@ -1,12 +1,13 @@
-// matmul: Product a · bᵀ of unquantized matrices.
+// matmul: Matrix multiplication a · bᵀ with unquantized b.
 //
 //     out[m, o] = Σ_i a[m, i] · b[o, i]
 //
-// Products are exact and sums are float32, rounded once at the end. Batch invariance: the summation
-// order of out[m, o] depends on i alone, so a row has the same bits for any number of rows and
-// threads.
+// Sums are float32 and rounded once at the end; products of 16-bit elements are exact in float32.
+// Batch invariance: on the CPU, the summation order depends only on the length of a row, so a row
+// has the same bits for any number of rows and threads. On a GPU, it changes above 8 rows
+// (MATVEC_ROWS).
 //
-// MLX's own matmul takes about ten times as long for half-precision matrices on a CPU.
+// On a CPU, mx.matmul takes about ten times as long for 16-bit matrices.
 #pragma once
 
 #include <vector>
@@ -19,10 +20,10 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// a · bᵀ of unquantized matrices.
+/// a · bᵀ, unquantized.
 ///
 /// a: N..×I, float32, float16 or bfloat16. b: O×I, dtype of a.
-/// Returns N..×O in their dtype. Throws std::invalid_argument for anything else.
+/// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: a, b.

@@ -14,7 +14,8 @@ TINY_LLM_DECLARE_SIMD(void matmul(const MatmulJob& job, const MatmulTile& tile);
 
 namespace {
 
-// A tile's rows of a and b share the L2 cache: 64 rows of 3,072 elements are 384 KB.
+// Rows of a, and of b, per tile. Both must fit together in the L2 cache: 64 rows of 3,072 16-bit
+// elements are 384 KiB for each.
 constexpr int64_t TILE = 64;
 
 int64_t tiles_of(int64_t size) { return (size + TILE - 1) / TILE; }
@@ -42,7 +43,7 @@ void Matmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     };
     const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), matmul, matmul_reference);
     add_task(stream(), [job, kernel] {
-        // All rows of a per block of outputs: b is read from memory once.
+        // Row tiles of the same outputs are consecutive, so b is read from memory only once.
         const int64_t row_tiles = tiles_of(job.M);
         parallel_for(tiles_of(job.O) * row_tiles, [&](int64_t chunk) {
             const int64_t row = chunk % row_tiles * TILE, output = chunk / row_tiles * TILE;

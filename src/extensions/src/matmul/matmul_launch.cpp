@@ -6,7 +6,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Rows of whole, aligned 16-byte units use vector loads; others are loaded element by element.
+// Vector loads require rows that begin at multiples of 16 bytes and are multiples of 16 bytes long.
+// Other rows are loaded element by element.
 bool is_unaligned(const MatmulShape& shape) {
     const int unit = shape.format == Format::float32 ? 4 : 8;  // elements per 16 bytes
     return !shape.aligned || shape.I % unit != 0 || shape.a_stride % unit != 0 ||
@@ -18,10 +19,10 @@ bool is_unaligned(const MatmulShape& shape) {
 MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int max_threads) {
     MatmulGrid grid = matmul_grid(variant, shape.M, shape.O, shape.I, max_threads);
     if (variant == MatmulVariant::tile64) {
-        grid.threads.x = 128;  // 32×32 outputs per simdgroup: registers hold no per-group products
+        grid.threads.x = 128;  // 32×32 outputs per simdgroup: no registers for quantization groups
     }
     if (shape.format == Format::float32 && grid.parts > 1) {
-        grid.variant = "tile32";  // already stores float32 sums
+        grid.variant = "tile32";  // stores float32 anyway, so it can store partial sums
     }
     if (is_unaligned(shape) && variant != MatmulVariant::readable) {
         grid.variant += "_unaligned";

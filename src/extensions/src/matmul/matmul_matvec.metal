@@ -1,12 +1,12 @@
-// matmul for a few rows of a, as in decoding: bound by the memory bandwidth of b.
+// matmul for a few rows of a, as in decoding: bound by reading b from memory.
 //
 // A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read adjacent elements of a
-// row of b, 16 bytes each; a lane's elements of a stay in registers for all outputs.
+// row of b, 16 bytes each; a lane loads its elements of a to registers once for all outputs.
 //
 // The summation order depends only on I: with V elements per 16 bytes, lane l accumulates elements
-// V·l to V·l + V − 1 of every 32·V, then the lanes are reduced. It is independent of ROWS and
-// WHOLE, so a row of a gives the same bits in any batch. matmul_tile.metal uses another summation
-// order.
+// V·l to V·l + V − 1 of each block of 32·V, then the lanes are reduced. It is independent of ROWS
+// and WHOLE, so a row of a has the same bits in every batch that this kernel computes.
+// matmul_tile.metal, for larger batches, uses another summation order.
 #include <metal_stdlib>
 
 #include "src/matmul/matmul_params.h"
@@ -17,8 +17,8 @@ using namespace tiny_llm_ext;
 constant constexpr int LANES = 32;
 constant constexpr int OUTPUTS = 4;  // per simdgroup
 
-// This lane's next 16 bytes of a row, as float32. Elements beyond `left`, the rest of the row, are
-// zero. WHOLE: all are in the row, and aligned.
+// Loads this lane's next 16 bytes of a row as float32; `left` elements of the row remain, and
+// values past them are zero. WHOLE: the 16 bytes are aligned and entirely inside the row.
 template <typename T, bool WHOLE>
 void load_values(device const T* row, int left, thread float* x) {
     constexpr int VALUES = 16 / sizeof(T);
@@ -52,12 +52,12 @@ template <typename T, int ROWS, bool WHOLE>
     if (first_output >= O) {
         return;
     }
-    // This lane's first elements of each row. Past the last output or row, the last one is
-    // recomputed and not stored.
+    // Index of this lane's first element in each row. Indices past the last output or row repeat
+    // the last one, whose result is then not stored again.
     const int first = int(lane) * VALUES;
     a += long(first_row) * params.a_stride + first;
     b += long(first_output) * params.b_stride + first;
-    long output[OUTPUTS], row[ROWS];  // element offsets of outputs and rows from there
+    long output[OUTPUTS], row[ROWS];  // element offsets of rows in b and a
     for (int o = 0; o < OUTPUTS; o++) {
         output[o] = min(o, O - 1 - first_output) * long(params.b_stride);
     }

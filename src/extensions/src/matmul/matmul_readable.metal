@@ -10,7 +10,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// out[m, o] = Σ_i a[m, i] · b[o, i], in the order of i. Thread (o, m).
+// out[m, o] = Σ_i a[m, i] · b[o, i], in the order of i. One thread per (o, m).
 template <typename T>
 [[kernel]] void matmul_readable(device const T* a [[buffer(0)]],  // M × I
                                 device const T* b [[buffer(1)]],  // O × I

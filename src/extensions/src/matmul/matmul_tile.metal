@@ -11,8 +11,9 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// WHOLE: rows consist of whole, aligned 16-byte units.
-// U: T, or float for partial sums: part z of P × M × O.
+// A threadgroup of SM × SN simdgroups computes BM × BN outputs.
+// WHOLE: rows are aligned to 16 bytes and multiples of 16 bytes long.
+// U: T, or float for the partial sums of split-K; threadgroups with grid index z store part z of P.
 template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
 [[kernel, max_total_threads_per_threadgroup(SM * SN * 32)]] void matmul_tile(
     device const T* a [[buffer(0)]],  // M × I
@@ -32,7 +33,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     const long m = long(group.x) * BM, o = long(group.y) * BN;
     const int begin = groups.z == 1 ? 0 : group.z * TILE_PART;
     const int row_elements =
-        groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // elements per row
+        groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // of this threadgroup, per row
     const int rows_left = min(long(BM), M - m), outputs_left = min(long(BN), O - o);
     a += m * params.a_stride + begin;
     b += o * params.b_stride + begin;
@@ -45,7 +46,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     for (int part = 0; part < row_elements; part += TILE_PART) {
         const int part_end = min(row_elements, part + TILE_PART);
         for (int done = part; done < part_end; done += TILE_K) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
+            threadgroup_barrier(mem_flags::mem_threadgroup);  // before overwriting the tiles
             left_rows.stage(done);
             right_rows.stage(done);
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -57,7 +58,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
 }
 
 // out[i] = Σ_p parts[p, i], in the order of p: the final reduction of split-K in matmul and
-// quantized_matmul. Thread i.
+// quantized_matmul. One thread per i.
 template <typename T>
 [[kernel]] void matmul_split_k_sum(device const float* parts [[buffer(0)]],  // P × size
                                    device T* out [[buffer(1)]],              // size
@@ -86,7 +87,7 @@ template <typename T>
     INSTANTIATE("tile64_unaligned", name, T, T, false, 64, 64, 2, 2) \
     INSTANTIATE("tile32_unaligned", name, T, T, false, 32, 32, 1, 2)
 
-// For float32 this equals tile32.
+// Not needed for float32: tile32 already stores float32.
 #define INSTANTIATE_PARTS(name, T)                                    \
     INSTANTIATE("tile32_split_k", name, T, float, true, 32, 32, 1, 2) \
     INSTANTIATE("tile32_split_k_unaligned", name, T, float, false, 32, 32, 1, 2)

@@ -9,12 +9,12 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Fewer threadgroups underutilize the GPU: Apple GPUs have 8 to 80 cores, each of which needs
-// several.
+// Fewer threadgroups underutilize the GPU: Apple GPUs have 8 to 80 cores, and each core needs
+// several threadgroups.
 constexpr int64_t MIN_THREADGROUPS = 128;
 
-constexpr int MATVEC_OUTPUTS = 4;     // per simdgroup: OUTPUTS in the kernels
-constexpr int MATVEC_SIMDGROUPS = 2;  // per threadgroup; they share nothing
+constexpr int MATVEC_OUTPUTS = 4;     // per simdgroup; equals OUTPUTS in the kernels
+constexpr int MATVEC_SIMDGROUPS = 2;  // per threadgroup; independent of each other
 
 int64_t tiles(int64_t M, int64_t O, int size) { return ceil_div(M, size) * ceil_div(O, size); }
 

@@ -7,9 +7,9 @@ namespace tiny_llm_ext {
 
 /// readable: one thread per output.
 /// matvec: one simdgroup per four outputs of up to four rows; for few rows.
-/// tile64, tile32: one threadgroup per tile of 64×64 or 32×32 outputs, in the matrix units.
-/// tile32_split_k: tile32 with a threadgroup per TILE_PART elements of the rows, then a sum of the
-///   parts.
+/// tile64, tile32: one threadgroup per tile of 64×64 or 32×32 outputs, with simdgroup matrices.
+/// tile32_split_k: tile32 with the inner dimension split into parts of TILE_PART elements, one
+///   threadgroup each; a second kernel adds the partial sums.
 enum class MatmulVariant { readable, matvec, tile64, tile32, tile32_split_k };
 
 /// The variant by name. Throws std::invalid_argument for an unknown name.
@@ -17,21 +17,22 @@ MatmulVariant matmul_variant_named(const std::string& name);
 
 /// Fastest variant for M rows, O outputs and inner dimension I.
 ///
-/// All tile variants give a row the same bits. matvec and readable have other summation orders, so
-/// a row has the same bits for all M up to MATVEC_ROWS, and for all larger M.
+/// All tile variants have the same summation order; matvec has another. A row therefore has the
+/// same bits for all M up to MATVEC_ROWS, and other bits, again the same, for all larger M.
 MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I);
 
+/// Maximum M for matvec.
 constexpr int MATVEC_ROWS = 8;
 
 /// Grid of a variant.
 struct MatmulGrid {
-    std::string variant;  // in the kernel's name; for matvec, with its rows per pass
+    std::string variant;  // as in the kernel's name: matvec with its rows per simdgroup
     Extent groups, threads;
-    int64_t parts;  // groups.z; if above 1, each part is a float32 partial sum
+    int64_t parts;  // equals groups.z; if above 1, the kernel stores float32 partial sums
 };
 MatmulGrid matmul_grid(MatmulVariant variant, int64_t M, int64_t O, int64_t I, int max_threads);
 
-/// The sum of `parts` float32 arrays of `size`. Buffers: parts P × size, out.
+/// Launch that adds `parts` float32 arrays of `size` elements. Buffers: parts × size, out.
 MetalLaunch split_k_sum_launch(int64_t parts, int64_t size, Format format, int max_threads);
 
 }  // namespace tiny_llm_ext

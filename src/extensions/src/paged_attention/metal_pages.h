@@ -1,5 +1,5 @@
-// Sequence ranges and key lookup of paged_attention, shared by the fast kernels. Metal only.
-// Contract, including indices out of range: paged_attention.h.
+// Token ranges of sequences, and lookup of their keys and values in pages, for the fast kernels of
+// paged_attention. Metal only. Contract, including indices out of range: paged_attention.h.
 #pragma once
 
 #include <metal_stdlib>
@@ -23,7 +23,7 @@ inline Tokens tokens_of(constant const PagedAttentionParams& params, device cons
     if (params.L > 0) {
         return {b * params.L, params.L};
     }
-    int first = 0;  // cu_seqlens_q[b] if ascending; at least the start of every earlier sequence
+    int first = 0;  // max(cu_seqlens_q[0 … b]): cu_seqlens_q[b] if they ascend
     for (int i = int(lane); i <= b; i += 32) {
         first = max(first, cu_seqlens_q[i]);
     }
@@ -32,8 +32,8 @@ inline Tokens tokens_of(constant const PagedAttentionParams& params, device cons
     return {first, end - first};
 }
 
-/// A sequence's rows in pages, which must all be valid from the first visible key on (see
-/// has_missing_pages). Stored: T, or char for 8-bit rows (common/int8_rows.h).
+/// Queries of a sequence, and its keys and values in pages. The pages must be valid from the first
+/// visible key on (see has_missing_pages). Stored: T, or char for 8-bit rows (common/int8_rows.h).
 template <typename T, typename Stored>
 struct PageSource {
     enum { SCALED = sizeof(Stored) == 1 };
@@ -42,15 +42,15 @@ struct PageSource {
     Tokens tokens;
     uint lane;
     device const T* queries;           // of all sequences
-    device const Stored* key_pages;    // P×H×page_size rows, starting at `key_head`
+    device const Stored* key_pages;    // P×H×page_size rows, from head `key_head` on
     device const Stored* value_pages;  // P×H×page_size rows, likewise
-    long page_stride;                  // of H·page_size rows
-    device const int* pages;           // of this sequence
+    long page_stride;                  // elements per page: H·page_size rows
+    device const int* pages;           // this sequence's row of the block table
     device T* results;                 // T×H_q×D
     int page_begin;                    // first key of the current page
     long page_start;                   // offset of that key's row
     device const Stored *key, *value;
-    int moved;  // elements before `key` and `value` in their rows
+    int moved;  // offset of `key` and `value` within their rows
 
     device const T* query(int head, int l) const {
         return queries + head * params->query_strides[1] +
@@ -58,10 +58,11 @@ struct PageSource {
                               : (tokens.first + l) * params->query_strides[2]);
     }
 
-    /// Elements of a row of D, including an 8-bit row's scale of four bytes.
+    /// Stored elements per row: D, and four bytes for the scale of an 8-bit row.
     static long width(int D) { return D + (SCALED ? 4 : 0); }
 
-    /// Reads the table once per page, in one lane. s must be non-decreasing.
+    /// Points `key` and `value` to key s. Reads the block table once per page, in one lane. s must
+    /// be non-decreasing.
     void seek(int s) {
         if (s - page_begin >= params->page_size) {
             const int number = s / params->page_size;
@@ -104,17 +105,17 @@ struct PageSource {
         return results + (long(tokens.first + l) * params->H_q + head) * params->D;
     }
 
-    /// Only sequences with few queries have partial results, so a long chunk in the same call needs
-    /// no memory: with FEW = ATTENTION_FEW_QUERIES, they cover min(T, B·FEW) tokens. Sequence b's
-    /// rows begin at min(first, b·FEW). They never overlap those of an earlier sequence, which has
-    /// at most FEW tokens and ends where the next one's tokens begin.
+    /// Row of query l in the partial results. Only sequences of at most FEW = ATTENTION_FEW_QUERIES
+    /// queries have partial results, so memory for min(T, B·FEW) tokens suffices. Sequence b's
+    /// tokens begin at min(first, b·FEW), which is past those of earlier sequences: there are at
+    /// most b·FEW of them, and all precede `first`.
     long partial_row(int head, int l) const {
         const int begin = min(tokens.first, b * ATTENTION_FEW_QUERIES);
         return long(begin + l) * params->H_q + head;
     }
 };
 
-/// Problem size of a sequence's key head.
+/// Attention dimensions of one key head of a sequence.
 inline AttentionGroup paged_group(constant const PagedAttentionParams& params,
                                   device const int* context_lens, int b, int key_head, int L) {
     const int G = params.H_q / params.H;
@@ -130,7 +131,7 @@ PageSource<T, Stored> page_source(constant const PagedAttentionParams& params, i
                                   device const Stored* key_pages, device const Stored* value_pages,
                                   device const int* block_table, device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
-    const int no_page = -params.page_size;  // every key is past the page that begins here
+    const int no_page = -params.page_size;  // so that the first seek() reads the block table
     const long head = params.page_size * PageSource<T, Stored>::width(params.D);
     key_pages += key_head * head;
     value_pages += key_head * head;

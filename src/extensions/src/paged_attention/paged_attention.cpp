@@ -16,7 +16,7 @@ namespace {
 constexpr const char* BATCH = "paged_attention";
 constexpr const char* RAGGED = "paged_attention_varlen";
 
-// Checks common to both forms; `query` is B×H_q×L×D or T×H_q×D.
+// Checks common to both operations; `query` is B×H_q×L×D or T×H_q×D.
 void check_query_and_pages(const char* name, const mx::array& query, const mx::array& key_pages,
                            const mx::array& value_pages) {
     check(is_float(query.dtype()), name, "expected query in float32, float16 or bfloat16, got ",

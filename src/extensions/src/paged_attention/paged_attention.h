@@ -6,23 +6,24 @@
 //     key_pages[block_table[b, j / page_size], h, j % page_size]
 //
 // and sequence b has context_lens[b] keys. The computation is that of flash_attention.h, in tiles
-// of 64 keys. Tiles are aligned to positions, independently of pages: a tile may span several pages
-// or part of one. The result therefore has the bits of flash_attention on contiguous keys, for any
-// page size and page placement.
+// of a fixed number of keys. Tiles begin at multiples of that number, independently of pages: a
+// tile may span several pages or part of one. The result therefore has the bits of flash_attention
+// on contiguous keys, for any page size and page placement.
 //
 // A sliding window of W hides all but the newest W of a query's keys: of the keys up to position i,
 // those from i − W + 1 on are visible. Keys before the window of a sequence's first query are not
 // read, and their block table entries are ignored, because their pages may have been freed. Tiles
-// stay aligned to positions, so a row's bits do not depend on the other queries in the call.
+// still begin at multiples of the tile size, so a row's bits do not depend on the other queries in
+// the call.
 //
 // The values of block_table, context_lens and cu_seqlens_q are known only at evaluation, too late
 // for an exception. Invalid values never cause an out-of-bounds read:
 //   - a sequence with a context_len above max_pages · page_size, or with a token in an invalid page
-//     (a table entry below 0 or ≥ P), gives NaN in all its rows. Entries after its last page
+//     (a table entry below 0 or ≥ P), has NaN in all its output rows. Entries after its last page
 //     (padding, −1) and before the window of its first query are ignored. A context_len below 0
 //     counts as 0.
 //   - sequence s of the varlen form has the tokens from max(cu_seqlens_q[0 … s]) up to
-//     cu_seqlens_q[s + 1], clamped to 0 … T. A token in no sequence gives zero.
+//     cu_seqlens_q[s + 1], clamped to 0 … T. The output of a token in no sequence is zero.
 #pragma once
 
 #include <optional>
@@ -38,19 +39,21 @@ namespace mx = mlx::core;
 
 /// Attention over paged keys and values, with L queries for each of B sequences.
 ///
-/// query: B×H_q×L×D, float32, float16 or bfloat16; D from 1 to 256.
+/// query: B×H_q×L×D for H_q heads of size D, 1 to 256; float32, float16 or bfloat16.
 /// key_pages, value_pages: P×H×page_size×D in the dtype of query, or 8-bit rows
-///   (common/int8_rows.h) P×H×page_size×(D + 4) int8; H divides H_q. Not copied if they are
-///   row-contiguous. The scale of an 8-bit row multiplies its score, or its weight.
+///   (common/int8_rows.h) P×H×page_size×(D + 4) int8; P pages, and H heads, a divisor of H_q. Not
+///   copied if they are row-contiguous. The scale of an 8-bit key multiplies its score, that of a
+///   value its softmax weight.
 /// block_table: B×max_pages int32. context_lens: B int32, including the new tokens.
 /// scale: factor of the scores; 1/√D by default.
 /// causal: restricts query i of sequence b to keys j ≤ i + context_lens[b] − L.
 /// window: further restricts query i to keys j > i + context_lens[b] − L − window; at least 1, or 0
 ///   for no window. Requires `causal`.
 ///
-/// Returns B×H_q×L×D in the dtype of query, in the layout B×L×H_q×D that the output projection
-/// reads. A row without visible keys is zero; all rows of a sequence with keys beyond the block
-/// table or in an invalid page are NaN. Throws std::invalid_argument for anything else.
+/// Returns B×H_q×L×D in the dtype of query, in the memory layout B×L×H_q×D, which the output
+/// projection reads without a copy. A row without visible keys is zero; all rows of a sequence with
+/// keys beyond the block table or in an invalid page are NaN. Throws std::invalid_argument for
+/// anything else.
 mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
                           const mx::array& value_pages, const mx::array& block_table,
                           const mx::array& context_lens, std::optional<float> scale, bool causal,

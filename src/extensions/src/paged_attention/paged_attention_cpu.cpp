@@ -26,8 +26,8 @@ namespace {
 
 int64_t no_paged_attention_scratch(const PagedAttentionJob&, int) { return 0; }
 
-// A call's arrays. eval_cpu must not read their values: earlier tasks on the stream may still be
-// computing them.
+// Arrays that describe a call's sequences. Only the enqueued task may read their values: during
+// eval_cpu, earlier tasks on the stream may still be computing them.
 struct Batch {
     int64_t B, max_pages, P;
     const int32_t* block_table;   // B×max_pages
@@ -37,7 +37,7 @@ struct Batch {
     int64_t query_batch_stride;
 };
 
-// A unit of work: query rows of one sequence, which a chunk computes for one key/value head.
+// Query rows of one sequence. A chunk of work is one block and one key/value head.
 struct Block {
     const PagedSequence* sequence;
     int64_t first_row;
@@ -47,7 +47,7 @@ struct Block {
 
 std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batch& batch) {
     std::vector<PagedSequence> sequences;
-    int64_t end = 0;  // end of the sequences' tokens so far
+    int64_t end = 0;  // end of the previous sequence's tokens
     for (int64_t b = 0; b < batch.B; b++) {
         PagedSequence sequence = {};
         if (batch.cu_seqlens_q == nullptr) {
@@ -88,13 +88,13 @@ void fill(const PagedAttentionJob& job, int64_t first_token, int64_t end_token, 
     }
 }
 
-// Blocks in descending order of cost, so that long ones do not start last. Also writes the rows of
-// `out` that no block computes.
+// Blocks in descending order of cost, so that no thread starts an expensive one last. Also writes
+// the rows of `out` that no block computes.
 std::vector<Block> blocks_of(const PagedAttentionJob& job,
                              const std::vector<PagedSequence>& sequences, const Batch& batch) {
     const int64_t group = job.H_q / job.H;
     std::vector<Block> blocks;
-    int64_t assigned_until = 0;  // tokens whose rows of out are assigned
+    int64_t assigned_until = 0;  // earlier tokens have a block, or their rows of out are written
     for (const PagedSequence& sequence : sequences) {
         fill(job, assigned_until, sequence.token, 0);  // tokens in no sequence
         assigned_until = sequence.token + sequence.L;
@@ -118,7 +118,7 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
     return blocks;
 }
 
-// Keys and values of a sequence's head, in pages.
+// One key/value head of a sequence, in pages.
 struct HeadInPages {
     const PagedAttentionJob* job;
     const PagedSequence* sequence;
@@ -136,7 +136,7 @@ struct HeadInPages {
     }
 };
 
-// Up to QUERY_ROWS of a head's `rows` rows from first_row on, as arguments of Week 4's kernels.
+// Arguments of a Week 4 kernel for a head's `rows` rows from first_row on, at most QUERY_ROWS.
 AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int64_t first_row,
                       int64_t rows) {
     const int64_t group = job.H_q / job.H;
@@ -163,7 +163,7 @@ AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int
     return block;
 }
 
-// Computes all blocks with a Week 4 kernel.
+// Computes all blocks with the selected Week 4 kernel.
 void run_week4(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
     std::vector<HeadInPages> heads;
     for (const Block& block : blocks) {

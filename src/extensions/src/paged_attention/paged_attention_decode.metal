@@ -1,10 +1,10 @@
 // paged_attention on the GPU for sequences with few queries: decoding. Algorithm:
 // metal_attention_decode.h; key lookup: metal_pages.h.
 //
-// In the varlen form the batch may also contain sequences with many queries, which are left to
-// paged_attention_tile. Their numbers and lengths are unknown on the host, which only has B, T and
-// max_pages: the grid has room for the maximum, and surplus threadgroups exit immediately. One
-// extra grid index zeroes the rows of tokens of no sequence.
+// In the varlen form, the batch may also contain sequences with many queries, which
+// paged_attention_tile computes. Which sequences these are, and how long their contexts are, is
+// unknown on the host. The grid therefore covers B sequences of the maximum size, and surplus
+// threadgroups exit immediately. One extra grid index zeroes the output of tokens in no sequence.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_decode.h"
@@ -13,8 +13,8 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// Zeroes the rows of tokens before the first and after the last sequence, for one head group.
-// Called by `shares` threadgroups, of which this is number `share`.
+// Zeroes the rows of tokens before the first and after the last sequence, for the query heads of
+// one key head. `shares` threadgroups divide the tokens; `share` is the index of this one.
 template <typename T>
 void clear_tokens_of_no_sequence(constant const PagedAttentionParams& params,
                                  device const int* cu_seqlens_q, int key_head, device T* out,
@@ -55,9 +55,9 @@ template <typename T, typename Stored, int ROWS, int DIM>
     device const int* block_table [[buffer(3)]],     // B×max_pages
     device const int* context_lens [[buffer(4)]],    // B
     device const int* cu_seqlens_q [[buffer(5)]],    // B+1, in the varlen form
-    device T* out [[buffer(6)]],                     // T×H_q×D, written if splits = 1
-    device float* partial [[buffer(7)]],             // min(T, B·FEW)×H_q×splits×D, otherwise
-    device float* statistics [[buffer(8)]],          // min(T, B·FEW)×H_q×splits×2
+    device T* out [[buffer(6)]],                     // T×H_q×D; written if splits is 1
+    device float* partial [[buffer(7)]],             // rows×splits×D (see partial_row); otherwise
+    device float* statistics [[buffer(8)]],          // rows×splits×2
     constant const PagedAttentionParams& params [[buffer(9)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
@@ -91,7 +91,7 @@ template <typename T, typename Stored, int ROWS, int DIM>
     attend_to_split<ROWS, DIM>(group, source, split, first_row, memory, simdgroup, lane);
 }
 
-// One simdgroup per row: token x of sequence z, query head y.
+// Merges the splits of each row. One simdgroup per row: token x of sequence z, query head y.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void paged_attention_merge(
     device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],

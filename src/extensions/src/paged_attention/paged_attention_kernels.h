@@ -25,8 +25,8 @@ struct PagedAttentionJob {
 
 /// The queries and pages of one sequence.
 struct PagedSequence {
-    int64_t query;  // offset of its first query, head 0, in elements of job.query
-    int64_t token;  // its first row of out
+    int64_t query;  // offset of its first query (head 0) in job.query, in elements
+    int64_t token;  // its first token in out
     int64_t L;      // number of queries
     int64_t S;      // number of keys
     const int32_t*
@@ -37,9 +37,10 @@ struct PagedSequence {
 // Query heads that share a key/value head read the same keys, so a kernel batches them: rows are
 // numbered as in flash_attention_kernels.h.
 
-/// The reference: computes rows first_row … first_row + rows − 1 of a sequence's key/value head h.
-/// Uses neither scratch memory nor `next`, a prefetch hint (or null): the sequence whose keys are
-/// likely needed next, of head h + 1, or of head 0 after the last.
+/// Reference kernel: computes rows first_row … first_row + rows − 1 of a sequence's key/value head
+/// h. Other kernels have the same interface and use two more arguments: `scratch` memory, and the
+/// prefetch hint `next` (or null), the sequence whose keys are likely needed next, in head h + 1,
+/// or head 0 after the last.
 void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence& sequence,
                                int64_t h, int64_t first_row, int rows, const PagedSequence* next,
                                float* scratch);
@@ -65,7 +66,8 @@ namespace {  // internal linkage: see common/half.h
     return job.window == 0 || hidden < 0 ? 0 : hidden;
 }
 
-/// Offset of key (or value) j of head h, in elements from the start of the pages.
+/// Offset of key (or value) j of head h from the start of the pages, in elements, not counting the
+/// scales of int8 rows.
 [[maybe_unused]] inline int64_t key_offset(const PagedAttentionJob& job,
                                            const PagedSequence& sequence, int64_t h, int64_t j) {
     // [task 3.2.2 offset]
@@ -74,14 +76,14 @@ namespace {  // internal linkage: see common/half.h
     // [/task 3.2.2 offset]
 }
 
-/// Offset of a query.
+/// Offset of query l of a query head in job.query, in elements.
 [[maybe_unused]] inline int64_t query_offset(const PagedAttentionJob& job,
                                              const PagedSequence& sequence, int64_t head,
                                              int64_t l) {
     return sequence.query + head * job.query_head_stride + l * job.query_token_stride;
 }
 
-/// Offset of a row of out.
+/// Offset of that query's row of out, in elements.
 [[maybe_unused]] inline int64_t out_offset(const PagedAttentionJob& job,
                                            const PagedSequence& sequence, int64_t head, int64_t l) {
     return ((sequence.token + l) * job.H_q + head) * job.D;

@@ -8,7 +8,7 @@ namespace {
 
 bool is_ragged(const PagedAttentionParams& params) { return params.L == 0; }
 
-// Query heads of a group share keys, so their rows share a threadgroup.
+// Query heads per key head. They share keys, so their rows share a threadgroup.
 int64_t group_of(const PagedAttentionParams& params) { return params.H_q / params.H; }
 
 // Kernels exist for two head sizes; smaller heads are padded with zeros in registers.
@@ -46,7 +46,7 @@ MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Fo
     const int rows_per_threadgroup = decode_rows(params);
     const int64_t rows = group_of(params) * max_queries(params);
     const int64_t sequences =
-        params.B + (is_ragged(params) ? 1 : 0);  // the last: tokens in no sequence
+        params.B + (is_ragged(params) ? 1 : 0);  // one more: tokens in no sequence
     const std::string variant =
         "paged_attention_decode_rows" + std::to_string(rows_per_threadgroup) + head_size(params);
     return {.kernel = fast_kernel(variant, params, format),

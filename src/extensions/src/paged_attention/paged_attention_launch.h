@@ -1,7 +1,7 @@
-// Launches of paged_attention*.metal: the variants of flash_attention_launch.h, with the same bits
-// for a sequence's rows.
+// Launches of paged_attention*.metal: the same variants as in flash_attention_launch.h, each with
+// the same results, bit for bit.
 //
-//   readable  for reading: one simdgroup per query row; without int8 pages and windows
+//   readable  for reading: one simdgroup per query row; no int8 pages or windows
 //   decode    sequences with few queries: keys are split over threadgroups, and
 //             paged_attention_merge reduces the results if there is more than one split
 //   tile      sequences with more queries: simdgroup matrices
@@ -11,8 +11,8 @@
 // also zeroes the rows of tokens in no sequence.
 //
 // Buffers of all but the merge: query (strides in the params), key_pages, value_pages, block_table,
-// context_lens, cu_seqlens_q (any buffer if params.L is not 0), out T×H_q×D; for decode, also
-// partial and statistics (any buffers if there is one split).
+// context_lens, cu_seqlens_q (if params.L is not 0, any buffer, as it is not read), out T×H_q×D;
+// for decode, also partial and statistics (if there is one split, any buffers).
 #pragma once
 
 #include "common/metal_launch.h"
@@ -33,10 +33,11 @@ MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, For
 bool paged_attention_has_decode(const PagedAttentionParams& params);
 bool paged_attention_has_tile(const PagedAttentionParams& params);
 
-/// Upper bound of decode's rows of partial results.
+/// Upper bound of the number of rows for which decode stores partial results.
 int64_t paged_attention_partial_rows(const PagedAttentionParams& params);
 
-/// params.splits: number of splits of the block table's capacity.
+/// Value of params.splits: number of splits of the longest context that fits the block table,
+/// because the host does not know context_lens.
 int paged_attention_splits(int max_pages, int page_size);
 
 }  // namespace tiny_llm_ext

@@ -11,7 +11,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Functions that dispatch the kernels; inputs as in paged_attention_launch.h.
+// Encodes the readable kernel. inputs: the buffers in paged_attention_launch.h before `out`.
 void encode_paged_readable(const mx::Stream& stream, const PagedAttentionParams& params,
                            Format format, const std::vector<mx::array>& inputs,
                            const mx::array& out) {
@@ -48,7 +48,8 @@ void encode_paged_fast(const mx::Stream& stream, const PagedAttentionParams& par
 }
 // [/solution only]
 
-// Whether all row offsets and the row size of x, which is row-contiguous, are multiples of four.
+// Whether the row size and all row offsets of x, a row-contiguous array, are multiples of four
+// elements.
 bool pages_are_aligned(const mx::array& x) {
     return (x.offset() / x.itemsize()) % 4 == 0 && x.shape(-1) % 4 == 0;
 }

@@ -11,7 +11,7 @@ struct PagedAttentionParams {
     float scale;
     int causal;
     int window;             // newest keys visible to a query; 0 for all
-    int splits;             // of the keys, for the decode kernel; 1 if there is no merge
+    int splits;             // splits of the keys in the decode kernel; 1: no merge
     int aligned;            // offsets and sizes of page rows are multiples of four elements
     int int8;               // whether pages have 8-bit rows (common/int8_rows.h)
     long query_strides[3];  // strides of sequence, head and token, in elements

@@ -1,5 +1,5 @@
-// Readable paged_attention on the GPU, both forms: one simdgroup per query row, one key at a time.
-// Contract: paged_attention.h.
+// Readable paged_attention and paged_attention_varlen on the GPU: one simdgroup per query row, one
+// key at a time. Contract: paged_attention.h.
 //
 // Lane i holds elements i, i + 32, … of the query row and of its output. Rows share no loads, so
 // every key is read once per row: correct for every shape, but slow if many rows share keys.
@@ -11,7 +11,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int SLICES = 8;  // of 32 elements: D up to 256
+constant constexpr int SLICES = 8;  // slices of 32 elements: D up to 256
 
 // A token's sequence, and its query index within it.
 struct Query {
@@ -24,7 +24,7 @@ inline Query query_of(constant const PagedAttentionParams& params, device const 
     if (params.L > 0) {
         return {token / params.L, token % params.L, params.L};
     }
-    int end = 0;  // end of the sequences' tokens so far
+    int end = 0;  // end of the previous sequence's tokens
     for (int b = 0; b < params.B; b++) {
         const int first = clamp(cu_seqlens_q[b], end, params.T);
         end = clamp(cu_seqlens_q[b + 1], first, params.T);

@@ -1,5 +1,5 @@
-// paged_attention: readable reference; that of flash_attention with keys located through the block
-// table.
+// paged_attention: readable reference. As in flash_attention, but keys and values are located
+// through the block table.
 #include <vector>
 
 #include "common/int8_rows.h"
@@ -10,8 +10,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Keys or values `from` … S − 1 of head h of a sequence, as float32: (S − from)×D. Those before
-// `begin` are zero, and not read.
+// Keys or values `from` … S − 1 of head h of a sequence, as float32: (S − from)×D. Rows before
+// `begin` are zero; their pages are not read.
 std::vector<float> gathered(const void* pages, const PagedAttentionJob& job,
                             const PagedSequence& sequence, int64_t h, int64_t from, int64_t begin) {
     std::vector<float> rows((begin - from) * job.D);
@@ -26,7 +26,7 @@ std::vector<float> gathered(const void* pages, const PagedAttentionJob& job,
     return rows;
 }
 
-// The reference for int8 pages and for windows: attention to gathered keys and values, in float32.
+// Reference for int8 pages and for windows: gathers keys and values as float32 first.
 void attend_gathered(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                      int64_t first_row, int rows) {
     const int64_t group = job.H_q / job.H;

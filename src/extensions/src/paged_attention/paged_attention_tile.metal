@@ -1,12 +1,12 @@
-// paged_attention on the GPU with simdgroup matrices: chunks of prompts. Algorithm:
+// paged_attention on the GPU with simdgroup matrices, for prompt chunks. Algorithm:
 // metal_attention_tile.h; key lookup: metal_pages.h.
 //
-// A threadgroup has a block of up to 64 rows of one sequence. In the varlen form the number of
-// blocks per sequence is unknown on the host; only the total of R = T·G rows is known. Sequence b's
-// blocks begin at grid index (rows before it) / 64 + b, rounded down. Sequences therefore never
-// overlap, R / 64 + B indices suffice, and a threadgroup finds its sequence from its index. At most
-// B indices are unused, plus those of sequences with few queries, which paged_attention_decode
-// computes: their threadgroups exit immediately.
+// A threadgroup computes a block: up to 64 rows of one sequence. In the varlen form, the host does
+// not know the number of blocks per sequence, only the total of T·G rows, for G query heads per key
+// head. Sequence b's blocks begin at grid index ⌊rows before it / 64⌋ + b. Sequences therefore
+// never overlap, T·G / 64 + B indices suffice, and a threadgroup finds its sequence from its index.
+// At most B indices are unused, plus those of sequences with few queries, which
+// paged_attention_decode computes: their threadgroups exit immediately.
 #include <metal_stdlib>
 
 #include "src/flash_attention/metal_attention_tile.h"
@@ -24,15 +24,14 @@ inline int largest_so_far(int x, uint lane) {
     return x;
 }
 
-// Sequence of a grid index: the last one that begins at or before it. rows_per_token /
-// rows_per_block: G / 64.
+// Sequence of a grid index: the last one whose blocks begin at or before it. rows_per_token: G.
 inline int sequence_at(constant const PagedAttentionParams& params, device const int* cu_seqlens_q,
                        int index, int rows_per_token, int rows_per_block, uint lane) {
     int found = 0, token = 0;
     for (int begin = 0; begin < params.B; begin += 32) {  // one lane per sequence
         const int b = begin + int(lane);
         const int mine = b < params.B ? clamp(cu_seqlens_q[b], token, params.T) : params.T;
-        const int first = largest_so_far(mine, lane);  // first token, as in tokens_of
+        const int first = largest_so_far(mine, lane);  // sequence's first token, as in tokens_of
         const bool begins = b < params.B && first * rows_per_token / rows_per_block + b <= index;
         const int count = simd_sum(begins ? 1 : 0);
         found = count > 0 ? begin + count - 1 : found;

@@ -1,4 +1,4 @@
-// paged_cache_write on the CPU: copies memory, or quantizes rows.
+// paged_cache_write on the CPU: copies rows, or quantizes them to int8.
 #include <cstring>
 
 #include "common/checks.h"
@@ -15,7 +15,7 @@ TINY_LLM_DECLARE_SIMD(void quantize_row(const void* x, Format format, int64_t D,
 
 namespace {
 
-// Arguments of the write; strides and sizes in bytes.
+// Arguments of a write; strides in bytes.
 struct Write {
     const char* tokens;  // B×H×L×D
     int64_t B, H, L, D;
@@ -25,7 +25,7 @@ struct Write {
     int64_t num_slots;     // P · page_size
     int64_t page_size;
     int64_t item;   // bytes per element of tokens
-    bool is_int8;   // whether the pages are
+    bool is_int8;   // whether the pages are int8
     Format format;  // of tokens, if the pages are int8
     decltype(&quantize_row_reference) quantize;
 };

@@ -1,5 +1,5 @@
-// Launches of paged_cache_write.metal: one thread per element, tokens along y; for 8-bit rows, one
-// simdgroup per token and head.
+// Launches of paged_cache_write.metal: one thread per element, with tokens along y; for 8-bit rows,
+// one simdgroup per head and token.
 #pragma once
 
 #include "common/metal_launch.h"

@@ -1,4 +1,4 @@
-// Readable quantization of a row to 8 bits.
+// Quantization of a KV cache row to 8 bits: readable reference.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,7 +19,7 @@ void quantize_row_reference(const void* x, Format format, int64_t D, void* row) 
     float scale = is_finite ? largest / 127 : NAN;
     scale = scale < std::numeric_limits<float>::min()
                 ? 0
-                : scale;  // a subnormal scale has no finite inverse
+                : scale;  // the inverse of a subnormal scale may be infinite
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (int64_t d = 0; d < D; d++) {
         const float integer = is_finite ? std::nearbyint(load_element(x, d, format) * inverse) : 0;

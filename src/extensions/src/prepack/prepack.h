@@ -1,15 +1,16 @@
 // prepack: Weight prepacking (common/prepacked.h) into huge pages.
 //
-// A decode step streams every weight once, uncached, so each page costs a TLB miss. With 4 KB
+// A decode step streams every weight once, uncached, so each page costs a TLB miss. With 4 KiB
 // pages, that is one miss per 64 cache lines, and on a virtual machine each miss walks two page
-// tables. Pages of 2 MB must be requested before the first write, and many arrays are smaller than
+// tables. Pages of 2 MiB must be requested before the first write, and many arrays are smaller than
 // one page. All weights of a model therefore share one allocation: `huge_pages` creates it and
 // `prepack_weight` fills it from the front.
 //
 // `prepack_weight_from_file` reads a matrix from a file a few rows at a time: loading it into
 // memory first would touch twice as many pages.
 //
-// All three are eager: the loader frees an array's rows as soon as they are prepacked.
+// All three functions are eager, so that the loader can free a row-major array as soon as it is
+// prepacked.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,15 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Allocates at least `bytes` bytes for prepacked weights, in 2 MB pages where the system grants
+/// Allocates at least `bytes` bytes for prepacked weights, in 2 MiB pages where the system grants
 /// these on request (Linux with transparent huge pages).
 ///
-/// Returns P×512 uint64, uninitialized. Throws std::invalid_argument for a negative number.
+/// Returns P×512 uint64, uninitialized: P blocks of 4 KiB. Throws std::invalid_argument if `bytes`
+/// is negative.
 mx::array huge_pages(int64_t bytes);
 
-/// Prepacks O×W to (O/R)×W×R, at byte `offset` of `memory`, which the result shares: see
-/// common/prepacked.h. Eager.
+/// Prepacks O×W to (O/R)×W×R (common/prepacked.h). The result shares `memory`, from byte `offset`
+/// on. Eager.
 ///
 /// matrix: elements of 2 or 4 bytes; evaluated first if necessary.
 /// rows: R, positive; O is a multiple of it.
@@ -43,7 +45,8 @@ mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& mem
 /// file: path.
 /// begin: byte offset of the matrix in the file.
 /// rows, memory, offset: as for prepack_weight.
-/// alone: disables readahead past the matrix, into parts that other processes read.
+/// alone: whether to read ahead only within the matrix, because other processes (tensor-parallel
+/// ranks) read the rest of the file.
 /// Throws std::invalid_argument as prepack_weight does, and std::runtime_error if the file cannot
 /// be read or is truncated.
 mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& file, int64_t begin,

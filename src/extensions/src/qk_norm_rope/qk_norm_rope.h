@@ -8,8 +8,8 @@
 //     out[b, h, l, i + W] = n[i] · sin[b, l, i] + n[i + W] · cos[b, l, i],   i < W
 //     out[b, h, l, i]     = n[i],                                            i ≥ 2·W
 //
-// W is the width of the cosines, D/2 for most models; with a smaller one only the first 2·W
-// dimensions are rotated (partial rotation).
+// W is the number of angles per token: D/2 for most models. If it is smaller, only the first 2·W
+// dimensions are rotated (partial RoPE).
 //
 // Models without QK norms (Llama, Qwen2) pass no weight; then n = x.
 //
@@ -31,7 +31,7 @@ namespace mx = mlx::core;
 
 /// rms_norm of each head, then RoPE, in the layout of attention.
 ///
-/// x: B×L×H×D, float32, float16 or bfloat16; D even. Views are not copied.
+/// x: B×L×H×D, float32, float16 or bfloat16; D even. Views with contiguous heads are not copied.
 /// weight: D, dtype of x; None skips the norm. eps: as in rms_norm.
 /// cos, sin: B×L×W or 1×L×W, float32, W from 1 to D/2; pair i of a head is (x[i], x[i + W]).
 /// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for anything else.

@@ -6,9 +6,10 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int KEPT = 4;  // pairs per lane in registers: D up to 256
+constant constexpr int KEPT = 4;  // pairs per lane in registers; heads with D > 256 are read twice
 
-// Elements of pair i of D/2. The first W pairs are rotated; the others hold the remaining elements.
+// Indices of the elements of pair i, of D/2 pairs. The first W pairs are rotated; the other pairs
+// are only normalized.
 int2 elements_of(int i, constant const QkNormRopeParams& params) {
     return i < params.W ? int2(i, i + params.W) : int2(i + params.W, i + params.D / 2);
 }
@@ -18,7 +19,7 @@ float2 read_pair(device const T* row, int2 at) {
     return float2(float(row[at.x]), float(row[at.y]));
 }
 
-// Rotates pair i, after the optional norm, by angle i.
+// Normalizes pair i if there is a norm, rotates it by angle i if i < W, and stores it.
 template <typename T>
 void rotate_pair(float2 x, float factor, int i, device const T* weight, device const float* cosines,
                  device const float* sines, device T* out,

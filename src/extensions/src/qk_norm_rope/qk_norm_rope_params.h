@@ -8,7 +8,7 @@ struct QkNormRopeParams {
     int W;  // rotated pairs, up to D/2
     float eps;
     long x_strides[3];  // of B, L and H, in elements
-    long angle_stride;  // of B in cos and sin; 0 if shared by all sequences
+    long angle_stride;  // stride of B in cos and sin; 0 if shared by all sequences
     int normalizes;     // 0: no norm, and weight is not read
 };
 

@@ -7,7 +7,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// One head: x and out are the first of D elements.
+// Computes one head, whose first element is element x of job.x and element `out` of job.out.
 void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
                  int64_t out) {
     const Format format = job.format;

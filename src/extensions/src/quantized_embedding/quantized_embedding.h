@@ -3,11 +3,11 @@
 //     out[n, e] = round(round(q[ids[n], e] · scale[ids[n], g]) + bias[ids[n], g]),
 //     g = e / group_size
 //
-// The format is that of quantized_matmul. Rounded twice, to the dtype of the scales, as in
-// mx.dequantize: the values are equal bit for bit.
+// The weight format is that of quantized_matmul. Products and sums are rounded to the dtype of the
+// scales, as in mx.dequantize, so the values are equal bit for bit.
 //
 // Ids are known only at evaluation, too late for an exception: a negative id counts from the end,
-// as everywhere in MLX, and an id past the table gives a row of NaN, which propagates through all
+// as everywhere in MLX, and an out-of-range id gives a row of NaN, which propagates through all
 // later layers. Nothing outside the table is read.
 #pragma once
 
@@ -21,13 +21,15 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Rows of a quantized table: value = q · scale + bias, with the bits of mx.dequantize.
+/// Rows of a quantized table, V×E: value = q · scale + bias, bit for bit as in mx.dequantize.
 ///
-/// ids: N.., int32 or uint32. A negative id counts from the end; an id ≥ V gives NaN.
-/// scales, biases: V×(E/group_size), float32, float16 or bfloat16. On the CPU biases may be None
-/// for 4 bits: then weights are floating-point (e2m1) times scale, as in quantized_matmul.
+/// ids: N.., int32 or uint32. A negative id counts from the end; an out-of-range id gives a row of
+/// NaN.
+/// scales, biases: V×(E/group_size), float32, float16 or bfloat16. On the CPU, biases may be None
+/// with 4 bits: then value = number · scale, where the number is floating-point (e2m1), as in
+/// quantized_matmul.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
-/// weight: V×(E·bits/32), uint32, the lowest bits of a word first.
+/// weight: V×(E·bits/32), uint32, packed from the lowest bits up.
 /// On the CPU, weight, scales and biases may be prepacked (common/prepacked.h).
 /// Returns N..×E in the dtype of scales. Throws std::invalid_argument for anything else.
 mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,

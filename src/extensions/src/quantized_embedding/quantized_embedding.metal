@@ -1,4 +1,5 @@
-// quantized_embedding on the GPU: one thread dequantizes one word. Contract: quantized_embedding.h.
+// quantized_embedding on the GPU: one thread dequantizes one uint32 of weights. Contract:
+// quantized_embedding.h.
 #include <metal_stdlib>
 
 #include "src/quantized_embedding/quantized_embedding_params.h"
@@ -6,7 +7,8 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// q · scale + bias is rounded twice, in float32 too: no FMA.
+// The product and the sum of q · scale + bias are both rounded, so there must be no FMA, even in
+// float32.
 #pragma METAL fp contract(off)
 
 // Table row of an id: a negative id counts from the end. −1 if out of range.

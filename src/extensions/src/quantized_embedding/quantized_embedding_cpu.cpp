@@ -1,5 +1,5 @@
-// quantized_embedding on the CPU. A step looks up one row per token, a few kilobytes: too little to
-// need a vector kernel.
+// quantized_embedding on the CPU. An engine step looks up one row per token, a few kilobytes: too
+// little to need a vector kernel.
 #include <cmath>
 
 #include "common/checks.h"
@@ -18,7 +18,7 @@ struct Job {
     int group_size, bits;
     int64_t pack_rows;       // rows per pack of the table
     Format format;           // of scales, biases and out
-    bool is_signed;          // dtype of the ids
+    bool is_signed;          // whether the ids are int32
     const uint32_t* ids;     // N
     const void* scales;      // V × (E/group_size)
     const void* biases;      // V × (E/group_size); nullptr for 4-bit floating-point weights
@@ -36,7 +36,7 @@ int64_t row_of(const Job& job, int64_t n) {
     return id >= 0 && id < job.V ? id : -1;
 }
 
-// Offset of an element in a table with `columns` elements per row.
+// Offset of an element of weight, scales or biases, with `columns` elements per row.
 int64_t element_offset(const Job& job, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = row / job.pack_rows * job.pack_rows;
     return first * columns + column * job.pack_rows + row % job.pack_rows;

@@ -1,4 +1,4 @@
-// Launch of quantized_embedding.metal: one thread per word of weight.
+// Launch of quantized_embedding.metal: one thread per id and uint32 of its weight row.
 #pragma once
 
 #include "common/metal_launch.h"

@@ -5,8 +5,8 @@ namespace tiny_llm_ext {
 
 struct QuantizedEmbeddingParams {
     int V;
-    int words;            // per row of weight
-    int words_per_group;  // words that share a scale and a bias
+    int words;            // uint32 per row of weight
+    int words_per_group;  // uint32 that share a scale and a bias
     int bits;
     int ids_are_signed;
 };

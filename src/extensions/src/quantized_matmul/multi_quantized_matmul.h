@@ -1,11 +1,11 @@
-// multi_quantized_matmul: One input times several quantized matrices.
+// multi_quantized_matmul: Multiplies one input by several quantized matrices.
 //
 //     out[n] = quantized_matmul(a, b[n])     for every n, bit for bit
 //
-// For a layer's query, key and value projections, or its gate and up projections. On the CPU this
-// is one graph node: the input is prepared once, and threads share the outputs of all matrices,
-// with one barrier in total instead of one per matrix. A GPU queues kernels without waiting, so
-// there it is one quantized_matmul node per matrix.
+// Used for a layer's query, key and value projections, and for its gate and up projections. On the
+// CPU, all matrices are one graph node: the input is prepared once, and threads share the outputs
+// of all matrices, with as many barriers as for one matrix. A GPU queues kernels without waiting,
+// so there each matrix is a quantized_matmul node.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// a · bᵀ for several quantized matrices b, with the bits of one quantized_matmul each.
+/// a · bᵀ for several quantized matrices b; each result has the bits of quantized_matmul.
 ///
 /// scales, biases, b: one per matrix, at least one matrix; shapes, dtypes, group_size, bits and a
 /// as for quantized_matmul. Matrices may differ in O. Either all have biases or none.

@@ -1,20 +1,21 @@
-// quantized_matmul: Product a · wᵀ with weights w of 4 or 8 bits.
+// quantized_matmul: Matrix multiplication a · wᵀ with weights w of 4 or 8 bits.
 //
 //     w[o, i] = q[o, i] · scale[o, g] + bias[o, g],   g = i / group_size
 //
 // q has 4 or 8 bits and is packed into 32-bit words, lowest bits first: MLX's affine format.
-// A group shares its scale and bias, so both factor out of the sum:
+// The weights of a group share a scale and a bias, so both factor out of the sum:
 //
 //     out[m, o] = Σ_g ( scale[o, g] · Σ_i q[o, i] · a[m, i]  +  bias[o, g] · Σ_i a[m, i] )
 //
-// Products with the integers are exact and no weight is rounded: the result is more precise than a
-// matrix multiplication with weights dequantized to bfloat16.
+// No weight is rounded: the result is more precise than a matrix multiplication with weights
+// dequantized to bfloat16.
 //
 // 4-bit weights without biases are floating-point, as in MLX's mode mxfp4: q encodes one of
 // ±{0, 0.5, 1, 1.5, 2, 3, 4, 6} with the sign in the highest bit, and w = value(q) · scale.
 //
-// Batch invariance: the summation order of out[m, o] depends on i alone, so a row has the same bits
-// for any number of rows and threads.
+// Batch invariance: on the CPU, the summation order depends only on the length of a row, so a row
+// has the same bits for any number of rows and threads. On a GPU, it changes above 8 rows
+// (MATVEC_ROWS).
 #pragma once
 
 #include <optional>
@@ -30,14 +31,14 @@ namespace mx = mlx::core;
 
 /// a · bᵀ with quantized b: value = q · scale + bias.
 ///
-/// scales, biases: O×(I/group_size), float16 or bfloat16. On the CPU biases may be None for 4 bits:
-/// then b holds 4-bit floating-point numbers (e2m1), and value = number · scale.
+/// scales, biases: O×(I/group_size), float16 or bfloat16. On the CPU, biases may be None with 4
+/// bits: then b holds 4-bit floating-point numbers (e2m1), and value = number · scale.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
 /// a: N..×I, float16 or bfloat16.
-/// b: O×(I·bits/32), uint32, the lowest bits of a word first.
-/// transpose_b: must be true; b is stored output-major.
-/// b, scales and biases may be prepacked, (O/R)×W×R for O×W (common/prepacked.h), where
-/// R = prepack_rows() is not 0.
+/// b: O×(I·bits/32), uint32, packed from the lowest bits up.
+/// transpose_b: must be true, because b has a row per output.
+/// On the CPU, b, scales and biases may be prepacked (common/prepacked.h): (O/R)×W×R instead of
+/// O×W, with R = prepack_rows(), unless that is 0.
 /// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                            int group_size, int bits, const mx::array& a, const mx::array& b,
@@ -47,13 +48,14 @@ mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::arra
 /// only.
 int prepack_rows();
 
-/// Output shape, N..×O. Throws, with `operation` as the prefix, for invalid arguments.
+/// Output shape, N..×O. Throws std::invalid_argument, with `operation` as the message's prefix, for
+/// invalid arguments.
 mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
                                  const std::optional<mx::array>& biases, int group_size, int bits,
                                  const mx::array& a, const mx::array& b);
 
-/// Throws, with `operation` as the prefix, if biases are missing on a GPU, whose kernels require
-/// them.
+/// Throws std::invalid_argument, with `operation` as the message's prefix, if biases are missing on
+/// a GPU, whose kernels require them.
 void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
 
 /// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b.

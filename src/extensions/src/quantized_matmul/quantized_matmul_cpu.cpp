@@ -16,7 +16,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// The job of one of a node's products, with contiguous inputs. Allocates `out`.
+// Job for one of a node's matrices, with contiguous inputs. Allocates `out`.
 QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool has_biases,
                           int group_size, int bits, const mx::array& a, const mx::array& b,
                           mx::array& out, mx::Stream stream) {

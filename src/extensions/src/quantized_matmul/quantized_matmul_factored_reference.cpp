@@ -1,8 +1,8 @@
 // quantized_matmul, Week 4's first step: hoists work that does not depend on the output.
 //
-// For every output the three loops repeat three things: branching on the activations' format,
-// widening them, and summing each group. Here a row's activations are widened and summed by group
-// once; only the integers remain per output.
+// For every output, the reference's three loops branch on the activations' format, widen them, and
+// sum each group. Here a row's activations are widened and summed by group once; only the work with
+// the weights remains per output.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {
@@ -26,7 +26,7 @@ void prepare(const QuantizedMatmulJob& job, int64_t m, float* a, float* sums) {
     // [/task 4.2.1 prepare]
 }
 
-// Output o of the prepared row: unpacks a word at a time.
+// Computes output o of the prepared row, unpacking one uint32 of weights at a time.
 float dot(const QuantizedMatmulJob& job, int64_t o, const float* a, const float* sums) {
     // [task 4.2.1 dot]
     const int64_t groups = job.I / job.group_size;

@@ -1,4 +1,4 @@
-// Kernel selection for jobs, and their distribution over threads.
+// Kernel selection for quantized_matmul jobs, and their distribution over threads.
 #include "src/quantized_matmul/quantized_matmul_jobs.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace {
 
 using Jobs = QuantizedMatmulJobs;
 
-// Runs body(job, chunk) for every chunk of every job, on all threads. chunks_of(job): number of
-// chunks. Uses a single parallel_for, because each call ends with a barrier.
+// Runs body(job index, chunk) for every chunk of every job, on all threads. chunks_of(job): number
+// of chunks. Uses a single parallel_for, because each call of it ends with a barrier.
 template <typename Chunks, typename Body>
 void for_chunks(const Jobs& jobs, const Chunks& chunks_of, const Body& body) {
     std::vector<int64_t> ends;  // cumulative number of chunks
@@ -30,8 +30,8 @@ void for_chunks(const Jobs& jobs, const Chunks& chunks_of, const Body& body) {
     });
 }
 
-// Runs body(job, first, last) for ranges that partition all outputs of all jobs, each beginning at
-// a multiple of `step`.
+// Runs body(job index, first, last) for ranges that partition the outputs of each job, and begin at
+// multiples of `step`.
 template <typename Body>
 void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
     for_chunks(
@@ -42,7 +42,8 @@ void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
 }
 
 // [solution only]
-// Prepared activations of all jobs. Consecutive jobs with the same activations share them.
+// Activations of all jobs, prepared by the kernel. Consecutive jobs with the same activations share
+// them.
 class PreparedActivations {
    public:
     PreparedActivations(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
@@ -62,7 +63,7 @@ class PreparedActivations {
         memory_ = std::make_unique_for_overwrite<char[]>(bytes + ALIGNMENT);
         const auto address = reinterpret_cast<uintptr_t>(memory_.get());
         aligned_ = memory_.get() + (ALIGNMENT - address % ALIGNMENT) % ALIGNMENT;
-        constexpr int64_t ROWS = 4;  // per chunk
+        constexpr int64_t ROWS = 4;  // rows of activations per chunk
         for_chunks(
             inputs, [](const QuantizedMatmulJob& input) { return (input.M + ROWS - 1) / ROWS; },
             [&](size_t n, int64_t chunk) {
@@ -83,7 +84,8 @@ class PreparedActivations {
 
 void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     const PreparedActivations prepared(jobs, kernel);
-    // Threads wait for the last chunk, so chunks are small: about 24 per thread, or one panel.
+    // All threads wait for the last chunk, so chunks are small: about 24 per thread, but at least
+    // one panel each.
     constexpr int64_t CHUNKS = 24;
     int64_t outputs = 0;
     for (const auto& job : jobs) {

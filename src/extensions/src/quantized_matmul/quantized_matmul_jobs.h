@@ -11,7 +11,7 @@ namespace tiny_llm_ext {
 using QuantizedMatmulJobs = std::vector<QuantizedMatmulJob>;
 
 /// Computes all jobs, on all threads. Consecutive jobs with the same activations and number of rows
-/// share the converted activations. Call from a task, not from parallel_for.
+/// share the converted activations. Must not be called within parallel_for.
 void run(const QuantizedMatmulJobs& jobs, InstructionSet set);
 
 }  // namespace tiny_llm_ext

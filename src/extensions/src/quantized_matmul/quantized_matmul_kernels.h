@@ -28,14 +28,15 @@ struct QuantizedMatmulJob {
     Format format;                  // of a and out
     bool prepacked;                 // b, scales and biases: see common/prepacked.h
     Week4Matmul step = nullptr;     // the kernel selected by TINY_LLM_MATMUL
-    int64_t prefetch_distance = 0;  // bytes, for quantized_matmul_prefetched
+    int64_t prefetch_distance = 0;  // in bytes, for quantized_matmul_prefetched
 };
 
-/// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
+/// Reference kernel, three loops: computes outputs first_output … last_output − 1 of every row.
 void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                 int64_t last_output);
 
-/// Kernels of the course's Week 4, with the same interface, in the files of these names.
+/// Kernels of the course's Week 4, with the reference's interface, defined in
+/// quantized_matmul_factored_reference.cpp and week4/.
 void quantized_matmul_factored(const QuantizedMatmulJob& job, int64_t first_output,
                                int64_t last_output);
 #if defined(__x86_64__)
@@ -78,14 +79,15 @@ void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
 }  // namespace neon
 #endif
 
-/// Rows per pack of quantized_matmul_prepacked and the kernels below it.
+/// Rows per pack that quantized_matmul_prepacked, _prefetched, _panels and _pairs read.
 constexpr int PACK_ROWS = 32;
 
-/// The reference for weights without biases.
+/// Reference kernel for weights without biases, which are floating-point (e2m1).
 void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                      int64_t last_output);
 
-/// e2m1 values: 1 sign bit, 2 exponent bits, 1 mantissa bit. Twice a value is an integer.
+/// Values of the e2m1 format (1 sign bit, 2 exponent bits, 1 mantissa bit), doubled, so that all
+/// are integers.
 constexpr int8_t TWICE_E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /// A kernel with a prepare step, which converts the activations to the kernel's layout once per
@@ -103,19 +105,20 @@ struct QuantizedMatmulKernel {
     /// only.
     int prepack_rows;
 };
+/// Outputs per panel, the unit in which outputs are distributed over threads.
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 
 #if defined(__x86_64__)
 namespace avx2 {
 extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
-namespace avxvnni {  // the same, for processors with AVX-VNNI
+namespace avxvnni {  // the same kernel, compiled for AVX-VNNI
 extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
-extern const QuantizedMatmulKernel quantized_matmul_tiles;     // delegates few rows to the next one
-extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // one or two rows of integers
+extern const QuantizedMatmulKernel quantized_matmul_tiles;     // delegates few rows to few_rows
+extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // for M ≤ 2, in float16 M = 1
 /// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output);

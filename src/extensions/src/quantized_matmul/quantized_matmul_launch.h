@@ -11,13 +11,14 @@ struct QuantizedMatmulShape {
     Format format, scale_format;  // of a and out; of scales and biases
 };
 
-/// Fastest variant for a shape; `readable` if a and the scales differ in dtype, which no checkpoint
-/// needs.
+/// Fastest variant for a shape; `readable` if a and the scales differ in dtype, because no known
+/// checkpoint needs a fast kernel for that.
 MatmulVariant choose_quantized_matmul_variant(const QuantizedMatmulShape& shape);
 
-/// Buffers: scales, biases, a, b, out; a and b are aligned to 16 bytes. If groups.z, the number of
-/// parts P, is above 1, out is replaced by float32 partial sums P×M×O, which split_k_sum_launch
-/// adds. Throws std::invalid_argument for mixed dtypes in a variant other than `readable`.
+/// Buffers: scales, biases, a, b, out; a and b are aligned to 16 bytes. With split-K, groups.z is
+/// the number of parts P, and the last buffer is P×M×O float32 partial sums instead, which
+/// split_k_sum_launch adds. Throws std::invalid_argument for mixed dtypes in a variant other than
+/// `readable`.
 MetalLaunch quantized_matmul_launch(const QuantizedMatmulShape& shape, MatmulVariant variant,
                                     int max_threads);
 

@@ -1,13 +1,14 @@
-// quantized_matmul for a few rows of a, as in decoding: bound by the weights' memory bandwidth.
+// quantized_matmul for a few rows of a, as in decoding: bound by reading the weights from memory.
 //
 // A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read adjacent words of a row
 // of weights, 8 or 16 bytes each. A lane's elements of a stay in registers for all outputs, and its
 // unpacked weights serve all rows. Lanes are reduced once, at the very end. Threadgroup memory is
 // not used.
 //
-// The summation order depends only on I: lane l accumulates elements 16·l to 16·l + 15 of every
-// 512, then the lanes are reduced. It is independent of ROWS, so a row of a gives the same bits in
-// any batch. quantized_matmul_tile.metal uses another summation order.
+// The summation order depends only on I: lane l accumulates elements 16·l to 16·l + 15 of each
+// block of 512, then the lanes are reduced. It is independent of ROWS, so a row of a has the same
+// bits in every batch that this kernel computes. quantized_matmul_tile.metal, for larger batches,
+// uses another summation order.
 #include <metal_stdlib>
 
 #include "src/quantized_matmul/quantized_matmul_params.h"
@@ -17,13 +18,13 @@ using namespace tiny_llm_ext;
 
 constant constexpr int LANES = 32;
 constant constexpr int OUTPUTS = 4;  // per simdgroup
-constant constexpr int VALUES = 16;  // elements of a row per lane and step
+constant constexpr int VALUES = 16;  // elements per row, lane and step
 
 constant constexpr int STEP = LANES * VALUES;
 
-// This lane's next elements of a, and their sum. For 4-bit weights, four per 16 bits, elements are
-// divided by 1, 16, 256 or 4,096 to match load_weights. This is exact. Four are loaded at a time as
-// a vec<T, 4>: one access instead of four.
+// Loads this lane's next elements of a to x, and returns their sum. For 4-bit weights, elements are
+// divided by 1, 16, 256 or 4,096 to match load_weights, which is exact. A vec<T, 4> loads four
+// elements with one access.
 template <typename T, int BITS>
 float load_activations(device const T* a, thread float* x) {
     float sum = 0;
@@ -40,9 +41,9 @@ float load_activations(device const T* a, thread float* x) {
     return sum;
 }
 
-// This lane's next weights, as integers. 4-bit weights are masked within their 16 bits but not
-// shifted right: each is too large by the power of two by which load_activations divides its
-// element of a.
+// Loads this lane's next weights as integers. Four 4-bit weights share 16 bits, and each is masked
+// but not shifted right: it is too large by the power of two by which load_activations divides the
+// corresponding element of a.
 template <int BITS>
 void load_weights(device const uchar* b, thread float* q) {
     // [task 4.2.3 weights]
@@ -81,15 +82,15 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     if (first_output >= O) {
         return;
     }
-    // This lane's first elements in the arrays of the first output and row.
+    // Pointers to this lane's first elements of the first output and row.
     const int first = int(lane) * VALUES;
     device const uchar* weights =
         (device const uchar*)b + long(first_output) * row_bytes + first / 8 * BITS;
     scales += long(first_output) * row_groups + first / GROUP_SIZE;
     biases += long(first_output) * row_groups + first / GROUP_SIZE;
     a += long(first_row) * I + first;
-    // Past the last output or row, the last one is recomputed and not stored, so the loop has no
-    // branches and no out-of-bounds reads.
+    // Indices past the last output or row repeat the last one, whose result is then not stored
+    // again, so the loop has no branches and no out-of-bounds reads.
     int output[OUTPUTS] = {0}, row[ROWS] = {0};
     for (int o = 1; o < OUTPUTS; o++) {
         output[o] = min(o, O - 1 - first_output);

@@ -9,7 +9,7 @@
 //  3. quantized_matmul_tile.metal    many rows: a threadgroup unpacks a tile of weights once and
 //                                    multiplies it with simdgroup matrices.
 //
-// This kernel accepts any mix of dtypes and runs if a and the scales differ in dtype.
+// The other kernels require a and the scales to have the same dtype; this one does not.
 #include <metal_stdlib>
 
 #include "src/quantized_matmul/quantized_matmul_params.h"
@@ -18,8 +18,8 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 // out[m, o] = Σ_g ( scale[o, g] · Σ_i q[o, i] · a[m, i]  +  bias[o, g] · Σ_i a[m, i] ), in the
-// order of i. Thread (o, m). The grid consists of whole threadgroups, so some threads are out of
-// range.
+// order of i. One thread per (o, m). The grid is rounded up to whole threadgroups, so some threads
+// are out of range.
 template <typename T, typename S, int BITS, int GROUP_SIZE>
 [[kernel]] void quantized_matmul_readable(device const S* scales [[buffer(0)]],  // O × I/GROUP_SIZE
                                           device const S* biases [[buffer(1)]],  // O × I/GROUP_SIZE

@@ -7,9 +7,8 @@
 //
 //     part += scale · Σ q·a + bias · Σ a
 //
-// This is the order of quantized_matmul_readable.metal, and no weight is rounded. Threadgroups with
-// the same weights are consecutive in the grid (x indexes the rows), so weights are read from
-// memory about once and the smaller a from the cache.
+// No weight is rounded. Threadgroups with the same weights are consecutive in the grid (x indexes
+// the rows), so weights are read from memory about once and the smaller a from the cache.
 #include <metal_stdlib>
 
 #include "common/metal_tile.h"
@@ -18,7 +17,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int UNPACKED = 8;  // values per thread and step: 4 or 8 bytes
+constant constexpr int UNPACKED = 8;  // weights per thread and step: 4 or 8 bytes
 
 // Unpacks BN rows, TILE_K weights each at a time, to integers. A thread always has the same rows,
 // so its pointers only advance.
@@ -27,7 +26,7 @@ struct WeightStager {
     typedef vec<ushort, UNPACKED * BITS / 16> Packed;
     enum {
         PER_BYTE = 8 / BITS,
-        ROWS_PER_ROUND = THREADS * UNPACKED / TILE_K,  // rows per round
+        ROWS_PER_ROUND = THREADS * UNPACKED / TILE_K,  // rows staged by all threads at once
         ROUNDS = BN / ROWS_PER_ROUND,
     };
     static_assert(ROUNDS * ROWS_PER_ROUND == BN, "the tile is a whole number of rounds");
@@ -36,7 +35,7 @@ struct WeightStager {
     threadgroup T* to;                 // destination of the first round
 
     // b: the tile's first row, at the first weights to stage; rows are row_bytes apart. Past the
-    // last row, the last one is staged again, as in RowStager.
+    // last row, the last one is staged again, as in RowStager with `repeats`.
     WeightStager(threadgroup T* tile, device const uchar* b, int row_bytes, int outputs_left,
                  uint thread_index) thread {
         const int first = int(thread_index) / (TILE_K / UNPACKED);
@@ -48,7 +47,8 @@ struct WeightStager {
         to = tile + first * tile_stride<T>() + column;
     }
 
-    // Stages the next TILE_K weights of each row, dividing instead of shifting right.
+    // Stages the next TILE_K weights of each row. The high 4 bits of a byte are divided by 16 as a
+    // float instead of being shifted right.
     void stage() thread {
         for (int round = 0; round < ROUNDS; round++) {
             const Packed packed = *(device const Packed*)from[round];
@@ -68,8 +68,8 @@ struct WeightStager {
     }
 };
 
-// Stores the group sums of the activations of each row of a tile in `sums`, BM: each thread has
-// summed the elements it copied (see RowStager), and the four threads of a row add theirs.
+// Stores the sum of each row's activations over the group in `sums`, BM. The four threads of a row
+// add the sums of the elements that they staged (see RowStager), and reset them.
 template <int ROUNDS, int ROWS_PER_ROUND>
 void store_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint thread_index) {
     for (int round = 0; round < ROUNDS; round++) {
@@ -87,12 +87,12 @@ void store_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint
 template <typename T, int GROUP_SIZE, int ROWS, int COLUMNS>
 struct GroupProducts {
     simdgroup_float8x8 products[ROWS][COLUMNS];
-    device const T *scales, *biases;  // of the next group, for the tile's first output
-    int output[COLUMNS][2];           // offsets from there to this lane's outputs
+    device const T *scales, *biases;  // of the current group, for the tile's first output
+    int output[COLUMNS][2];           // offsets in `scales` and `biases` of this lane's outputs
     int row;                          // this lane's first row in the tile
 
-    // scales, biases: of the tile's first output and first group. Past the last output, the last
-    // one's are read and nothing is stored.
+    // scales, biases: of the tile's first output and first group. Past the last output, those of
+    // the last one are read, and nothing is stored.
     GroupProducts(device const T* scales, device const T* biases, int I, int outputs_left,
                   int first_row, int first_column, uint lane) thread : scales(scales),
                                                                        biases(biases) {
@@ -136,7 +136,8 @@ struct GroupProducts {
     }
 };
 
-// U: T, or float for partial sums: part z of P × M × O.
+// A threadgroup of SM × SN simdgroups computes BM × BN outputs.
+// U: T, or float for the partial sums of split-K; threadgroups with grid index z store part z of P.
 template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int SM, int SN>
 [[kernel, max_total_threads_per_threadgroup(SM * SN * 32)]] void quantized_matmul_tile(
     device const T* scales [[buffer(0)]],  // O × I/GROUP_SIZE
@@ -149,7 +150,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
     uint3 groups [[threadgroups_per_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float4 memory[tile_bytes<T, T, BM, BN>() / 16];
-    threadgroup float row_sums[BM];  // per row, over the current group
+    threadgroup float row_sums[BM];  // sums of each row of a over the current group
     threadgroup T* weights = (threadgroup T*)memory;
     threadgroup T* activations = weights + BN * tile_stride<T>();
     constexpr int THREADS = SM * SN * 32;
@@ -178,7 +179,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
         const int part_end = min(end, part + TILE_PART);
         for (int k = part; k < part_end; k += GROUP_SIZE) {
             for (int done = 0; done < GROUP_SIZE; done += TILE_K) {
-                threadgroup_barrier(mem_flags::mem_threadgroup);  // previous tiles no longer needed
+                threadgroup_barrier(mem_flags::mem_threadgroup);  // before overwriting the tiles
                 weight_stager.stage();
                 row_stager.stage(0, added);
                 if (done + TILE_K == GROUP_SIZE) {

@@ -1,5 +1,5 @@
-// Selection of the kernel of the course's Week 4, on the calling thread: an exception in a worker
-// thread could not be caught.
+// Selection of the kernel of the course's Week 4. Runs on the calling thread, because an exception
+// in a worker thread could not be caught.
 #include "src/quantized_matmul/quantized_matmul_week4.h"
 
 #include <charconv>
@@ -57,12 +57,13 @@ Week4Matmul pairs([[maybe_unused]] InstructionSet set) {
     // [/task 4.4.2 choose]
 }
 
-std::string variable(const char* name) {
+// Value of an environment variable; empty if it is unset.
+std::string environment_variable(const char* name) {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
 }
 
-// A vector kernel, and the rows per pack that it requires; 0: row-major.
+// A vector kernel. rows: per pack of the weights that it requires; 0 if they are row-major.
 struct Step {
     const char* name;
     Week4Matmul (*kernel)(InstructionSet set);
@@ -92,7 +93,7 @@ const Step& named_step(const std::string& name) {
 }  // namespace
 
 Week4Matmul week4_matmul() {
-    const std::string name = variable("TINY_LLM_MATMUL");
+    const std::string name = environment_variable("TINY_LLM_MATMUL");
     if (name.empty()) {
         return nullptr;
     }
@@ -112,14 +113,14 @@ Week4Matmul week4_matmul() {
 }
 
 int week4_pack_rows() {
-    const std::string name = variable("TINY_LLM_MATMUL");
+    const std::string name = environment_variable("TINY_LLM_MATMUL");
     return week4_matmul() == nullptr || name == "loops" || name == "factored"
                ? 0
                : named_step(name).rows;
 }
 
 int64_t prefetch_distance() {
-    const std::string text = variable("TINY_LLM_PREFETCH");
+    const std::string text = environment_variable("TINY_LLM_PREFETCH");
     if (text.empty()) {
         return 4096;
     }

@@ -17,19 +17,19 @@
 
 namespace tiny_llm_ext {
 
-/// Outputs per chunk, except the last chunk: a multiple of PACK_ROWS.
+/// Outputs per chunk of work, of which the last may have fewer. A multiple of PACK_ROWS.
 constexpr int64_t WEEK4_OUTPUTS = 64;
 
 /// The kernel selected by TINY_LLM_MATMUL, or nullptr if unset. Throws std::invalid_argument for an
-/// unknown name, and for a vector kernel on a portable instruction set.
+/// unknown name, and for a vector kernel with the portable instruction set.
 Week4Matmul week4_matmul();
 
-/// Rows per pack of the kernel selected by TINY_LLM_MATMUL; 0 if it reads row-major weights or the
-/// variable is unset. Throws as `week4_matmul` does.
+/// Rows per pack of the kernel selected by TINY_LLM_MATMUL; 0 if it reads row-major weights, or
+/// TINY_LLM_MATMUL is unset. Throws as `week4_matmul` does.
 int week4_pack_rows();
 
 /// Prefetch distance of weights in bytes: TINY_LLM_PREFETCH, or 4,096. Throws std::invalid_argument
-/// unless the variable is an integer of at most a million.
+/// unless TINY_LLM_PREFETCH is an integer from 0 to 1,000,000.
 int64_t prefetch_distance();
 
 }  // namespace tiny_llm_ext

@@ -2,11 +2,11 @@
 //
 //     out[n, i] = round(x[n, i] / √(mean_i(x[n, i]²) + eps)) · weight[i]
 //
-// The mean is computed in float32; round is to the dtype of x, as in tiny_llm.layer_norm. A row's
-// result is independent of the other rows.
+// The mean is computed in float32. round() rounds to the dtype of x, as in tiny_llm.layer_norm; out
+// is rounded to it, too. A row's result is independent of the other rows.
 //
-// add_rms_norm adds two arrays first: in a transformer, a norm follows each residual connection,
-// and both the sum and its norm are needed.
+// add_rms_norm adds two arrays first and returns the sum, too: in a transformer, a norm follows
+// each residual connection, and the next residual connection needs the sum.
 #pragma once
 
 #include <utility>

@@ -19,7 +19,7 @@ T normalize(float x, float factor, T weight) {
     return T(float(T(x * factor)) * float(weight));
 }
 
-// Sources of a row to normalize: x, or the rounded sum of x and y, which is also stored.
+// Row to normalize: InputRow reads x; SumRow computes and stores the rounded sum of x and y.
 template <typename T>
 struct InputRow {
     device const T* x;

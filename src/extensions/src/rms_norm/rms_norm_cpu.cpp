@@ -46,7 +46,7 @@ void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
         job.y = y_rows.data;
         job.y_stride = y_rows.stride;
         job.sum = allocate_or_reuse(outputs[0], x);
-        job.out = allocate_or_reuse(out, y);  // a row is summed before it is normalized
+        job.out = allocate_or_reuse(out, y);  // a row of y is read before out is written
     } else {
         job.out = allocate_or_reuse(out, x);
     }

@@ -19,8 +19,8 @@ struct RmsNormJob {
     int64_t x_stride, y_stride;
 };
 
-/// The reference: computes rows first … last − 1. Same interface: rms_norm in
-/// fast/rms_norm_simd.cpp.
+/// Reference kernel: computes rows first … last − 1. The vector kernel, in fast/rms_norm_simd.cpp,
+/// has the same interface.
 void rms_norm_reference(const RmsNormJob& job, int64_t first, int64_t last);
 using RmsNormKernel = void (*)(const RmsNormJob& job, int64_t first, int64_t last);
 

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 MetalLaunch rms_norm_launch(int64_t M, int D, float eps, int64_t x_stride, Format format,
                             int max_threads);
 
-/// Buffers: x, y, weight, sum M×D, out M×D.
+/// Buffers: x and y (M rows of D, strided), weight D, sum M×D, out M×D.
 MetalLaunch add_rms_norm_launch(int64_t M, int D, float eps, int64_t x_stride, int64_t y_stride,
                                 Format format, int max_threads);
 

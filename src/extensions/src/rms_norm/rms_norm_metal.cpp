@@ -13,7 +13,7 @@ void RmsNorm::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
     const auto& y = inputs[1];  // the weight if there is no addition
     if (adds) {
         allocate_or_reuse(outputs[0], x);
-        allocate_or_reuse(outputs[1], y);  // a row is summed before it is normalized
+        allocate_or_reuse(outputs[1], y);  // a row of y is read before out is written
     } else {
         allocate_or_reuse(outputs[0], x);
     }

@@ -17,9 +17,10 @@ namespace mx = mlx::core;
 
 /// x · sigmoid(gate), elementwise or with a gate per row.
 ///
-/// x: N..×D, float32, float16 or bfloat16. gate: N..×D or N..×1, dtype of x. Views with one row
-///   stride, such as every other head of a projection, are not copied.
-/// Returns N..×D in that dtype. Throws std::invalid_argument for anything else.
+/// x: N..×D, float32, float16 or bfloat16. gate: N..×D or N..×1, dtype of x. Views with a single
+///   row stride, such as the gates in a projection that interleaves queries and gates, are not
+///   copied.
+/// Returns N..×D in the dtype of x. Throws std::invalid_argument for anything else.
 mx::array sigmoid_gate(const mx::array& x, const mx::array& gate, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: x, gate.

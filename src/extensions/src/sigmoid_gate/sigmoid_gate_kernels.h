@@ -14,11 +14,11 @@ struct SigmoidGateJob {
     const void* gate;  // M × D, or M × 1 if gate_step is 0; rows gate_stride elements apart
     void* out;         // M × D; may be the memory of x
     int64_t x_stride, gate_stride;
-    int64_t gate_step;  // from one element of a row's gate to the next: 1 or 0
+    int64_t gate_step;  // element stride within a row of gate; 0: a gate per row
 };
 
-/// The reference: computes rows first … last − 1. Same interface: sigmoid_gate in
-/// fast/sigmoid_gate_simd.cpp.
+/// Reference kernel: computes rows first … last − 1. The vector kernel, in
+/// fast/sigmoid_gate_simd.cpp, has the same interface.
 void sigmoid_gate_reference(const SigmoidGateJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

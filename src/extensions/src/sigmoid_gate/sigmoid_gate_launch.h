@@ -1,4 +1,4 @@
-// Launch of sigmoid_gate.metal: threadgroups along a row, rows along y.
+// Launch of sigmoid_gate.metal: elements of a row along x, rows along y.
 #pragma once
 
 #include "common/metal_launch.h"

@@ -6,7 +6,7 @@ namespace tiny_llm_ext {
 struct SigmoidGateParams {
     int D;
     long x_stride, gate_stride;  // row strides in elements
-    long gate_step;              // from one element of a row's gate to the next: 1 or 0
+    long gate_step;              // element stride within a row of gate; 0: a gate per row
 };
 
 }  // namespace tiny_llm_ext

@@ -2,8 +2,8 @@
 //
 //     out[n, i] = silu(gate[n, i]) · up[n, i],   silu(x) = x · sigmoid(x)
 //
-// Rounded to the arrays' dtype after each step, as in tiny_llm.basics.silu and the product, so that
-// a model's output is the same with and without this operation.
+// Rounded to the arrays' dtype after each step, as in tiny_llm.basics.silu(gate) * up, so that a
+// model's output is the same with and without this operation.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ namespace mx = mlx::core;
 /// silu(gate) · up, elementwise.
 ///
 /// gate, up: N..×I, same shape and dtype: float32, float16 or bfloat16.
-/// Returns N..×I in that dtype. Throws std::invalid_argument for anything else.
+/// Returns N..×I in the dtype of gate. Throws std::invalid_argument for anything else.
 mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: gate, up.

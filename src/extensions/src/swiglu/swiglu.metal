@@ -7,7 +7,7 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 // x · sigmoid(x), rounded to T after each step. With z = e^−|x|, which never overflows, sigmoid(x)
-// is 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would cancel.
+// is 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would lose precision.
 template <typename T>
 float silu(float x) {
     const float z = float(T(exp(-abs(x))));

@@ -11,12 +11,13 @@ struct SwigluJob {
     int64_t M, I;
     Format format;     // of all arrays
     const void* gate;  // M × I, rows gate_stride elements apart
-    const void* up;    // same
+    const void* up;    // M × I, rows up_stride elements apart
     void* out;         // M × I; may be the memory of gate or up
     int64_t gate_stride, up_stride;
 };
 
-/// The reference: computes rows first … last − 1. Same interface: swiglu in fast/swiglu_simd.cpp.
+/// Reference kernel: computes rows first … last − 1. The vector kernel, in fast/swiglu_simd.cpp,
+/// has the same interface.
 void swiglu_reference(const SwigluJob& job, int64_t first, int64_t last);
 using SwigluKernel = void (*)(const SwigluJob& job, int64_t first, int64_t last);
 

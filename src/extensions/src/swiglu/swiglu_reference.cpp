@@ -8,7 +8,7 @@ namespace tiny_llm_ext {
 namespace {
 
 // x · sigmoid(x), rounded after each step. With z = e^−|x|, which never overflows, sigmoid(x) is
-// 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would cancel.
+// 1/(1 + z) for x ≥ 0 and z/(1 + z) for x < 0; 1 − 1/(1 + z) would lose precision.
 float silu(float x, Format format) {
     const float z = round_to(std::exp(-std::abs(x)), format);
     const float sigmoid = round_to((x < 0 ? z : 1) / round_to(1 + z, format), format);

@@ -16,7 +16,7 @@ mx::Shape chosen_shape(const mx::array& logits, int k) {
     return shape;
 }
 
-// Fallback for a GPU, composed of MLX operations.
+// Fallback for a GPU, composed of MLX operations: sorts all experts.
 std::pair<mx::array, mx::array> sorted(const mx::array& logits, int k, bool normalize,
                                        mx::Stream stream) {
     const mx::array scores = mx::astype(logits, mx::float32, stream);

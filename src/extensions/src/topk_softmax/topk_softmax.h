@@ -1,7 +1,8 @@
 // topk_softmax: Router of a mixture of experts.
 //
 //     p = softmax(logits)   over all X experts
-//     experts = top K of p, weights = their p, divided by their sum if `normalize`
+//     experts = indices of the K largest p, weights = p[experts], divided by their sum if
+//     `normalize`
 //
 // Computed in float32 for any dtype of the logits, and not rounded to that dtype.
 #pragma once
@@ -18,9 +19,9 @@ namespace mx = mlx::core;
 
 /// Top K experts of each token in descending order, and their weights.
 ///
-/// logits: N..×X, float32, float16 or bfloat16. Ties go to the lower expert index; NaN sorts as the
-/// largest.
-/// k: 1 to X. normalize: whether the K weights are scaled to sum to 1.
+/// logits: N..×X, float32, float16 or bfloat16. On the CPU, ties go to the lower expert index, and
+/// NaN counts as the largest logit.
+/// k: K, 1 to X. normalize: whether the K weights are scaled to sum to 1.
 /// Returns experts N..×K, uint32, and weights N..×K, float32. Throws std::invalid_argument for
 /// anything else.
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,

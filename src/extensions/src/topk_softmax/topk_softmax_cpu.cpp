@@ -1,4 +1,5 @@
-// topk_softmax on the CPU. A token has a few hundred logits: too few to need a vector kernel.
+// topk_softmax on the CPU. A token has at most a few hundred logits: too few to need a vector
+// kernel.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -41,7 +42,8 @@ void route(const TopkSoftmaxJob& job, int64_t first, int64_t last) {
             });
         std::copy_n(order.begin(), job.K, job.experts + n * job.K);
 
-        // If the selected weights are normalized, the other experts' weights cancel.
+        // If the selected weights are normalized, the sum over all experts cancels, so only the
+        // selected ones are summed.
         const float largest = logits[order[0]];
         float sum = 0;
         for (int64_t x = 0; x < (job.normalize ? job.K : job.X); x++) {
@@ -69,7 +71,7 @@ void TopkSoftmax::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
     };
     if (job.N > 0) {
         add_task(stream(), [job] {
-            for_rows(job.N, 4 * job.X,  // sorting costs more than reading
+            for_rows(job.N, 4 * job.X,  // 4: sorting a logit costs more than reading it
                      [&](int64_t first, int64_t last) { route(job, first, last); });
         });
     }

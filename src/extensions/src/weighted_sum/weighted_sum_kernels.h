@@ -16,8 +16,8 @@ struct WeightedSumJob {
     void* out;             // N × E
 };
 
-/// The reference: computes rows first … last − 1 of out. weighted_sum in fast/weighted_sum_simd.cpp
-/// gives the same bits.
+/// Reference kernel: computes rows first … last − 1 of out. The vector kernel, in
+/// fast/weighted_sum_simd.cpp, gives the same bits.
 void weighted_sum_reference(const WeightedSumJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

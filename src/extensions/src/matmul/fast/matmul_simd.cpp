@@ -1,8 +1,8 @@
 // Vectorized matmul: dot products of a block of rows of a with a block of rows of b.
 //
 // Both matrices are contiguous along the inner dimension, so nothing is rearranged. A block of ROWS
-// × COLUMNS dot products keeps its sums in registers, one vector each, and uses every loaded vector
-// several times. At the end the lanes of each sum are added in a fixed order.
+// × COLUMN_BLOCK dot products keeps its sums in registers, one vector each, and uses every loaded
+// vector several times. At the end, the lanes of each sum are added in a fixed order.
 //
 // The block size affects memory traffic, never the summation order.
 #include "common/simd.h"
@@ -12,7 +12,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// AVX2 has 16 registers, the other sets 32.
+// The sums must fit in the vector registers: 16 with AVX2, 32 with the other instruction sets.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int ROWS = 2;
 #else
@@ -21,7 +21,7 @@ constexpr int ROWS = 4;
 constexpr int COLUMN_BLOCK = 4;
 constexpr int64_t AHEAD = 8192;  // prefetch distance in bytes
 
-// One step of a dot product: number of elements, loads and multiplication.
+// One step of a dot product: STEP elements are loaded, multiplied and added.
 template <Format F>
 struct Dot {
     using Vector = Floats;
@@ -94,7 +94,7 @@ void multiply_block(const MatmulJob& job, int64_t m, int64_t o) {
     }
 }
 
-// Multiplies all rows of the tile by C rows of b, which stay in the L1 cache.
+// Multiplies the tile's rows of a by C rows of b, which stay in the L1 cache.
 template <Format F, int C>
 void multiply_columns(const MatmulJob& job, const MatmulTile& tile, int64_t o) {
     int64_t m = tile.first_row;

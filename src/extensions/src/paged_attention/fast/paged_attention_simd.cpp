@@ -1,5 +1,5 @@
-// Vectorized paged_attention: tiles of pages, located through the block table. Computation:
-// attention_block.h, as for flash_attention.
+// Vectorized paged_attention: the computation of flash_attention (attention_block.h), with tiles of
+// keys and values located through the block table.
 #include "src/flash_attention/fast/attention_block.h"
 #include "src/paged_attention/paged_attention_kernels.h"
 

@@ -1,4 +1,4 @@
-// Vectorized quantization of a row to 8 bits, with the bits of the reference.
+// Vectorized quantization of a KV cache row to 8 bits. Results equal the reference's bit for bit.
 #include "common/int8_rows.h"
 #include "common/simd.h"
 
@@ -14,7 +14,7 @@ inline Floats load_some(const void* x, int64_t d, int64_t D, Format format) {
 template <Format FORMAT>
 void quantize(const void* x, int64_t D, void* row) {
     constexpr int32_t INFINITE = 0x7f800000, SMALLEST_NORMAL = 0x00800000;
-    Ints magnitudes = {};  // as bits: the same order as the values, NaN last
+    Ints magnitudes = {};  // float32 bits, ordered as the values; NaN is last
     for (int64_t d = 0; d < D; d += LANES) {
         const Ints magnitude = as_ints(load_some(x, d, D, FORMAT)) & 0x7fffffff;
         magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
@@ -27,7 +27,7 @@ void quantize(const void* x, int64_t D, void* row) {
     const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
     for (int64_t d = 0; d < D; d += LANES) {
         const Floats integers = load_some(x, d, D, FORMAT) * inverse + magic;
-        const Bytes bytes = __builtin_convertvector(as_ints(integers), Bytes);  // the lowest bits
+        const Bytes bytes = __builtin_convertvector(as_ints(integers), Bytes);  // lowest 8 bits
         memcpy(static_cast<char*>(row) + d, &bytes, D - d < LANES ? D - d : LANES);
     }
     if (!is_finite) {

@@ -6,7 +6,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Rotates `count` ≤ LANES pairs, starting at pair i, of the head at element x; stores to out.
+// Normalizes and rotates `count` ≤ LANES pairs from pair i on. x, out: indices of the head's first
+// element.
 template <Format F>
 inline void rotate_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const float* cos,
                          const float* sin, int64_t out, int64_t i, int count) {
@@ -28,7 +29,8 @@ inline void rotate_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, con
     // [/task 4.5.3 pairs]
 }
 
-// One head: x and out are the first of D elements; cos and sin have D/2.
+// Computes one head, whose first element is element x of job.x and element `out` of job.out. cos
+// and sin have D/2 elements.
 template <Format F>
 void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
                  int64_t out) {
@@ -46,7 +48,7 @@ void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const fl
     // [/task 4.5.3 head]
 }
 
-// One head with W < D/2: rotates the first 2·W elements, and only normalizes the others.
+// Computes one head with W < D/2: rotates the first 2·W elements; the others are only normalized.
 template <Format F>
 void rotate_part(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
                  int64_t out) {

@@ -21,16 +21,16 @@ constexpr int PLANES = 2;
 
 // Layout of one call's activations in scratch memory.
 struct PlanesLayout {
-    int64_t row_bytes;  // of b
+    int64_t row_bytes;  // bytes per row of b
     int64_t vectors;    // per row of b; the last may be partial
     int64_t groups;     // per row of b
-    int group_bytes;    // 16, 32, 64 or 128
-    int parts;          // 2 or 1
-    int64_t rows;       // rows of integers
+    int group_bytes;    // bytes of b per group: 16, 32, 64 or 128
+    int parts;          // per vector: 2 for 4-bit weights, 1 for 8-bit weights
+    int64_t rows;       // rows of integers, one or two per row of a
     int block_rows;
     int64_t blocks;   // blocks of rows; the last may be partial
-    int64_t factors;  // byte offset in scratch: groups × blocks · block_rows factors
-    int64_t sums;     // byte offset in scratch: as many sums
+    int64_t factors;  // byte offset in scratch of Factors::step, groups × (blocks · block_rows)
+    int64_t sums;     // byte offset in scratch of Factors::sum, likewise
     int64_t bytes;    // scratch size
 
     PlanesLayout(const QuantizedMatmulJob& job, int block_rows)
@@ -46,13 +46,14 @@ struct PlanesLayout {
           sums(factors + groups * blocks * block_rows * 4),
           bytes(sums + groups * blocks * block_rows * 4) {}
 
-    // Byte offset of a block of rows in scratch.
+    // Byte offset in scratch of a tile: VECTOR bytes for each row of a block.
     int64_t tile(int64_t vector, int64_t block, int part, int plane) const {
         return (((vector * blocks + block) * parts + part) * PLANES + plane) * tile_bytes();
     }
     int64_t tile_bytes() const { return block_rows * VECTOR; }
 
-    // Offset of the activations for the weights from a given byte of a row of b on.
+    // Byte offset in scratch of the activations that multiply the weights from `byte` of a row of b
+    // on.
     int64_t at(int64_t byte, int64_t row, int part, int plane) const {
         return tile(byte / VECTOR, row / block_rows, part, plane) + row % block_rows * VECTOR +
                byte % VECTOR;
@@ -94,7 +95,8 @@ inline void with_weight_format(const QuantizedMatmulJob& job, const Function& f)
     }
 }
 
-// High or low bytes of a group's integers in the order of its weights' bytes: part × byte.
+// High (plane 0) or low bytes of a group's integers, in the order of its weights' bytes: part ×
+// byte.
 inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int parts,
                      uint8_t (*out)[MAX_GROUP]) {
     alignas(64) uint8_t bytes[MAX_GROUP] = {};
@@ -115,7 +117,7 @@ inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int
     }
 }
 
-// Lays out one group of a row of integers. Rows past the last one are zero.
+// Writes one group of a row of integers, and its factors, to scratch.
 inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout,
                        const RoundedGroup& rounded, int64_t row, int64_t g, char* scratch) {
     const int64_t at = g * layout.blocks * layout.block_rows + row;
@@ -127,7 +129,7 @@ inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout
         for (int part = 0; part < layout.parts; part++) {
             for (int b = 0; b < layout.group_bytes; b += VECTOR) {
                 char* to = scratch + layout.at(g * layout.group_bytes + b, row, part, plane);
-                if (layout.group_bytes >= VECTOR) {  // a copy of known length is one instruction
+                if (layout.group_bytes >= VECTOR) {  // a copy of constant length is one instruction
                     memcpy(to, bytes[part] + b, VECTOR);
                 } else {
                     memcpy(to, bytes[part], layout.group_bytes);

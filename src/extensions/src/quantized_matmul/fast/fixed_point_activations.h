@@ -11,7 +11,7 @@ namespace {
 
 typedef int32_t PairOfShorts __attribute__((may_alias));
 
-// Activations of R = M · rows_of_integers rows, by group.
+// Activations as R = M · rows_of_integers rows of integers, by group.
 struct Activations {
     int64_t R, group_size;
     int16_t* integers;  // groups × R × group_size, in the order of paired_position
@@ -29,8 +29,8 @@ struct Activations {
     }
 };
 
-// Position of a group's element i. A word of n weights is unpacked in pairs of one weight from each
-// half, elements p and n/2 + p, so activations are paired in the same way.
+// Position of a group's element i in `integers`. A uint32 of n weights is unpacked in pairs of one
+// weight from each half, elements p and n/2 + p, so activations are paired in the same way.
 inline int paired_position(int i, int bits) {
     const int per_word = 32 / bits, half = per_word / 2;
     const int word = i / per_word, k = i % per_word;

@@ -18,7 +18,7 @@ namespace {
 constexpr int MAX_GROUP = 128;
 constexpr int MAX_ROWS_OF_INTEGERS = 2;
 
-// Rows of integers per row: a float16 row is the sum of two.
+// Rows of integers per row of a: a float16 row is the sum of two.
 inline int rows_of_integers(Format format) { return format == Format::float16 ? 2 : 1; }
 
 // Factors of a group of a row of integers.
@@ -33,7 +33,7 @@ struct RoundedGroup {
     Factors factors;
 };
 
-// Maximum magnitude as float32 bits, which order like the values.
+// Maximum magnitude, as float32 bits, whose order is that of the values.
 inline int largest_magnitude(const Floats* a, int count) {
     Ints largest = {};
     for (int v = 0; v < count; v++) {
@@ -43,7 +43,8 @@ inline int largest_magnitude(const Floats* a, int count) {
     return max(largest);
 }
 
-// Rounds a[0 … group_size) to multiples of the step; the remainder is written back to a.
+// Rounds `count` vectors of a, in units of the step, to integers; the remainders are written back
+// to a.
 inline void round_once(Floats* a, int count, float step, RoundedGroup& rounded) {
     const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
     Ints sums = {};
@@ -56,7 +57,7 @@ inline void round_once(Floats* a, int count, float step, RoundedGroup& rounded) 
     rounded.factors = {step, step * static_cast<float>(sum(sums))};
 }
 
-// Rounds group g of row m to rows_of_integers(format) rows.
+// Rounds group g of row m to rows_of_integers(format) rows of integers.
 inline void round_group(const QuantizedMatmulJob& job, int64_t m, int64_t g,
                         RoundedGroup* rounded) {
     Floats a[MAX_GROUP / LANES];
@@ -66,7 +67,7 @@ inline void round_group(const QuantizedMatmulJob& job, int64_t m, int64_t g,
     }
     const int largest = largest_magnitude(a, count);
     const bool finite = largest < 0x7f800000;
-    int exponent = (largest + 0x10000) >> 23;  // ≥ 255/128 counts as 2
+    int exponent = (largest + 0x10000) >> 23;  // a mantissa ≥ 255/128 rounds up to 2
     exponent = exponent < 30 ? 30 : exponent;  // keeps the steps of both rows normal
     const float inverse = bits_to_float(static_cast<uint32_t>(254 + 14 - exponent) << 23);
     float step = bits_to_float(static_cast<uint32_t>(exponent - 14) << 23);

@@ -38,7 +38,7 @@ inline void multiply_add(PairSums& sums, Ints a, Shorts weights) {
     sums.all = (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums.all, (__m256i)a, (__m256i)weights);
 #elif defined(__AVX2__)
     sums.all += (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)weights);
-    // Otherwise GCC reassociates integer sums: it multiplies first, and spills the products.
+    // Without this, GCC reassociates integer sums: it multiplies first, and spills the products.
     keep_in_register(sums.all);
 #elif defined(__aarch64__)
     const auto x = (int16x8_t)a, y = (int16x8_t)weights;

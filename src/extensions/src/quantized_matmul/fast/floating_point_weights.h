@@ -3,7 +3,7 @@
 //
 //     value · scale = (2 · value + 12) · scale/2 − 6 · scale
 //
-// They are therefore affine weights with derived scales and biases.
+// They are therefore affine weights, with the scale scale/2 and the bias −6 · scale.
 #pragma once
 
 #include "common/simd.h"

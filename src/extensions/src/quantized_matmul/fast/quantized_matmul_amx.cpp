@@ -3,8 +3,9 @@
 //
 // The arithmetic is that of quantized_matmul_avx2_neon.cpp: activations rounded to 16-bit integers,
 // exact sums over a group, and the same float32 operations after them. A row therefore has the same
-// bits in either kernel. One or two rows, which would underfill the tiles, are delegated to
-// quantized_matmul_few_rows. AMX multiplies bytes, so byte_planes.h splits each integer into two:
+// bits in either kernel. One or two rows of integers, which would underfill the tiles, are
+// delegated to quantized_matmul_few_rows. AMX multiplies bytes, so byte_planes.h splits each
+// integer into two:
 //
 //     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
@@ -18,7 +19,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int64_t FEW_ROWS = 2;     // maximum rows of integers delegated to few_rows
-constexpr int64_t MAX_BLOCKS = 32;  // of SIDE rows, whose totals stay in the L2 cache
+constexpr int64_t MAX_BLOCKS = 32;  // maximum at a time: their totals stay in the L2 cache
 
 // State of a panel of outputs.
 struct AmxPanel {
@@ -33,7 +34,7 @@ struct AmxPanel {
     Floats* totals;       // blocks × PANEL_TILES × block_rows; lanes are outputs
 };
 
-// Transposes O × groups 16-bit values to groups × PANEL float32.
+// Converts the panel's scales or biases, outputs × groups or prepacked, to float32, groups × PANEL.
 void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.layout.groups;
     const Format format = panel.job->scale_format;
@@ -51,17 +52,18 @@ void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     }
 }
 
-// Sums of four tiles, stored from registers, and their destination.
+// Sums of two tiles of outputs, in two planes, and the factors and totals with which to add them.
 struct Products {
-    const float* step;  // per row of a block
-    const float* sum;
+    const float* step;     // Factors::step of each row of a block
+    const float* sum;      // Factors::sum of each row of a block
     const Floats* scales;  // of two tiles of outputs
     const Floats* biases;
     Floats* totals;                                   // 2 × block_rows
     alignas(64) int32_t sums[2][PLANES][SIDE][SIDE];  // tile of outputs × plane × row × output
 };
 
-// total += (scale · step) · Σ q·A + bias · (step · Σ A), for `count` of the 2 · ROWS vectors.
+// total += (scale · step) · Σ q·A + bias · (step · Σ A), for vectors first … first + count − 1,
+// numbered by tile of outputs, then row.
 template <int ROWS>
 __attribute__((always_inline)) inline void add(const Products& from, int first, int count) {
 #pragma GCC unroll 8
@@ -75,10 +77,10 @@ __attribute__((always_inline)) inline void add(const Products& from, int first, 
     }
 }
 
-// Multiplies one group of two tiles of outputs with one block of rows. A group fills STEPS tiles of
-// weights and as many of activations, `step` bytes apart.
+// Multiplies one group of two tiles of outputs by one block of rows. The group fills STEPS tiles of
+// weights per tile of outputs, and as many tiles of activations per plane, `step` bytes apart.
 //
-// Meanwhile the previous products are accumulated, a few rows between two multiplications: tile and
+// Meanwhile the products `before` are accumulated, a few rows between two multiplications: tile and
 // vector units can run in parallel, but the out-of-order window is too small to overlap them
 // otherwise. This also hides the latency of the tile stores.
 template <int STEPS, int ROWS>
@@ -196,7 +198,8 @@ bool are_few(const QuantizedMatmulJob& job) {
     return job.M * rows_of_integers(job.format) <= FEW_ROWS;
 }
 
-// Tiles may have fewer rows: a multiplication's cost is proportional to its rows of activations.
+// Layout with few rows per tile if they suffice, because the cost of multiplying tiles is
+// proportional to their rows of activations.
 PlanesLayout layout_of(const QuantizedMatmulJob& job) {
     const int64_t rows = job.M * rows_of_integers(job.format);
     return PlanesLayout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : SIDE);
@@ -225,8 +228,8 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const int64_t most = layout.blocks < MAX_BLOCKS ? layout.blocks : MAX_BLOCKS;
     const int64_t floats = (2 * layout.groups + most * layout.block_rows) * PANEL_TILES;
     // A load stalls on an earlier store whose address has the same lowest 12 bits. With malloc's
-    // alignment, one in four positions of the activations made a product of four rows a third
-    // slower; with page alignment, none did.
+    // alignment, one in four addresses of the activations made a multiplication of four rows a
+    // third slower; with page alignment, none did.
     constexpr int PAGE = 4096;
     auto memory = static_cast<char*>(_mm_malloc(sizeof(Weights) + floats * sizeof(Floats), PAGE));
     Floats* totals = (Floats*)memory;

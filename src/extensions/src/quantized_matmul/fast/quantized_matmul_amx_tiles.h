@@ -4,8 +4,8 @@
 // output per column: its words of four bytes from a row of b, stacked vertically. Words are
 // transposed to columns first; then 4-bit weights are unpacked to bytes.
 //
-// A *segment* is the part of a group within one vector. A *unit* is the smallest number of whole
-// groups and whole vectors.
+// A *segment* is the part of a group within one vector. A *unit* is the shortest sequence of
+// weights that consists of complete groups and complete vectors.
 #pragma once
 
 #include "src/quantized_matmul/fast/byte_planes.h"
@@ -20,7 +20,7 @@ constexpr int PANEL = QUANTIZED_MATMUL_PANEL;
 constexpr int MAX_STEPS = 2;  // tiles per group: two parts of a vector, or two vectors
 static_assert(PANEL == PANEL_TILES * SIDE);
 
-// Groups, vectors and segments.
+// Division of a row of b into units.
 struct Units {
     int vectors;        // vectors per unit, and segments per group: 1 or 2
     int groups;         // groups per unit: 4, 2 or 1; the last unit may have fewer
@@ -69,7 +69,7 @@ struct Weights {
 };
 constexpr int64_t TILE_BYTES = SIDE * VECTOR;
 
-// Stores one word of each of 16 outputs as bytes: `v` is its vector within the unit.
+// Unpacks word number `word` of 16 outputs to bytes; v: index of its vector within the unit.
 template <typename WeightFormat>
 inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS][SIDE]) {
     __m512i parts[WeightFormat::PARTS];
@@ -79,7 +79,7 @@ inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS
     }
 }
 
-// Number of words of a row in vector number `vector`.
+// Number of words in vector number `vector` of a row: SIDE, or fewer in the last one.
 inline int words_in(const PlanesLayout& layout, int64_t vector) {
     const int64_t left = (layout.row_bytes - vector * VECTOR) / 4;
     return left < SIDE ? static_cast<int>(left) : SIDE;
@@ -119,14 +119,14 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
     finish_stores();
 }
 
-// Same, for prepacked rows: each tile is a separate sequential stream. Words past the row, which
-// are never multiplied, and outputs past the panel, which are never stored, keep their old
+// unpack_rows for prepacked rows: each tile is a separate sequential stream. Words past the row,
+// which are never multiplied, and outputs past the panel, which are never stored, keep their old
 // contents.
 template <typename WeightFormat>
 inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                              int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = SIDE * layout.row_bytes;
-    constexpr int64_t AHEAD = 32 * VECTOR;  // prefetch distance within a tile's rows
+    constexpr int64_t AHEAD = 32 * VECTOR;  // prefetch distance in bytes, within a tile
     const int tiles = outputs / SIDE;
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;

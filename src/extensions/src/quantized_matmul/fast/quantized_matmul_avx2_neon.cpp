@@ -24,7 +24,8 @@
 // cancel in it. float16 (11 bits) uses a second row of integers for the remainder, with steps 2¹⁵
 // times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
 //
-// NaN or infinity in a group makes the whole row NaN. Steps are at least 2⁻¹¹¹.
+// NaN or infinity in a group makes the row's outputs NaN. Steps are at least 2⁻¹¹¹, so that neither
+// they nor those of the remainder are subnormal.
 #include "common/scratch.h"
 #include "common/simd.h"
 #include "common/simd_transpose.h"
@@ -41,14 +42,14 @@ namespace {
 constexpr int PACK_VECTORS = 2;                     // vectors of outputs per pack
 constexpr int PACK_OUTPUTS = PACK_VECTORS * LANES;  // outputs computed together
 constexpr int ROW_TILE = 6;                         // their sums fill the AVX2 registers
-constexpr int DIRECT_ROWS = 2 * ROW_TILE;           // up to two tiles, unpacking in each is cheaper
+constexpr int DIRECT_ROWS = 2 * ROW_TILE;           // maximum for few_rows: unpacks per tile
 constexpr int STEP = 4;                             // pairs of weights per step: one or two words
-constexpr int64_t CACHE_BYTES = 256 * 1024;         // block of activations, reused by every pack
-constexpr int64_t WEIGHTS_AHEAD = 4096;             // prefetch distance in bytes of weights
+constexpr int64_t CACHE_BYTES = 256 * 1024;         // activations per block, reused by every pack
+constexpr int64_t WEIGHTS_AHEAD = 4096;             // prefetch distance in bytes, for weights
 
 // --- weights ------------------------------------------------------------------------------------
 
-// PACK_OUTPUTS outputs, starting at `first`, in the layout of common/prepacked.h.
+// Weights of PACK_OUTPUTS outputs, starting at `first`, in the layout of common/prepacked.h.
 struct Pack {
     const QuantizedMatmulJob* job;
     int64_t first;
@@ -132,7 +133,7 @@ Pack interleaved(const QuantizedMatmulJob& job, int64_t first, int outputs, void
     return {&job, first, outputs, words, scales, biases};
 }
 
-// Step 2: pair p of the words of LANES outputs.
+// Step 2: unpacks pair p of one word of each of LANES outputs.
 template <int BITS>
 struct Integers {
     static constexpr int PAIRS = 16 / BITS;  // per word
@@ -159,7 +160,8 @@ struct PackedGroup {
         const int64_t word = step * WORDS + i / WeightFormat::PAIRS;
         return WeightFormat::pair(words + word * PACK_OUTPUTS + v * LANES, i % WeightFormat::PAIRS);
     }
-    // Prefetches a later step. Access is sequential, but hardware prefetching stops at page ends.
+    // Prefetches a later step. Access is sequential, but the hardware prefetcher stops at the end
+    // of a page.
     __attribute__((always_inline)) void fetch(int64_t step) const {
         const char* line = reinterpret_cast<const char*>(words + step * WORDS * PACK_OUTPUTS);
         for (int64_t byte = 0; byte < WORDS * PACK_OUTPUTS * 4; byte += 64) {
@@ -215,7 +217,7 @@ inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
     }
 }
 
-// Steps 3 and 4: one group of ROWS rows.
+// Steps 3 and 4 for one group and ROWS rows.
 template <int ROWS, typename Weights>
 __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& weights,
                                               const Activations& a, int64_t g, int64_t row,
@@ -245,7 +247,7 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
     add_group<ROWS>(pack, g, a.factors + g * a.R + row, sums, totals);
 }
 
-// Few rows: every tile unpacks all weights of the pack.
+// Few rows: every tile of rows unpacks all weights of the pack.
 template <typename WeightFormat>
 void few_rows(const Pack& pack, const Activations& a, int64_t first_row, int64_t rows,
               Floats* totals) {

@@ -4,7 +4,7 @@
 // vdpbf16ps multiplies 32 pairs of bfloat16 values and adds neighboring products to 16 float32
 // sums, one per lane, in the order of the pairs, for any number of rows. Up to six rows share
 // weights that are unpacked in registers as they are multiplied; unpacking overlaps with
-// multiplication. More rows unpack the same weights again. Register layouts:
+// multiplication. Every further tile of six rows unpacks the weights again. Register layouts:
 // quantized_matmul_avx512_panel.h.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
@@ -18,10 +18,10 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int64_t MAX_ROWS = 6;     // rows × panels accumulators fit in the registers
+constexpr int64_t MAX_ROWS = 6;     // MAX_ROWS × PANELS sums fit in 32 registers
 constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and totals stay in the L2 cache
 
-// totals[r][c] += scale · group sums + bias · Σ a
+// totals[r][c] += scale · products[r][c] + bias · Σ a, for one group.
 template <int ROWS, typename Weights>
 inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t first_row,
                       int64_t group, const __m512 (&products)[ROWS][PANELS], __m512* totals) {
@@ -40,13 +40,13 @@ inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t 
     }
 }
 
-// With the maximum number of rows, sums, weights, an activation and a table leave one register of
-// 32; a redundant second table would spill a sum. Fewer rows use both tables for 4 bits, too, which
-// halves the instantiations to compile.
+// 4 bits need one table, 8 bits two. With MAX_ROWS rows, sums, weights, an activation and a table
+// nearly fill the 32 registers, and a redundant second table would spill a sum. With fewer rows, 4
+// bits use the code for two equal tables, which halves the instantiations to compile.
 template <int ROWS, int BITS>
 constexpr int TABLES_IN_REGISTERS = ROWS == MAX_ROWS && BITS == 4 ? 1 : 2;
 
-// One group for ROWS rows.
+// Multiplies one group by ROWS rows and adds it to `totals`.
 template <int ROWS, int TABLES, int PLANES, typename Weights>
 __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {

@@ -1,13 +1,13 @@
-// Weight panels of 64 outputs: MLX's layout to bfloat16 vectors in registers.
+// Weight panels of 64 outputs: conversion of MLX's layout to bfloat16 vectors in registers.
 //
 // The lanes of a vector are 16 *outputs*: a sum is never split over lanes, and its order does not
 // depend on the number of rows.
 //
 // 1. transpose: a block of 16 rows × 16 words of b becomes 16 vectors of one word per row.
 //    Prepacked rows already have this layout and are used in place.
-// 2. unpack: a 16-bit lane holds four 4-bit values. vpermw looks up the bfloat16 value of each
-//    among 32, by the lowest five bits of the lane; the table is independent of the fifth bit, so
-//    no masking is needed. Four shifts and four lookups: 128 weights.
+// 2. unpack: a 16-bit lane holds four 4-bit values. vpermw looks up the bfloat16 value of each in a
+//    table of 32, by the lowest five bits of the lane; entries do not depend on the fifth bit, so
+//    no masking is needed. Four shifts and four lookups unpack 128 weights.
 //
 // 8-bit values are two 4-bit ones: q = 16·high + low, with a second table for the high halves and
 // each activation stored twice.
@@ -23,7 +23,7 @@ namespace {
 constexpr int LANES = 16;  // outputs per vector
 constexpr int PANELS = 4;  // vectors of outputs per panel
 constexpr int BLOCK = 32;  // words of b transposed at once; at least one group
-constexpr int PAIRS = 4;   // lookups per word: each gives a pair of weights per lane
+constexpr int PAIRS = 4;   // lookups per word: each unpacks a pair of weights per lane
 constexpr int TILE = 4;    // words whose pairs fill a vector of activations: 16 pairs
 
 static_assert(QUANTIZED_MATMUL_PANEL % (PANELS * LANES) == 0, "ranges of outputs begin at panels");
@@ -107,7 +107,7 @@ inline __m512i table_of(__m512 numbers) {
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
-// Values of even and odd lookups for the lowest four index bits.
+// Tables of even and odd lookups; odd ones unpack the high halves of 8-bit weights.
 inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
     __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     if (job.biases == nullptr) {  // 4-bit floating-point weights
@@ -119,7 +119,7 @@ inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
     tables[1] = job.bits == 8 ? table_of(_mm512_mul_ps(numbers, _mm512_set1_ps(16))) : tables[0];
 }
 
-// Lookup p of a vector of words: 32 weights.
+// Unpacks 32 weights of a vector of words: lookup p.
 inline __m512i unpack(__m512i words, int p, __m512i table) {
     return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * p), table);
 }
@@ -143,11 +143,12 @@ struct Avx512Panel {
 
 // --- weights of a panel, two variants ------------------------------------------------------------
 //
-// Prefetch-only functions must be inlined: GCC considers them free of side effects and drops calls.
+// Prefetch-only functions must be inlined: GCC considers them free of side effects and drops calls
+// to them.
 
 // Prepacked rows, in place: a panel's words are contiguous, and so are its scales and its biases.
 // Each is read sequentially, followed by the next panel's, which the hardware prefetcher
-// recognizes; software prefetching covers its delays.
+// recognizes; software prefetching helps where it is late.
 class InPlace {
    public:
     explicit InPlace(const Avx512Panel& panel)
@@ -170,7 +171,7 @@ class InPlace {
         return biases_ == nullptr ? _mm512_setzero_ps() : factor(biases_, g, c);
     }
 
-    // Prefetches one line of the word AHEAD bytes further on.
+    // Prefetches one cache line per lookup p: vector p of the words AHEAD bytes after word w.
     __attribute__((always_inline)) void fetch(int64_t w, int p) const {
         static_assert(PAIRS == PANELS);
         _mm_prefetch(words_ + (w * PANELS + p) * sizeof(__m512i) + AHEAD, _MM_HINT_T0);
@@ -190,7 +191,8 @@ class InPlace {
     }
 
    private:
-    // 8 and 16 KB are equally fast; 2 KB is too late for 16 rows.
+    // Prefetch distance in bytes. 8 and 16 KiB are as fast; with 2 KiB, lines arrive too late for
+    // 16 rows.
     static constexpr int64_t AHEAD = 4096;
 
     __m512 factor(const uint16_t* in, int64_t g, int c) const {
@@ -203,11 +205,11 @@ class InPlace {
     const uint16_t *scales_, *biases_;
 };
 
-// Row-major weights, transposed into the kernel's buffer: the factors of a whole panel, the words
-// of a block.
+// Row-major weights, transposed into the kernel's buffer: the scales and biases of a panel, and the
+// words of a block.
 class Transposed {
    public:
-    // memory: space for `vectors` vectors.
+    // memory: space for vectors(layout) vectors.
     explicit Transposed(void* memory) : factors_(static_cast<__m512*>(memory)) {}
     static int64_t vectors(const Avx512Layout& layout) { return 2 * layout.groups * PANELS; }
 
@@ -256,9 +258,9 @@ class Transposed {
     }
 
    private:
-    // Prefetches the block after the next one. Its 64 rows are more streams than the hardware
-    // prefetcher tracks, so lines are prefetched one by one during multiplication: a burst would
-    // delay all other loads, and one block ahead is too late.
+    // Address of the block after the next one, to be prefetched. Its 64 rows are more streams than
+    // the hardware prefetcher tracks, so lines are prefetched one by one during multiplication: a
+    // burst would delay all other loads, and one block ahead is too late.
     const char* block_ahead(const Avx512Panel& panel, int64_t first_word) {
         row_words_ = panel.layout.words;
         int64_t word = first_word + 2 * BLOCK, row = panel.first;
@@ -269,7 +271,7 @@ class Transposed {
         return (const char*)(panel.job->b + row * row_words_ + word);
     }
 
-    // Transposes O × groups 16-bit values to groups × PANELS vectors of float32.
+    // Converts the panel's scales or biases, outputs × groups, to float32: groups × PANELS vectors.
     static void by_group(const Avx512Panel& panel, const uint16_t* in, __m512* out) {
         const int64_t groups = panel.layout.groups;
         const Format format = panel.job->scale_format;

@@ -1,5 +1,5 @@
-// quantized_matmul for one or two rows, bound by reading the weights: byte products in vectors
-// (AVX-512 VNNI), available on every machine with AMX.
+// quantized_matmul for one or two rows, bound by reading the weights: multiplies bytes in vector
+// registers with AVX-512 VNNI, which every machine with AMX has.
 //
 // Arithmetic and results are bit-identical to quantized_matmul_avx2_neon.cpp; byte_planes.h
 // converts activations to bytes. A *panel* is 16 outputs, whose rows of b are consecutive in
@@ -13,8 +13,8 @@
 //
 // The access pattern determines the speed. Rows 0–3 are read along with rows 8–11, then 4–7 with
 // 12–15: two sequential streams suit the hardware prefetcher best, and the sums of four rows of
-// each fit in registers. Each line used prefetches the line one panel ahead into the L2 cache.
-// Measured bandwidth and rejected alternatives: benchmark/LOG.md.
+// each fit in registers. Each cache line read prefetches the line one panel ahead into the L2
+// cache. Measured bandwidth and rejected alternatives: benchmark/LOG.md.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512VNNI__)
@@ -26,14 +26,14 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int OUTPUTS = 16;  // per panel
-constexpr int QUAD = 4;      // outputs, or lanes
+constexpr int QUAD = 4;      // outputs read side by side, or lanes per output
 constexpr int QUADS = OUTPUTS / QUAD;
 constexpr int QUAD_BYTES = VECTOR / QUADS;
 static_assert(OUTPUTS == LANES);
 
 // --- 1. multiply --------------------------------------------------------------------------------
 
-// sums + Σ a·b over the four bytes of each lane.
+// sums + Σ unsigned_bytes · signed_bytes over the four bytes of each lane.
 inline Ints multiply_add(Ints sums, __m512i unsigned_bytes, const char* signed_bytes) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sums, unsigned_bytes,
                                      _mm512_loadu_si512(signed_bytes));
@@ -56,7 +56,8 @@ struct FourRows {
     const char* ahead;  // prefetch address
 };
 
-// Multiplies the next vector of four rows of b with all rows of activations. `words`: valid words.
+// Multiplies the next vector of four rows of b with all rows of activations. words: mask of the
+// words within the rows.
 template <typename WeightFormat, int ROWS>
 __attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mmask16 words,
                                                            const char* a, Ints* quads,

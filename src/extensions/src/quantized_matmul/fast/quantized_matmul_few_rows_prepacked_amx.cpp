@@ -19,9 +19,9 @@ namespace {
 
 constexpr int MAX_COLUMNS = 4;
 constexpr int WORD = 4;             // bytes
-constexpr int64_t AHEAD = 32 * 64;  // prefetch distance within a column
+constexpr int64_t AHEAD = 32 * 64;  // prefetch distance in bytes, within a column
 
-// State for some columns, starting at output `first`.
+// Arguments for one or more columns, starting at output `first`.
 struct Columns {
     const QuantizedMatmulJob& job;
     const PlanesLayout& layout;
@@ -64,7 +64,7 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
     }
 }
 
-// Computes the sums of some columns over all groups.
+// Computes the totals of COLUMNS columns over all groups.
 template <typename WeightFormat, int ROWS, int COLUMNS>
 void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     const PlanesLayout& layout = columns.layout;
@@ -115,7 +115,7 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     }
 }
 
-// Computes the outputs of some columns.
+// Computes and stores the outputs of COLUMNS columns.
 template <typename WeightFormat, int ROWS, int COLUMNS>
 void run_columns(const Columns& columns) {
     const QuantizedMatmulJob& job = columns.job;

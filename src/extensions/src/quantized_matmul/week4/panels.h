@@ -1,12 +1,13 @@
-// Many rows of activations times one panel of weights at a time: shared by the two kernels of the
-// course's day 4.4 (quantized_matmul_panels, quantized_matmul_pairs).
+// Multiplies many rows of activations by one panel of weights at a time. Shared by the two kernels
+// of the course's day 4.4 (quantized_matmul_panels, quantized_matmul_pairs).
 //
 // PACK_ROWS outputs of one group are unpacked into a panel, which stays in the L1 cache while one
 // tile of rows after another multiplies with it:
 //
 //     totals[m, n] += scale[n] · Σ_i q[n, i] · a[m, i]  +  bias[n] · Σ_i a[m, i]
 //
-// Panel layout and tile product are defined by the kernel, a class `Kernel` with
+// The kernel defines the panel's layout and the multiplication of a tile. It is a class `Kernel`
+// with
 //
 //     Element                             element type of a panel
 //     unpack<bits>(words, group_size, panel)
@@ -55,7 +56,7 @@ void add_tile(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t
     }
 }
 
-// Group g of all rows: TILE_ROWS at a time, then the remainder one by one.
+// Adds group g to the totals of all rows: TILE_ROWS at a time, then the remainder one by one.
 template <typename Kernel>
 void add_panel(const QuantizedMatmulJob& job, const WidenedRows& widened, int64_t first, int64_t g,
                const typename Kernel::Element* panel) {

@@ -34,7 +34,7 @@ inline void fetch(const uint32_t* words, int64_t ahead) {
     // [/task 4.3.3 fetch]
 }
 
-// Outputs first … first + PACK_ROWS − 1 of the prepared row, as VECTORS vectors. `bits` and
+// Computes outputs first … first + PACK_ROWS − 1 of the widened row, as VECTORS vectors. `bits` and
 // `fetches` are template parameters: shifts are constants, and the loop has no branches.
 template <int bits, bool fetches>
 void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const float* sums,
@@ -78,7 +78,7 @@ void block(const QuantizedMatmulJob& job, int64_t first, const float* a, const f
 // Computes all rows of a job. Row-major weights are delegated to the vector kernel.
 template <bool fetches>
 void multiply(const QuantizedMatmulJob& job, int64_t first_output, int64_t last_output) {
-    if (!job.prepacked) {  // the number of outputs is not a multiple of PACK_ROWS
+    if (!job.prepacked) {  // O is not a multiple of PACK_ROWS
         quantized_matmul_vectors(job, first_output, last_output);
         return;
     }

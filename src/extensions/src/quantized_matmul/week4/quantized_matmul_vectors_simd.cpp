@@ -21,7 +21,7 @@ namespace {
 // permuted: space for I elements. sums: space for I/group_size.
 void prepare(const QuantizedMatmulJob& job, int64_t m, float* permuted, float* sums) {
     // [task 4.2.2 prepare]
-    // Loops in the order of i: a division per element would take longer than the products.
+    // Loops in the order of i: a division per element would take longer than the multiplications.
     const int per_word = 32 / job.bits;
     int64_t i = 0;
     for (int64_t g = 0; g < job.I / job.group_size; g++) {
@@ -39,7 +39,8 @@ void prepare(const QuantizedMatmulJob& job, int64_t m, float* permuted, float* s
     // [/task 4.2.2 prepare]
 }
 
-// Output o of the prepared row. `bits` is a template parameter, so that shifts are constants.
+// Computes output o of the prepared row. `bits` is a template parameter, so that shifts are
+// constants.
 template <int bits>
 float dot(const QuantizedMatmulJob& job, int64_t o, const float* permuted, const float* sums) {
     // [task 4.2.2 dot]

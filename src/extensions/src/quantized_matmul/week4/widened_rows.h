@@ -1,5 +1,5 @@
-// Activations of the kernels for prepacked weights: all lanes multiply the same element, so a row
-// keeps its order and is only widened.
+// Activations of the kernels for prepacked weights. All lanes multiply the same element, so a row
+// keeps its order and is only widened to float32.
 #pragma once
 
 #include "common/simd.h"
@@ -9,9 +9,9 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int VECTORS = PACK_ROWS / LANES;  // of outputs computed together
+constexpr int VECTORS = PACK_ROWS / LANES;  // vectors of outputs computed together
 
-// Widens row m of the activations and sums each of its groups.
+// Widens row m of the activations to float32 and sums each of its groups.
 //
 // a: space for I elements. sums: space for I/group_size.
 inline void widen(const QuantizedMatmulJob& job, int64_t m, float* a, float* sums) {

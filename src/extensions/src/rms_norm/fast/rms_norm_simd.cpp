@@ -1,4 +1,4 @@
-// Vectorized rms_norm: each row is added, reduced and scaled while in the L1 cache.
+// Vectorized rms_norm: each row is summed with y, reduced and scaled while it is in the L1 cache.
 #include "src/rms_norm/fast/rms_norm_vectors.h"
 #include "src/rms_norm/rms_norm_kernels.h"
 
@@ -6,7 +6,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// sum = x + y, rounded to the format, for D elements from the given offsets.
+// sum = x + y, rounded to the format, for D elements from x_start, y_start and start on.
 template <Format F>
 void add_row(const void* x, int64_t x_start, const void* y, int64_t y_start, void* sum,
              int64_t start, int64_t D) {
@@ -22,7 +22,8 @@ void add_row(const void* x, int64_t x_start, const void* y, int64_t y_start, voi
     // [/task 4.5.2 add]
 }
 
-// out = round(x · factor) · weight for row `start` / D of the output; x: D elements.
+// Stores round(x · factor) · weight from element `start` of job.out on, for D elements of x from
+// x_start on.
 template <Format F>
 void norm_row(const void* x, int64_t x_start, const RmsNormJob& job, int64_t start) {
     // [task 4.5.2 norm]

@@ -1,4 +1,4 @@
-// Mean-square reduction shared by all kernels with a norm.
+// Factor of RMSNorm, shared by all vector kernels with a norm.
 #pragma once
 
 #include "common/simd.h"

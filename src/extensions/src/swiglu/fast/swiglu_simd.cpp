@@ -6,7 +6,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// round_to for values in 1 … 2, which the format represents with one spacing. float32 has the same
+// round_to for values in 1 … 2, whose spacing in the format is constant. float32 has the same
 // spacing near `shift`, so adding `shift` discards all finer bits.
 template <Format F>
 inline Floats round_1_to_2(Floats x) {
@@ -28,7 +28,7 @@ inline Floats silu(Floats x) {
     // [/task 4.5.4 silu]
 }
 
-// A row of I elements: gate, up and out are the first of each.
+// Computes a row of I elements. gate, up, out: indices of its first element in each array.
 template <Format F>
 void swiglu_row(const SwigluJob& job, int64_t gate, int64_t up, int64_t out) {
     // [task 4.5.4 row]

@@ -6,7 +6,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Computes `count` ≤ LANES elements of row n, starting at e.
+// Computes `count` ≤ LANES elements of row n, starting at element e.
 inline Floats sum_of(const WeightedSumJob& job, int64_t n, int64_t e, int count) {
     Floats sum = {};
     if (job.base != nullptr) {
