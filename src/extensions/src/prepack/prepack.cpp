@@ -103,8 +103,8 @@ class File {
 #if defined(__linux__)
         posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
         for (int64_t done = 0; done < bytes; done += READ_BYTES) {
-            const int64_t piece = std::min(READ_BYTES, bytes - done);
-            posix_fadvise(descriptor_, begin + done, piece, POSIX_FADV_WILLNEED);
+            const int64_t length = std::min(READ_BYTES, bytes - done);
+            posix_fadvise(descriptor_, begin + done, length, POSIX_FADV_WILLNEED);
         }
 #endif
     }

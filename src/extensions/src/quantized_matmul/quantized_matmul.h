@@ -31,7 +31,7 @@ namespace mx = mlx::core;
 /// a · bᵀ with quantized b: value = q · scale + bias.
 ///
 /// scales, biases: O×(I/group_size), float16 or bfloat16. On the CPU biases may be None for 4 bits:
-/// then b holds 4-bit floating-point numbers (e2m1), and value = number · scale.
+/// then b holds 4-bit floating-point values (e2m1), each times its scale.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
 /// a: N..×I, float16 or bfloat16.
 /// b: O×(I·bits/32), uint32, the lowest bits of a word first.
