@@ -51,7 +51,7 @@ class Job:
         limits: upper bounds on the ratios ours / MLX's.
         kernel, mlx_kernel: kernel names for the table.
         ours, mlx: functions that create the launches.
-        peer: label of the other kernel; not MLX where MLX has no such kernel.
+        peer: label of the other kernel: "MLX", or "dense" where MLX has no equivalent kernel.
     """
 
     name: str

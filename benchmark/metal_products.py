@@ -19,11 +19,8 @@ SHAPES = {
     "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],
     "8b": [(4096, 4096), (4096, 4096), (12288, 4096), (4096, 12288), (151936, 4096)],
 }
-NO_BATCH: list[Any] = [
-    0,
-    np.zeros(1, np.int32),
-    np.zeros(1, np.int64),
-]  # dimensions, shape, strides
+# Arguments of MLX's kernels without batch dimensions: number of dimensions, shape, strides.
+NO_BATCH: list[Any] = [0, np.zeros(1, np.int32), np.zeros(1, np.int64)]
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Product:
 
     @property
     def m(self) -> int:
-        """Rows of the slice: those of at most one tile."""
+        """Rows of the slice: at most one tile."""
         return min(self.M, 64)
 
     @property
@@ -109,14 +106,14 @@ def _job(
 
 
 def _variant(kernel: str) -> str:
-    """Kernel variant in the name of the kernel selected for the full product."""
+    """Variant of the kernel selected for the full product, parsed from its name."""
     match = re.search(r"matmul_(readable|matvec|tile64|tile32_split_k|tile32)", kernel)
     assert match, kernel
     return match[1]
 
 
 def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Product) -> list[Step]:
-    """Launch of a product and, if it is split along I, of the sum of the parts."""
+    """Launch of a product and, with split-K, of the sum of its parts."""
     parts = launch.groups[2]
     if parts == 1:
         return [our_step(source, launch, [*inputs, product.out()])]

@@ -9,8 +9,8 @@ counts; threadgroups do identical work, so the full job's counts are `times` as 
 counts the bytes requested by the threads, "unique" counts each byte once; caches can serve the
 difference. "Instructions" are integer operations plus memory accesses. The last three columns are
 ratios ours / MLX's: device bytes, threadgroup bytes, instructions; "!" marks a ratio above the
-project's limit (Limits in metal_jobs.py). MLX has no paged attention, so ours is compared with our
-own dense kernel.
+project's limit (Limits in metal_jobs.py). MLX has no paged attention; ours is compared with our
+dense kernel.
 """
 
 import argparse

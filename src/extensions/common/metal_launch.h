@@ -43,10 +43,10 @@ struct MetalLaunch {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-/// Threadgroup size for `work` items (it may loop over them): whole simdgroups, at most `wanted`
+/// Threadgroup size for `work` items (it may loop over them): whole simdgroups, at most `preferred`
 /// and at most the pipeline's limit (maxTotalThreadsPerThreadgroup).
-constexpr int threads_for(int64_t work, int wanted, int max_threads) {
-    const int64_t most = std::min(wanted, max_threads) / SIMD_WIDTH * SIMD_WIDTH;
+constexpr int threads_for(int64_t work, int preferred, int max_threads) {
+    const int64_t most = std::min(preferred, max_threads) / SIMD_WIDTH * SIMD_WIDTH;
     return static_cast<int>(std::clamp<int64_t>(round_up(work, SIMD_WIDTH), SIMD_WIDTH, most));
 }
 

@@ -76,14 +76,14 @@ MTL::Library* library_of(const std::string& file, const std::string& dtype) {
 
 // Compilation results by file and dtype: the compiler's message, empty on success.
 std::mutex mutex, operations_mutex;
-std::map<std::pair<std::string, std::string>, std::string> tried;
+std::map<std::pair<std::string, std::string>, std::string> results;
 std::map<std::string, bool> operations;  // by operation and dtype: whether all kernels compile
 
 // The compiler's message; empty on success.
 std::string compile(const std::string& file, const std::string& dtype) {
     std::lock_guard lock(mutex);
-    const auto found = tried.find({file, dtype});
-    if (found != tried.end()) {
+    const auto found = results.find({file, dtype});
+    if (found != results.end()) {
         return found->second;
     }
     std::string message;
@@ -92,7 +92,7 @@ std::string compile(const std::string& file, const std::string& dtype) {
     } catch (const std::runtime_error& error) {
         message = error.what();
     }
-    return tried[{file, dtype}] = message;
+    return results[{file, dtype}] = message;
 }
 
 // Files with the kernels that an operation's encoder launches: those in its folder (readable
@@ -152,8 +152,8 @@ std::vector<LibraryState> library_states() {
     for (const auto& [file, text] : sources()) {
         LibraryState state = {file, "not tried", ""};
         for (const char* dtype : DTYPES) {
-            const auto found = tried.find({file, dtype});
-            if (found == tried.end() || state.state == "failed") {
+            const auto found = results.find({file, dtype});
+            if (found == results.end() || state.state == "failed") {
                 continue;
             }
             state.state = found->second.empty() ? "compiled" : "failed";
@@ -166,7 +166,7 @@ std::vector<LibraryState> library_states() {
 
 void clear_library_cache() {
     std::scoped_lock lock(mutex, operations_mutex);
-    tried.clear();
+    results.clear();
     operations.clear();
 }
 

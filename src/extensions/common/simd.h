@@ -47,11 +47,11 @@ inline Ints splat(int32_t x) { return x - Ints{}; }
 
 /// Lane indices: 0, 1, …
 inline Ints lane_indices() {
-    Ints numbers;
+    Ints indices;
     for (int i = 0; i < LANES; i++) {
-        numbers[i] = i;
+        indices[i] = i;
     }
-    return numbers;
+    return indices;
 }
 
 inline Floats as_floats(Ints x) { return (Floats)x; }

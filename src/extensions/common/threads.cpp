@@ -129,11 +129,11 @@ class Pool {
     void work(int thread) {
         uint32_t seen = 0;
         while (true) {
-            const auto give_up = std::chrono::steady_clock::now() + SPIN;
+            const auto deadline = std::chrono::steady_clock::now() + SPIN;
             uint32_t job = job_.load(std::memory_order_acquire);
             for (int i = 0; job == seen; i++) {
                 pause();
-                if (i % 64 == 63 && std::chrono::steady_clock::now() > give_up) {
+                if (i % 64 == 63 && std::chrono::steady_clock::now() > deadline) {
                     job_.wait(seen, std::memory_order_acquire);
                 }
                 job = job_.load(std::memory_order_acquire);

@@ -123,11 +123,11 @@ namespace {  // internal linkage: see common/half.h
 /// all_rows: rows of the whole operation.
 [[maybe_unused]] inline int64_t rows_per_block(int64_t rows, int64_t all_rows, int threads) {
     constexpr int64_t MIN_ROWS = 24;
-    const int64_t wanted_blocks = 4 * static_cast<int64_t>(threads);
-    const int64_t share = (all_rows + wanted_blocks - 1) / wanted_blocks;
+    const int64_t target_blocks = 4 * static_cast<int64_t>(threads);
+    const int64_t share = (all_rows + target_blocks - 1) / target_blocks;
     const int64_t most = rows < MAX_BLOCK_ROWS ? rows : MAX_BLOCK_ROWS;
-    const int64_t wanted = share < MIN_ROWS ? MIN_ROWS : share;
-    return wanted < most ? wanted : most;
+    const int64_t target_rows = share < MIN_ROWS ? MIN_ROWS : share;
+    return target_rows < most ? target_rows : most;
 }
 
 }  // namespace

@@ -134,9 +134,9 @@ struct EightRows {
         for (int j = 0; j < Sizes::COLUMNS; j++) {
             for (int k = 0; k < 2; k++) {
                 const int s = first + j * 8 + position.column + k;
-                const bool sees = s >= hidden && s < visible;
-                float score = sees ? elements(scores[j])[k] : -INFINITY;
-                if (has_mask && sees) {
+                const bool is_visible = s >= hidden && s < visible;
+                float score = is_visible ? elements(scores[j])[k] : -INFINITY;
+                if (has_mask && is_visible) {
                     score = source.masked(head, l, s, score);
                 }
                 elements(scores[j])[k] = score;

@@ -56,11 +56,11 @@ std::optional<std::vector<mx::array>> GraphCache::replay(const std::vector<mx::a
 }
 
 std::vector<mx::array> GraphCache::placeholders(const std::vector<mx::array>& inputs) {
-    std::vector<mx::array> blanks;
+    std::vector<mx::array> arrays;
     for (const auto& input : inputs) {
-        blanks.emplace_back(input.shape(), input.dtype(), nullptr, std::vector<mx::array>{});
+        arrays.emplace_back(input.shape(), input.dtype(), nullptr, std::vector<mx::array>{});
     }
-    return blanks;
+    return arrays;
 }
 
 void GraphCache::capture(const std::vector<mx::array>& placeholders,

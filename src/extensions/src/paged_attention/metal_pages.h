@@ -119,8 +119,8 @@ struct PageSource {
 inline AttentionGroup paged_group(constant const PagedAttentionParams& params,
                                   device const int* context_lens, int b, int key_head, int L) {
     const int G = params.H_q / params.H;
-    const long room = long(params.max_pages) * params.page_size;
-    const int keys = int(clamp(long(context_lens[b]), 0L, room));
+    const long capacity = long(params.max_pages) * params.page_size;
+    const int keys = int(clamp(long(context_lens[b]), 0L, capacity));
     const int window = params.window > 0 ? params.window : INT_MAX;
     return {L, keys, G, params.D, key_head * G, params.causal, params.scale, window};
 }

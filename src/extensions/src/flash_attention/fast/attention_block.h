@@ -131,11 +131,11 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
                 visible[row] = in_tile(visible_keys(row));
                 first = visible[row] > 0 ? row : first;
             }
-            const bool hides = first_key < most_hidden;
-            for (int row = 0; row < block.rows && hides; row++) {
+            const bool has_hidden = first_key < most_hidden;
+            for (int row = 0; row < block.rows && has_hidden; row++) {
                 hidden[row] = in_tile(hidden_keys(row));
             }
-            attend(block, first, visible, hides ? hidden : nullptr, mask, tile, ahead);
+            attend(block, first, visible, has_hidden ? hidden : nullptr, mask, tile, ahead);
         }
     }
 }

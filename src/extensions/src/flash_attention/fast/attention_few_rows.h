@@ -39,15 +39,15 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
                                                                Prefetcher& ahead) {
     Floats x[LANES];
     load_transposed<FORMAT>(keys, d, count, x);
-    const float* numbers[ROWS];
+    const float* queries[ROWS];
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; row++) {
-        numbers[row] = query + row * D + score_steps(d, FORMAT);
+        queries[row] = query + row * D + score_steps(d, FORMAT);
     }
-    const auto add = [&]<typename Number>(int i, auto column, Number) {
+    const auto add = [&]<typename Element>(int i, auto column, Element) {
 #pragma GCC unroll 4
         for (int row = 0; row < ROWS; row++) {
-            sums[row] = fma(splat(((const Number*)numbers[row])[i]), column, sums[row]);
+            sums[row] = fma(splat(((const Element*)queries[row])[i]), column, sums[row]);
         }
     };
     constexpr int per = PER_WORD<FORMAT>;

@@ -81,8 +81,8 @@ __attribute__((noinline)) bool load_mask(const AttentionBlock& block, const Flas
 }  // namespace
 
 int64_t flash_attention_scratch(const FlashAttentionJob& job, int rows) {
-    const int64_t masks = job.mask_kind == MaskKind::none ? 0 : rows * KEYS;
-    return block_scratch(rows, job.D) + masks;
+    const int64_t mask_size = job.mask_kind == MaskKind::none ? 0 : rows * KEYS;
+    return block_scratch(rows, job.D) + mask_size;
 }
 
 void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,

@@ -102,21 +102,21 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
 }
 
 // Table of sixteen values exact in bfloat16, stored twice: the fifth index bit is ignored.
-inline __m512i table_of(__m512 numbers) {
-    const __m512i bits = _mm512_castps_si512(numbers);
+inline __m512i table_of(__m512 values) {
+    const __m512i bits = _mm512_castps_si512(values);
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
 // Tables of even and odd lookups; odd ones unpack the high halves of 8-bit weights.
 inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
-    __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     if (job.biases == nullptr) {  // 4-bit floating-point weights
         const __m128i twice = _mm_loadu_si128((const __m128i*)TWICE_E2M1);
-        numbers =
+        values =
             _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(twice)), _mm512_set1_ps(0.5f));
     }
-    tables[0] = table_of(numbers);
-    tables[1] = job.bits == 8 ? table_of(_mm512_mul_ps(numbers, _mm512_set1_ps(16))) : tables[0];
+    tables[0] = table_of(values);
+    tables[1] = job.bits == 8 ? table_of(_mm512_mul_ps(values, _mm512_set1_ps(16))) : tables[0];
 }
 
 // Unpacks 32 weights of a vector of words: lookup p.

@@ -135,9 +135,9 @@ void run_columns(const Columns& columns) {
 template <typename WeightFormat, int ROWS>
 void run_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, const char* scratch,
               int64_t first_output, int64_t last_output) {
-    constexpr int64_t TOGETHER = MAX_COLUMNS * LANES;
+    constexpr int64_t OUTPUTS = MAX_COLUMNS * LANES;
     int64_t o = first_output;
-    for (; o + TOGETHER <= last_output; o += TOGETHER) {
+    for (; o + OUTPUTS <= last_output; o += OUTPUTS) {
         run_columns<WeightFormat, ROWS, MAX_COLUMNS>({job, layout, scratch, o});
     }
     for (; o < last_output; o += LANES) {
