@@ -37,7 +37,7 @@ class LoadResult:
     requests: Sequence[RequestTimes]
 
     def figures(self) -> dict[str, float]:
-        """Figures for the report."""
+        """Throughput and time to first token for the report."""
         ttft = [request.ttft for request in self.requests]
         return {
             "output_tokens_per_s": self.output_tokens / self.seconds,

@@ -1,6 +1,6 @@
-"""Paged attention jobs for metal_traffic, compared with our dense kernels.
+"""Paged attention jobs of metal_traffic, compared with tiny-llm's dense kernels.
 
-MLX has no paged attention kernel. Both sides read the same keys and values, so the difference is
+MLX has no paged attention kernel. Both kernels read the same keys and values, so the difference is
 the cost of the block table.
 """
 
@@ -17,7 +17,7 @@ from .metal_jobs import Job, Limits, Step, our_step
 
 SOURCE_PREFIX = "paged_attention/paged_attention"
 PAGED_LIMITS = Limits(device_bytes=1.05, instructions=1.15)  # cost of the block table
-PAGE_SIZES = (128, 32, 16)  # Week 3's, the engine's, and a small one
+PAGE_SIZES = (128, 32, 16)  # tokens: Week 3's default, the engine's, and a smaller one
 
 
 def paged_jobs() -> list[Job]:

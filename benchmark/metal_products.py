@@ -1,4 +1,4 @@
-"""Matmul jobs for metal_traffic: our kernels vs. MLX's, in Qwen3's shapes."""
+"""Matmul jobs of metal_traffic: tiny-llm's kernels vs. MLX's, Qwen3's shapes."""
 
 import re
 import struct
@@ -13,7 +13,7 @@ from tiny_llm import kernels
 
 from .metal_jobs import Job, Limits, Size, Step, mlx_library, our_step
 
-# O×I of the matrices: query, output, gate and up, down, LM head.
+# (outputs, inputs) of the matrices: query, attention output, gate and up, down, LM head.
 SHAPES = {
     "0.6b": [(2048, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (151936, 1024)],
     "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],
@@ -23,12 +23,12 @@ NO_BATCH: list[Any] = [
     0,
     np.zeros(1, np.int32),
     np.zeros(1, np.int64),
-]  # dimensions, shape, strides
+]  # arguments of MLX's kernels without batch dimensions: their number, shape and strides
 
 
 @dataclass(frozen=True)
 class Product:
-    """M×O = M×I · (O×I)ᵀ in bfloat16, and its measured m×o slice."""
+    """Matmul of M×I activations and an O×I weight in bfloat16, and its measured m×o slice."""
 
     M: int
     O: int
@@ -38,7 +38,7 @@ class Product:
 
     @property
     def m(self) -> int:
-        """Rows of the slice: those of at most one tile."""
+        """Rows of the slice: at most those of one tile."""
         return min(self.M, 64)
 
     @property
@@ -48,7 +48,7 @@ class Product:
 
     @property
     def times(self) -> int:
-        """Number of slices in the full product."""
+        """Number of slices in the full matmul."""
         return self.M // self.m * (self.O // self.o)
 
     def x(self) -> np.ndarray:
@@ -109,14 +109,14 @@ def _job(
 
 
 def _variant(kernel: str) -> str:
-    """Kernel variant in the name of the kernel selected for the full product."""
+    """Kernel variant, parsed from a kernel's name."""
     match = re.search(r"matmul_(readable|matvec|tile64|tile32_split_k|tile32)", kernel)
     assert match, kernel
     return match[1]
 
 
 def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Product) -> list[Step]:
-    """Launch of a product and, if it is split along I, of the sum of the parts."""
+    """Launch of a matmul and, if it is split along I, of the sum over the splits."""
     parts = launch.groups[2]
     if parts == 1:
         return [our_step(source, launch, [*inputs, product.out()])]

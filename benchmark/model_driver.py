@@ -69,7 +69,7 @@ class CachedModel:
     def sequences(self, batch: int, context: int, max_new_tokens: int) -> Sequences:
         """Creates sequences with `context` random tokens and capacity for new ones.
 
-        A single sequence uses a request's caches; several share a batch's.
+        A single sequence uses single-request caches; several share batched caches.
         """
         layers = self.model.num_hidden_layers
         requests = [self._random_caches(context) for _ in range(batch)]

@@ -52,7 +52,7 @@ GROUP_SIZE, BITS = 128, 4
 Q4_0_BITS = 4.5
 # Systems that take seconds per token are measured in the first round only.
 ONCE = {"mlx-lm"}
-# Systems whose exporters quantize unquantized folders.
+# Systems with exporters, which quantize an unquantized checkpoint themselves.
 EXPORTED = {"openvino", "onnxruntime"}
 
 
@@ -86,7 +86,7 @@ class Checkpoints:
         return file
 
     def exported(self, system: str, python: str, exact: bool) -> Path:
-        """The unquantized weights, exported by a system to 4 bits in groups of 128.
+        """The unquantized checkpoint, exported by a system to 4 bits in groups of 128.
 
         Args:
             system: "openvino" or "onnxruntime".
@@ -100,7 +100,9 @@ class Checkpoints:
 
     def _folder(self, name: str, bits: int | None) -> Path:
         folder = self._work / name
-        if not (folder / "model.safetensors.index.json").exists():  # written last
+        if not (
+            folder / "model.safetensors.index.json"
+        ).exists():  # written last: completes the folder
             write_checkpoint(folder, self._config, bits, GROUP_SIZE)
         return folder
 

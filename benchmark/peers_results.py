@@ -1,4 +1,4 @@
-"""Results of a comparison: seconds by system and metric, and derived figures."""
+"""Results of `peers`: seconds by system and metric, and derived figures."""
 
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -101,12 +101,12 @@ class Results:
         return theirs.median / ours.median if ours and theirs else None
 
     def share(self, system: str, metric: Metric, own_weights: bool = False) -> float | None:
-        """Fraction of the machine's limit that was reached; None if unknown.
+        """Fraction of the machine's limit that a system reached; None if unknown.
 
         Args:
             system: name of the system.
             metric: metric of the limit.
-            own_weights: whether the limit is for the system's weight format; otherwise for the
+            own_weights: whether the limit assumes the system's weight format, or else the
                 checkpoint's, which is the same for all systems.
         """
         throughput, machine = self.throughput(system, metric), self.machine
@@ -119,7 +119,7 @@ class Results:
         """Median fraction of the limits measured around each round.
 
         The higher of the limits before and after the round counts. If memory bandwidth varies, this
-        compares a system with the bandwidth at the time; `share` uses the best of all rounds.
+        compares a system with the bandwidth during its round; `share` uses the best of all rounds.
         """
         seconds = self.seconds.get((system, metric.name))
         if not seconds or not self.machines:
