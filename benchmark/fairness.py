@@ -2,8 +2,8 @@
 
     python -m benchmark.fairness --model FOLDER
 
-Both servers get the same workload: a stream that is decoding before the long prompt arrives, the long
-prompt, and a client that sends one short chat after another. Reported per policy:
+Both servers get the same workload: a stream that is decoding before the long prompt arrives, the
+long prompt, and a client that sends one short chat after another. Reported per policy:
 
 - time to first token of the chats sent while the long prompt was computed, and of the long prompt;
 - inter-token latencies of the stream in the same period;

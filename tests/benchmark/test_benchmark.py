@@ -76,7 +76,7 @@ def test_roofline_is_the_slower_of_memory_and_arithmetic():
     mixing = COSTS.prefill_mixing_flops(512)
     seconds = (COSTS.prefill_flops(512) - mixing) / 400e9 + mixing / 200e9
     bound = prefill.bound(COSTS, MACHINE, peaks=Peaks(400.0, 200.0))
-    assert bound == pytest.approx(512 / seconds), "products and attention have their own peaks"
+    assert bound == pytest.approx(512 / seconds), "matmuls and attention have separate peaks"
 
 
 def test_long_contexts_move_their_keys_and_values():

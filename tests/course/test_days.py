@@ -31,10 +31,10 @@ CHAPTERS = [day for day in DAYS if any(task.id in HAVE_CODE for task in day.task
 
 
 class Course:
-    """Learner tree, partway from starter to solution.
+    """A learner's source tree, partway from starter to solution.
 
     Attributes:
-        tree: root folder.
+        tree: root folder of the source tree.
         done: tasks with the solution applied.
         witnesses: two failing tests per task in the starter: a case of its first test function and
             one of its last.

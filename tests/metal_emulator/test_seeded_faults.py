@@ -27,7 +27,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 @dataclass(frozen=True)
 class Fault:
-    """Replaces `old` with `new` in the line marked `at` (or anywhere); expects `kind` at `lines`."""
+    """Replaces `old` with `new` in the line marked `at`; expects a `kind` report at `lines`."""
 
     kernel: str
     name: str
@@ -146,7 +146,7 @@ def variants(tmp_path_factory):
 
 
 class KernelLaunches:
-    """By kernel: arguments, grid sizes, the output array and its expected contents."""
+    """Launch of each kernel: (arguments, grid sizes, output array, its expected contents)."""
 
     @staticmethod
     def row_sum():

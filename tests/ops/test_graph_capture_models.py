@@ -147,7 +147,7 @@ def test_layers_are_one_node(make, run):
             nodes.append(node_names(outputs))
             nodes[-1] = [
                 name for name in nodes[-1] if name != "Reshape"
-            ]  # reshapes the block table
+            ]  # "Reshape" is the block table's
         return outputs
 
     setattr(model, method, record_nodes)

@@ -1,4 +1,4 @@
-"""`qk_norm_rope` compared with the readable layers and MLX."""
+"""`qk_norm_rope` compared with `RMSNorm`, `RoPE` and MLX."""
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +10,7 @@ from tiny_llm.layer_norm import RMSNorm
 from tiny_llm.positional_encoding import RoPE
 
 EPS = 1e-6
-SHAPES = [  # B, L, H, D
+SHAPES = [  # batch size, tokens, heads, head size
     (1, 1, 1, 2),
     (1, 1, 16, 128),
     (3, 1, 8, 128),
@@ -23,7 +23,7 @@ SHAPES = [  # B, L, H, D
 
 def qk_norm_rope(x, weight, cos, sin) -> mx.array:
     result = kernels.qk_norm_rope(x, weight, EPS, cos, sin)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return result
 
 

@@ -1,4 +1,4 @@
-"""`swiglu` compared with the readable silu, exact arithmetic and MLX."""
+"""`swiglu` compared with Week 1's `silu`, exact arithmetic and MLX."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     result = kernels.swiglu(gate, up)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return result
 
 

@@ -17,7 +17,7 @@ from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.prepack import prepack_weight, to_row_major
 from tiny_llm.kernels.roofline import Timings, best_prefetch_distance, bytes_in_flight
 
-SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # M, I, O
+SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # rows, inputs, outputs
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])

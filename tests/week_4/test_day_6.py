@@ -14,7 +14,8 @@ from tests.support import (
 from tests.week_4.kernel_selection import SIMD_ISAS, use_kernel
 from tiny_llm import kernels
 
-# B, H, H_q / H, L, S, D: heads with a partial vector, partial tiles and groups.
+# Batch size, KV heads, query heads per KV head, queries, keys, head size: heads with a partial
+# vector, partial tiles and groups.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
     (2, 1, 3, 1, 65, 7),

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")  # captured nodes are CPU-only
 
 
 def test_task_1_per_node_cost_is_the_slope():
-    # 30 µs per evaluation and 5 µs per node; medians are noise.
+    # Minima: 30 µs per evaluation and 5 µs per node. Medians, here 1 s, must be ignored.
     measured = {n: Timings(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
     assert seconds_per_node(measured) == pytest.approx(5e-6), "expected 5 µs per node"
 

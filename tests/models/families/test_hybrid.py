@@ -59,7 +59,7 @@ def test_config_parsing(config, expected):
     assert {name: getattr(parsed, name) for name in expected} == expected
 
 
-# Configs of published checkpoints: Qwen3.5-4B with the fields added in 3.8, and Qwen3-Next-80B-A3B.
+# Configs of published checkpoints: Qwen3.5-4B with the fields added by Qwen3.8, Qwen3-Next-80B-A3B.
 QWEN3_5 = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
     "image_token_id": 248056,
