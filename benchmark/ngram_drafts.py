@@ -340,10 +340,10 @@ def main() -> int:
         help="git checkout with the edits (default: tiny-llm's own)",
     )
     add("--revision", default="HEAD", help="newest commit to use; fixes the cases")
-    add("--prompts", type=int, default=6, help="measurements per kind of answer")
+    add("--prompts", type=int, default=6, help="number of measurements per kind of answer")
     add("--batch-size", type=int, default=1, help="concurrent requests")
     add("--max-prompt", type=int, default=2048, help="longest file in a prompt, in tokens")
-    add("--max-tokens", type=int, default=256, help="length of the answers")
+    add("--max-tokens", type=int, default=256, help="length of the answers, in tokens")
     add("--rounds", type=int, default=3)
     try:
         print(json.dumps(run(parser.parse_args())))

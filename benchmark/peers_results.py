@@ -41,7 +41,7 @@ class Results:
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def describe(self, system: str, ready: Ready) -> None:
-        """Stores a worker's description."""
+        """Stores the version and settings that a worker reported."""
         self.ready[system] = ready
 
     def add(self, system: str, metric: Metric, reply: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Results:
         return self.missing.get((system, metric.name))
 
     def latest(self, system: str, metric: Metric) -> str:
-        """Last measurement as text."""
+        """A system's last measurement of a metric, for progress output."""
         reason = self.reason(system, metric)
         if reason is not None:
             return f"{metric.label}: {reason}"

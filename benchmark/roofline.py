@@ -31,7 +31,7 @@ PROBE = Path(__file__).with_name("probe.cpp")
 # Some servers have caches of hundreds of megabytes. A limit must also hold for models that fit in
 # cache, so the higher bandwidth counts.
 READ_BYTES = (5 << 26, 1 << 30)
-SECONDS = 0.4  # per measured quantity
+SECONDS = 0.4  # duration of each measurement
 
 NATIVE = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
 NO_AMX = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]

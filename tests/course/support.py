@@ -18,7 +18,7 @@ from tools.course.starter import starter_text
 from tools.course.tree import PACKAGE, ROOT, environment
 from tools.course.wrong_solutions import write_tree_of
 
-# Tasks with a marked block in the solution.
+# Tasks whose solution is in blocks of src/ marked with [task …].
 HAVE_CODE = {block.task for _, block in all_blocks(ROOT / "src").values() if block.task is not None}
 
 # Marks of a specific failure message: both sides of a comparison, or the raised error's message.

@@ -17,12 +17,8 @@ pytestmark = pytest.mark.skipif(
 
 Results = tuple[mx.array, ...]
 BATCH = ragged_batch([5, 1, 12])
-SHAPES = [
-    (1, 1, 1, 1),
-    (2, 4, 6, 10),
-    (2, 2, 33, 70),
-    (1, 1, 256, 9),
-]  # key heads, value heads, and their sizes
+# Key heads, value heads, key head size, value head size.
+SHAPES = [(1, 1, 1, 1), (2, 4, 6, 10), (2, 2, 33, 70), (1, 1, 256, 9)]
 
 
 @pytest.fixture(params=["plain", "asan", "race", "loose"])

@@ -13,7 +13,7 @@ from .support import KERNELS, assert_close, bfloat16, needs_clang, random_array
 pytestmark = needs_clang
 
 MLX_HEADERS = Path(next(iter(mlx.__path__))) / "include"
-BF16 = 0.02  # error of bfloat16 sums of products, relative to the largest value
+BF16 = 0.02  # tolerance of bfloat16 matmuls, relative to the largest value
 
 
 def library(name, constants=None):

@@ -226,7 +226,7 @@ def test_valid_kernel_has_no_findings(sound, kernel, mode, order):
 
 @pytest.mark.parametrize("fault", DELETED_BARRIERS, ids=lambda f: f.variant)
 def test_race_detection_is_order_independent(variants, fault):
-    """Reports do not depend on the thread order."""
+    """The emulator detects the race with every thread order."""
     *_, library = variants
     for order in ORDERS:
         arguments, sizes, _, _ = getattr(KernelLaunches, fault.kernel)()

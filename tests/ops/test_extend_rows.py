@@ -58,9 +58,8 @@ def test_empty_array():
     reason="memory pages are moved on Linux",
 )
 def test_memory_pages_are_moved():
-    x = extend_rows(
-        random_array((8, 2**20), mx.float32), 1
-    )  # further growth moves its memory pages
+    # The result's memory pages can be moved when it grows again.
+    x = extend_rows(random_array((8, 2**20), mx.float32), 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     active = mx.get_active_memory()
     x = extend_rows(x, 8)

@@ -58,7 +58,7 @@ class Arguments:
             return mx.contiguous(x.T).T
         if layout == "inside":
             return mx.concatenate([x, x, x], axis=0)[x.shape[0] : 2 * x.shape[0]]
-        return mx.broadcast_to(x[:1], x.shape)  # different values: broadcast with stride 0
+        return mx.broadcast_to(x[:1], x.shape)  # stride 0, so all rows become the first row
 
 
 def reference_rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -435,7 +435,7 @@ def outcome(name: str, kwargs: dict[str, Any], stream: Any = mx.cpu) -> tuple[mx
 
 
 def with_wrong_argument(arguments: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with one replaced by an invalid value."""
+    """The arguments, one of them replaced by an invalid value."""
     draw = arguments.draw
     name = draw(st.sampled_from(sorted(kwargs)))
     value = kwargs[name]

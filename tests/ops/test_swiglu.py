@@ -29,14 +29,14 @@ def test_equals_readable_layer(instruction_set, dtype, shape):
     assert_close(swiglu(gate, up), silu(gate) * up, "swiglu compared with silu · up", ulps=1)
     with mx.stream(mx.cpu):
         expected = nn.silu(gate) * up
-    # Different intermediate roundings: 1 + e^−x, 1/…, 1 − … and the two products.
+    # MLX rounds different intermediate results: 1 + e^−x, 1/…, 1 − … and the two products.
     assert_close(swiglu(gate, up), expected, "swiglu compared with MLX's silu", ulps=3)
 
 
 @pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 def test_every_half_is_bitwise_equal_to_readable_layer(instruction_set, half):
-    # Exhaustive: for half-precision x, exp(x) is never within 2 float32 ulps of a half's rounding
-    # boundary.
+    # All values of the 16-bit dtype. Results are bitwise equal because exp(x) is never within
+    # 2 float32 ulps of a rounding boundary of this dtype.
     gate = mx.arange(65536, dtype=mx.uint16).view(half)
     up = mx.full(gate.shape, 1.5, half)
     expected = silu(gate) * up

@@ -260,7 +260,7 @@ def test_read_slot_is_unchanged_unless_written():
 
 def test_storage_grows_to_the_declared_bytes():
     model = model_of(HYBRID, torch_dtype="bfloat16")
-    # 2 layers: 3×224 bfloat16 and 4×24×32 float32.
+    # Per layer: a convolution state of 3×224 bfloat16 and a recurrent state of 4×24×32 float32.
     assert model.state_bytes == 2 * (3 * 224 * 2 + 4 * 24 * 32 * 4)
     assert model.kv_bytes_per_token == 2 * 2 * 2 * 32 * 2
     paged = PagedModel(model, 8, 7)
@@ -516,7 +516,7 @@ def test_ranks_own_value_heads_with_their_key_heads():
     q, k, v = mx.split(channels, [net.key_dim, 2 * net.key_dim])
     for rank in range(4):
         part = RankShard(config, rank, 4)
-        own = slice(rank * 24, (rank + 1) * 24)  # value features of one key head
+        own = slice(rank * 24, (rank + 1) * 24)  # query or key features of the rank's key head
         expected = mx.concatenate([q[own], k[own], v[rank * 32 : (rank + 1) * 32]])
         name = "model.layers.0.linear_attn.in_proj_qkv.weight"
         assert mx.array_equal(part.slice_tensor(name, channels), expected)
