@@ -1,4 +1,4 @@
-"""Attention jobs of metal_traffic: tiny-llm's kernels vs. MLX's, Qwen3's heads."""
+"""Attention jobs of metal_traffic: tiny-llm vs. MLX, with Qwen3's heads."""
 
 import struct
 from collections.abc import Callable

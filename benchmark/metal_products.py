@@ -1,4 +1,4 @@
-"""Matmul jobs of metal_traffic: tiny-llm's kernels vs. MLX's, Qwen3's shapes."""
+"""Matmul jobs of metal_traffic: tiny-llm vs. MLX, in Qwen3's shapes."""
 
 import re
 import struct

@@ -1,1 +1,1 @@
-"""The course's starter, day by day, and wrong solutions that tests must catch."""
+"""The course's starter, day by day; wrong solutions that tests must catch."""
