@@ -61,9 +61,7 @@ def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, f
     seconds: dict[int, list[float]] = {array.nbytes: [] for array in arrays}
     for round_number in range(rounds + 1):
         for array in arrays:
-            mx.eval(
-                mx.distributed.all_sum(mx.array(1.0), group=group)
-            )  # barrier: all ranks start together
+            mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # barrier
             start = time.perf_counter()
             mx.eval(all_reduce(array, group))
             if round_number > 0:  # the first round warms up

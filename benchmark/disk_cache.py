@@ -85,7 +85,7 @@ def run_process(flags: Sequence[str]) -> dict[str, Any]:
 
 
 def build(model: str, directory: Path | None, num_tokens: int) -> LLM:
-    """Builds an engine with random weights and a KV cache for one prompt."""
+    """Builds an engine with random weights and a KV cache for one prompt of `num_tokens`."""
     return LLM(
         model,
         load_format="dummy",

@@ -47,7 +47,7 @@ class LoadResult:
 
 
 class Client:
-    """Client with a persistent connection, as in the official libraries.
+    """Client with a persistent connection, like OpenAI's client libraries.
 
     Args:
         url: the server's base URL.

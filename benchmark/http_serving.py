@@ -40,7 +40,7 @@ from .roofline import usable_threads
 from .server_processes import llama_server, our_server
 
 DEMO = "demo"
-DEMO_VOCABULARY = 4000  # token ids that occur in text
+DEMO_VOCABULARY = 4000  # ids below this are tokens of text
 LLAMA_FIELDS = {"cache_prompt": False}
 Runs = dict[str, Callable[[Workload, int], LoadResult]]
 

@@ -42,7 +42,7 @@ class Attention:
         return np.ones((1, 1, self.S, D), ml_dtypes.bfloat16)
 
     def params(self) -> Any:
-        """Kernel parameters, as set by the encoder."""
+        """Kernel parameters, as set by the operation's encoder."""
         strides = [self.S * D, self.S * D, D]
         return kernels.extension().metal.FlashAttentionParams(
             B=1, H_q=self.group, H=1, L=self.L, S=self.S, D=D, scale=D**-0.5, causal=True,

@@ -21,7 +21,7 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: library, kernel, arguments, threadgroups and threads."""
+    """One kernel launch: library, kernel, arguments, number of threadgroups, threads in each."""
 
     library: Library
     kernel: str
@@ -46,7 +46,7 @@ class Job:
     Attributes:
         name: name of the workload.
         shape: dimensions of the full workload, named as in the operation's docs.
-        slice: the executed part.
+        slice: label of the executed slice.
         times: number of slices in the full workload.
         limits: upper bounds on the ratios tiny-llm / peer.
         kernel, mlx_kernel: names of tiny-llm's and the peer's kernel for the table.

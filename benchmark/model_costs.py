@@ -41,7 +41,7 @@ class ModelCosts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelCosts":
-        """From a parsed `config.json`, quantized or not.
+        """Creates the costs from a parsed `config.json`, quantized or not.
 
         Raises:
             ValueError: a field is missing or invalid.
@@ -54,10 +54,10 @@ class ModelCosts:
 
     @classmethod
     def from_model(cls, args: Any, model: Any) -> "ModelCosts":
-        """From a loaded model, with its weight format.
+        """Creates the costs of a loaded model, with its weight format in memory.
 
         Args:
-            args: its configuration, as read by `mlx_lm` or `load_weights`.
+            args: the model's configuration, as read by `mlx_lm` or `load_weights`.
             model: Week 3's model or a `Decoder`.
         """
         args = config_of(args)
@@ -67,7 +67,7 @@ class ModelCosts:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelCosts":
-        """From a checkpoint's folder."""
+        """Creates the costs from the `config.json` of a checkpoint folder."""
         return cls.from_config(json.loads((folder / "config.json").read_text()))
 
     @cached_property

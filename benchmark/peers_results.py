@@ -19,8 +19,8 @@ class Results:
     """Measurements of one run, collected incrementally.
 
     Attributes:
-        shape: shape of the model.
-        costs: costs of its checkpoint's steps.
+        shape: name of the model's shape.
+        costs: costs of a step with the checkpoint.
         systems: systems in the order of the tables.
         metrics: metrics in the order of the tables.
         isa: instruction set of tiny-llm's kernels; see `Machine.kernel_peaks`.
@@ -133,7 +133,7 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Peaks of a system's instructions; other systems may use any."""
+        """Peaks of the instructions that a system uses; systems other than tiny-llm may use any."""
         return machine.kernel_peaks(self.isa) if system == OURS else machine.highest_peaks
 
     def above_limits(self) -> list[str]:
