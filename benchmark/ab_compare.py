@@ -1,11 +1,11 @@
-"""Interleaved A/B comparison of two checkouts, robust on a shared machine.
+"""Interleaved A/B comparison of two source checkouts on a shared machine.
 
     python -m benchmark.ab_compare TREE --model FOLDER
 
-TREE is another checkout of tiny-llm, such as the parent commit, with its extension built. Each
-checkout has one worker process, paused while the other is measured. Every round measures both, in
-alternating order. The result is the median of the per-round ratios, so a temporary slowdown of the
-machine cancels out.
+TREE is another checkout of tiny-llm, such as the parent commit, with its extension built. One
+worker process per checkout; it is paused while the other checkout's worker is measured. Every round
+measures both, in alternating order. The result is the median of the per-round ratios, so a
+temporary slowdown of the machine cancels out.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         for name, (python, tree) in trees.items():
             arguments = [str(args.model.resolve())]
             workers[name] = WorkerProcess(python, "tiny_llm_worker", arguments, root=tree)
-        print("| ms | other, median | minimum | this, median | minimum | this / other |")
+        print("| ms | TREE, median | minimum | this checkout, median | minimum | this / TREE |")
         print("|---|---:|---:|---:|---:|---:|")
         for metric in (METRICS[name] for name in args.metrics):
             seconds = run_interleaved(workers, metric, args.rounds, args.limit)
@@ -94,7 +94,7 @@ def parse_ab_args(
 
     Args:
         parser: parser with the command's other arguments.
-        metrics, rounds, limit_s: defaults of the flags.
+        metrics, rounds, limit_s: defaults of the three flags.
     """
     add = parser.add_argument
     add("--metrics", type=names(TIMED), default=metrics, metavar="NAME,…", help=", ".join(TIMED))

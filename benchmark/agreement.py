@@ -1,4 +1,4 @@
-"""Agreement between another system's predicted tokens and ours."""
+"""Agreement of another system's predicted tokens with tiny-llm's."""
 
 from dataclasses import astuple, dataclass
 
@@ -34,12 +34,12 @@ class Agreement:
 def agreement(
     logits: np.ndarray, predicted: list[int], tie: np.ndarray, output: slice = slice(None)
 ) -> Agreement:
-    """Compares another system's predicted tokens with ours.
+    """Compares another system's predicted tokens with tiny-llm's.
 
     Args:
-        logits: our logits, L×V.
-        predicted: the other system's L tokens.
-        tie: maximum distance from the largest logit that counts as a tie, one per token.
+        logits: tiny-llm's logits, tokens × vocabulary size.
+        predicted: the other system's prediction for each row of `logits`.
+        tie: per token, the maximum distance from the largest logit that counts as a tie.
         output: slice of the tokens that belong to the greedy output.
     """
     ours = logits.argmax(-1)

@@ -5,9 +5,9 @@
 
 Reduces arrays of the sizes used in decoding (few rows) and prefill (hundreds of rows) across N
 processes, as tensor parallelism does. Sizes are interleaved, so background load affects all of
-them. A line fitted to the minima yields the message latency and bandwidth that `parallel_cost`
-takes as `--latency-us … --link-gbit …`. The medians include time spent waiting for a core: each
-rank needs one, and the ring's threads need another.
+them. A line fitted to the minimum times yields the message latency and bandwidth that
+`parallel_cost` takes as `--latency-us … --link-gbit …`. The medians include time spent waiting for
+a core: each rank needs one, and the threads of MLX's ring need another.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def run_rank(group: Group, hidden: int, rounds: int) -> dict[int, tuple[float, f
     seconds: dict[int, list[float]] = {array.nbytes: [] for array in arrays}
     for round_number in range(rounds + 1):
         for array in arrays:
-            mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # a barrier
+            mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # barrier
             start = time.perf_counter()
             mx.eval(all_reduce(array, group))
             if round_number > 0:  # the first round warms up

@@ -2,9 +2,9 @@
 
     python -m benchmark.batch --model FOLDER [--flash | --no-flash]
 
-First measures decoding steps of requests with a context of 128 tokens. Then runs a queue of prompts
-through `BatchGeneration`, which interleaves chunked prefill with decoding, as `batch_generate`
-does.
+First measures decoding steps at each batch size, with a context of 128 tokens. Then runs a queue of
+prompts through `BatchGeneration`, which interleaves chunked prefill with decoding, as
+`batch_generate` does.
 """
 
 import argparse

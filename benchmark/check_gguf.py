@@ -1,12 +1,14 @@
-"""Checks that llama.cpp predicts our tokens from the GGUF file we write.
+"""Checks that llama.cpp and tiny-llm predict the same tokens.
 
     python -m benchmark.check_gguf --llama-python PYTHON
 
-A speed comparison is meaningless if the systems compute different models. The demo model
-generates greedy outputs; llama.cpp then predicts the token after each token of prompt and output.
-The float32 file has the same weights, so all predictions must agree except for ties: our logits
-are bfloat16, which cannot distinguish 20 from 20.1. Q4_0 requantizes the weights, which changes
-some predictions. With a small random Qwen3.5 in float32, every prediction must agree.
+A speed comparison is meaningless if the systems compute different models. tiny-llm generates
+greedy outputs with the demo model; llama.cpp then loads GGUF files written by `gguf_file` and
+predicts the token after each token of prompt and output. The float32 file has the same weights, so
+all predictions must agree except for ties: tiny-llm's logits are bfloat16, which cannot distinguish
+20 from 20.1. The Q4_0 file has requantized weights, which changes some predictions, so its
+agreement is only reported. A small Qwen3.5 model with random float32 weights has no ties: every
+prediction must agree.
 """
 
 import argparse
@@ -39,7 +41,7 @@ QUESTIONS = (
     "What is flash attention?",
 )
 MAX_TOKENS = 96
-# A small Qwen3.5 with three value heads per key head.
+# Config overrides for a small Qwen3.5 model with three value heads per key head.
 VOCAB_SIZE = 1024
 SMALL_HYBRID = {
     "hidden_size": 128,
@@ -61,12 +63,12 @@ TIE = 2.0**-7
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and our greedy output.
+    """A prompt and tiny-llm's greedy output.
 
     Attributes:
         ids: token ids of prompt and output.
         prompt_tokens: length of the prompt.
-        logits: our logits after each token, L×V.
+        logits: tiny-llm's logits after each token, tokens × vocabulary size.
     """
 
     ids: list[int]
@@ -74,7 +76,7 @@ class Text:
     logits: np.ndarray
 
     def agreement(self, predicted: list[int]) -> Agreement:
-        """Compares the token predicted after each of `ids` with our most likely one."""
+        """Compares the token predicted after each of `ids` with tiny-llm's most likely one."""
         tie = TIE * np.abs(self.logits.max(-1))
         return agreement(self.logits, predicted, tie, slice(self.prompt_tokens - 1, -1))
 
@@ -101,9 +103,9 @@ def demo_texts() -> list[Text]:
 
 
 def hybrid_text(folder: Path) -> Text:
-    """Writes a random Qwen3.5; returns random tokens and our predictions.
+    """Writes a random Qwen3.5 checkpoint; returns random tokens and tiny-llm's predictions.
 
-    The predictions are one-hot logits.
+    The engine returns no logits, so each predicted token becomes a one-hot row of logits.
     """
     write_checkpoint(folder, {**shape_config("qwen3.5-4b"), **SMALL_HYBRID}, dtype=mx.float32)
     ids = np.random.default_rng(0).integers(VOCAB_SIZE, size=60).tolist()
@@ -115,7 +117,7 @@ def hybrid_text(folder: Path) -> Text:
 
 
 def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
-    """Compares llama.cpp's predictions of all texts with ours."""
+    """Compares llama.cpp's predictions for all texts with tiny-llm's."""
     arguments = [str(file), "--threads", str(usable_threads())]
     worker = WorkerProcess(python, "llama_cpp_worker", arguments)
     total = Agreement()

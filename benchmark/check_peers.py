@@ -1,11 +1,11 @@
-"""Checks that OpenVINO and ONNX Runtime predict our 4-bit model's tokens.
+"""Checks that OpenVINO and ONNX Runtime predict the same tokens as tiny-llm.
 
     python -m benchmark.check_peers --openvino-python PYTHON --onnx-python PYTHON
 
 A speed comparison is meaningless if the systems compute different models. The checkpoint is a small
 random model whose matrices are 4-bit integers times a power of two, which the exporters preserve
-exactly. Each system generates greedy outputs, through prefill and decoding. We compute the logits
-of the same tokens in float32: each token must be our most likely one or a tie.
+exactly. Each system generates greedy outputs, through prefill and decoding. tiny-llm computes the
+logits of the same tokens in float32: each token must be its most likely one or a tie.
 
 The tie threshold depends on the arithmetic. `--exact` workers compute in float32, but accumulate in
 a different order, so the logits may differ by float32 rounding: a thousandth of their standard
@@ -34,7 +34,7 @@ from .systems.client import WorkerError, WorkerProcess, export_once
 
 WORKERS = {"openvino": "openvino_worker", "onnxruntime": "onnxruntime_worker"}
 GROUP_SIZE = 128
-# Tie threshold in standard deviations of the logits, by whether the worker is exact.
+# Tie threshold in standard deviations of the logits, by whether activations are float32 (--exact).
 TIES = {True: 2.0**-10, False: 2.0**-3}
 PROMPT_LENGTHS = (1, 7, 33, 100)
 NEW_TOKENS = 48
@@ -42,10 +42,10 @@ VOCAB_SIZE = 8192
 
 
 def exact_matrix(shape: tuple[int, ...]) -> mx.array:
-    """Draws an O×I matrix exactly representable in symmetric 4-bit groups of 128.
+    """Draws an O×I matrix (outputs × inputs) exactly representable in 4-bit groups of 128.
 
-    Elements are q · s, with s a power of two and q in −8 … 7. Each group contains a −8, from which
-    a quantizer recovers s. The variance is 1/I up to a factor of two.
+    Elements are q · s, with s a power of two and q in −8 … 7. Each group contains a −8, so a
+    symmetric quantizer recovers s. The variance is 1/I up to a factor of two.
     """
     O, I = shape
     groups = (O, I // GROUP_SIZE, GROUP_SIZE)
@@ -62,7 +62,7 @@ def write_exact_checkpoint(folder: Path) -> None:
 
 
 class Reference:
-    """Our float32 logits.
+    """tiny-llm's logits in float32, the reference for the other systems.
 
     Args:
         folder: output of `write_exact_checkpoint`.
@@ -74,11 +74,11 @@ class Reference:
         self._model = Qwen3ModelWeek2(mlx_model)
 
     def agreement(self, prompt: list[int], reply: dict[str, list[int]], tie: float) -> Agreement:
-        """Compares a system's output with our logits.
+        """Compares a system's output with tiny-llm's logits.
 
         Args:
             prompt: the system's input tokens.
-            reply: the system's output as `tokens`; `excluded` has the tokens it cannot generate.
+            reply: the system's output as `tokens`; `excluded` lists tokens it cannot generate.
             tie: see `TIES`.
         """
         tokens = reply["tokens"]
@@ -98,7 +98,7 @@ def prompts() -> list[list[int]]:
 
 
 def check(system: str, python: str, exact: bool, work: Path, checkpoint: Path) -> Agreement:
-    """Exports the model to a system and compares its outputs with ours.
+    """Exports the model to a system and compares its outputs with tiny-llm's logits.
 
     Args:
         system: a key of `WORKERS`.

@@ -4,7 +4,7 @@
 
 Weights are random, by default in the shapes of 4-bit Qwen3-0.6B. Each phase runs in a new process,
 as after a restart; before the disk phase, the cache files are dropped from the OS page cache.
-Finally, two engines in one process, one of them with a cache directory, take turns at prefilling
+Finally, two engines in one process, one of them with a cache directory, alternately prefill
 different prompts.
 """
 
@@ -28,7 +28,7 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 def main() -> int:
-    """Prints the figures."""
+    """Runs the command: all phases, or one of them as a child process with --phase."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--turns", type=int, default=5, help="prompts per engine in the alternating phase"
     )
-    parser.add_argument("--directory", type=Path, help="parent of the temporary cache")
+    parser.add_argument("--directory", type=Path, help="parent folder of the temporary cache")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.phase == "alternate":
@@ -85,7 +85,7 @@ def run_process(flags: Sequence[str]) -> dict[str, Any]:
 
 
 def build(model: str, directory: Path | None, num_tokens: int) -> LLM:
-    """Builds an engine with random weights and a KV cache for one prompt."""
+    """Builds an engine with random weights and a KV cache for one prompt of `num_tokens`."""
     return LLM(
         model,
         load_format="dummy",
@@ -96,7 +96,7 @@ def build(model: str, directory: Path | None, num_tokens: int) -> LLM:
 
 
 def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
-    """Returns the time to the first token, and the token."""
+    """Returns the time to the first token in seconds, and the token."""
     started = time.perf_counter()
     [output] = llm.generate([prompt], ONE_TOKEN)
     return time.perf_counter() - started, output.token_ids[0]
@@ -123,14 +123,14 @@ def run_phase(model: str, directory: Path, num_tokens: int) -> dict[str, Any]:
 
 
 def alternate(model: str, directory: Path, turns: int) -> dict[str, Any]:
-    """Times 512-token prompts, alternately without and with disk writes."""
+    """Times 512-token prompts in seconds, alternately without and with disk writes."""
     engines = [build(model, None, 1024), build(model, directory, 1024)]
     seconds: list[list[float]] = [[], []]
     for turn in range(-1, turns):
         for number, llm in enumerate(engines):
             prompt = [(turn + 2) * 31 + i % 800 for i in range(512)]
             ttft, _ = first_token(llm, prompt)
-            if turn >= 0:  # the first turn warms up
+            if turn >= 0:  # turn -1 warms up
                 seconds[number].append(ttft)
     return {"seconds": seconds}
 

@@ -4,7 +4,8 @@
 
 The weights are random, in Qwen3-Embedding-0.6B's shape, 4-bit or bfloat16. Measurements of the
 systems are interleaved. Inputs are token ids, so tokenization is not measured. The cosine
-similarity of a system's vector to our bfloat16 one shows whether both compute the same model.
+similarity of a system's vector and tiny-llm's in bfloat16 shows whether both compute the same
+model.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from .systems.client import WorkerProcess, exit_on_sigterm
 from .timing import Times
 
 SHAPE = "qwen3-0.6b"
-CASES = ((1, 32), (1, 512), (16, 32), (16, 128))  # texts, tokens each
+CASES = ((1, 32), (1, 512), (16, 32), (16, 128))  # number of texts, tokens per text
 LIMIT_S = 900  # per measurement
 MODULES = ("Transformer", "Pooling", "Normalize")
 OURS = "tiny-llm, bfloat16"
@@ -32,7 +33,7 @@ def write_models(work: Path) -> dict[str, Path]:
     """Writes missing checkpoints; returns their paths by format."""
     paths = {"bf16": work / "embedding-bf16", "4bit": work / "embedding-4bit"}
     for kind, folder in paths.items():
-        if not (folder / "modules.json").exists():  # written last
+        if not (folder / "modules.json").exists():  # written last: completes the checkpoint
             write_checkpoint(folder, shape_config(SHAPE), 4 if kind == "4bit" else None)
             mark_as_embedding_model(folder)
     paths["gguf"] = work / "embedding-q4_0.gguf"

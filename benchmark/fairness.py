@@ -2,15 +2,15 @@
 
     python -m benchmark.fairness --model FOLDER
 
-Both servers get the same work: a stream that is decoding before the long prompt arrives, the long
-prompt, and a client that sends one short chat after another. Reported per policy:
+Both servers get the same workload: a stream that is decoding before the long prompt arrives, the
+long prompt, and a client that sends one short chat after another. Reported per policy:
 
 - time to first token of the chats sent while the long prompt was computed, and of the long prompt;
 - inter-token latencies of the stream in the same period;
-- tokens per second over the whole work. It is the same work for both policies, so their ratio is
-  the ratio of their durations.
+- tokens per second, prompt and output, over the entire workload. It is the same for both policies,
+  so the ratio of these rates is the inverse ratio of the durations.
 
-The paused server (SIGSTOP) does not compute while the other is measured.
+While one server is measured, the other is paused (SIGSTOP).
 """
 
 import argparse
@@ -34,17 +34,17 @@ from .server_processes import our_server
 
 POLICIES = ("fcfs", "fair")
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 100, 4000
-TOKENS_BEFORE = 16  # tokens of the stream before the long prompt is sent
+TOKENS_BEFORE = 16  # output tokens of the stream before the long prompt is sent
 TIMEOUT_SECONDS = 1200
 
 
 @dataclass
 class Stream:
-    """Times of one streamed request.
+    """Timestamps of one streamed request, in seconds.
 
     Attributes:
-        sent: when the request was sent.
-        events: when each event with a token arrived.
+        sent: time at which the request was sent.
+        events: arrival time of each event with a token.
     """
 
     sent: float
@@ -52,16 +52,16 @@ class Stream:
 
     @property
     def ttft(self) -> float:
-        """Time to first token."""
+        """Time to first token, in seconds."""
         return self.events[0] - self.sent
 
 
 class Load:
-    """The work of one round.
+    """The workload of one round.
 
     Args:
         url: base URL of the server.
-        args: lengths and counts.
+        args: the command's arguments: lengths and number of the requests.
         seed: seed of the random prompts; prompts share no prefix.
     """
 
@@ -72,7 +72,7 @@ class Load:
         self._is_decoding = asyncio.Event()
 
     async def run(self) -> dict[str, float]:
-        """Runs the work and returns its figures, in seconds and tokens per second."""
+        """Runs the workload; returns its figures, in seconds and tokens per second."""
         args = self._args
         started = time.perf_counter()
         async with self._client, asyncio.TaskGroup() as group:
@@ -108,7 +108,7 @@ class Load:
         return streams
 
     async def _complete(self, prompt_len: int, max_tokens: int, sets_event: bool = False) -> Stream:
-        """Streams a completion of a random prompt; optionally sets the event once it decodes."""
+        """Streams a completion; if `sets_event`, sets `_is_decoding` after TOKENS_BEFORE tokens."""
         token_ids = self._random.choices(range(FIRST_TOKEN_ID, LAST_TOKEN_ID), k=prompt_len)
         body = {"prompt": token_ids, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         stream = Stream(time.perf_counter())

@@ -60,13 +60,13 @@ def gguf_name(name: str, hybrid: bool = False) -> str:
 
 
 def pack_q4_0(rows: np.ndarray) -> np.ndarray:
-    """Quantizes to Q4_0: blocks of 32 weights become a float16 scale d and 16 bytes.
+    """Quantizes to Q4_0: each block of 32 weights becomes a float16 scale d and 16 bytes.
 
     weight ≈ (q − 8)·d with q in 0 … 15, and d such that the largest weight by magnitude has q = 0.
     Byte i holds weight i of the block in its low nibble and weight i + 16 in its high nibble.
 
     Args:
-        rows: ...×O×I float32, I a multiple of 32.
+        rows: ...×O×I float32 (outputs × inputs), I a multiple of 32.
 
     Returns:
         ...×O×(I/32·18), uint8.

@@ -1,7 +1,7 @@
 """Converts Qwen3.5's weights to llama.cpp's `qwen35` layout.
 
-A checkpoint groups a DeltaNet's value heads by key head. llama.cpp interleaves them: value head i
-belongs to key head i mod H_k, so the value heads are reordered.
+A Hugging Face checkpoint groups a DeltaNet's value heads by key head. llama.cpp interleaves them:
+value head i belongs to key head i mod (number of key heads), so the value heads are reordered.
 """
 
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def convert_weight(name: str, weight: np.ndarray, config: Mapping[str, Any]) -> 
 
 
 def _interleave_heads(rows: np.ndarray, width: int, config: Mapping[str, Any]) -> np.ndarray:
-    """Interleaves value heads (of `width` rows) that are grouped by key head."""
+    """Interleaves value heads (`width` rows each) that are grouped by key head."""
     num_key_heads = config["linear_num_key_heads"]
     heads = rows.reshape(num_key_heads, -1, width, *rows.shape[1:])
     return heads.swapaxes(0, 1).reshape(rows.shape)

@@ -37,7 +37,7 @@ class LoadResult:
     requests: Sequence[RequestTimes]
 
     def figures(self) -> dict[str, float]:
-        """Figures for the report."""
+        """Throughput and time to first token for the report."""
         ttft = [request.ttft for request in self.requests]
         return {
             "output_tokens_per_s": self.output_tokens / self.seconds,
@@ -47,7 +47,7 @@ class LoadResult:
 
 
 class Client:
-    """Client with a persistent connection, as in the official libraries.
+    """Client with a persistent connection, like OpenAI's client libraries.
 
     Args:
         url: the server's base URL.

@@ -7,9 +7,9 @@ Every round runs the same requests on all systems: prompts of token ids with fix
 By default clients are closed-loop, and each sends several requests. With --request-rate, requests
 arrive at random times instead (exponential gaps, identical for all systems). This is fairer to the
 server: a closed-loop client's next request reaches it during the next step, while a loop around
-`LLM` adds the request before that step. Figures are medians over the rounds. With --llama-server, a
-GGUF file with the vocabulary is written to --gguf if missing. Startup time and memory are measured
-on the demo model.
+`LLM` adds the request before that step. Figures are medians over the rounds. llama.cpp's server
+reads the file named by --gguf; if it does not exist, the model and its vocabulary are written to
+it. Startup time and memory are measured on the demo model.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from .roofline import usable_threads
 from .server_processes import llama_server, our_server
 
 DEMO = "demo"
-DEMO_VOCABULARY = 4000  # token ids that occur in text
+DEMO_VOCABULARY = 4000  # ids below this are tokens of text
 LLAMA_FIELDS = {"cache_prompt": False}
 Runs = dict[str, Callable[[Workload, int], LoadResult]]
 
@@ -136,7 +136,7 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace, runs: Runs, vocab_size: int) -> dict[str, Any]:
-    """Figures of each round, by system and number of clients."""
+    """Figures of each round, by system, then by number of clients."""
     measured: dict[str, Any] = {name: {n: [] for n in args.clients} for name in runs}
     for run in runs.values():
         run(_workload(args, 1, vocab_size, seed=0), 1)  # warm-up
@@ -245,10 +245,10 @@ def main() -> int:
     add("--min-len", type=int, default=32, help="minimum length of prompts and outputs")
     add("--max-len", type=int, default=128)
     add("--rounds", type=int, default=3)
-    add("--starts", type=int, default=3, help="timed server starts")
+    add("--starts", type=int, default=3, help="number of timed server starts")
     add("--thousands", type=int, default=2, help="thousands of requests for memory growth")
     add("--llama-server", help="path of llama.cpp's server binary")
-    add("--gguf", type=Path, help="GGUF file for llama.cpp, written if missing")
+    add("--gguf", type=Path, help="GGUF file for llama.cpp; created if it does not exist")
     try:
         print(json.dumps(run(parser.parse_args())))
     except UserError as error:

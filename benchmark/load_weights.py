@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def load(folder: Path) -> dict[str, float]:
-    """Load time, size of the weights, and growth of peak resident memory."""
+    """Load time in seconds; size of the weights and growth of peak resident memory in bytes."""
     kernels.extension()  # its import is not timed
     before = resident_bytes()
     start = time.perf_counter()
@@ -51,7 +51,7 @@ def load(folder: Path) -> dict[str, float]:
 
 
 def copy_files(folder: Path) -> dict[str, float]:
-    """Time in seconds to read the files into new memory, single-threaded."""
+    """Seconds to read the files into new memory, single-threaded, and their size in bytes."""
     files = weight_files(folder)
     start = time.perf_counter()
     copies = [read_file(file) for file in files]

@@ -24,14 +24,16 @@ from tiny_llm.models.checkpoint.dummy import random_vector
 from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes, vector_shapes
 from tiny_llm.models.families.registry import read_config
 
-# E, layers, I, H_q, H, tied embeddings, from the config.json of Qwen/Qwen3-*-MLX-4bit.
+# Hidden size, layers, intermediate size, query heads, KV heads, tied embeddings; from the
+# config.json of Qwen/Qwen3-*-MLX-4bit.
 SHAPES = {
     "qwen3-0.6b": (1024, 28, 3072, 16, 8, True),
     "qwen3-1.7b": (2048, 28, 6144, 16, 8, True),
     "qwen3-4b": (2560, 36, 9728, 32, 8, True),
     "qwen3-8b": (4096, 36, 12288, 32, 8, False),
 }
-# E, layers, I, H_q, H, H_v, from the text_config of Qwen/Qwen3.5-*; H_k is 16, embeddings are tied.
+# Hidden size, layers, intermediate size, query heads, KV heads, linear value heads; from the
+# text_config of Qwen/Qwen3.5-*. All have 16 linear key heads and tied embeddings.
 HYBRID_SHAPES = {
     "qwen3.5-0.8b": (1024, 24, 3584, 8, 2, 16),
     "qwen3.5-4b": (2560, 32, 9216, 16, 4, 32),
@@ -124,7 +126,10 @@ def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def normal_matrix(shape: tuple[int, ...]) -> mx.array:
-    """Random O×I matrix, or X×O×I for X experts; variance 1/I keeps activations near unit scale."""
+    """Random matrix, [experts ×] outputs × inputs.
+
+    A variance of 1 / inputs keeps activations near unit scale.
+    """
     return mx.random.normal(shape) * shape[-1] ** -0.5
 
 
@@ -145,11 +150,11 @@ def write_checkpoint(
         config: output of `shape_config`, or a parsed `config.json`; its quantization is replaced.
         bits: bits per weight of the matrices; None keeps `dtype`, as in an unquantized Hugging Face
             folder.
-        group_size: weights per scale and bias.
+        group_size: number of weights that share a scale and a bias.
         seed: random seed of the weights.
         dtype: dtype of unquantized weights, scales and biases.
         shard_bytes: size at which a new file is started.
-        matrix: draws an O×I matrix.
+        matrix: draws a matrix of a given shape, [experts ×] outputs × inputs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {name: value for name, value in config.items() if "quantization" not in name}
@@ -218,7 +223,7 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     """
     tokenizer = json.loads((TARGET_PATH / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
-    # Includes added tokens; otherwise the library assigns them ids after the padding.
+    # Includes added tokens; otherwise `tokenizers` assigns them ids after the padding.
     vocab.update({token["content"]: token["id"] for token in tokenizer["added_tokens"]})
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab), vocab_size)})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Attention jobs for metal_traffic: our kernels vs. MLX's, Qwen3's heads."""
+"""Attention jobs of metal_traffic: tiny-llm vs. MLX, with Qwen3's heads."""
 
 import struct
 from collections.abc import Callable
@@ -15,20 +15,26 @@ from .metal_jobs import Job, Limits, Step, mlx_library, our_step
 DECODE, TILE = "flash_attention_decode.metal", "flash_attention_tile.metal"
 
 D = 128
-HEADS = {"0.6b": (16, 8), "4b and 8b": (32, 8)}  # H_q, H
+HEADS = {"0.6b": (16, 8), "4b and 8b": (32, 8)}  # query heads, KV heads
 MLX_BLOCKS = 32  # key blocks of MLX's two-pass attention
 
 
 @dataclass(frozen=True)
 class Attention:
-    """The measured slice: one key head and its query heads, in bfloat16."""
+    """The measured slice: one KV head and its `group` query heads, in bfloat16.
+
+    Attributes:
+        group: number of query heads.
+        L: number of queries.
+        S: number of keys.
+    """
 
     group: int
     L: int
     S: int
 
     def query(self) -> np.ndarray:
-        """Queries, 1×G×L×D."""
+        """Queries, 1 × group × L × D."""
         return np.ones((1, self.group, self.L, D), ml_dtypes.bfloat16)
 
     def keys(self) -> np.ndarray:
@@ -36,7 +42,7 @@ class Attention:
         return np.ones((1, 1, self.S, D), ml_dtypes.bfloat16)
 
     def params(self) -> Any:
-        """Kernel parameters, as set by the encoder."""
+        """Kernel parameters, as set by the operation's encoder."""
         strides = [self.S * D, self.S * D, D]
         return kernels.extension().metal.FlashAttentionParams(
             B=1, H_q=self.group, H=1, L=self.L, S=self.S, D=D, scale=D**-0.5, causal=True,
@@ -87,7 +93,7 @@ def _job(
 
 
 def _inputs(job: Attention) -> list[np.ndarray]:
-    """Query, key, value, and placeholders for the absent mask and context_lens."""
+    """Query, key, value, and placeholders for `mask` and `context_lens`, which are absent."""
     return [job.query(), job.keys(), job.keys(), np.zeros(1, np.uint8), np.zeros(1, np.int32)]
 
 
@@ -96,7 +102,7 @@ def _out(job: Attention) -> np.ndarray:
 
 
 def dense_decode(job: Attention) -> Callable[[], list[Step]]:
-    """Our decode kernel, and the merge of its splits."""
+    """Launches of tiny-llm's decode kernel and of the merge of its splits."""
 
     def steps() -> list[Step]:
         metal, params, source = kernels.extension().metal, job.params(), f"flash_attention/{DECODE}"
@@ -114,7 +120,7 @@ def dense_decode(job: Attention) -> Callable[[], list[Step]]:
 
 
 def dense_tile(job: Attention) -> Callable[[], list[Step]]:
-    """Our prefill kernel."""
+    """Launch of tiny-llm's prefill kernel."""
 
     def steps() -> list[Step]:
         launch = kernels.extension().metal.flash_attention_tile_launch(job.params(), "bfloat16")

@@ -1,4 +1,4 @@
-"""Emulator jobs: launches of two kernels to compare, and their summed counts."""
+"""Emulator jobs: launches of two kernels, and their summed operation counts."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: library, kernel, arguments, threadgroups and threads."""
+    """One kernel launch: library, kernel, arguments, number of threadgroups, threads in each."""
 
     library: Library
     kernel: str
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds on our kernel's counts, relative to the other kernel's."""
+    """Upper bounds on the ratios of tiny-llm's counts to the peer kernel's."""
 
     device_bytes: float = 1.001
     threadgroup_bytes: float = 1.05
@@ -41,17 +41,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Job:
-    """Comparison of our kernel and MLX's on the same slice of the same workload.
+    """Comparison of tiny-llm's kernel and a peer's on the same slice of the same workload.
 
     Attributes:
         name: name of the workload.
         shape: dimensions of the full workload, named as in the operation's docs.
-        slice: the executed part.
+        slice: label of the executed slice.
         times: number of slices in the full workload.
-        limits: upper bounds on the ratios ours / MLX's.
-        kernel, mlx_kernel: kernel names for the table.
-        ours, mlx: functions that create the launches.
-        peer: label of the other kernel: "MLX", or "dense" where MLX has no equivalent kernel.
+        limits: upper bounds on the ratios tiny-llm / peer.
+        kernel, mlx_kernel: names of tiny-llm's and the peer's kernel for the table.
+        ours, mlx: functions that create tiny-llm's and the peer's launches.
+        peer: label of the peer: MLX, or "dense" where MLX lacks the kernel.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Totals:
-    """Summed counts of one side's launches. Bytes are reads plus writes."""
+    """Operation counts, summed over the launches of one kernel. Bytes are reads plus writes."""
 
     device_bytes: int
     unique_device_bytes: int
@@ -122,8 +122,8 @@ def mlx_library(name: str, **constants: int) -> Library:
     """Compiles the MLX kernels instantiated in benchmark/metal/mlx_<name>.metal.
 
     Args:
-        name: see above.
-        constants: function constants: `c200=1` sets number 200.
+        name: name of the file, without `mlx_` and the suffix.
+        constants: Metal function constants; `c200=1` sets the one with index 200.
     """
     values: dict[int | str, object] = {int(key[1:]): value for key, value in constants.items()}
     source = HERE / "metal" / f"mlx_{name}.metal"

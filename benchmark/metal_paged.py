@@ -1,7 +1,7 @@
-"""Paged attention jobs for metal_traffic, compared with our dense kernels.
+"""Paged attention jobs of metal_traffic, compared with dense kernels.
 
-MLX has no paged attention kernel. Both sides read the same keys and values, so the difference is
-the cost of the block table.
+MLX has no paged attention kernel, so the peers are tiny-llm's dense kernels. Both read the same
+keys and values, so the difference is the cost of the block table.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from .metal_jobs import Job, Limits, Step, our_step
 
 SOURCE_PREFIX = "paged_attention/paged_attention"
 PAGED_LIMITS = Limits(device_bytes=1.05, instructions=1.15)  # cost of the block table
-PAGE_SIZES = (128, 32, 16)  # Week 3's, the engine's, and a small one
+PAGE_SIZES = (128, 32, 16)  # tokens: Week 3's default, the engine's, and a smaller one
 
 
 def paged_jobs() -> list[Job]:
@@ -48,7 +48,7 @@ def _job(name: str, job: Attention, H: int, page_size: int, variant: str) -> Job
 
 
 def _params(job: Attention, page_size: int) -> Any:
-    """Kernel parameters, as set by the encoder."""
+    """Kernel parameters, as set by the operation's encoder."""
     P, strides = job.S // page_size, [job.group * job.L * D, job.L * D, D]
     return kernels.extension().metal.PagedAttentionParams(
         H_q=job.group, H=1, D=D, B=1, max_pages=P, P=P, page_size=page_size, T=job.L, L=job.L,

@@ -1,4 +1,4 @@
-"""Matmul jobs for metal_traffic: our kernels vs. MLX's, in Qwen3's shapes."""
+"""Matmul jobs of metal_traffic: tiny-llm vs. MLX, in Qwen3's shapes."""
 
 import re
 import struct
@@ -13,19 +13,19 @@ from tiny_llm import kernels
 
 from .metal_jobs import Job, Limits, Size, Step, mlx_library, our_step
 
-# O×I of the matrices: query, output, gate and up, down, LM head.
+# (outputs, inputs) of the matrices: query, attention output, gate and up, down, LM head.
 SHAPES = {
     "0.6b": [(2048, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (151936, 1024)],
     "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],
     "8b": [(4096, 4096), (4096, 4096), (12288, 4096), (4096, 12288), (151936, 4096)],
 }
-# Arguments of MLX's kernels without batch dimensions: number of dimensions, shape, strides.
+# Arguments of MLX's kernels without batch dimensions: their number, shape and strides.
 NO_BATCH: list[Any] = [0, np.zeros(1, np.int32), np.zeros(1, np.int64)]
 
 
 @dataclass(frozen=True)
 class Product:
-    """M×O = M×I · (O×I)ᵀ in bfloat16, and its measured m×o slice."""
+    """Matmul of M×I activations and an O×I weight in bfloat16, and its measured m×o slice."""
 
     M: int
     O: int
@@ -35,7 +35,7 @@ class Product:
 
     @property
     def m(self) -> int:
-        """Rows of the slice: at most one tile."""
+        """Rows of the slice: at most those of one tile."""
         return min(self.M, 64)
 
     @property
@@ -45,7 +45,7 @@ class Product:
 
     @property
     def times(self) -> int:
-        """Number of slices in the full product."""
+        """Number of slices in the full matmul."""
         return self.M // self.m * (self.O // self.o)
 
     def x(self) -> np.ndarray:
@@ -106,14 +106,14 @@ def _job(
 
 
 def _variant(kernel: str) -> str:
-    """Variant of the kernel selected for the full product, parsed from its name."""
+    """Kernel variant, parsed from a kernel's name."""
     match = re.search(r"matmul_(readable|matvec|tile64|tile32_split_k|tile32)", kernel)
     assert match, kernel
     return match[1]
 
 
 def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Product) -> list[Step]:
-    """Launch of a product and, with split-K, of the sum of its parts."""
+    """Launch of a matmul and, if it is split along I, of the sum over the splits."""
     parts = launch.groups[2]
     if parts == 1:
         return [our_step(source, launch, [*inputs, product.out()])]

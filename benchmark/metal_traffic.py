@@ -1,4 +1,4 @@
-"""Counts memory traffic and operations of our Metal kernels and MLX's.
+"""Counts memory traffic and operations of tiny-llm's and MLX's Metal kernels.
 
     python -m benchmark.metal_traffic [--only "matvec"]
 
@@ -8,9 +8,9 @@ slice of the job: a few threadgroups with their full inner loops. The table show
 counts; threadgroups do identical work, so the full job's counts are `times` as large. "Device"
 counts the bytes requested by the threads, "unique" counts each byte once; caches can serve the
 difference. "Instructions" are integer operations plus memory accesses. The last three columns are
-ratios ours / MLX's: device bytes, threadgroup bytes, instructions; "!" marks a ratio above the
-project's limit (Limits in metal_jobs.py). MLX has no paged attention; ours is compared with our
-dense kernel.
+ratios tiny-llm / MLX: device bytes, threadgroup bytes, instructions; "!" marks a ratio above the
+project's limit (Limits in metal_jobs.py). MLX has no paged attention, so paged attention is
+compared with tiny-llm's dense kernel.
 """
 
 import argparse
@@ -44,7 +44,7 @@ RATIOS = {"device_bytes": "device", "threadgroup_bytes": "threadgroup", "instruc
 
 
 def _ratio(ours: int, mlx: int) -> float:
-    """Ratio; 1 if both sides are zero."""
+    """Ratio of two counts; 1 if both are zero."""
     return ours / mlx if mlx else 1.0 if ours == 0 else math.inf
 
 
@@ -72,7 +72,7 @@ def compare(job: Job) -> dict[str, Any]:
 
 
 def show(row: dict[str, Any]) -> None:
-    """Prints the two lines of a row."""
+    """Prints the two table lines of a job: tiny-llm's kernel with the ratios, then its peer."""
     for side, kernel in (("ours", row["kernel"]), ("mlx", row["mlx_kernel"])):
         ours = side == "ours"
         cells = [row["job"], row["shape"], row["slice"], f"{row['times']:,}"] if ours else [""] * 4

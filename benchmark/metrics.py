@@ -91,7 +91,7 @@ def throughput(
         times: its measured times.
         costs: the model's costs.
         machine: the machine's limits around the measurement; None leaves the share empty.
-        limits: instruction set of the kernels; records a share above 100 %.
+        limits: knows the kernels' instruction set and records shares above 100 %.
     """
     row: dict[str, Any] = {
         "tokens_per_s": metric.tokens_per_second(times.median),

@@ -1,4 +1,4 @@
-"""Cost of a model's steps from its config.json: bytes read and operations.
+"""Cost of a model's steps from its config.json: bytes moved and operations.
 
 These are lower bounds for any implementation: each weight matrix and each sequence's cached keys
 and values are read once per step, and recurrent states are read and written. Activations and
@@ -30,7 +30,7 @@ class ModelCosts:
     """A model's dimensions and the costs derived from them.
 
     Attributes:
-        args: the dimensions.
+        args: the model's configuration.
         weight_bits: bits per stored weight, including scales and biases.
         kv_item_bytes: bytes per cached key or value element.
     """
@@ -41,7 +41,7 @@ class ModelCosts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelCosts":
-        """From a parsed `config.json`, quantized or not.
+        """Creates the costs from a parsed `config.json`, quantized or not.
 
         Raises:
             ValueError: a field is missing or invalid.
@@ -54,10 +54,10 @@ class ModelCosts:
 
     @classmethod
     def from_model(cls, args: Any, model: Any) -> "ModelCosts":
-        """From a loaded model, with its weight format.
+        """Creates the costs of a loaded model, with its weight format in memory.
 
         Args:
-            args: its configuration, as read by `mlx_lm` or `load_weights`.
+            args: the model's configuration, as read by `mlx_lm` or `load_weights`.
             model: Week 3's model or a `Decoder`.
         """
         args = config_of(args)
@@ -67,7 +67,7 @@ class ModelCosts:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelCosts":
-        """From a checkpoint's folder."""
+        """Creates the costs from the `config.json` of a checkpoint folder."""
         return cls.from_config(json.loads((folder / "config.json").read_text()))
 
     @cached_property
@@ -91,7 +91,7 @@ class ModelCosts:
         return self.layers_weights + self.head_weights
 
     def weight_bytes(self, weight_bits: float | None = None) -> float:
-        """Bytes of weights read per step; `weight_bits` replaces the checkpoint's."""
+        """Bytes of weights read per step; `weight_bits` overrides the bits per weight."""
         return self.step_weights * (weight_bits or self.weight_bits) / 8
 
     @property
@@ -140,7 +140,7 @@ class ModelCosts:
         return tokens * (self._attention_flops((tokens + 1) / 2) + self._delta_rule_flops)
 
     def bytes_per_token(self, context: int, batch: int = 1) -> float:
-        """Bytes read to decode a token: its share of the weights, and its KV cache.
+        """Bytes moved to decode a token: its share of the weights, its KV cache and state.
 
         Args:
             context: number of preceding tokens.
@@ -149,7 +149,7 @@ class ModelCosts:
         return self.decode_bytes(batch, context) / batch
 
     def flops_per_token(self, context: int) -> float:
-        """Operations of decoding a token after `context` others; a multiply-add counts as two."""
+        """Operations to decode a token after `context` others; a multiply-add counts as two."""
         return self.decode_flops(1, context)
 
     def _attention_flops(self, context: float) -> float:

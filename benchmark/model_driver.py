@@ -50,8 +50,8 @@ class CachedModel:
     """Benchmark interface of a Week 2 or 3 model.
 
     Args:
-        model: the week's model.
-        args: its configuration.
+        model: model of Week 2 or 3.
+        args: configuration of the model.
     """
 
     def __init__(self, model: Any, args: Any):
@@ -69,7 +69,7 @@ class CachedModel:
     def sequences(self, batch: int, context: int, max_new_tokens: int) -> Sequences:
         """Creates sequences with `context` random tokens and capacity for new ones.
 
-        A single sequence uses a request's caches; several share a batch's.
+        A single sequence uses single-request caches; several share batched caches.
         """
         layers = self.model.num_hidden_layers
         requests = [self._random_caches(context) for _ in range(batch)]
@@ -146,11 +146,11 @@ def run_benchmark(
 
     Args:
         name: name of the benchmark, for errors.
-        parser: the benchmark's options; the model's are added.
+        parser: parser with the benchmark's options; the model's options are added.
         measure: measures and prints the rows; returns them for the JSON.
 
     Returns:
-        The exit status: 1 if a share of the roofline exceeds 100 %, 2 for a user error.
+        The exit status: 0, 1 if a share of the roofline exceeds 100 %, 2 for a user error.
     """
     add = parser.add_argument
     add("--model", default="demo", help="model name or folder (default: demo)")

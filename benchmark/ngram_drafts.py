@@ -3,13 +3,13 @@
     python -m benchmark.ngram_drafts --model FOLDER [--batch-size N] [--repository FOLDER]
 
 A prompt is "here is a file, apply this change": the file before a commit, and the commit's message.
-Its answer is the file after the commit, a window around the first change. Two other kinds bound the
-gain: answers that quote the prompt's file, and new files, which the prompt lacks. Weights may be
-random, so answers are forced: each step samples as usual, and the answer's tokens replace the
-samples. Text is split as by GPT-style tokenizers, one id per word.
+The expected answer is a window of the file after the commit, around the first change. Two other
+kinds bound the gain: answers that quote the prompt's file, and new files, which the prompt lacks.
+Weights may be random, so answers are forced: each step samples as usual, then the expected tokens
+replace the samples. Text is split as by GPT-style tokenizers, one id per word.
 
-Both sides run the same requests on one engine, alternately, after an uncounted round. Prompts are
-in the prefix cache, and the time starts once all requests have their first token.
+The same requests run on one engine alternately with and without drafts, after an uncounted round.
+Prompts are in the prefix cache, and the time starts once all requests have their first token.
 """
 
 import argparse
@@ -38,10 +38,10 @@ from tiny_llm.engine.factory import make_proposer
 from tiny_llm.engine.scheduling.outputs import Logprobs
 from tiny_llm.models import find_model
 
-TARGETS = {"quote": 1.8, "edit": None, "new file": 0.97}  # smallest ratio per kind of answer
-LABELS = ("kind", "cases")  # columns that are not figures
+TARGETS = {"quote": 1.8, "edit": None, "new file": 0.97}  # target speedup by kind of answer
+LABELS = ("kind", "cases")  # keys of a row that are not numbers
 SUFFIXES = (".py", ".md", ".cpp", ".h")
-COMMITS = 1000  # searched for edits
+COMMITS = 1000  # number of commits searched for edits
 MAX_MESSAGE_TOKENS = 200
 WORDS = re.compile(r" ?[^\W\d_]+| ?\d| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 
@@ -122,11 +122,11 @@ def edit_cases(
 
     Args:
         repository: a git checkout.
-        revision: its newest commit to use.
+        revision: newest commit to use.
         count: cases per kind.
-        max_prompt: longest file in a prompt, in tokens.
-        max_tokens: longest answer.
-        vocab_size: the model's.
+        max_prompt: maximum length of the file in a prompt, in tokens.
+        max_tokens: length of the answers, in tokens.
+        vocab_size: the model's vocabulary size.
 
     Raises:
         UserError: the history is unreadable or has too few edits of this size.
@@ -164,7 +164,7 @@ def edit_cases(
 
 
 def window(tokens: list[int], center: int, size: int) -> list[int]:
-    """`size` of at least as many tokens, around a position if possible."""
+    """Slice of `size` tokens, centered on a position unless an end of the list is too near."""
     start = min(max(0, center - size // 2), len(tokens) - size)
     return tokens[start : start + size]
 
@@ -176,7 +176,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class ForcedOutput(SamplerOutput):
-    """Sampler output whose tokens are those of the answers."""
+    """Sampler output that returns the tokens of the expected answers."""
 
     answers: dict[str, list[int]]  # by request id
 
@@ -185,7 +185,7 @@ class ForcedOutput(SamplerOutput):
         self._rows = rows
 
     def read(self) -> tuple[list[int], list[int], dict[int, Logprobs]]:
-        """Waits for the samples, and returns the answers' tokens instead."""
+        """Waits for the samples, and replaces them with the expected answers' tokens."""
         sampled, nan_rows, logprobs = super().read()
         answers = [self.answers[row.request.request_id] for row in self._rows]
         tokens = [
@@ -197,13 +197,13 @@ class ForcedOutput(SamplerOutput):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of one or several requests, from their first tokens on.
+    """Measurement of concurrent requests, starting when each has its first token.
 
     Attributes:
         seconds: time until all are finished.
         tokens: tokens generated in that time.
-        steps: decoding steps of the requests.
-        drafted, accepted: draft tokens.
+        steps: decoding steps, summed over the requests.
+        drafted, accepted: numbers of proposed and of accepted draft tokens.
     """
 
     seconds: float
@@ -294,7 +294,7 @@ def report(kind: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all cases, one per kind at a time, and prints the table."""
+    """Measures all cases, alternating between the kinds, and prints the table."""
     mx.set_default_device(mx.cpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
     mlx_model, _ = load_weights(args.model)
@@ -318,7 +318,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 print(f"{rows[-1]['ratio']:.2f}  {batch[0].kind}  {batch[0].name}", file=sys.stderr)
     print(
         "| answer | tokens/step | drafts/token | accepted | tokens/s without | with | "
-        "ratio, median | lowest | ratio of best | asked |"
+        "ratio, median | lowest | ratio of best | target |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for kind in TARGETS:
@@ -337,13 +337,13 @@ def main() -> int:
         "--repository",
         type=Path,
         default=Path(__file__).parent.parent,
-        help="git checkout with the edits (default: this one)",
+        help="git checkout with the edits (default: tiny-llm's own)",
     )
     add("--revision", default="HEAD", help="newest commit to use; fixes the cases")
-    add("--prompts", type=int, default=6, help="measurements per kind of answer")
+    add("--prompts", type=int, default=6, help="number of measurements per kind of answer")
     add("--batch-size", type=int, default=1, help="concurrent requests")
     add("--max-prompt", type=int, default=2048, help="longest file in a prompt, in tokens")
-    add("--max-tokens", type=int, default=256, help="length of the answers")
+    add("--max-tokens", type=int, default=256, help="length of the answers, in tokens")
     add("--rounds", type=int, default=3)
     try:
         print(json.dumps(run(parser.parse_args())))

@@ -16,7 +16,7 @@ from tiny_llm import kernels, quantized_matmul
 from tiny_llm.kernels.prepack import prepack_weight
 
 E, I, V = 1024, 3072, 151_936
-# Mixture of experts, as in Qwen3-30B-A3B: EXPERTS matrices of O×I, K per token.
+# Mixture of experts, as in Qwen3-30B-A3B: EXPERTS matrices of EXPERT_O × EXPERT_I, K per token.
 EXPERTS, EXPERT_O, EXPERT_I, K = 128, 768, 2048, 8
 H_q, H, D = 16, 8, 128
 GROUP_SIZE, BITS = 128, 4
@@ -24,7 +24,8 @@ PAGE_SIZE = 128  # tokens
 EPS = 1e-6
 ops: Any = kernels
 
-# Size of the arrays that a case cycles through: larger than most caches, as a model's weights are.
+# Total size of the matrices that a case cycles through: like a model's weights, larger than most
+# CPU caches.
 POOL_BYTES = 64_000_000
 
 
@@ -37,9 +38,9 @@ class Case:
         shape: label of the shape.
         n_bytes: minimum number of bytes read and written.
         flops: floating-point operations.
-        inputs: arguments of the functions, one tuple per call.
-        ours: our kernel.
-        mlx: MLX's operations; None if they take too long.
+        inputs: arguments of `ours` and `mlx`, one tuple per call.
+        ours: calls the extension's kernel.
+        mlx: calls MLX's operations; None if they take too long.
         mlx_is_slow: whether to time `mlx` only once, on the first input.
     """
 
@@ -54,7 +55,7 @@ class Case:
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding, batches and prefill; MLX's kernel, slow here, only with one row."""
+    """Decoding, batches and prefill; MLX, which is slow on the CPU, only with one row."""
     for O, I_ in ((I, E), (E, I), (V, E)):
         weights = quantized_pool(O, I_)
         for M in (1, 4, 16, 64, 512):
@@ -74,10 +75,10 @@ def quantized_matmul_cases() -> Iterator[Case]:
 
 
 def grouped_quantized_matmul_cases() -> Iterator[Case]:
-    """Gate or up projection of all experts, prepacked for the CPU kernels; random routing."""
-    words = mx.random.randint(0, 2**31 - 1, (EXPERTS, EXPERT_O, EXPERT_I * BITS // 32))
+    """Gate or up projection with random routing; weights are prepacked for the CPU kernels."""
+    packed = mx.random.randint(0, 2**31 - 1, (EXPERTS, EXPERT_O, EXPERT_I * BITS // 32))
     scales = random(EXPERTS, EXPERT_O, EXPERT_I // GROUP_SIZE)
-    by_row = (words.astype(mx.uint32), scales, scales)
+    by_row = (packed.astype(mx.uint32), scales, scales)
     weights = tuple(prepacked_stack(x) for x in by_row)
     for M in (1, 4, 16, 512):
         order = mx.argsort(mx.random.uniform(shape=(8, M, EXPERTS)), axis=-1)[..., :K]
@@ -357,7 +358,7 @@ def random(*shape: int) -> mx.array:
 
 
 def quantized_pool(O: int, I_: int) -> list[tuple[mx.array, mx.array, mx.array]]:
-    """At least `POOL_BYTES` of quantized matrices: (weight, scales, biases)."""
+    """(weight, scales, biases) of O×I matrices, at least `POOL_BYTES` in total."""
     count = max(2, POOL_BYTES // (O * I_ // 2))
     pool = [
         mx.quantize(mx.full((O, I_), 0.01 * i, mx.bfloat16), group_size=GROUP_SIZE, bits=BITS)

@@ -5,8 +5,8 @@
 Decoding (few rows) is memory-bound: each 4.25-bit weight is read once regardless of the number of
 rows, so GB/s matters. Prefill (many rows) is compute-bound, so GFLOP/s matters. The last column is
 the share of the roofline reached by the median; the limits are measured in the same run.
-Element-wise operations are bound by neither: their inputs are still in cache, and launch overhead
-exceeds the arithmetic.
+Element-wise operations are bound by neither memory nor arithmetic: their inputs are still in cache,
+and launch overhead exceeds the arithmetic.
 """
 
 import argparse
@@ -31,12 +31,12 @@ BRIEF_CALLS = 32  # calls per measurement of a microsecond-scale operation
 
 
 def available() -> list[str]:
-    """Names of the operations that the extension has."""
+    """Names of the operations that the extension implements."""
     return [name for name in CASES if hasattr(kernels, name)]
 
 
 def time_case(case: Case) -> dict[str, Any]:
-    """Measures our median and minimum, and MLX's median."""
+    """Measures the extension's median and minimum time, and MLX's median."""
     inputs = case.inputs if len(case.inputs) > 1 else case.inputs * _brief_calls(case)
     times = measure(lambda: mx.eval([case.ours(*given) for given in inputs]), REPEATS)
     row: dict[str, Any] = {
@@ -60,7 +60,7 @@ def time_case(case: Case) -> dict[str, Any]:
 
 
 def _brief_calls(case: Case) -> int:
-    """Calls per measurement: several for operations near the clock's resolution."""
+    """Calls per measurement: several if a call is near the clock's resolution."""
     return BRIEF_CALLS if case.flops < 1e7 else 1
 
 

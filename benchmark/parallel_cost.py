@@ -10,8 +10,8 @@ explains why). A step takes
     max(bytes / bandwidth, operations / peak) / N + collectives(N)
 
 The first term is a lower bound from `benchmark.model_costs` and a machine's limits; no program
-reaches it. The second is `collectives` below; `all_reduce` measures it on a real link. The model
-assumes no overlap: a layer needs the sum before it can continue.
+reaches it. The second term is `collectives` below; `benchmark.all_reduce` measures an all-reduce on
+a real link. The cost model assumes no overlap: a layer needs the sum before it can continue.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Link:
     Attributes:
         latency: seconds until a message's first byte arrives, software overhead included.
         bandwidth: bytes per second in each direction.
-        source: origin of the figures, and which of them are nominal.
+        source: origin of both figures; says which of them are nominal.
     """
 
     latency: float
@@ -106,7 +106,7 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: reading and computing, and collectives."""
+    """Seconds per step: `compute` (reading and arithmetic) and `collectives`."""
 
     compute: float
     collectives: float
@@ -174,7 +174,7 @@ def decode_step(
 def prefill_step(
     costs: ModelCosts, machine: Limits, link: Link, ranks: int, tokens: int
 ) -> StepTime:
-    """Time of a prefill of `tokens` in one step, with logits of the last.
+    """Time of a prefill of `tokens` tokens in one step, with logits of the last token.
 
     Raises:
         ValueError: the attention heads are not divisible by the number of ranks.
@@ -199,7 +199,7 @@ def _check_ranks(costs: ModelCosts, ranks: int) -> None:
 
 
 def model_config(name: str, bits: int, group_size: int) -> dict[str, Any]:
-    """`config.json` of a known model, quantized unless `bits` is 16.
+    """`config.json` of a model listed in `SHAPES`, or Llama 3 70B; quantized unless `bits` is 16.
 
     Raises:
         ValueError: the name is unknown.

@@ -52,7 +52,7 @@ GROUP_SIZE, BITS = 128, 4
 Q4_0_BITS = 4.5
 # Systems that take seconds per token are measured in the first round only.
 ONCE = {"mlx-lm"}
-# Systems whose exporters quantize unquantized folders.
+# Systems with exporters, which quantize an unquantized checkpoint themselves.
 EXPORTED = {"openvino", "onnxruntime"}
 
 
@@ -71,7 +71,7 @@ class Checkpoints:
         work.mkdir(parents=True, exist_ok=True)
 
     def mlx(self) -> Path:
-        """4 bits in groups of 128, as in the hub's MLX checkpoints."""
+        """Folder with 4-bit weights in groups of 128, as in the Hub's MLX checkpoints."""
         return self._folder(f"{self._shape}-{BITS}bit-g{GROUP_SIZE}", BITS)
 
     def bfloat16(self) -> Path:
@@ -79,14 +79,14 @@ class Checkpoints:
         return self._folder(f"{self._shape}-bf16", None)
 
     def gguf(self) -> Path:
-        """The 4-bit weights, dequantized and quantized to Q4_0."""
+        """GGUF file with the 4-bit weights, dequantized and requantized to Q4_0."""
         file = self._work / f"{self._shape}-Q4_0.gguf"
         if not file.exists():
             write_gguf(self.mlx(), file, "q4_0")
         return file
 
     def exported(self, system: str, python: str, exact: bool) -> Path:
-        """The unquantized weights, exported by a system to 4 bits in groups of 128.
+        """Folder with the unquantized checkpoint, exported by a system to 4 bits in groups of 128.
 
         Args:
             system: "openvino" or "onnxruntime".
@@ -147,7 +147,7 @@ class WorkerPool:
         return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
 
     def _python(self, system: str) -> str:
-        """Interpreter that has the system installed."""
+        """Python interpreter in which the system is installed."""
         options = {
             "transformers": self._args.torch_python,
             "llama.cpp": self._args.llama_python,

@@ -1,4 +1,4 @@
-"""Bar chart of the comparison, with the machine's limits."""
+"""Bar chart of the systems' throughput, with the machine's limits."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def write_plot(results: Results, file: Path) -> None:
     for axis in axes[0]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    labels = sorted(handles, key=lambda label: label not in COLORS)  # systems first
+    labels = sorted(handles, key=lambda label: label not in COLORS)  # systems before limits
     figure.legend(
         [handles[label] for label in labels],
         labels,

@@ -1,4 +1,4 @@
-"""Results of a comparison: seconds by system and metric, and derived figures."""
+"""Results of `peers`: seconds by system and metric, and derived figures."""
 
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -19,8 +19,8 @@ class Results:
     """Measurements of one run, collected incrementally.
 
     Attributes:
-        shape: shape of the model.
-        costs: costs of its checkpoint's steps.
+        shape: name of the model's shape.
+        costs: costs of a step with the checkpoint.
         systems: systems in the order of the tables.
         metrics: metrics in the order of the tables.
         isa: instruction set of tiny-llm's kernels; see `Machine.kernel_peaks`.
@@ -41,7 +41,7 @@ class Results:
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def describe(self, system: str, ready: Ready) -> None:
-        """Stores a worker's description."""
+        """Stores the version and settings that a worker reported."""
         self.ready[system] = ready
 
     def add(self, system: str, metric: Metric, reply: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Results:
         return self.missing.get((system, metric.name))
 
     def latest(self, system: str, metric: Metric) -> str:
-        """Last measurement as text."""
+        """A system's last measurement of a metric, for progress output."""
         reason = self.reason(system, metric)
         if reason is not None:
             return f"{metric.label}: {reason}"
@@ -101,12 +101,12 @@ class Results:
         return theirs.median / ours.median if ours and theirs else None
 
     def share(self, system: str, metric: Metric, own_weights: bool = False) -> float | None:
-        """Fraction of the machine's limit that was reached; None if unknown.
+        """Fraction of the machine's limit that a system reached; None if unknown.
 
         Args:
             system: name of the system.
             metric: metric of the limit.
-            own_weights: whether the limit is for the system's weight format; otherwise for the
+            own_weights: whether the limit assumes the system's weight format, or else the
                 checkpoint's, which is the same for all systems.
         """
         throughput, machine = self.throughput(system, metric), self.machine
@@ -119,7 +119,7 @@ class Results:
         """Median fraction of the limits measured around each round.
 
         The higher of the limits before and after the round counts. If memory bandwidth varies, this
-        compares a system with the bandwidth at the time; `share` uses the best of all rounds.
+        compares a system with the bandwidth during its round; `share` uses the best of all rounds.
         """
         seconds = self.seconds.get((system, metric.name))
         if not seconds or not self.machines:
@@ -133,7 +133,7 @@ class Results:
         )
 
     def _peaks(self, system: str, machine: Machine) -> Peaks:
-        """Peaks of a system's instructions; other systems may use any."""
+        """Peaks of the instructions that a system uses; systems other than tiny-llm may use any."""
         return machine.kernel_peaks(self.isa) if system == OURS else machine.highest_peaks
 
     def above_limits(self) -> list[str]:

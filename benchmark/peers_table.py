@@ -1,4 +1,4 @@
-"""The comparison as a Markdown table."""
+"""Report of `peers` as Markdown tables."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -135,14 +135,14 @@ constexpr int kVectorBytes = 32;
 #else
 constexpr int kVectorBytes = 16;
 #endif
-// Zen 5 issues two bfloat16 dot products per cycle with a latency of six cycles. Twelve sums would
-// suffice without any other stalls, but reach only 93 % of the peak.
+// Zen 5 issues two bfloat16 dot products per cycle with a latency of six cycles. Twelve sums should
+// suffice, but reach only 93 % of the peak because of other stalls.
 #if defined(__AVX512F__)
-constexpr int kSums = 24;  // of 32 registers
+constexpr int kSums = 24;  // of 32 vector registers
 #elif defined(__aarch64__)
-constexpr int kSums = 16;  // of 32
+constexpr int kSums = 16;  // of 32 vector registers
 #else
-constexpr int kSums = 12;  // of 16; two more hold constants
+constexpr int kSums = 12;  // of 16 vector registers; two more hold constants
 #endif
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
@@ -226,9 +226,9 @@ double integer_dot(int lanes, const Multiply& multiply) {
 }
 #endif
 
-// 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable. The sum is a
-// factor where an instruction does not accumulate: a product of constants would be hoisted out of
-// the loop.
+// 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable. Instructions
+// that do not accumulate multiply by the sum: the compiler would hoist a product of constants out
+// of the loop.
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
 double int16_dot(int) {
     return integer_dot(16, [](__m256i sum, __m256i a) {
@@ -279,7 +279,7 @@ double int8_dot(int) {
 }
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 double int8_dot(int) {
-    return integer_dot(32, [](int32x4_t sum, int16x8_t a) {  // 2×8 times 8×2
+    return integer_dot(32, [](int32x4_t sum, int16x8_t a) {  // (2×8) · (8×2)
         return vmmlaq_s32(sum, vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(a));
     });
 }

@@ -5,8 +5,8 @@
 
 The weights are random, in a real model's shapes; a folder only needs a `config.json`. All formats
 are loaded at once, and every round measures each format. The bandwidth is measured before and after
-each round, and the highest counts. The share counts the bytes that a step reads from memory, which
-for some formats exceed the bytes in the file; the last column counts the file's bytes.
+each round, and the highest value is used. The share of bandwidth counts the bytes that a step reads
+from memory, which for some formats exceed those in the file; the last column counts the file's.
 """
 
 import argparse
@@ -70,7 +70,7 @@ class Decoding:
         self.load_seconds = time.perf_counter() - start
         self.costs = ModelCosts.from_model(weights.args, self.model)
         self.file_bits = ModelCosts.from_config(self.config).weight_bits
-        num_pages = self.context // PAGE_SIZE + 32  # pages are allocated on first write
+        num_pages = self.context // PAGE_SIZE + 32  # room to decode; allocated on first write
         self._paged = PagedModel(self.model, num_pages)
         self._page_ids = array("i", range(num_pages))
         self._length = 0
@@ -112,7 +112,7 @@ def decode_all(decodings: list[Decoding], steps: int) -> None:
 
 
 def run(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
-    """Measures all formats, interleaved."""
+    """Measures all formats, interleaved, and prints the table."""
     if args.model is None:
         config = qwen3_config(*SHAPES[args.shape])
     else:

@@ -1,7 +1,7 @@
 """Cases of `benchmark.ops`: Gated DeltaNet at Qwen3.5-0.8B's shapes.
 
-A decoding step reads and writes a 1 MB state per layer and sequence. Each call uses different
-slots, so the states come from memory, as in a model with many layers.
+A decoding step reads and writes a 1 MB state per layer and sequence. Successive calls use different
+state slots, so the states come from memory rather than a cache, as in a model with many layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,11 +15,11 @@ from .op_cases import EPS, POOL_BYTES, Case, ops, random
 H, D, K = 16, 128, 4  # number of key or value heads, head size, convolution width
 C = 3 * H * D
 SHAPES = ((1, 1), (16, 1), (1, 512))  # sequences, tokens per sequence
-STATE = 4 * H * D * D  # bytes
+STATE = 4 * H * D * D  # bytes of a float32 state
 
 
 def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    """Gives a function the only reference to the states, to update in place."""
+    """Passes a function the only reference to the states, so that it can update them in place."""
     kept = [state]
 
     def call(*arguments: mx.array) -> mx.array:
@@ -31,7 +31,7 @@ def in_place(state: mx.array, function: Callable[..., tuple[mx.array, mx.array]]
 
 
 def slots_of(B: int, L: int, slots: int) -> list[tuple[mx.array, ...]]:
-    """(cu_seqlens, read_slots, write_slots) of calls that cover all slots."""
+    """(cu_seqlens, read_slots, write_slots) of calls that together use all slots."""
     calls = []
     for first in range(0, slots, B):
         chosen = np.arange(first, first + B, dtype=np.int32)

@@ -31,12 +31,12 @@ PROBE = Path(__file__).with_name("probe.cpp")
 # Some servers have caches of hundreds of megabytes. A limit must also hold for models that fit in
 # cache, so the higher bandwidth counts.
 READ_BYTES = (5 << 26, 1 << 30)
-SECONDS = 0.4  # per measured quantity
+SECONDS = 0.4  # duration of each measurement
 
 NATIVE = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
 NO_AMX = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
-# Compiler flags by instruction set. A forced set is this machine's without the sets above it; the
-# AVX2 kernels also use AVX-VNNI.
+# Compiler flags by value of TINY_LLM_CPU_ISA: this machine's instructions without those of newer
+# sets. "avx2" keeps AVX-VNNI, which the AVX2 kernels use.
 ISA_FLAGS = {
     "native": NATIVE,
     "avx2": [*NATIVE, "-mno-avx512f", *NO_AMX],
@@ -95,7 +95,7 @@ class Machine:
 
         Args:
             isa: instruction set of the kernels; "native" if unknown.
-            quantized: whether the weights are.
+            quantized: whether the weights are quantized.
 
         Returns:
             The peaks; the highest where the instruction is unknown or was not measured.
@@ -118,7 +118,7 @@ class Machine:
 
         Args:
             n_bytes: bytes read.
-            flops: operations of the products with weights.
+            flops: operations of matmuls with weights.
             mixing: operations of attention and the delta rule.
             peaks: peaks of the instructions in use; default: `peak_gflop_per_s` for all.
         """
@@ -150,8 +150,8 @@ class Peaks:
     """Arithmetic peaks of a system's instructions, 10⁹ operations per second.
 
     Attributes:
-        products: products of activations with weights.
-        attention: scores and weighted values.
+        products: matmuls of activations with weights.
+        attention: attention scores and weighted sums of values.
     """
 
     products: float
@@ -169,7 +169,7 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
     """Compiles the probe into `folder`; returns a function that runs it.
 
     Args:
-        folder: folder of the binary; must exist as long as the function is used.
+        folder: output folder of the binary; must exist as long as the returned function is used.
         isa: a key of `ISA_FLAGS`.
 
     Raises:
@@ -297,7 +297,7 @@ def isa_of_kernels() -> str:
 
 
 def best(machines: list[Machine]) -> Machine | None:
-    """Highest value of each quantity, since a limit is the best case."""
+    """Highest value of each measured limit over several measurements; None if there are none."""
     if not machines:
         return None
     fields = [asdict(machine) for machine in machines]

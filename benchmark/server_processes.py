@@ -68,7 +68,7 @@ class ServerProcess:
         return int(result.stdout) * 1024
 
     def pause(self) -> None:
-        """Pauses the server until `running`."""
+        """Pauses the server until `running` resumes it."""
         self._process.send_signal(signal.SIGSTOP)
 
     @contextlib.contextmanager

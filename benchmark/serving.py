@@ -6,7 +6,7 @@
 Measures throughput, inter-token gaps, prefix cache hits, scheduling overhead and draft tokens. All
 requests arrive at once, with fixed output lengths. Every round runs the same requests on all
 systems; the figures are those of the median round. The engine runs twice: with the other systems'
-batch size, and with as many requests as fit into the same memory, which is the purpose of paging.
+batch size, and with as many requests as fit into the same memory, where paging should pay off.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class LlamaServer:
         self._worker = WorkerProcess(python, "llama_cpp_worker", arguments)
 
     def serve(self, workload: Workload, num_slots: int) -> dict[str, Any]:
-        """Runs the workload with a number of slots; returns its throughput."""
+        """Runs the workload with `num_slots` concurrent requests; returns its throughput."""
         reply = self._worker.ask(
             {
                 "kind": "serve",

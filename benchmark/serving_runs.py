@@ -30,11 +30,12 @@ class ServingOptions:
     Attributes:
         num_requests: number of requests, all arriving at once.
         low, high: bounds on the random prompt and output lengths.
-        batch_size: running requests; the KV cache has capacity for this many of maximum length.
-        max_num_seqs: maximum running requests of the engine with that capacity.
+        batch_size: concurrent requests of Week 2 and llama.cpp; the engine's KV cache has capacity
+            for this many requests of maximum length.
+        max_num_seqs: maximum running requests of the engine.
         max_num_batched_tokens: maximum tokens per engine step.
-        prefill_step: chunk size of Week 2.
-        page_size: page size of the engine.
+        prefill_step: prefill chunk size of Week 2.
+        page_size: page size of the engine, in tokens.
     """
 
     num_requests: int
@@ -187,7 +188,7 @@ def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: in
 
 
 def speculation(max_tokens: int) -> dict:
-    """Steps of the demo model on `BATCH_PROMPTS`, with and without drafts."""
+    """Steps of the demo model on `BATCH_PROMPTS`, with and without its draft model."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     prompts = [[{"role": "user", "content": prompt}] for prompt in BATCH_PROMPTS]
     figures: dict[str, Any] = {}

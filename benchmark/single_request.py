@@ -2,8 +2,8 @@
 
     python -m benchmark.single_request --model FOLDER [--long] [--flash | --no-flash]
 
-Decoding contexts are random keys and values, so long ones need no prefill. With --long, neither do
-long prompts: evenly spaced chunks stand for the others, since a chunk's operations grow linearly
+Decoding contexts are random keys and values, so long ones need no prefill. With --long, the time of
+a long prompt is extrapolated from evenly spaced chunks, since a chunk's operations grow linearly
 with its position.
 """
 
@@ -38,7 +38,7 @@ def prefill_times(run: Callable[[], object], repeats: int) -> Times:
 
 
 def sampled_offsets(tokens: int) -> list[int]:
-    """Offsets of the chunks that stand for a prompt; their mean is that of all chunks.
+    """Offsets of the timed chunks of a long prompt; their mean equals that of all chunks.
 
     Args:
         tokens: length of the prompt: `PREFILL_STEP` times a multiple of `SAMPLED_CHUNKS`.

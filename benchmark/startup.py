@@ -6,9 +6,9 @@ Each repeat is a new process that imports, loads and runs a one-token prompt. Th
 warm, so this is the cost of a restart. Memory is the peak resident set size, compared with the size
 of the checkpoint.
 
-A second measurement loads the weights alone: its time, prepacking included, is compared with a
-plain copy of the files' bytes, and the growth of the peak resident set with the size of the
-weights.
+A second measurement loads the weights alone. Its time, prepacking included, is compared with a
+plain copy of the files' bytes; the growth of the peak resident set size is compared with the size
+of the weights.
 """
 
 import argparse

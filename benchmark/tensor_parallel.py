@@ -9,7 +9,7 @@ Every round measures three systems that use the same number of cores in total:
 
     one rank    the whole model
     ranks       the model split among N ranks
-    parts       the same N shards of the weights, in N processes that do not communicate
+    parts       the same N weight shards, in N processes that do not communicate
 
 The ranks communicate over MLX's ring, or over the backend of --launcher. The difference between
 ranks and parts is the communication overhead: messages, waiting for the slowest rank, and steps
@@ -65,7 +65,7 @@ def milliseconds(llm: LLM, task: str, number: int) -> float:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Runs a child process: maps lines "task round" on stdin to milliseconds on stdout."""
+    """Main loop of a child process: reads lines "task round", prints milliseconds."""
     if is_launched() and not is_rank_0():
         serve_launched()
     options: dict[str, Any] = {
@@ -92,7 +92,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float]]:
-    """Breaks down rank 0's step time: collectives, rest of the model, outside."""
+    """Breaks down rank 0's step time: collectives, rest of the model, outside the model."""
     os.environ["TINY_LLM_NUM_THREADS"] = str(threads)
     llm = LLM(
         args.model,
@@ -129,7 +129,7 @@ class System:
 
     Args:
         args: arguments of the command.
-        kinds: kind and rank of each child.
+        kinds: kind ("whole", "ranks" or "part") and rank of each child process.
         threads: threads per process.
     """
 

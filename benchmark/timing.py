@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of several runs.
+    """Seconds per run, over several runs.
 
     Attributes:
-        median: expected time.
-        minimum: time without interference.
+        median: typical time.
+        minimum: time with the least interference by other processes.
     """
 
     median: float
@@ -20,7 +20,7 @@ class Times:
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Times":
-        """Summarizes measured seconds, at least one."""
+        """Median and minimum of at least one measurement."""
         return cls(statistics.median(seconds), min(seconds))
 
 
@@ -32,7 +32,7 @@ def measure(run: Callable[[], object], repeats: int, warm_up: int = 1) -> Times:
 def step_seconds(
     step: Callable[[], object], steps: int, limit_s: float = float("inf"), warm_up: int = 1
 ) -> list[float]:
-    """Times up to `steps` steps; after `limit_s`, stops once it has three."""
+    """Seconds of each of up to `steps` steps; after `limit_s`, at least three are timed."""
     for _ in range(warm_up):
         step()
     seconds: list[float] = []

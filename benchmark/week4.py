@@ -3,8 +3,9 @@
     python -m benchmark.week4 --model FOLDER
 
 Runs Week 2's model with the solution's kernels, selected by the chapters' environment variables.
-Each day has a worker process, paused while another is measured. If the plain loops exceed --limit,
-the table shows an upper bound on their speed.
+One worker process per day; it is paused while another day's worker is measured. If a measurement
+exceeds --limit, as with the plain loops of the first days, the table shows an upper bound on the
+speed.
 """
 
 import argparse
@@ -26,8 +27,9 @@ class Day:
 
     Attributes:
         name: name in the table.
-        matmul: value of TINY_LLM_MATMUL; unset if empty.
-        others: variables of the other kernels; unset ones select the fastest.
+        matmul: value of TINY_LLM_MATMUL; if empty, the variable is not set.
+        others: environment variables that select the other kernels; without a variable, the
+            fastest kernel runs.
     """
 
     name: str
@@ -36,7 +38,7 @@ class Day:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of a worker with this day's kernels."""
+        """Environment variables of a worker with this day's kernels."""
         matmul = {"TINY_LLM_MATMUL": self.matmul} if self.matmul else {}
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         return {**inherited, **matmul, **self.others}

@@ -19,7 +19,7 @@ START_SECONDS = 180
 
 
 class WorkerError(Exception):
-    """A worker failed to start, exited, or timed out; the message says which."""
+    """A worker failed to start, exited or timed out, as the message says."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class WorkerProcess:
         module: name of the worker in `benchmark.systems`.
         arguments: command-line arguments of the worker.
         root: checkout that contains the worker.
-        environment: environment of the worker; default: this process's.
+        environment: environment variables of the worker; default: this process's.
 
     Raises:
         WorkerError: the worker did not become ready.
@@ -132,7 +132,7 @@ def export_once(python: str, module: str, source: Path, folder: Path, exact: boo
     Raises:
         WorkerError: the exporter failed.
     """
-    if (folder / "exported").exists():  # written last
+    if (folder / "exported").exists():  # written last: marks a complete export
         return
     folder.mkdir(exist_ok=True)
     command = [python, "-m", f"benchmark.systems.{module}", str(folder), "--export", str(source)]

@@ -2,9 +2,9 @@
 
     python -m benchmark.systems.course_worker FOLDER --week 2 --solution mine
 
-Model and kernels come from the tree whose `tiny_llm` is imported. A learner's kernels may be plain
-loops, a hundred times slower than ours, so every measurement stops after a few seconds; the time of
-a longer prompt is extrapolated from a short one, with a note in the reply.
+Model and kernels come from the checkout whose `tiny_llm` is imported. A learner's kernels may be
+plain loops, a hundred times slower than the solution's, so every measurement stops after a few
+seconds; the time of a longer prompt is extrapolated from a short one, with a note in the reply.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SHORT_PROMPT = 4  # tokens of the prompt to extrapolate from
 
 
 def best_seconds(run: Callable[[], object], max_runs: int) -> float:
-    """Minimum of at most `max_runs` runs; none starts after the limit."""
+    """Minimum of at most `max_runs` runs; none starts after `LIMIT_SECONDS`."""
     seconds: list[float] = []
     while len(seconds) < max_runs and sum(seconds) < LIMIT_SECONDS:
         start = time.perf_counter()

@@ -2,8 +2,8 @@
 
 Uses the low-level API of llama-cpp-python, so that several sequences share a batch. The fastest
 settings (flash attention, one KV buffer for all sequences) depend on machine and metric: the first
-measurement of a metric tries all combinations, later ones use the fastest. The reply's note has the
-slowdown of the others.
+measurement of a metric tries all combinations, later ones use the fastest. The reply's note lists
+how much slower the other settings are.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Context:
 
     Args:
         model, threads, setting, batch, length: as in llama.cpp.
-        embeds: whether it computes embeddings, with last-token pooling.
+        embeds: whether the context computes embeddings, with last-token pooling.
     """
 
     def __init__(

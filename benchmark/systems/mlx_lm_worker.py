@@ -1,6 +1,6 @@
 """mlx-lm as a worker: `python -m benchmark.systems.mlx_lm_worker FOLDER`.
 
-Without a GPU it takes seconds per token, so only a few tokens are measured, with a note in the
+Without a GPU, mlx-lm takes seconds per token, so only a few tokens are measured, with a note in the
 reply.
 """
 

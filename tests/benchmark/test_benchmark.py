@@ -76,7 +76,7 @@ def test_roofline_is_the_slower_of_memory_and_arithmetic():
     mixing = COSTS.prefill_mixing_flops(512)
     seconds = (COSTS.prefill_flops(512) - mixing) / 400e9 + mixing / 200e9
     bound = prefill.bound(COSTS, MACHINE, peaks=Peaks(400.0, 200.0))
-    assert bound == pytest.approx(512 / seconds), "products and attention have their own peaks"
+    assert bound == pytest.approx(512 / seconds), "matmuls and attention have separate peaks"
 
 
 def test_long_contexts_move_their_keys_and_values():
@@ -127,7 +127,7 @@ def test_every_weight_has_a_gguf_name():
 
 
 def test_value_heads_are_interleaved_by_key_head():
-    """Two key heads with three value heads of one row each."""
+    """Two key heads with three value heads each; every value head has one row."""
     config = {**HYBRID, "linear_num_value_heads": 6}
     rows = np.arange(6, dtype=np.float32)
     assert convert_weight("blk.0.ssm_dt.bias", rows, config).tolist() == [0, 3, 1, 4, 2, 5]
@@ -263,7 +263,7 @@ EVERY_PEAK = Machine("a processor", 2, 40.0, 100.0, 200.0, 1600.0, 300.0, 3200.0
         ("neon", False, 100, 100),
         ("avx2", True, 300, 100),
         ("avx2", False, 100, 100),
-        ("avx512", True, 200, 400 / 3),  # half the operations at 200, half at 100
+        ("avx512", True, 200, 400 / 3),  # half of the operations at 200 GFLOP/s, half at 100
         ("avx512", False, 200, 400 / 3),
         ("amx", True, 1600, 400 / 3),
         ("amx", False, 200, 400 / 3),

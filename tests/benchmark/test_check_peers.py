@@ -49,7 +49,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 class FakePeer:
-    """Peer that runs our model and always picks the token at one rank: 0 is greedy decoding."""
+    """Fake peer that runs the reference model and always picks the token ranked `rank`, from 0."""
 
     def __init__(self, reference: Reference, rank: int):
         self._model, self._rank = reference._model, rank

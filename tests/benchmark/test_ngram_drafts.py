@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="no git")
 
 
 def commit(folder, message, **files):
-    """Commits files, named without their suffix .py."""
+    """Commits files; keyword arguments map names without .py to contents."""
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -38,7 +38,7 @@ def lines(first, last):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A file of 40 lines, an edit of line 20, and an edit of a file that is too long."""
+    """Git repository with an edit of a short file and an edit of a file that is too long."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     commit(tmp_path, "Add files", small=lines(0, 40), long=lines(0, 400))
     changed = lines(0, 20) + "other = 1\n" + lines(21, 40)

@@ -34,7 +34,7 @@ def test_one_rank_sends_nothing():
 
 
 def test_collectives_match_hand_computed_times():
-    # 4 ranks: 3 messages with 1 ms of latency each, of 1 MB or of a quarter of it, at 1 MB/s.
+    # 4 ranks at 1 MB/s: 3 messages with 1 ms of latency each, of 1 MB or of a quarter of 1 MB.
     assert all_reduce_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 1))
     assert all_gather_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 0.25))
 

@@ -1,1 +1,1 @@
-"""The starter tree by day, and wrong solutions that the tests must catch."""
+"""The course's starter, day by day; wrong solutions that tests must catch."""

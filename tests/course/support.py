@@ -18,10 +18,10 @@ from tools.course.starter import starter_text
 from tools.course.tree import PACKAGE, ROOT, environment
 from tools.course.wrong_solutions import write_tree_of
 
-# Tasks with a marked block in the solution.
+# Tasks whose solution is in blocks of src/ marked with [task …].
 HAVE_CODE = {block.task for _, block in all_blocks(ROOT / "src").values() if block.task is not None}
 
-# Signs of a specific failure message: both sides of a comparison, or an error's own message.
+# Marks of a specific failure message: both sides of a comparison, or the raised error's message.
 SPECIFIC_MESSAGE = re.compile(
     r"expected|instead of|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
     r"|^(tiny_llm\.\S+|ValueError): .{20}"
@@ -32,8 +32,8 @@ def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
     """Test parameters; mistakes after the first `tried` of each task are marked `exhaustive`.
 
     Args:
-        wrongs: the mistakes.
-        tried: number of unmarked mistakes per task.
+        wrongs: wrong solutions, one mistake each.
+        tried: number of mistakes per task that are not marked.
     """
     count: Counter[str] = Counter()
     cases = []
@@ -57,11 +57,11 @@ def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
 
 
 def write_tree_with_starter(folder: Path, module: str) -> Path:
-    """Writes a learner's tree: the solution, except for one module reset to the starter.
+    """Writes a learner's source tree: the solution, with one module reset to the starter.
 
     Args:
-        folder: new folder for the tree.
-        module: path below the package.
+        folder: new folder for the source tree.
+        module: path of the module within the package.
     """
     path = PACKAGE / module
     write_tree_of(folder, path, starter_text((ROOT / path).read_text(encoding="utf-8"), path))
@@ -71,7 +71,7 @@ def write_tree_with_starter(folder: Path, module: str) -> Path:
 def run_command(
     module: str, tree: Path | None, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command on a learner's tree, or on the solution if `tree` is None."""
+    """Runs a command on a learner's source tree, or on the solution if `tree` is None."""
     solution = "ref" if tree is None else "mine"
     return subprocess.run(
         [sys.executable, "-m", module, *arguments, "--solution", solution],

@@ -31,10 +31,10 @@ CHAPTERS = [day for day in DAYS if any(task.id in HAVE_CODE for task in day.task
 
 
 class Course:
-    """Learner tree, partway from starter to solution.
+    """A learner's source tree, partway from starter to solution.
 
     Attributes:
-        tree: root folder.
+        tree: root folder of the source tree.
         done: tasks with the solution applied.
         witnesses: two failing tests per task in the starter: a case of its first test function and
             one of its last.
@@ -108,7 +108,7 @@ def test_exactly_the_finished_days_pass(course, day):
         if task.id in HAVE_CODE
     }
     course.apply(with_needs(so_far) & HAVE_CODE)
-    # Checking only the next day's unwritten tasks reports a task that passes too early once.
+    # Only the next day's unwritten tasks, so that a task that passes too early is reported once.
     following = CHAPTERS[CHAPTERS.index(day) + 1 :][:1]
     later = sorted({task.id for one in following for task in one.tasks} & HAVE_CODE - course.done)
     tests = [test for task in later for test in course.witnesses[task]]

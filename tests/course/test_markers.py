@@ -20,7 +20,7 @@ from tools.course.tasks import (
 )
 from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
 
-# Planned tasks without a marked block yet. This set only shrinks.
+# Planned tasks without a marked block in src/ yet.
 NOT_YET: set[str] = set()
 
 

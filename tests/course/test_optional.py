@@ -96,7 +96,7 @@ def test_optional_features_run_the_learner_code(tmp_path, folder, module, flags,
 
 @pytest.mark.slow
 def test_serve_runs_the_learner_code_except_unwritten_files(tmp_path, monkeypatch):
-    """Day 5.1's file comes from the learner's tree; day 5.2's unwritten file does not."""
+    """Day 5.1's file comes from the learner's source tree; day 5.2's unwritten file does not."""
     pytest.importorskip("fastapi", reason="needs the server's dependencies")
     from tests.server.running_server import RunningServer
 

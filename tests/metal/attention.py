@@ -31,7 +31,7 @@ def make_mask(kind: str, shape: tuple[int, ...]) -> mx.array | str | None:
         )
     mask = mx.zeros(
         (L, S)
-    )  # every third row is fully masked; other rows see all keys but one range
+    )  # every third query sees no key; the others see all keys except one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask
@@ -45,7 +45,7 @@ def broadcast_strides(shape: tuple[int, ...], to: tuple[int, ...]) -> list[int]:
 
 
 def row_strides(x: mx.array) -> list[int]:
-    """Strides of an array B×H×C×D: per sequence, head and token."""
+    """Strides of a B×H×C×D array per sequence, head and token (C tokens of capacity)."""
     _, H, C, D = x.shape
     return [H * C * D, C * D, D]
 
@@ -58,7 +58,7 @@ def params_of(
     S: int | None = None,
     aligned: bool = True,
 ) -> Any:
-    """Kernel params of contiguous arrays, as set by the encoder."""
+    """Kernel params of contiguous arrays, as set by the operation's encoder."""
     (B, H_q, L, D), (H, C) = query.shape, key.shape[1:3]
     S = C if S is None else S
     array = None if isinstance(mask, str) else mask

@@ -1,4 +1,4 @@
-"""Skips kernel tests without clang (for the emulator) or a GPU."""
+"""Skips kernel tests if there is neither clang (for the emulator) nor a GPU."""
 
 import pytest
 

@@ -37,7 +37,7 @@ def source_of(kernel: str) -> str:
 def multiply(
     launch: Any, inputs: Sequence[np.ndarray], M: int, O: int, dtype: str, **how: Any
 ) -> np.ndarray:
-    """Runs an M×O matmul kernel and, if the sum is split, the kernel that adds the parts."""
+    """Runs an M×O matmul kernel and, if the sum is split, the kernel that sums the splits."""
     parts = launch.groups[2]
     out = empty((M, O), dtype)
     if parts == 1:
@@ -96,7 +96,7 @@ def bits_of(x: np.ndarray) -> np.ndarray:
 def reference_quantized(
     scales: mx.array, biases: mx.array, group_size: int, bits: int, a: mx.array, b: mx.array
 ) -> np.ndarray:
-    """a · bᵀ with the one-thread-per-output kernel of the tree under test.
+    """a · bᵀ with the one-thread-per-output kernel of the source tree under test.
 
     Runs on the GPU if its kernels are built (differing dtypes of a and scales select this kernel),
     otherwise on the emulator.

@@ -22,7 +22,7 @@ def params_of(
     aligned: bool = True,
     window: int = 0,
 ) -> Any:
-    """Kernel params of contiguous arrays, as set by the encoder.
+    """Kernel params of contiguous arrays, as set by the operation's encoder.
 
     query: B×H_q×L×D, or T×H_q×D in the ragged form.
     """

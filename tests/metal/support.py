@@ -23,7 +23,7 @@ EXTENSION = ROOT / IN_PROJECT
 
 NO_CLANG = "the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev"
 
-# All scheduling orders of lanes and threadgroups.
+# The emulator's scheduling orders of lanes and threadgroups, and their random seeds.
 ORDERS = [("forward", 1), ("reverse", 1), ("random", 1), ("random", 2)]
 
 DTYPE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
@@ -38,9 +38,9 @@ def library(source: str | Path) -> Library:
 
 
 def check_is_written(source: str | Path) -> None:
-    """Rejects a file with an unwritten task.
+    """Raises `TaskNotImplemented` if a .metal file has an unwritten course task.
 
-    An empty kernel leaves its output unchanged, which would be reported as a wrong result.
+    An unwritten kernel leaves its output unchanged, which would be reported as a wrong result.
     """
     file = learners_file(IN_PROJECT / "src" / source)
     unwritten = first_unwritten(file.read_text(encoding="utf-8"), file)

@@ -10,7 +10,8 @@ from tiny_llm import kernels
 from .attention import VARIANTS, attend, bits_of, make_mask
 from .support import DTYPE_NAMES, ORDERS
 
-# B, H, H_q / H, L, S, D: odd lengths, heads smaller than a simdgroup, more than one split.
+# Batch size, KV heads, query heads per KV head, queries, keys, head size: odd lengths, heads
+# smaller than a simdgroup, more than one split.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
     (2, 1, 3, 3, 7, 7),

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 HALVES = [mx.float16, mx.bfloat16]
-FEW = 8  # the small-batch kernels serve up to this number of rows
+FEW = 8  # maximum rows of the small-batch kernels
 
 
 class RealGpu:

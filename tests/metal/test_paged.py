@@ -16,7 +16,7 @@ from .support import DTYPE_NAMES, ORDERS, as_bound, run
 
 P, H, GROUP, PAGE, D = 9, 2, 2, 8, 40
 TABLE = mx.array([[3, 1, -1], [7, -1, -1], [0, 5, 8], [2, 99, -1]], mx.int32)
-LENS = mx.array([13, 0, 24, 9], mx.int32)  # the last sequence has an invalid page
+LENS = mx.array([13, 0, 24, 9], mx.int32)  # the last sequence has an invalid page, 99
 
 VARIANTS = ["readable", "fast"]
 
@@ -32,7 +32,7 @@ def sequences_of(contexts, D, dtype=mx.float32, heads=1):
 
 
 def dense(query, pair, **how):
-    """A single sequence with the dense kernel: H_q×L×D from H×S×D."""
+    """Attention of a single sequence with the dense kernel: H_q×L×D from H×S×D."""
     key, value = (x[None] if x.shape[1] else mx.zeros((1, *x.shape[:1], 1, x.shape[2]), x.dtype)
                   for x in pair)  # fmt: skip
     variant, lens = dense_variant(query.shape[1]), mx.array([pair[0].shape[1]])

@@ -29,7 +29,8 @@ def look_up(ids, scales, biases, weight, bits, group_size, signed, **how):
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("E", [128, 2176])  # the second has more words than threads per threadgroup
+# With 2176, a row has more packed 32-bit integers (272, 544) than a threadgroup has threads (256).
+@pytest.mark.parametrize("E", [128, 2176])
 def test_rows_equal_the_table(dtype, bits, group_size, E):
     weight, scales, biases = mx.quantize(random(47, E, dtype=dtype), group_size, bits)
     plain = as_bound(mx.dequantize(weight, scales, biases, group_size, bits))
@@ -39,7 +40,7 @@ def test_rows_equal_the_table(dtype, bits, group_size, E):
         actual = look_up(np.array(IDS, np.int32), *arguments, True, order=order)
         np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32))
     unsigned = look_up(np.array(IDS, np.int32).view(np.uint32), *arguments, False)
-    expected[[2, 4]] = np.nan  # 2³² − 1 is out of range
+    expected[[2, 4]] = np.nan  # as unsigned integers, −1 and −47 are out of range
     np.testing.assert_array_equal(unsigned.astype(np.float32), expected.astype(np.float32))
 
 

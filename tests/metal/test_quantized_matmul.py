@@ -20,8 +20,8 @@ from .support import DTYPE_NAMES, ORDERS, as_bound
 HALVES = [mx.bfloat16, mx.float16]
 FORMATS = [(bits, group_size) for bits in (4, 8) for group_size in (32, 64, 128)]
 
-# M, O, I: a single output; rows and outputs around tile and simdgroup sizes; several blocks
-# of 512 inputs, a short last block, a partial last step of the lanes.
+# Rows M, outputs O, inputs I: a single output; rows and outputs around tile and simdgroup sizes;
+# several blocks of 512 inputs, a short last block, a partial last step of the lanes.
 SHAPES = [(1, 1, 128), (3, 37, 384), (33, 65, 640)]
 
 

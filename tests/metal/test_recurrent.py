@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(
 
 Results = tuple[mx.array, ...]
 BATCH = ragged_batch([5, 1, 12])
-SHAPES = [(1, 1, 1, 1), (2, 4, 6, 10), (2, 2, 33, 70), (1, 1, 256, 9)]  # H_k, H_v, D_k, D_v
+# Key heads, value heads, key head size, value head size.
+SHAPES = [(1, 1, 1, 1), (2, 4, 6, 10), (2, 2, 33, 70), (1, 1, 256, 9)]
 
 
 @pytest.fixture(params=["plain", "asan", "race", "loose"])
@@ -113,7 +114,7 @@ def test_bitwise_equal_in_batches_and_chunks(gpu, chunk):
         arrays |= {name: whole[name] for name in ("A_log", "dt_bias")}
         for name in ("qkv", "a", "b"):
             arrays[name] = mx.concatenate([arrays[name][:3], whole[name][t : t + n]])
-        del new  # only the arguments hold a reference
+        del new  # `arrays` has the only reference, so states are updated in place
         y_part, conv_new = kernels.causal_conv1d(
             arrays["qkv"], weight, conv_new, **step.arrays, overwrite=True, stream=stream
         )

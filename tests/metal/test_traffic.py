@@ -14,15 +14,15 @@ pytestmark = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 
 
 def job_named(name: str) -> Job:
-    """Finds a job by name. Created on demand, because jobs query the extension's launches."""
+    """Finds a job by name. Jobs are created on demand, because they need the extension."""
     return next(job for job in product_jobs() if f"{job.name}, {job.shape}" == name)
 
 
 # Limits relative to MLX: equal device bytes, small margins for the other counts.
 MLX_LIMITS = {"device_bytes": 1.001, "threadgroup_bytes": 1.05, "instructions": 1.05}
 
-# One of each kind: decoding one, four, eight and sixteen sequences, and prefill; quantized and
-# dense. A job computes only 64 outputs, with the full inner loop, so full-size shapes take seconds.
+# Decoding of one, four, eight and sixteen sequences, and prefill; quantized and dense. A job
+# computes only 64 outputs, with the full inner loop, so full-size shapes take only seconds.
 SELECTED = [
     "quantized_matmul decode 0.6b, 1×3072×1024, 4 bits, groups of 128",
     "quantized_matmul decode 4b, 1×4096×2560, 4 bits, groups of 128",

@@ -37,7 +37,7 @@ def truncate_input_after(device, launches, kernel="paged_attention_decode"):
 
 
 def generate_with_fault():
-    """Layer 2 fails after a correct prompt and three correct tokens."""
+    """Generates with a fault in layer 2, after a correct prefill and three correct tokens."""
     model, tokenizer = load("demo-draft")
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     with use_emulated_gpu() as device:

@@ -1,5 +1,6 @@
-// Two fibers that alternate after every addition to their sums: integers, and doubles kept in
-// registers across the switch. Prints "ok". test_fibers.py builds it for each implementation.
+// Two fibers that switch after every update of their integer sums and of doubles, which the
+// compiler keeps in registers across the switch. Prints "ok". test_fibers.py builds this file for
+// each implementation of fibers.h.
 #include "../../tools/metal_emulator/runtime/fibers.h"
 
 #include <stdio.h>

@@ -32,5 +32,5 @@ def assert_close(result, expected, relative):
 
 
 def source(body, includes="#include <metal_stdlib>\nusing namespace metal;\n"):
-    """Source text with the standard two-line prologue."""
+    """Metal source text: `body` after the standard two-line prologue."""
     return includes + body

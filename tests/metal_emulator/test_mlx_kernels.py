@@ -13,7 +13,7 @@ from .support import KERNELS, assert_close, bfloat16, needs_clang, random_array
 pytestmark = needs_clang
 
 MLX_HEADERS = Path(next(iter(mlx.__path__))) / "include"
-BF16 = 0.02  # error of bfloat16 sums of products, relative to the largest value
+BF16 = 0.02  # tolerance of bfloat16 matmuls, relative to the largest value
 
 
 def library(name, constants=None):
@@ -21,7 +21,7 @@ def library(name, constants=None):
 
 
 def quantized(O, I, group_size=64):
-    """Random 4-bit weights: packed words, scales, biases and dequantized values."""
+    """Random 4-bit weights: packed integers, scales, biases and dequantized values."""
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 16, (O, I), dtype=np.uint32)
     shifts = np.arange(8, dtype=np.uint32) * 4
@@ -33,7 +33,7 @@ def quantized(O, I, group_size=64):
 
 
 def run_matvec(kernel, O, I, mode):
-    """Runs the kernel and checks its result; returns (launch, weights, result)."""
+    """Runs the kernel and checks its result; returns (launch, packed weights, result)."""
     packed, scales, biases, weights = quantized(O, I)
     x, y = random_array((1, I), bfloat16), np.zeros((1, O), bfloat16)
     sizes = {5: I, 6: O}
@@ -108,7 +108,7 @@ def test_dense_matmul(mode):
     )
     assert_close(d, a.astype(np.float32) @ b.astype(np.float32).T, BF16)
     if mode == "count":
-        padded = 64 * 64 * 64  # both dimensions padded to 32, K to 16
+        padded = 64 * 64 * 64  # M and N are padded to multiples of 32, K to a multiple of 16
         assert launch.counts.simdgroup_matrix_multiply_adds == padded
 
 
@@ -177,5 +177,5 @@ def test_attention_for_decoding(mode):
     if mode == "count":
         assert (
             launch.counts.device_bytes_read_by_buffer[1] == H_q * S * D * 2
-        )  # keys, per query head
+        )  # each query head reads its KV head's keys
         assert launch.counts.unique_device_bytes_read_by_buffer[1] == k.nbytes

@@ -27,7 +27,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 @dataclass(frozen=True)
 class Fault:
-    """Replaces `old` with `new` in the line marked `at` (or anywhere); expects `kind` at `lines`."""
+    """Replaces `old` with `new` in the line marked `at`; expects a `kind` report at `lines`."""
 
     kernel: str
     name: str
@@ -146,7 +146,7 @@ def variants(tmp_path_factory):
 
 
 class KernelLaunches:
-    """By kernel: arguments, grid sizes, the output array and its expected contents."""
+    """Launch of each kernel: (arguments, grid sizes, output array, its expected contents)."""
 
     @staticmethod
     def row_sum():
@@ -226,7 +226,7 @@ def test_valid_kernel_has_no_findings(sound, kernel, mode, order):
 
 @pytest.mark.parametrize("fault", DELETED_BARRIERS, ids=lambda f: f.variant)
 def test_race_detection_is_order_independent(variants, fault):
-    """Reports do not depend on the thread order."""
+    """The emulator detects the race with every thread order."""
     *_, library = variants
     for order in ORDERS:
         arguments, sizes, _, _ = getattr(KernelLaunches, fault.kernel)()

@@ -276,7 +276,7 @@ def test_stack_overflow_is_reported(library):
 
 
 def test_fault_report_text(library):
-    """Full text of one report."""
+    """Compares the complete text of a report."""
     with pytest.raises(MetalFault) as caught:
         library.launch("simd_operations", [np.zeros(31, np.int32), np.zeros(768, np.int32)],
                        **ONE_SIMDGROUP, mode="race")  # fmt: skip

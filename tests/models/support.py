@@ -13,7 +13,7 @@ from tiny_llm.engine.execution.paged_model import Span, ragged_batch
 from tiny_llm.models import ServingModel
 from tiny_llm.models.checkpoint.dummy import random_tensors
 
-# Sizes that are not multiples of any kernel's tile; at least 128, for groups of 64.
+# Small sizes that allow quantization in groups of 64; the vocabulary size is odd.
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 128,

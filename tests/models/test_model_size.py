@@ -123,7 +123,7 @@ def test_errors_equal_those_of_loading(tmp_path):
 
 
 def write_sparse(folder, config):
-    """Writes a checkpoint with sparse weights."""
+    """Writes a checkpoint whose weights are a hole in a sparse file."""
     header, end = {}, 0
     for name, array in random_tensors(config)[0].items():
         begin, end = end, end + array.nbytes

@@ -95,7 +95,7 @@ def layer_types(pattern: str) -> dict[str, Any]:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 TIED = {"tie_word_embeddings": True}
 
-# (model class of transformers, config in addition to `SIZES`); H_v/H_k is 1, 2 or 4.
+# (model class of transformers, config in addition to `SIZES`); 1, 2 or 4 value heads per key head.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": (DENSE, {**attention(4, 2, 16), **delta_net(2, 4, 12, 10)}),
     "tied": (DENSE, {**attention(6, 3, 24), **delta_net(3, 3, 10, 14), **TIED}),

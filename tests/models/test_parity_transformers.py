@@ -267,7 +267,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
-    """Random float32 model: (transformers model, our paged model, its weights)."""
+    """Random float32 model: (transformers model, tiny-llm's paged model, its weights)."""
     name, fields = FAMILIES[request.param]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, **fields)

@@ -30,7 +30,7 @@ def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
         return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
     mask = mx.zeros(
         (L, S)
-    )  # every third row is fully masked; other rows see all keys but one range
+    )  # every third query sees no key; the others see all keys except one range
     mask[::3] = -mx.inf
     mask[:, S // 4 : S // 2 + 1] = -mx.inf
     return mask
@@ -50,8 +50,8 @@ def as_additive(mask, L: int, S: int) -> np.ndarray:
 def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
     """Attention in float64, zero for fully masked rows, and a float32 error bound.
 
-    A score is a sum of D products with an error of at most D·2⁻²⁴·Σ|q·k|, which is the relative
-    error of its weight. Weights and values are summed sequentially over S keys.
+    A score is a sum over the head size, D, with an error of at most D·2⁻²⁴·Σ|q·k|, which becomes
+    the relative error of its softmax weight. Sums over the S keys are sequential.
     """
     q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
     (L, D), S, group = q.shape[-2:], k.shape[-2], q.shape[-3] // k.shape[-3]
@@ -72,7 +72,7 @@ def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
 
 def evaluated(*args, **kwargs) -> mx.array:
     result = flash_attention(*args, **kwargs)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return result
 
 

@@ -72,13 +72,13 @@ FUNCTIONS = [block, mlx_only, attention]
 
 
 def capture(function, *arguments):
-    """Calls a captured function once, so these shapes are captured."""
+    """Calls a captured function once, which captures the arguments' shapes."""
     mx.eval(arguments, function(*arguments))
     return function
 
 
 def inputs(B: int, L: int, by_token: bool = False):
-    """x and attention's output, head-major or token-major."""
+    """x (B×L×E) and an attention output (B×H×L×D), which is stored by head or by token."""
     x = random(B, L, E).astype(mx.bfloat16)
     if by_token:
         return x, random(B, L, H, D).astype(mx.bfloat16).swapaxes(1, 2)

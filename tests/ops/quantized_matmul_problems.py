@@ -43,9 +43,9 @@ def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarra
 def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
     """Extra error of AVX2, NEON and AMX: activations quantized to integers per group.
 
-    The step is the smallest power of two for which the largest magnitude is below 255/128 · 2^14
-    steps; half a step is at most 2^-15 · 128/127.5 of that magnitude. float16 adds a second row of
-    integers with a step 2^15 times finer.
+    The quantization step is the smallest power of two for which the group's largest magnitude is
+    below 255/128 · 2^14 steps; half a step is at most 2^-15 · 128/127.5 of that magnitude. float16
+    activations get a second row of integers with a step 2^15 times finer.
     """
     if instruction_set not in ("avx2", "neon", "amx"):
         return 0
@@ -57,7 +57,7 @@ def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -
 
 def evaluated(*args) -> mx.array:
     result = quantized_matmul(*args)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return result
 
 
@@ -67,14 +67,14 @@ def assert_exact_but_for_rounding(instruction_set, args, given=None):
     Args:
         instruction_set: selects the fixed-point error bound.
         args: arguments of `quantized_matmul`, with row-major weights.
-        given: arguments in the kernel's layout, if not row-major.
+        given: arguments with prepacked weights; default: `args`.
     """
     half, I = args[4].dtype, args[4].shape[-1]
     bits = args[3]
     actual = as_numpy(evaluated(*(given or args))).astype(np.float64)
     expected, magnitude = exact(*args)
-    # One rounding to the output dtype, and float32 sums of I terms each for q·a and for a,
-    # with larger terms than w·a: q·scale is up to 2^bits steps of a group.
+    # One rounding to the output dtype, and two float32 sums of I terms, of q·a and of a. Their
+    # terms are larger than those of w·a, because w = q·scale + bias may cancel.
     largest_bias = mx.abs(args[1] if args[1] is not None else 6 * args[0])
     steps = 2.0**bits * as_numpy(mx.abs(args[0])).max() + as_numpy(largest_bias).max()
     sums = 2.0**-24 * np.sqrt(I) * steps * np.abs(as_numpy(args[4])).sum(1, keepdims=True)

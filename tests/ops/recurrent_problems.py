@@ -57,7 +57,7 @@ def ragged_batch(lengths: Sequence[int], seed: int = 0) -> Batch:
 
 
 def conv_problem(K: int, C: int, batch: Batch, dtype: mx.Dtype, by_tap: bool = False) -> Arrays:
-    """Arguments of `causal_conv1d`; `by_tap`: weight stored K×C."""
+    """Arguments of `causal_conv1d`; with `by_tap`, the C×K weight is stored as K×C."""
     weight = random(K, C, dtype=dtype).T if by_tap else random(C, K, dtype=dtype)
     x, states = random(sum(batch.lengths), C, dtype=dtype), random(SLOTS, K - 1, C, dtype=dtype)
     return {"x": x, "weight": weight, "conv_states": states, **batch.arrays}

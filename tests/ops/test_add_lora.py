@@ -10,7 +10,8 @@ from tests.support import as_numpy, assert_close, assert_same_bits, random
 from tiny_llm import kernels
 from tiny_llm.kernels.graph_capture import CapturedFunction
 
-SHAPES = [(1, 1, 1), (1, 40, 72), (5, 131, 67), (33, 64, 300), (2, 17, 1000)]  # M, I, O
+# Rows M, inputs I, outputs O.
+SHAPES = [(1, 1, 1), (1, 40, 72), (5, 131, 67), (33, 64, 300), (2, 17, 1000)]
 RANKS = [(1,), (3, 8, 5), (0, 7, 16), (4, 0)]
 
 
@@ -40,10 +41,10 @@ def test_equals_numpy(instruction_set, dtype, shape, ranks):
         random(M, I, dtype=dtype),
         adapters(ranks, I, O, dtype),
     )
-    # from −1 (no adapter) to A (out of range)
+    # from −1 (no adapter) to the number of adapters (out of range)
     ids = [(3 * row + 1) % (len(ranks) + 2) - 1 for row in range(M)]
     actual = kernels.add_lora(y, x, *matrices, mx.array(ids, dtype=mx.int32))
-    mx.eval(actual)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(actual)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     assert actual.dtype == dtype
     assert_close(actual, reference(y, x, *matrices, ids), f"{shape} with ranks {ranks}")
 

@@ -10,7 +10,7 @@ from tiny_llm import kernels
 
 def argmax(x) -> np.ndarray:
     result = kernels.argmax(x)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     assert result.dtype == mx.uint32
     return np.array(result)
 

@@ -19,7 +19,7 @@ SHAPES = [(4, 1), (2, 7), (3, 16), (8, 40), (4, 300)]  # (kernel width K, channe
 
 def run(**arrays: mx.array) -> tuple[mx.array, mx.array]:
     y, states = kernels.causal_conv1d(**arrays)
-    mx.eval(y, states)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(y, states)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return y, states
 
 

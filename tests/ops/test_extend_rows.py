@@ -10,8 +10,8 @@ import pytest
 from tiny_llm.kernels.heap import extend_rows
 
 DTYPES = (mx.bfloat16, mx.float32, mx.int8)
-# Bytes per row × rows: below a page, heap blocks, mapped blocks, and sizes that are no multiple of
-# a memory page.
+# Arrays smaller than a memory page, in heap blocks and in mapped blocks, with sizes that are
+# multiples of a memory page and others.
 SHAPES = ((1, 3), (5, 1, 7), (3, 40_000), (1, 524_288), (17, 100_003))
 
 
@@ -58,7 +58,8 @@ def test_empty_array():
     reason="memory pages are moved on Linux",
 )
 def test_memory_pages_are_moved():
-    x = extend_rows(random_array((8, 2**20), mx.float32), 1)  # moved from here on
+    # The result's memory pages can be moved when it grows again.
+    x = extend_rows(random_array((8, 2**20), mx.float32), 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     active = mx.get_active_memory()
     x = extend_rows(x, 8)

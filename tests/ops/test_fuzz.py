@@ -1,8 +1,8 @@
 """Fuzz tests: random arguments for every operation of the extension.
 
-Valid arguments in any layout give correct results. For invalid arguments, the operation raises an
-error with its name or returns a result, but never crashes the process; `pdm run test-sanitizers`
-detects silent memory errors.
+Valid arguments in any layout produce correct results. For invalid arguments, the operation raises
+an error with its name or returns a result, but never crashes the process; silent memory errors are
+detected by `pdm run test-sanitizers`.
 """
 
 import math
@@ -58,7 +58,7 @@ class Arguments:
             return mx.contiguous(x.T).T
         if layout == "inside":
             return mx.concatenate([x, x, x], axis=0)[x.shape[0] : 2 * x.shape[0]]
-        return mx.broadcast_to(x[:1], x.shape)  # different values: broadcast with stride 0
+        return mx.broadcast_to(x[:1], x.shape)  # stride 0, so all rows become the first row
 
 
 def reference_rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def matmul(arguments: Arguments) -> Case:
 
 
 def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, Any], np.ndarray]:
-    """An O×I matrix and its packed words, scales and biases, sometimes prepacked."""
+    """Packed weights, scales and biases, sometimes prepacked; the dequantized O×I matrix."""
     draw = arguments.draw
     bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
     O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
@@ -177,7 +177,7 @@ def quantized_matmul(arguments: Arguments) -> Case:
 def multi_quantized_matmul(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
     is_prepacked = kwargs["b"].ndim == 3
-    rows = kernels.prepack_rows() if is_prepacked else 1  # rows of each matrix
+    rows = kernels.prepack_rows() if is_prepacked else 1  # outputs per entry of b
     cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]
@@ -186,7 +186,7 @@ def multi_quantized_matmul(arguments: Arguments) -> Case:
 
 def grouped_quantized_matmul(arguments: Arguments) -> Case:
     draw = arguments.draw
-    parts, w = quantized(arguments, HALVES)  # all experts, stacked vertically
+    parts, w = quantized(arguments, HALVES)  # the experts' matrices, stacked along the rows
     X = draw(st.sampled_from([n for n in (1, 2, 3, 17) if len(parts["words"]) % n == 0]))
     for name in ("words", "scales", "biases"):
         first, *rest = parts[name].shape
@@ -235,8 +235,8 @@ def add_lora(arguments: Arguments) -> Case:
     ids = np.array(adapter_ids)  # the random layout may change the values
     own = (offsets[:-1] <= np.arange(sum(ranks))[:, None]) & (
         np.arange(sum(ranks))[:, None] < offsets[1:]
-    )  # R×A
-    own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])  # ids A and −1 have no rank
+    )  # R×A: whether rank row r belongs to adapter a
+    own = np.hstack([own, np.zeros((sum(ranks), 2), bool)])  # ids A and −1 have no rank rows
     h = (as_numpy(x) @ as_numpy(a).T).reshape(ids.size, sum(ranks)) * own.T[ids]
     out = as_numpy(y) + (h @ as_numpy(b)).reshape(*N, O)
     named = {"rank_offsets": mx.array(offsets.astype(np.int32)), "adapter_ids": adapter_ids}
@@ -435,7 +435,7 @@ def outcome(name: str, kwargs: dict[str, Any], stream: Any = mx.cpu) -> tuple[mx
 
 
 def with_wrong_argument(arguments: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with one replaced by an invalid value."""
+    """The arguments, one of them replaced by an invalid value."""
     draw = arguments.draw
     name = draw(st.sampled_from(sorted(kwargs)))
     value = kwargs[name]

@@ -20,7 +20,7 @@ from tests.support import (
 )
 from tiny_llm import kernels
 
-SHAPES = [  # H_k, H_v, D_k, D_v
+SHAPES = [  # key heads, value heads, key head size, value head size
     (1, 1, 1, 1),
     (2, 4, 6, 10),
     (1, 4, 8, 32),
@@ -32,12 +32,12 @@ SHAPES = [  # H_k, H_v, D_k, D_v
 
 def run(arrays: Arrays, num_k_heads: int) -> tuple[mx.array, mx.array]:
     o, states = kernels.gated_delta_rule(**arrays, num_k_heads=num_k_heads)
-    mx.eval(o, states)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(o, states)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return o, states
 
 
 def assert_equals_reference(arrays: Arrays, num_k_heads: int, batch: Batch) -> None:
-    """Tolerance: sums of D_k products of magnitude 1, each rounded to float32."""
+    """Tolerance: sums over the key head size, D_k, of terms of magnitude 1, rounded to float32."""
     given = {name: as_numpy(array) for name, array in arrays.items() if name not in batch.arrays}
     expected = gated_delta_rule(**given, num_k_heads=num_k_heads, batch=batch)
     for name, actual, reference in zip("os", run(arrays, num_k_heads), expected, strict=True):

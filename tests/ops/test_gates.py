@@ -14,7 +14,7 @@ EPS = 1e-6
 
 def gated_rms_norm(o: mx.array, z: mx.array, weight: mx.array) -> mx.array:
     result = kernels.gated_rms_norm(o, z, weight, EPS)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return result
 
 
@@ -29,7 +29,7 @@ def exact(x: mx.array) -> np.ndarray:
 
 
 def assert_rounded_once(actual: mx.array, expected: np.ndarray, what: str) -> None:
-    """Allows a few float32 roundings and half a unit of the result's dtype."""
+    """Allows a few float32 roundings and half an ulp of the result's dtype."""
     ulps = 12 if actual.dtype == mx.float32 else 0.51
     assert_close(actual, mx.array(expected.astype(np.float32)), what, ulps)
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")
 def test_bitwise_equal_to_the_function(make, by_token):
     function = make()
     captured = CapturedFunction(function)
-    # Growing, shrinking and repeated shapes, since captures share memory.
+    # Growing, shrinking and repeated shapes, since captured graphs share memory.
     for B, L in [(1, 1), (3, 1), (1, 7), (1, 1), (2, 16), (1, 32), (3, 1), (1, 7), (1, 1)]:
         given = inputs(B, L, by_token)
         assert_same(captured(*given), function(*given), f"{B}×{L}")
@@ -100,7 +100,7 @@ def test_chained_unevaluated_steps(make):
     x, attended = inputs(1, 1)
     captured = capture(CapturedFunction(function), x, attended)
     expected, actual = [], []
-    for _ in range(5):  # the graph has five nodes of the same capture
+    for _ in range(5):  # the graph has five nodes that replay the same capture
         expected += function(x, attended)
         actual += captured(x, attended)
         x, attended = x + 1, attended * 2
@@ -155,7 +155,7 @@ def test_per_thread_captures_are_bounded():
             capture(captured, x)
             assert_same(captured(x), calls.function(x), f"{B} tokens")
 
-    for threads in range(1, 6):  # one thread after the other
+    for threads in range(1, 6):  # one thread at a time, each a new one
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
         assert calls.count == threads * MAX_CAPTURE_TOKENS

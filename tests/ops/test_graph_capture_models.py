@@ -136,7 +136,7 @@ def test_layers_are_one_node(make, run):
     model = make(quantized())
     run(model)
     run(model)
-    # Engine batches always have a plan for the layers; other batches may not.
+    # Ragged batches always run the layers from a step plan; the others may have none.
     method = "_run_planned" if run is run_ragged else "_run_layers_from"
     layers, nodes = getattr(model, method), []
 
@@ -147,7 +147,7 @@ def test_layers_are_one_node(make, run):
             nodes.append(node_names(outputs))
             nodes[-1] = [
                 name for name in nodes[-1] if name != "Reshape"
-            ]  # reshapes the block table
+            ]  # "Reshape" is the block table's
         return outputs
 
     setattr(model, method, record_nodes)

@@ -39,7 +39,7 @@ def new_states() -> tuple[mx.array, mx.array]:
     return states
 
 
-# Steps of two sequences and four tokens: various slots and lengths, in place or not.
+# Steps of two sequences and four tokens, with various lengths, read slots and write slots.
 STEPS = [
     Batch((1, 3), (-1, 4), (0, -1, 4, 5)),
     Batch((2, 2), (0, 5), (1, 0, 5, 6)),

@@ -1,4 +1,4 @@
-"""`grouped_quantized_matmul`: bitwise equal to single products; compared with MLX."""
+"""`grouped_quantized_matmul`: bitwise equal to single matmuls; compared with MLX."""
 
 import mlx.core as mx
 import pytest
@@ -16,7 +16,7 @@ HALVES = [mx.bfloat16, mx.float16]
 
 
 def stack(X, O, I, bits=4, group_size=64, dtype=mx.bfloat16):
-    """(scales, biases, b) of X experts."""
+    """(scales, biases, packed weights) of X experts."""
     b, scales, biases = mx.quantize(random(X, O, I, dtype=dtype), group_size, bits)
     return scales, biases, b
 
@@ -47,7 +47,7 @@ def test_rows_are_bitwise_equal_to_single_products(instruction_set, half, bits, 
     experts = mx.random.randint(0, X, (*tokens, K))
     for a in (random(*tokens, 192, dtype=half), random(*tokens, K, 192, dtype=half)):
         product = kernels.grouped_quantized_matmul(scales, biases, 64, bits, a, b, experts)
-        mx.eval(product)  # lazy: compute before monkeypatch restores the environment
+        mx.eval(product)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
         expected = one_by_one(scales, biases, 64, bits, a, b, experts)
         assert_same_bits(product, expected, f"a of shape {a.shape}")
 

@@ -12,7 +12,7 @@ from tiny_llm import kernels
 from tiny_llm.basics import linear
 from tiny_llm.quantize import project
 
-SHAPES = [  # M, I, O
+SHAPES = [  # rows M, inputs I, outputs O
     (1, 1, 1),
     (1, 128, 64),
     (2, 33, 5),
@@ -27,7 +27,7 @@ SHAPES = [  # M, I, O
 
 def matmul(a: mx.array, b: mx.array) -> mx.array:
     result = kernels.matmul(a, b)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return result
 
 

@@ -11,7 +11,7 @@ HALVES = [mx.bfloat16, mx.float16]
 
 
 def matrices(I, outputs, bits, group_size, dtype):
-    """Lists of scales, biases and b."""
+    """Lists of scales, biases and packed weights, one entry per matrix."""
     quantized = [mx.quantize(random(O, I, dtype=dtype), group_size, bits) for O in outputs]
     b, scales, biases = (list(parts) for parts in zip(*quantized, strict=True))
     return scales, biases, b

@@ -39,13 +39,13 @@ def prepacked_isa(request, monkeypatch) -> str:
 
 
 def matrix(O, I, bits, group_size, dtype):
-    """Row-major (scales, biases, words)."""
-    words, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size, bits)
-    return scales, biases, words
+    """Row-major (scales, biases, packed weights)."""
+    packed, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size, bits)
+    return scales, biases, packed
 
 
 def interleaved(parts):
-    """Prepacks the matrices for this machine's kernels."""
+    """Prepacks scales, biases and weights for this machine's kernels."""
     return tuple(prepack_weight(part, kernels.prepack_rows()) for part in parts)
 
 

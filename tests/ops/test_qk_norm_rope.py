@@ -1,4 +1,4 @@
-"""`qk_norm_rope` compared with the readable layers and MLX."""
+"""`qk_norm_rope` compared with `RMSNorm`, `RoPE` and MLX."""
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +10,7 @@ from tiny_llm.layer_norm import RMSNorm
 from tiny_llm.positional_encoding import RoPE
 
 EPS = 1e-6
-SHAPES = [  # B, L, H, D
+SHAPES = [  # batch size, tokens, heads, head size
     (1, 1, 1, 2),
     (1, 1, 16, 128),
     (3, 1, 8, 128),
@@ -23,7 +23,7 @@ SHAPES = [  # B, L, H, D
 
 def qk_norm_rope(x, weight, cos, sin) -> mx.array:
     result = kernels.qk_norm_rope(x, weight, EPS, cos, sin)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return result
 
 
@@ -66,7 +66,8 @@ def test_equals_mlx(instruction_set, dtype, shape):
             scale=1.0,
             offset=mx.array([offset.start for offset in offsets]),
         )
-    # MLX's RoPE rounds cosine and sine to a half dtype; in float32, positions go up to 1,200.
+    # MLX's RoPE rounds cosine and sine to a 16-bit dtype. In float32, the rounding errors of angles
+    # grow with the position, up to 1,004.
     ulps = 4 if dtype != mx.float32 else 4 + shape[-1] / 16
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "mx.fast", ulps)
 

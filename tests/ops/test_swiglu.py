@@ -1,4 +1,4 @@
-"""`swiglu` compared with the readable silu, exact arithmetic and MLX."""
+"""`swiglu` compared with Week 1's `silu`, exact arithmetic and MLX."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +14,7 @@ SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     result = kernels.swiglu(gate, up)
-    mx.eval(result)  # lazy: compute before monkeypatch restores the environment
+    mx.eval(result)  # MLX is lazy: evaluate while TINY_LLM_CPU_ISA is set
     return result
 
 
@@ -29,14 +29,14 @@ def test_equals_readable_layer(instruction_set, dtype, shape):
     assert_close(swiglu(gate, up), silu(gate) * up, "swiglu compared with silu · up", ulps=1)
     with mx.stream(mx.cpu):
         expected = nn.silu(gate) * up
-    # Different intermediate roundings: 1 + e^−x, 1/…, 1 − … and the two products.
+    # MLX rounds different intermediate results: 1 + e^−x, 1/…, 1 − … and the two products.
     assert_close(swiglu(gate, up), expected, "swiglu compared with MLX's silu", ulps=3)
 
 
 @pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 def test_every_half_is_bitwise_equal_to_readable_layer(instruction_set, half):
-    # Exhaustive: for half-precision x, exp(x) is never within 2 float32 ulps of a half's rounding
-    # boundary.
+    # All values of the 16-bit dtype. Results are bitwise equal because exp(x) is never within
+    # 2 float32 ulps of a rounding boundary of this dtype.
     gate = mx.arange(65536, dtype=mx.uint16).view(half)
     up = mx.full(gate.shape, 1.5, half)
     expected = silu(gate) * up

@@ -12,7 +12,7 @@ SHAPES = [(1, 1, 1, 2), (1, 10, 8, 4), (2, 7, 3, 128), (3, 33, 2, 64)]
 
 
 def oracle(x: mx.array, offset: int, traditional: bool, base: float) -> mx.array:
-    """MLX's RoPE of x: B×L×H×D; `mx.fast.rope` expects B×H×L×D."""
+    """MLX's RoPE of x, which is B×L×H×D; `mx.fast.rope` expects B×H×L×D."""
     rotated = mx.fast.rope(
         x.swapaxes(1, 2),
         x.shape[-1],
@@ -54,7 +54,7 @@ def test_task_2_non_traditional(device, dtype, shape, offset, base):
 
 
 def test_task_2_far_positions(device):
-    # Half-precision positions would be off by up to 16 or 128 here.
+    # float16 and bfloat16 would round these positions to multiples of 16 and 128.
     check((1, 16, 2, 128), mx.float32, False, 32_000, 1_000_000)
 
 

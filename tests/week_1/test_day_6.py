@@ -13,7 +13,7 @@ DRAWS = 20_000
 
 
 def distribution(seed: int = 0) -> np.ndarray:
-    """V unsorted probabilities, from a few percent to tens of percent."""
+    """Unsorted probabilities of V tokens, from a few percent to tens of percent."""
     logits = np.random.default_rng(seed).normal(size=V)
     return np.exp(logits) / np.exp(logits).sum()
 
@@ -38,7 +38,7 @@ def exact(p: np.ndarray, temp=1.0, top_p=None, top_k=None, min_p=None) -> np.nda
 
 
 def draw(p: np.ndarray, draws: int = DRAWS, **options) -> np.ndarray:
-    """Token frequencies over independently sampled rows."""
+    """Frequency of each token in `draws` independent samples from p."""
     logprobs = mx.broadcast_to(mx.log(mx.array(p.astype(np.float32))), (draws, len(p)))
     ids = make_sampler(**{"temp": 1.0, "seed": 1, **options})(logprobs)
     assert ids.shape == (draws,)

@@ -22,7 +22,7 @@ from tiny_llm import (
     quantized_linear,
 )
 
-SHAPES = [  # M, I, O
+SHAPES = [  # rows M, inputs I, outputs O
     (1, 128, 64),
     (2, 384, 33),
     (3, 128, 1),
@@ -49,7 +49,7 @@ def test_task_2_equals_mlx(instruction_set, bits, half):
     expected = mx.quantized_matmul(
         a, b, scales, biases, transpose=True, group_size=group_size, bits=bits, stream=mx.cpu
     )
-    # MLX's CPU kernel accumulates 256 products in the activations' dtype, ours in float32.
+    # MLX's CPU kernel accumulates 256 products in the activations' dtype, not in float32.
     assert_close(evaluated(*args), expected, "quantized_matmul against MLX's", ulps=16)
 
 

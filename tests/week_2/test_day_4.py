@@ -26,8 +26,8 @@ LENGTHS = [1, 2, 3, 7, 16, 33, 67, 128, 1000]
 
 HEAD_SIZES = [1, 7, 64, 80, 128, 256]
 
-# Covers each L, S, head size and group size in several combinations.
-SHAPES = [  # B, H, H_q / H, L, S, D
+# Covers each number of queries and of keys, each head size and group size in several combinations.
+SHAPES = [  # batch size, KV heads, query heads per KV head, queries, keys, head size
     (1 + i % 2, 1 + i % 3 // 2, 2 ** (i % 4), L, LENGTHS[(3 * i + 8) % 9], HEAD_SIZES[i % 6])
     for i, L in enumerate(LENGTHS[:7] * 2)
 ]

@@ -18,7 +18,7 @@ from tiny_llm import (
     kernels,
 )
 
-METAL_SHAPES = SHAPES[:6]  # few, because the emulator is slow
+METAL_SHAPES = SHAPES[:6]  # only six shapes, because the emulator is slow
 
 
 # --- task 3: the Metal kernel ---------------------------------------------------------------------

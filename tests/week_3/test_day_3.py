@@ -255,7 +255,7 @@ class OnePrompt:
 
     Args:
         pages: page manager to allocate from; the cache is the pages' only owner.
-        tokens: the prompt, a multiple of the page size.
+        tokens: the prompt; its length is a multiple of the page size.
     """
 
     def __init__(self, pages: PageManager, tokens: list[int]):

@@ -42,7 +42,7 @@ class TableModel:
     """Model whose next token is a function of the previous two.
 
     Args:
-        logits_of: (previous token, current token) -> logits V.
+        logits_of: (previous token, current token) -> logits of the next token.
         max_seq_len: longest accepted sequence.
     """
 
@@ -164,7 +164,7 @@ def test_task_1_demo_output_is_the_same_with_and_without_draft(demo_pair, index)
         responses = stream_generate(decode, model, tokenizer, prompt, max_tokens=40)
         return [response.token for response in responses]
 
-    # Two prompts per number of drafts.
+    # Two prompts for each number of draft tokens from 1 to 8.
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
@@ -363,7 +363,7 @@ def test_task_2_single_draft_preserves_target_distribution(device, options, dist
     ("options", "width"), list(zip(SAMPLERS, [5, 4, 7, 5, 4], strict=True)), ids=str
 )
 def test_task_2_joint_distribution_of_three_tokens(device, options, width):
-    V, draws = 5, 800  # `width`: the draft's vocabulary size, which may differ
+    V, draws = 5, 800  # `width` is the draft model's vocabulary size, which may differ
     target = TableModel(random_table(V, seed=5))
     draft = TableModel(random_table(V, seed=5, scale=0.8, width=width))
     oracle = make_sampler(**options)

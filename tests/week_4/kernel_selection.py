@@ -28,8 +28,8 @@ def use_kernel(
     """Selects an operation's Week 4 kernel and its instruction set.
 
     Args:
-        variable: TINY_LLM_MATMUL or TINY_LLM_ATTENTION.
-        name: value of the variable.
+        variable: environment variable, TINY_LLM_MATMUL or TINY_LLM_ATTENTION.
+        name: name of the kernel, the variable's value.
         instruction_set: one of `SIMD_ISAS`; None, on machines without SIMD kernels, skips the
             test, unless the extension is not built: then it fails.
         monkeypatch: restores the environment.
@@ -52,7 +52,7 @@ def _use_isa(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def prepacked_args(scales, biases, group_size, bits, a, b):
-    """The arguments with weights prepacked by NumPy, independently of task 1."""
+    """`quantized_matmul` arguments with weights prepacked by NumPy, independently of task 1."""
     return _prepacked(scales), _prepacked(biases), group_size, bits, a, _prepacked(b)
 
 

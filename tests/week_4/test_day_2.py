@@ -23,12 +23,12 @@ from tests.week_4.kernel_selection import SIMD_ISAS, use_matmul_kernel
 from tiny_llm import kernels
 from tools.metal_emulator import has_clang
 
-SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # M, I, O
+SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # rows, inputs, outputs
 
 
 @pytest.fixture
 def factored(monkeypatch, on_cpu) -> str:
-    """Selects task 1's kernel; "portable" selects the tolerance without fixed point."""
+    """Selects task 1's kernel; returns "portable", whose error bound has no fixed-point term."""
     monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
     return "portable"
 

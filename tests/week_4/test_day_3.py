@@ -17,7 +17,7 @@ from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.prepack import prepack_weight, to_row_major
 from tiny_llm.kernels.roofline import Timings, best_prefetch_distance, bytes_in_flight
 
-SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # M, I, O
+SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # rows, inputs, outputs
 
 
 @pytest.fixture(params=SIMD_ISAS or [None])
@@ -87,7 +87,7 @@ def test_task_2_scale_term_is_added_before_bias(prepacked):
 
     Sums within a group are exact integers in float32, in any order.
     """
-    O, half, size = 64, 4, 64  # two groups per row
+    O, half, size = 64, 4, 64  # a row has 2 · half groups of `size` weights
     words = mx.random.randint(0, 2**31 - 1, (O, half * size // 8)).astype(mx.uint32)
     row = mx.random.randint(-127, 128, (1, half * size)).astype(mx.bfloat16)
     added = [

@@ -14,7 +14,8 @@ from tests.support import (
 from tests.week_4.kernel_selection import SIMD_ISAS, use_kernel
 from tiny_llm import kernels
 
-# B, H, H_q / H, L, S, D: heads with a partial vector, partial tiles and groups.
+# Batch size, KV heads, query heads per KV head, queries, keys, head size: heads with a partial
+# vector, partial tiles and groups.
 SHAPES = [
     (1, 1, 1, 1, 1, 1),
     (2, 1, 3, 1, 65, 7),
@@ -76,7 +77,7 @@ def test_task_1_is_exact_up_to_rounding(scores, dtype, shape, mask):
 
 
 def test_task_1_scores_of_individual_keys(scores):
-    """Key s has score s / 8 and a one-hot value, so the output is the weights."""
+    """Key s has score s / 8 and a one-hot value, so the output equals the softmax weights."""
     S = 37
     query, key = mx.ones((1, 1, 1, S)), mx.zeros((1, 1, S, S))
     key[0, 0, :, S - 1] = mx.arange(S) / 8
@@ -118,7 +119,7 @@ def test_task_2_is_exact_up_to_rounding(online, dtype, shape, mask):
 
 
 def weights_next_to_zero_score(x: np.ndarray) -> np.ndarray:
-    """2ˣ / (1 + 2ˣ) of each x: the weight of a key next to a key of score 0."""
+    """2ˣ / (1 + 2ˣ) of each x: the softmax weight of a key of score x · ln 2 next to one of 0."""
     key = mx.zeros((len(x), 1, 2, 1))
     key[:, 0, 1, 0] = mx.array(x)
     value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)

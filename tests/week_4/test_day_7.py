@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("on_cpu")  # captured nodes are CPU-only
 
 
 def test_task_1_per_node_cost_is_the_slope():
-    # 30 µs per evaluation and 5 µs per node; medians are noise.
+    # Minima: 30 µs per evaluation and 5 µs per node. Medians, here 1 s, must be ignored.
     measured = {n: Timings(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
     assert seconds_per_node(measured) == pytest.approx(5e-6), "expected 5 µs per node"
 
@@ -47,7 +47,7 @@ def test_task_1_remaining_step_time():
 
 
 def steps_of(function, *given):
-    """Captured steps of a function of the given arrays."""
+    """Steps captured from a call of the function with the given arrays."""
     graph_cache = kernels.extension().GraphCache()
     blanks = graph_cache.placeholders(given)
     try:
@@ -232,7 +232,7 @@ def test_task_4_model_steps_are_captured(capture_enabled, monkeypatch, model, B)
 
 
 def test_task_4_layers_without_flash_attention_run_eagerly(capture_enabled, monkeypatch, mlx_model):
-    """Plain MLX attention has no plan: its layers are not captured."""
+    """Layers with plain MLX attention have no step plan, so they are not captured."""
     model = Qwen3ModelWeek2(mlx_model)
     caches = {setting: model.create_kv_cache() for setting in ("on", "off")}
     for offset, token in enumerate((3, 1)):

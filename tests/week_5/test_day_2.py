@@ -527,7 +527,7 @@ class Loop:
 
 
 def coalescer(loop: Loop, next_flush: float = 0.0) -> tuple[Coalescer, list[Any]]:
-    """A coalescer with the given time of its next flush, and its delivered messages."""
+    """(coalescer with the given time of its next flush, list of its delivered messages)."""
     delivered: list[Any] = []
     made = Coalescer(delivered.append, lambda: 1000.0)
     made._loop, made._next_flush = loop, next_flush  # type: ignore[assignment]

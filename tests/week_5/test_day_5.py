@@ -239,7 +239,7 @@ def test_task_3_events_of_a_call():
 
 
 def test_task_3_whitespace_before_the_tag():
-    """The source starts with the whitespace that was held back before the tag."""
+    """The parser's input starts with the whitespace that was held back before the tag."""
     for before in ("\n", " \n\n"):
         actual = events(f"{before}<tool_call>", '{"name": "add", "arguments": {}}')
         expected = [CallStart("add"), ArgumentsDelta("{}"), CallEnd()]
@@ -328,13 +328,13 @@ START, END = 8, 9
         ([START], [1, 2], False, END),
         ([START, 1], [2, END], False, None),  # a draft token ends the reasoning
         ([START, 1, 2, END, 3, 4], [], False, None),
-        ([START, 1, END, 5, 5, START], [2], False, END),  # both blocks count
+        ([START, 1, END, 5, 5, START], [2], False, END),  # both reasoning blocks count
         ([1, 2], [], True, END),
         ([1], [], True, None),
     ],
 )
 def test_task_4_forced_token(output, draft_tokens, in_thinking, expected):
-    prompt = [START, 1, 1, 1]  # <think> of an earlier turn, unless `in_thinking`
+    prompt = [START, 1, 1, 1]  # `in_thinking`: whether this <think> is still open
     budget = ThinkingBudget(len(prompt), 2, START, END, in_thinking)
     actual = budget.forced_token([*prompt, *output], draft_tokens)
     assert actual == expected, (
@@ -350,7 +350,7 @@ def test_task_4_budget_of_zero():
 
 
 def test_task_4_rejected_draft_tokens_do_not_count():
-    """The budget is queried for every row of every step."""
+    """The thinking budget is queried for every row of every step, before draft verification."""
     budget, tokens = ThinkingBudget(1, 3, START, END, in_thinking=True), [0]
     for draft_tokens in ([1], [1, 1], [END, 5], []):  # all rejected
         budget.forced_token(tokens, draft_tokens)

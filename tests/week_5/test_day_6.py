@@ -16,7 +16,7 @@ from tiny_llm.engine.spec_decode.ngram_proposer import (
 )
 from tiny_llm.engine.spec_decode.verification import accepted_tokens
 
-Target = Callable[[Sequence[int]], int]  # text -> next token
+Target = Callable[[Sequence[int]], int]  # token ids so far -> next token id
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def stream(pool: RoutedReplicaPool, prompt: str = "Once") -> Any:
 
 
 async def bodies(batches: Any) -> list[bytes]:
-    """All bodies of a response."""
+    """Bodies of all ASGI messages of a response."""
     return [message["body"] async for batch in batches for message in batch]
 
 

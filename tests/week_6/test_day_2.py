@@ -28,7 +28,7 @@ from tiny_llm.models.parallel.layers import (
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 LLAMA = read_config({**FAMILIES["llama"], "intermediate_size": 256})
-TIMEOUT = 60  # seconds, for start, generation and exit of two ranks
+TIMEOUT = 60  # seconds for two ranks to start, generate and exit
 
 
 def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:

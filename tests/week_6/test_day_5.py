@@ -326,7 +326,7 @@ def test_task_4_every_turn_continues_from_the_previous_one():
 
 
 def test_task_4_shared_system_prompt_is_computed_at_most_twice():
-    """The second request reveals the branch; the third one continues from its checkpoint."""
+    """The second request checkpoints the point where prompts diverge; the third one hits it."""
     sched = scheduler(num_state_slots=9, page_size=4, num_pages=100, max_num_batched_tokens=64)
     system = list(range(17))
     cached = [

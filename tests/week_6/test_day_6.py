@@ -193,7 +193,7 @@ def test_task_3_renamed_page_is_detected(tmp_path):
 
 
 class KilledError(BaseException):
-    """Simulated kill: no exception handler runs."""
+    """Simulated kill, which `except Exception` does not catch."""
 
 
 class CrashingDisk:

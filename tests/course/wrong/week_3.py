@@ -90,7 +90,7 @@ WRONG = [
     ),
     Wrong(
         "3.3.3 schedule",
-        "decode tokens do not count toward the budget",
+        "decode tokens do not count toward the token budget",
         "budget -= sum(chunk.num_tokens for chunk in chunks)",
         "pass",
     ),
@@ -140,7 +140,7 @@ WRONG = [
     ),
     Wrong(
         "3.4.1 insert",
-        "duplicate tokens replace the tree's page",
+        "the page of duplicate tokens replaces the prefix tree's page",
         "if known is not None:",
         "if known is not None and known.page == page:",
     ),
@@ -257,7 +257,7 @@ WRONG = [
     ),
     Wrong(
         "3.5.2",
-        "the replacement is sampled from p",
+        "the replacement is sampled from p, not from the residual",
         "mx.maximum(target_probs[accepted] - q[accepted], 0)",
         "target_probs[accepted]",
     ),

@@ -126,7 +126,7 @@ WRONG = [
     ),
     Wrong(
         "3.1.3 cache",
-        "each layer has a pool of its own",
+        "each layer has a separate pool",
         "TinyKvPagedCache(self.page_pool)",
         "TinyKvPagedCache(TinyKvPagedPool(self.page_size))",
     ),

@@ -25,7 +25,7 @@ def random(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 
 
 def calls(operation: str, ext: Any) -> Iterator[Call]:
-    """Yields calls of the operation; each is a function of the stream to run on."""
+    """Yields functions that call the operation on a given stream."""
     e = ext
     x = random(3, 7, 48)
     if operation == "axpby":

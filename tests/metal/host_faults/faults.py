@@ -1,4 +1,4 @@
-"""Seeded faults: expressions, statements (with ;) or fields (with a leading dot)."""
+"""List of faults in expressions, statements (with ;) or fields (with a dot)."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Fault:
     says: str
 
 
-DIFFERS = "differs"  # the result differs from the CPU's
+DIFFERS = "differs"  # the fault changes the result, compared with the CPU's
 BEYOND = "out-of-bounds"
 
 

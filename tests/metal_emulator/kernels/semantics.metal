@@ -38,7 +38,7 @@ kernel void simd_operations(device const int* x [[buffer(0)]], device int* out [
     }
 }
 
-// Lanes from `first` on have returned and are not part of the sum.
+// Lanes from `first` on have returned, so the sum excludes them.
 kernel void simd_sum_of_active_lanes(device int* out [[buffer(0)]],
                                      constant uint& first [[buffer(1)]],
                                      uint lane [[thread_index_in_simdgroup]]) {
@@ -50,7 +50,7 @@ kernel void simd_sum_of_active_lanes(device int* out [[buffer(0)]],
 
 // ---- simdgroup_matrix ----
 
-// Each lane's two elements of a matrix with elements 8·row + column.
+// Each lane's two elements of an 8×8 matrix; the test's elements are 8·row + column.
 kernel void matrix_layout(device const float* a [[buffer(0)]], device float2* held [[buffer(1)]],
                           uint lane [[thread_index_in_simdgroup]]) {
     simdgroup_float8x8 matrix;
@@ -58,7 +58,7 @@ kernel void matrix_layout(device const float* a [[buffer(0)]], device float2* he
     held[lane] = matrix.thread_elements();
 }
 
-// d = a · bᵀ + diagonal, with a and b parts of larger matrices.
+// d = a · bᵀ + 0.5 on the diagonal, with a and b 8×8 blocks of larger matrices.
 kernel void matrix_product(device const half* a [[buffer(0)]], device const half* b [[buffer(1)]],
                            device float* d [[buffer(2)]], constant int& stride [[buffer(3)]]) {
     simdgroup_half8x8 left, right;

@@ -103,7 +103,7 @@ def test_scale_bits_are_its_exponent():
 
 
 def bound(x: np.ndarray, form: Quantization, layer: Any) -> np.ndarray:
-    """Error bound of a matmul: sums of I products in float32, rounded to bfloat16.
+    """Error bound of a matmul: float32 sums over I inputs, rounded to bfloat16.
 
     Terms are the integer and bias parts of each weight, which may cancel. In any order, the error
     of a sum of n terms is at most n·u/(1 − n·u) times the sum of their magnitudes, with u = 2⁻²⁴
@@ -184,7 +184,7 @@ def test_model_matches_mlx_lm(tmp_path, family, name):
     model = serving_model(name, read_checkpoint(folder, config), page_size=16)
     theirs = load_model(folder)[0]
     [expected] = theirs(mx.array([ids]))
-    # Our layer and MLX's round to bfloat16 at different points; MLX's CPU kernel also sums in it.
+    # tiny-llm's layer and MLX's round at different points; MLX's CPU kernel also sums in bfloat16.
     assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
     given = serving_model(name, theirs, page_size=16)
     actual = sequence_logits(given, ids)

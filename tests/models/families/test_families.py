@@ -71,7 +71,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
         (
             MISTRAL,
             {"sliding_window": None, "max_window": 0},
-        ),  # a window of 4096 masks nothing in 256 tokens
+        ),  # a window of 4096 masks nothing in a context of 256 tokens
         ({**MISTRAL, "sliding_window": 256}, {"sliding_window": None}),
         (
             {**MISTRAL, "sliding_window": 64},

@@ -59,7 +59,7 @@ def test_config_parsing(config, expected):
     assert {name: getattr(parsed, name) for name in expected} == expected
 
 
-# Configs of published checkpoints: Qwen3.5-4B with the fields added in 3.8, and Qwen3-Next-80B-A3B.
+# Configs of published checkpoints: Qwen3.5-4B with the fields added by Qwen3.8, Qwen3-Next-80B-A3B.
 QWEN3_5 = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
     "image_token_id": 248056,
@@ -260,7 +260,7 @@ def test_read_slot_is_unchanged_unless_written():
 
 def test_storage_grows_to_the_declared_bytes():
     model = model_of(HYBRID, torch_dtype="bfloat16")
-    # 2 layers: 3×224 bfloat16 and 4×24×32 float32.
+    # Per layer: a convolution state of 3×224 bfloat16 and a recurrent state of 4×24×32 float32.
     assert model.state_bytes == 2 * (3 * 224 * 2 + 4 * 24 * 32 * 4)
     assert model.kv_bytes_per_token == 2 * 2 * 2 * 32 * 2
     paged = PagedModel(model, 8, 7)
@@ -516,7 +516,7 @@ def test_ranks_own_value_heads_with_their_key_heads():
     q, k, v = mx.split(channels, [net.key_dim, 2 * net.key_dim])
     for rank in range(4):
         part = RankShard(config, rank, 4)
-        own = slice(rank * 24, (rank + 1) * 24)  # value features of one key head
+        own = slice(rank * 24, (rank + 1) * 24)  # query or key features of the rank's key head
         expected = mx.concatenate([q[own], k[own], v[rank * 32 : (rank + 1) * 32]])
         name = "model.layers.0.linear_attn.in_proj_qkv.weight"
         assert mx.array_equal(part.slice_tensor(name, channels), expected)

@@ -12,7 +12,7 @@ from tiny_llm.models.families.registry import read_config
 
 
 def adapted_layers(config: Mapping[str, Any], last: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, O, I) of the adaptable linear layers in the last `last` blocks."""
+    """Yields (path, outputs, inputs) of the adaptable linear layers in the last `last` blocks."""
     model = read_config(config)
     for path, shape in matrix_shapes(model):
         is_supported = path.startswith("model.layers.") and "switch_mlp" not in path

@@ -1,4 +1,4 @@
-"""Our tokenizer compared with `mlx_lm`'s: ids, text, end tokens, chat templates."""
+"""Tokenizer compared with `mlx_lm`'s: ids, text, end tokens, chat templates."""
 
 import json
 import shutil
@@ -196,7 +196,7 @@ def test_template_variables_match_transformers(folder, arguments):
     chat = [*CHAT[:2], {"role": "assistant", "content": "x", "tool_calls": None, "name": "me"}]
     expected = theirs.apply_chat_template(chat, tokenize=False, **arguments)
     assert ours.apply_chat_template(chat, tokenize=False, **arguments) == expected
-    assert "_mlx_lm" not in vars(ours), "expected our renderer"
+    assert "_mlx_lm" not in vars(ours), "expected tiny-llm's renderer"
     with pytest.raises(ValueError, match="no more"):
         ours.apply_chat_template([{"role": "user", "content": "stop"}])
 
