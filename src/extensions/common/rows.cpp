@@ -11,7 +11,7 @@ namespace mx = mlx::core;
 
 namespace {
 
-// Copies the elements of dimensions ≥ `dim`; returns the end of the destination.
+// Copies the elements of dimensions ≥ `dim` to row-major order; returns the end of the destination.
 template <typename T>
 T* copy(const T* from, T* to, const mx::Shape& shape, const mx::Strides& strides, size_t dim) {
     if (dim == shape.size()) {
@@ -31,7 +31,7 @@ int64_t row_stride(const mx::array& x) {
     if (x.shape(last) > 1 && x.strides(last) != 1) {
         return -1;
     }
-    int64_t stride = -1, next = -1;  // of the rows so far; expected of the next outer dimension
+    int64_t stride = -1, next = -1;  // row stride, and required stride of the next outer dimension
     for (int dim = last - 1; dim >= 0; dim--) {
         if (x.shape(dim) == 1) {
             continue;
@@ -42,7 +42,7 @@ int64_t row_stride(const mx::array& x) {
         stride = stride < 0 ? x.strides(dim) : stride;
         next = x.strides(dim) * x.shape(dim);
     }
-    return stride < 0 ? x.shape(last) : stride;  // a single row: any stride
+    return stride < 0 ? x.shape(last) : stride;  // a single row may have any stride
 }
 
 mx::array row_contiguous(const mx::array& x, mx::Stream stream) {
