@@ -200,7 +200,8 @@ Returns:
         },
         "Values of TINY_LLM_CPU_ISA supported by this machine, slowest first.");
     m.def("prepack_rows", &tiny_llm_ext::prepack_rows,
-          "Rows per pack of the CPU kernels' prepacked weights; 0 if they read only row-major weights.");
+          "Rows per pack of the CPU kernels' prepacked weights; 0 if they read only row-major "
+          "weights.");
     m.def("extend_rows", &tiny_llm_ext::extend_rows, "x"_a, "num_rows"_a,
           R"(Appends zeroed rows to an array in place, by moving its memory pages.
 

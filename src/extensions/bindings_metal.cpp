@@ -79,7 +79,8 @@ void bind_metal(nb::module_& parent) {
           "Compilation state of each .metal file's kernels, which are compiled on first use.");
     m.def("compile_file", &metal::compile_file, "file"_a,
           "Compiles a .metal file's kernels for all dtypes; `library_states` has the result.");
-    m.def("sources", &metal::sources, "Kernel sources for the GPU's compiler, by file name without suffix.");
+    m.def("sources", &metal::sources,
+          "Kernel sources for the GPU's compiler, by file name without suffix.");
 
     m.def("run", &metal_run, "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(),
           "stream"_a = nb::none(),

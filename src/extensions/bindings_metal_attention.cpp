@@ -103,7 +103,8 @@ void bind_paged(nb::module_& m) {
     def_launch(m, "paged_attention_readable_launch", &paged_attention_readable_launch, buffers);
     def_launch(m, "paged_attention_tile_launch", &paged_attention_tile_launch, buffers);
     def_launch(m, "paged_attention_decode_launch", &paged_attention_decode_launch,
-               "The same buffers, then partial and statistics: the splits' results.");
+               "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, "
+               "out, partial, statistics.");
     def_launch(m, "paged_attention_merge_launch", &paged_attention_merge_launch,
                "Buffers: partial, statistics, cu_seqlens_q, out.");
     m.def(
@@ -138,7 +139,7 @@ void bind_metal_attention(nb::module_& m) {
     def_launch(m, "flash_attention_readable_launch", &flash_attention_readable_launch, buffers);
     def_launch(m, "flash_attention_tile_launch", &flash_attention_tile_launch, buffers);
     def_launch(m, "flash_attention_decode_launch", &flash_attention_decode_launch,
-               "The same buffers, then partial and statistics: the splits' results.");
+               "Buffers: query, key, value, mask, context_lens, out, partial, statistics.");
     def_launch(m, "flash_attention_merge_launch", &flash_attention_merge_launch,
                "Buffers: partial, statistics, out.");
     m.def("attention_is_decode", &attention_is_decode, "L"_a,

@@ -33,7 +33,8 @@ void bind_metal_matmul(nb::module_& m) {
         },
         "M"_a, "O"_a, "I"_a, "group_size"_a, "bits"_a, "dtype"_a, "scales_dtype"_a = nb::none(),
         "variant"_a = nb::none(), "max_threads"_a = MAX_THREADS,
-        "Buffers: scales, biases, a, b, out. If P = groups[2] > 1, `out` holds P float32 partial sums.");
+        "Buffers: scales, biases, a, b, out. If P = groups[2] > 1, `out` holds P float32 partial "
+        "sums.");
 
     m.def(
         "matmul_launch",

@@ -22,7 +22,7 @@ def inlined(file: Path, seen: set[Path]) -> str:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         include = INCLUDE.match(line)
         if include is None:
-            # The inlined source is a main file, in which the compiler would warn about `#pragma once`.
+            # The result is a main file, in which the compiler would warn about `#pragma once`.
             lines.append("" if line.strip() == "#pragma once" else line)
             continue
         header = Path(include["header"])

@@ -24,8 +24,8 @@ inline __m512 load_halves(const uint16_t* in, Format format) {
     return widen(_mm256_loadu_si256((const __m256i*)in), format);
 }
 
-// Splits 16 float16 values, given as float32, into bfloat16 values high + low. Exact: float16 has 11
-// significant bits, of which `high` takes 8.
+// Splits 16 float16 values, given as float32, into bfloat16 values high + low. Exact: float16 has
+// 11 significant bits, of which `high` takes 8.
 inline void split(__m512 x, __m256i* high, __m256i* low) {
     *high = (__m256i)_mm512_cvtneps_pbh(x);
     *low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, widen(*high, Format::bfloat16)));
@@ -80,8 +80,8 @@ inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns,
     }
 }
 
-// Transposes 16 rows of 8 16-bit elements by pairs: lane r of out[p] holds elements 2p and 2p + 1 of
-// row r. Rows ≥ `rows` and elements ≥ `columns` are zero.
+// Transposes 16 rows of four pairs of 16-bit elements: lane r of out[p] holds elements 2p and 2p +
+// 1 of row r. Rows ≥ `rows` and elements ≥ `columns` are zero.
 inline void transpose_pairs(const uint16_t* in, int64_t stride, int rows, int64_t columns,
                             __m512i (&out)[4]) {
     const __mmask8 mask = static_cast<__mmask8>(columns >= 8 ? 0xff : (1u << columns) - 1);

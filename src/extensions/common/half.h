@@ -60,7 +60,7 @@ namespace {  // internal linkage, for the reason above
     if (magnitude > 0x7f800000) {
         return sign | 0x7e00;
     }
-    if (magnitude >= 0x477ff000) {  // from 65520 = 65504 (maximum) + ½ ulp: infinity
+    if (magnitude >= 0x477ff000) {  // ≥ 65520 = maximum + ½ ulp: rounds to infinity
         return sign | 0x7c00;
     }
     if (magnitude < 0x38800000) {  // subnormal: adding 0.5 rounds to a multiple of 2⁻²⁴

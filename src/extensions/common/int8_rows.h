@@ -3,8 +3,9 @@
 //     x[d] ≈ row[d] · scale,   scale = max |x| / 127
 //
 // A row is the key or value of one token and head, of D elements. Each row is quantized
-// independently, when it is written, so its bits do not depend on other rows. A row with an infinite
-// or NaN element has the scale NaN, so that attention to it gives NaN instead of a wrong number.
+// independently, when it is written, so its bits do not depend on other rows. A row with an
+// infinite or NaN element has the scale NaN, so that attention to it gives NaN instead of a wrong
+// number.
 #pragma once
 
 #include "common/half.h"

@@ -20,7 +20,7 @@ namespace mx = mlx::core;
 void encode(const mx::Stream& stream, const MetalLaunch& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
-/// Same, for a kernel that works with any number of threads. launch(max_threads) is called with
+/// Enqueues a kernel that works with any number of threads. launch(max_threads) is called with
 /// MAX_THREADS, and again if the pipeline allows fewer, because the kernel uses many registers. It
 /// must return the same kernel both times.
 void encode(const mx::Stream& stream, const std::function<MetalLaunch(int max_threads)>& launch,

@@ -74,7 +74,7 @@ MTL::Library* library_of(const std::string& file, const std::string& dtype) {
     });
 }
 
-std::mutex mutex, operations_mutex;  // guard `tried` and `operations`
+std::mutex mutex, operations_mutex;  // of `tried` and of `operations`
 // By file and dtype: the compiler's message, empty on success.
 std::map<std::pair<std::string, std::string>, std::string> tried;
 std::map<std::string, bool> operations;  // by operation and dtype: whether all kernels compile

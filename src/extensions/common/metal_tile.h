@@ -67,8 +67,8 @@ inline thread float2& elements(thread simdgroup_float8x8& matrix) {
     return reinterpret_cast<thread float2&>(matrix.thread_elements());
 }
 
-/// Copies ROWS rows to a tile in threadgroup memory, TILE_K elements of each at a time, in rounds of
-/// 16 bytes per thread. A thread always copies to the same rows and columns of the tile, so its
+/// Copies ROWS rows to a tile in threadgroup memory, TILE_K elements of each at a time, in rounds
+/// of 16 bytes per thread. A thread always copies to the same rows and columns of the tile, so its
 /// pointers only advance.
 ///
 /// Rows ≥ rows_left and elements ≥ elements_left are zero in the tile and are not read. WHOLE: each
@@ -163,7 +163,7 @@ struct TileSums {
         multiply_to(part, x, w);
     }
 
-    /// Same, with the accumulators `to` instead of `part`.
+    /// to += x · wᵀ for the staged tiles x (BM × TILE_K) and w (BN × TILE_K).
     template <typename X, typename W>
     void multiply_to(thread simdgroup_float8x8 (&to)[ROWS][COLUMNS], threadgroup const X* x,
                      threadgroup const W* w) thread {

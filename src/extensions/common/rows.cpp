@@ -87,16 +87,16 @@ Rows rows_of(const mx::array& x, mx::Stream stream) {
 const std::vector<mx::array>& update_first(const std::vector<mx::array>& inputs,
                                            std::vector<mx::array>& outputs, mx::Stream stream) {
     const bool is_captured = TaskCapture::current() != nullptr;
-    const auto& kept = is_captured ? inputs : outputs[0].inputs();
+    const auto& retained = is_captured ? inputs : outputs[0].inputs();
     for (size_t i = 1; i < outputs.size() && !is_captured; i++) {
         outputs[i].inputs().clear();
     }
-    const bool in_place = can_overwrite(kept[0]);
-    outputs[0].copy_shared_buffer(in_place ? kept[0] : copy_of(kept[0], stream));
-    for (size_t i = in_place ? 1 : 0; i < kept.size(); i++) {
-        add_temporary(stream, kept[i]);
+    const bool in_place = can_overwrite(retained[0]);
+    outputs[0].copy_shared_buffer(in_place ? retained[0] : copy_of(retained[0], stream));
+    for (size_t i = in_place ? 1 : 0; i < retained.size(); i++) {
+        add_temporary(stream, retained[i]);
     }
-    return kept;
+    return retained;
 }
 
 void* allocate(mx::array& out) {

@@ -40,15 +40,15 @@ void* allocate_or_reuse(mlx::core::array& out, const mlx::core::array& x);
 void* allocate(mlx::core::array& out);
 
 /// Prepares an update of inputs[0] by a node with several outputs: outputs[0] shares its memory if
-/// there are no other readers, and is a copy otherwise. Call first in eval_cpu, and use the returned
-/// inputs: MLX stores the inputs in each output, and this function drops all of these references but
-/// one.
+/// there are no other readers, and is a copy otherwise. Call first in eval_cpu, and use the
+/// returned inputs: MLX stores the inputs in each output, and this function drops all of these
+/// references but one.
 const std::vector<mlx::core::array>& update_first(const std::vector<mlx::core::array>& inputs,
                                                   std::vector<mlx::core::array>& outputs,
                                                   mlx::core::Stream stream);
 
-/// Allocates `out`, sequences × heads × tokens × D, with the memory layout sequences × tokens × heads
-/// × D: transposing and flattening the heads then needs no copy. Returns its address.
+/// Allocates `out`, sequences × heads × tokens × D, with the memory layout sequences × tokens ×
+/// heads × D: transposing and flattening the heads then needs no copy. Returns its address.
 void* allocate_by_token(mlx::core::array& out);
 
 /// Runs body(first, last) for ranges that partition 0 … rows − 1: on all threads, or on the calling

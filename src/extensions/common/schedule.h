@@ -47,8 +47,8 @@ using NextChunk = int64_t (*)(ChunkRange<std::atomic<uint64_t>>* runs, const Sha
 NextChunk current_schedule();
 
 /// Sets the schedule: "static", "dynamic" or "" for the default. For benchmarks that alternate
-/// between the two. Throws std::invalid_argument for an unknown name, and std::runtime_error, which names the
-/// course task, if dynamic is not implemented.
+/// between the two. Throws std::invalid_argument for an unknown name, and std::runtime_error, which
+/// names the course task, if dynamic is not implemented.
 void set_schedule(const std::string& name);
 
 /// Runs a job with tickets that are slow to access, to provoke contention. For tests.

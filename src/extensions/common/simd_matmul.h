@@ -23,8 +23,8 @@ constexpr int MATMUL_VECTORS = 2;
 constexpr int MATMUL_VECTORS = 4;
 #endif
 
-// c += a · b for ROWS × (VECTORS · LANES) elements of c. Not inlined: sums and x use
-// all registers, and the caller's live values would be spilled in the innermost loop.
+// c += a · b for ROWS × (VECTORS · LANES) elements of c. Not inlined: sums and x use all registers,
+// and the caller's live values would be spilled in the innermost loop.
 template <int ROWS, int VECTORS, typename Element>
 __attribute__((noinline)) void multiply_add_block(int inner, const Element* a, int64_t a_stride,
                                                   const Element* b, int64_t b_stride, float* c,

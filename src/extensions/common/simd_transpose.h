@@ -34,8 +34,7 @@ inline Floats zip_pairs(Floats a, Floats b, Indices<LANE...>) {
     return TINY_LLM_SHUFFLE(a, b, (LANE / 4 * 4 + FROM + LANE % 4 / 2 + LANE % 2 * LANES)...);
 }
 
-// Every other group of four lanes of a, then of b: the even groups (FROM = 0) or the odd ones (FROM
-// = 4).
+// Every other group of four lanes of a, then of b: even groups (FROM = 0) or odd ones (FROM = 4).
 template <int FROM, int... LANE>
 inline Floats every_other_four(Floats a, Floats b, Indices<LANE...>) {
     return TINY_LLM_SHUFFLE(a, b, (LANE / 4 * 8 + FROM + LANE % 4)...);

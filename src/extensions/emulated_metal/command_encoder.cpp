@@ -167,8 +167,8 @@ void CommandEncoder::check_in_place(const std::vector<array>& inputs,
     }
 }
 
-// Checks that all bound memory stays alive until the commands have run: MLX guarantees this only for
-// inputs, outputs and arrays passed to add_temporary.
+// Checks that all bound memory stays alive until the commands have run: MLX guarantees this only
+// for inputs, outputs and arrays passed to add_temporary.
 void CommandEncoder::check_lifetimes(const std::vector<array>& inputs,
                                      const std::vector<array>& outputs) const {
     for (size_t c = first_command_; c < commands_.size(); c++) {

@@ -1,6 +1,6 @@
 // Runs the named test, or all tests, for every instruction set that this processor supports, or
-// only for the one named by TINY_LLM_CPU_ISA. Exit status 0 on success. `kernel_tests --list` prints
-// the tests' names.
+// only for the one named by TINY_LLM_CPU_ISA. Exit status 0 on success. `kernel_tests --list`
+// prints the tests' names.
 #include "tests/kernel_tests.h"
 
 #include <cstdio>

@@ -8,7 +8,8 @@
 namespace tiny_llm_ext {
 
 struct AddLoraJob {
-    int64_t M, O, I, R, num_adapters;
+    int64_t M, O, I, R;  // rows, outputs, inputs, sum of the adapters' ranks
+    int64_t num_adapters;
     Format format;                // of y, x, a, b and out
     const void* y;                // M × O, rows y_stride elements apart
     const void* x;                // M × I, rows x_stride elements apart

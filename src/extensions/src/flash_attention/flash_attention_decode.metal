@@ -27,7 +27,7 @@ template <typename T, int ROWS, int DIM>
     attend_to_split<ROWS, DIM>(group, source, split, int(at.y) * ROWS, memory, simdgroup, lane);
 }
 
-// One simdgroup per row.
+// Merges the splits of a row; one simdgroup per row.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void flash_attention_merge(
     device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],
