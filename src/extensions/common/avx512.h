@@ -80,8 +80,8 @@ inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns,
     }
 }
 
-// Transposes 16 rows of four pairs of 16-bit elements: lane r of out[p] holds elements 2p and 2p +
-// 1 of row r. Rows ≥ `rows` and elements ≥ `columns` are zero.
+// Transposes 16 rows of four pairs of 16-bit elements: lane r of out[p] holds pair p of row r. Rows
+// ≥ `rows` and elements ≥ `columns` are zero.
 inline void transpose_pairs(const uint16_t* in, int64_t stride, int rows, int64_t columns,
                             __m512i (&out)[4]) {
     const __mmask8 mask = static_cast<__mmask8>(columns >= 8 ? 0xff : (1u << columns) - 1);

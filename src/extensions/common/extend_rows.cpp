@@ -45,7 +45,7 @@ void zero(char* begin, char* end) {
 }
 
 /// Moves pages to another address range, after which the source reads as zeros. Returns false if
-/// the ranges differ in size or the system refuses.
+/// the ranges are empty, differ in size, or the system refuses.
 bool move_pages(const PageRange& source, const PageRange& target) {
     return source.bytes() > 0 && source.bytes() == target.bytes() &&
            mremap(source.begin, source.bytes(), source.bytes(),

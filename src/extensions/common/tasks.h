@@ -78,8 +78,8 @@ void add_task(mlx::core::Stream stream, Task task) {
 /// Keeps an array's memory alive for the tasks added so far and the next one.
 void add_temporary(mlx::core::Stream stream, const mlx::core::array& x);
 
-/// Whether an operation may write its output in place over input `x`, because x has no other
-/// readers. Always true in a capture, which guarantees it (src/graph_capture/graph.h).
+/// Whether an operation may write its output in place over input `x`: x is row-major and has no
+/// other readers, as graph capture guarantees (src/graph_capture/graph.h).
 inline bool can_overwrite(const mlx::core::array& x) {
     return x.flags().row_contiguous && (TaskCapture::current() != nullptr || x.is_donatable());
 }

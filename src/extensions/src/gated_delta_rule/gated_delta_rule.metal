@@ -1,5 +1,5 @@
-// gated_delta_rule on the GPU, in two kernels: factors of all tokens, then the recurrence, token by
-// token. Contract: gated_delta_rule.h.
+// gated_delta_rule on the GPU, in two kernels: norms and gates of all tokens, then the recurrence,
+// token by token. Contract: gated_delta_rule.h.
 #include <metal_stdlib>
 
 #include "common/metal_sigmoid.h"
