@@ -171,18 +171,19 @@ Returns:
 
 Args:
     placeholders: from `placeholders`.
-    outputs: the function's outputs for them. Other arrays that it read become constants.
+    outputs: the function's outputs for them. Other arrays that the function read become constants.
 
 Raises:
-    ValueError: an operation is neither the extension's nor a view, is on a GPU or on another
-        stream, or writes to an array that is read afterwards; or no output is an operation's.
+    ValueError: an operation cannot be captured (src/extensions/src/graph_capture/graph.h), is on a
+        GPU or on another stream than the others, or writes to an array that is read afterwards; or
+        no output is computed by an operation.
 )")
         .def("steps", &GraphCache::steps,
              R"(Steps of the graph last captured or replayed.
 
 Returns:
-    Per step: the operation; its inputs, None for a constant; its outputs; and the arrays without
-    later readers. Arrays are numbered: the graph's inputs first, then the steps' outputs.
+    Per step: the operation; its inputs, None for a constant; its outputs; and the arrays that no
+    later step reads. Arrays are numbered: the graph's inputs first, then the steps' outputs.
 )");
 
     m.def(
@@ -199,16 +200,19 @@ Returns:
         },
         "Values of TINY_LLM_CPU_ISA supported by this machine, slowest first.");
     m.def("prepack_rows", &tiny_llm_ext::prepack_rows,
-          "Rows per pack of the CPU kernels' weights; 0 if they read row-major weights only.");
+          "Rows per pack of the CPU kernels' prepacked weights; 0 if they read only row-major "
+          "weights.");
     m.def("extend_rows", &tiny_llm_ext::extend_rows, "x"_a, "num_rows"_a,
           R"(Appends zeroed rows to an array in place, by moving its memory pages.
 
 Args:
-    x: evaluated and row-contiguous; copied if it is shared or was not allocated here.
+    x: evaluated and row-contiguous; copied if another array shares its memory or its pages cannot
+        be moved.
     num_rows: number of new rows along the first axis, at least 0.
 
 Returns:
-    False, with x unchanged, on other systems than Linux and if a GPU can access buffers.
+    False, with x unchanged, for any other argument, on systems other than Linux, and on machines
+    with a GPU.
 )");
     m.def("huge_pages", &tiny_llm_ext::huge_pages, "bytes"_a, docs::huge_pages);
     m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
@@ -225,7 +229,7 @@ Returns:
 
 Args:
     name: "static": equal runs of chunks; "dynamic": idle threads steal chunks; "": dynamic, or
-        static if the course's task that implements it is not solved yet.
+        static if the learner has not implemented dynamic yet.
 
 Raises:
     ValueError: unknown name.
@@ -233,7 +237,7 @@ Raises:
 )");
     m.def("simulate_schedule", &tiny_llm_ext::simulate_schedule, "name"_a, "threads"_a, "chunks"_a,
           "delay_first"_a = false,
-          R"(Runs a job on dedicated threads with slow tickets, for tests.
+          R"(Runs a job on dedicated threads, slowed down to provoke contention. For tests.
 
 Args:
     name: "static" or "dynamic".
@@ -242,8 +246,8 @@ Args:
     delay_first: delays thread 0's first chunk until all others are done, at most two seconds.
 
 Returns:
-    The chunks claimed by a stale worker, which still has the previous job, then those of each
-    thread, in order.
+    The chunks claimed by a stale worker, which still has the previous job, then those claimed by
+    each thread, in order.
 )");
     tiny_llm_ext::bind_metal(m);
 }

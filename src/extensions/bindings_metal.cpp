@@ -49,7 +49,7 @@ std::tuple<int64_t, int64_t, int64_t> as_tuple(const Extent& extent) {
 
 void bind_launch(nb::module_& m) {
     nb::class_<MetalLaunch>(m, "Launch", "Launch of a Metal kernel.")
-        .def_ro("kernel", &MetalLaunch::kernel, "Name in the library.")
+        .def_ro("kernel", &MetalLaunch::kernel, "Name of the kernel.")
         .def_prop_ro(
             "groups", [](const MetalLaunch& launch) { return as_tuple(launch.groups); },
             "Threadgroups in the grid: x, y, z.")
@@ -69,17 +69,18 @@ void bind_launch(nb::module_& m) {
 }  // namespace
 
 void bind_metal(nb::module_& parent) {
-    nb::module_ m = parent.def_submodule("metal", "Metal launches of each operation.");
+    nb::module_ m = parent.def_submodule("metal", "Launches of each operation's Metal kernels.");
     bind_launch(m);
     nb::class_<metal::LibraryState>(m, "LibraryState", "Compilation state of a file's kernels.")
         .def_ro("file", &metal::LibraryState::file, "The .metal file, without suffix.")
         .def_ro("state", &metal::LibraryState::state, "compiled, not tried or failed.")
         .def_ro("message", &metal::LibraryState::message, "Compiler message, if failed.");
     m.def("library_states", &metal::library_states,
-          "Compilation state of each file's kernels, which are compiled on first use.");
+          "Compilation state of each .metal file's kernels, which are compiled on first use.");
     m.def("compile_file", &metal::compile_file, "file"_a,
-          "Compiles a file's kernels; `library_states` has the result.");
-    m.def("sources", &metal::sources, "Sources for the GPU's compiler, by file name.");
+          "Compiles a .metal file's kernels for all dtypes; `library_states` has the result.");
+    m.def("sources", &metal::sources,
+          "Kernel sources for the GPU's compiler, by file name without suffix.");
 
     m.def("run", &metal_run, "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(),
           "stream"_a = nb::none(),
@@ -88,7 +89,7 @@ void bind_metal(nb::module_& parent) {
 Args:
     launch: from one of the functions below.
     inputs: the kernel's input buffers, bound without a copy whatever their strides.
-    outputs: initial contents of its output buffers.
+    outputs: initial contents of the kernel's output buffers.
     stream: a GPU stream; MLX's default if None.
 
 Returns:

@@ -8,7 +8,7 @@
 
 namespace tiny_llm_ext {
 
-/// Adds the submodule `metal`: the Metal launches of each operation.
+/// Adds the submodule `metal`: launches of each operation's Metal kernels.
 void bind_metal(nanobind::module_& parent);
 
 /// Adds the launches of the matrix multiplications.

@@ -57,7 +57,7 @@ void bind_params(nb::module_& m) {
             nb::kw_only(), "B"_a, "H_q"_a, "H"_a, "L"_a, "S"_a, "D"_a, "scale"_a, "causal"_a,
             "mask_kind"_a, "has_context_lens"_a, "aligned"_a, "query_strides"_a, "key_strides"_a,
             "value_strides"_a, "mask_strides"_a)
-        .def_ro("splits", &Params::splits, "Splits of the keys in the decode kernel.");
+        .def_ro("splits", &Params::splits, "Number of splits of the keys in the decode kernel.");
 }
 
 // Binds a launch that takes params and a dtype.
@@ -88,9 +88,9 @@ void bind_paged_params(nb::module_& m) {
             nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
             "L"_a, "scale"_a, "causal"_a, "aligned"_a, "int8"_a = false, "window"_a = 0,
             "query_strides"_a)
-        .def_ro("splits", &Params::splits, "Splits of the keys in the decode kernel.")
+        .def_ro("splits", &Params::splits, "Number of splits of the keys in the decode kernel.")
         .def_prop_ro("partial_rows", &paged_attention_partial_rows,
-                     "Rows of `partial` in the decode kernel.")
+                     "Rows of the decode kernel's buffer `partial`.")
         .def_prop_ro("has_decode", &paged_attention_has_decode,
                      "Whether the decode kernel is launched.")
         .def_prop_ro("has_tile", &paged_attention_has_tile, "Whether the tile kernel is launched.");
@@ -103,7 +103,8 @@ void bind_paged(nb::module_& m) {
     def_launch(m, "paged_attention_readable_launch", &paged_attention_readable_launch, buffers);
     def_launch(m, "paged_attention_tile_launch", &paged_attention_tile_launch, buffers);
     def_launch(m, "paged_attention_decode_launch", &paged_attention_decode_launch,
-               "The same buffers, then partial and statistics.");
+               "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, "
+               "out, partial, statistics.");
     def_launch(m, "paged_attention_merge_launch", &paged_attention_merge_launch,
                "Buffers: partial, statistics, cu_seqlens_q, out.");
     m.def(
@@ -138,7 +139,7 @@ void bind_metal_attention(nb::module_& m) {
     def_launch(m, "flash_attention_readable_launch", &flash_attention_readable_launch, buffers);
     def_launch(m, "flash_attention_tile_launch", &flash_attention_tile_launch, buffers);
     def_launch(m, "flash_attention_decode_launch", &flash_attention_decode_launch,
-               "The same buffers, then partial and statistics.");
+               "Buffers: query, key, value, mask, context_lens, out, partial, statistics.");
     def_launch(m, "flash_attention_merge_launch", &flash_attention_merge_launch,
                "Buffers: partial, statistics, out.");
     m.def("attention_is_decode", &attention_is_decode, "L"_a,

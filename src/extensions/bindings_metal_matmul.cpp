@@ -33,7 +33,8 @@ void bind_metal_matmul(nb::module_& m) {
         },
         "M"_a, "O"_a, "I"_a, "group_size"_a, "bits"_a, "dtype"_a, "scales_dtype"_a = nb::none(),
         "variant"_a = nb::none(), "max_threads"_a = MAX_THREADS,
-        "Buffers: scales, biases, a, b, out; or P = groups[2] float32 parts of out, if P > 1.");
+        "Buffers: scales, biases, a, b, out. If P = groups[2] > 1, `out` holds P float32 partial "
+        "sums.");
 
     m.def(
         "matmul_launch",
@@ -53,7 +54,7 @@ void bind_metal_matmul(nb::module_& m) {
         },
         "M"_a, "O"_a, "I"_a, "dtype"_a, "a_stride"_a, "b_stride"_a, "aligned"_a = true,
         "variant"_a = nb::none(), "max_threads"_a = MAX_THREADS,
-        "Buffers: a, b, out; or P = groups[2] float32 parts of out, if P > 1.");
+        "Buffers: a, b, out. If P = groups[2] > 1, `out` holds P float32 partial sums.");
 
     m.def(
         "split_k_sum_launch",
@@ -61,7 +62,7 @@ void bind_metal_matmul(nb::module_& m) {
             return split_k_sum_launch(parts, size, format_named(dtype), max_threads);
         },
         "parts"_a, "size"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
-        "Sums the float32 parts of a product. Buffers: parts, out.");
+        "Adds up the float32 partial sums of a split-K matmul. Buffers: parts, out.");
 }
 
 }  // namespace tiny_llm_ext

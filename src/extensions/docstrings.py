@@ -2,8 +2,8 @@
 
     python docstrings.py docstrings.h src/*/*.h
 
-A contract is the `///` comment of a function that returns arrays. It becomes a constant in the
-namespace `docs`, named after the function. Of several overloads, the first one is used.
+A contract is the `///` comment of a C++ function that returns arrays. It becomes a string constant
+in the namespace `docs`, named after the function. Of several overloads, the first one is used.
 """
 
 import re
@@ -32,7 +32,7 @@ def contracts(header: Path) -> dict[str, str]:
 
 
 def main(out: Path, headers: list[Path]) -> None:
-    """Writes `out`; docstrings show the header paths as given."""
+    """Writes `out`. Docstrings name the headers by their paths as given."""
     constants = [
         f'constexpr const char* {name} = R"doc({text})doc";'
         for header in headers

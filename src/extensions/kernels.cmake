@@ -4,7 +4,7 @@
 #
 # Kernels are compiled for their instruction set on any build machine and selected at run time. An
 # operation's folder fast/ holds its vector kernels. The file name selects the instruction sets:
-# <op>_simd.cpp is compiled once for each set with vectors.
+# <op>_simd.cpp is compiled once for each vector instruction set.
 function(find_kernels variable pattern)
   file(GLOB files CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/src/*/${pattern}.cpp")
   set(${variable} ${files} PARENT_SCOPE)
@@ -24,9 +24,8 @@ list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
 set(AVXVNNI_KERNELS ${AVX2_NEON_KERNELS}) # AVX2 plus integer dot products
 
 # Parsing headers takes longer than compiling most files, so each target is one translation unit: ON
-# for an installation; "untasked" in a learner's tree (the course's code): all files except those that
-# the learner edits.
-# LARGE_KERNELS are compiled in parallel, on another core.
+# for an installation; "untasked" in a learner's checkout: all files except those with tasks, which
+# the learner edits. LARGE_KERNELS are separate translation units, to be compiled on another core.
 set(TINY_LLM_UNITY OFF CACHE STRING "compile each target as one translation unit")
 set(LARGE_KERNELS ${SIMD_KERNELS} ${AVX512_KERNELS})
 list(FILTER LARGE_KERNELS INCLUDE REGEX "/(attention_block_simd|quantized_matmul_avx512).cpp$")
@@ -80,7 +79,7 @@ endif()
 function(add_kernel_libraries)
   foreach(isa ${INSTRUCTION_SETS} portable)
     string(TOUPPER ${isa} ISA)
-    if(NOT ${ISA}_KERNELS) # absent from a learner's tree
+    if(NOT ${ISA}_KERNELS) # absent from a learner's checkout
       continue()
     endif()
     add_library(kernels_${isa} OBJECT ${${ISA}_KERNELS})

@@ -15,14 +15,14 @@ INCLUDE = re.compile(r'\s*#include "(?P<header>[^"]+)"')
 
 
 def inlined(file: Path, seen: set[Path]) -> str:
-    """Source of a file with project headers inlined once each, except `<metal_stdlib>`."""
+    """Source of a file with each project header inlined once; includes of `<…>` headers remain."""
     seen.add(file)
     name = f"src/extensions/{file.as_posix()}"
     lines = [f'#line 1 "{name}"']
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         include = INCLUDE.match(line)
         if include is None:
-            # In an inlined header the compiler would warn about `#pragma once` in a main file.
+            # The result is a main file, in which the compiler would warn about `#pragma once`.
             lines.append("" if line.strip() == "#pragma once" else line)
             continue
         header = Path(include["header"])

@@ -12,7 +12,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Widens 16 elements to float32.
+// Widens 16 float16 or bfloat16 elements to float32.
 inline __m512 widen(__m256i x, Format format) {
     return format == Format::float16
                ? _mm512_cvtph_ps(x)
@@ -24,14 +24,14 @@ inline __m512 load_halves(const uint16_t* in, Format format) {
     return widen(_mm256_loadu_si256((const __m256i*)in), format);
 }
 
-// Splits 16 float16 values, given as float32, into two bfloat16 values each: 11 significant bits as
-// 8 + 3, without rounding.
+// Splits 16 float16 values, given as float32, into bfloat16 values high + low. Exact: float16 has
+// 11 significant bits, of which `high` takes 8.
 inline void split(__m512 x, __m256i* high, __m256i* low) {
     *high = (__m256i)_mm512_cvtneps_pbh(x);
     *low = (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(x, widen(*high, Format::bfloat16)));
 }
 
-// Rounds the first `count` lanes to the format and stores them; count ≥ 16 stores all lanes.
+// Rounds the first `count` lanes to the format and stores them; count ≥ 16 stores all 16.
 inline void store_halves(uint16_t* out, __m512 x, int64_t count, Format format) {
     const __m256i halves = format == Format::float16
                                ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
@@ -43,8 +43,8 @@ inline void store_halves(uint16_t* out, __m512 x, int64_t count, Format format) 
     }
 }
 
-// Transposes 16×16 words: out[c] holds word c of the 16 rows. Rows ≥ `rows` and words ≥ `columns`
-// are zero.
+// Transposes 16×16 32-bit elements, rows `stride` elements apart: lane r of out[c] is element c of
+// row r. Rows ≥ `rows` and columns ≥ `columns` are zero.
 inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns, __m512i* out) {
     const __mmask16 mask = static_cast<__mmask16>((1u << columns) - 1);
     __m512i r[16], t[16];
@@ -80,8 +80,8 @@ inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns,
     }
 }
 
-// Transposes pairs of 16-bit elements of 16 rows: lane r of out[p] holds elements 2p and 2p + 1 of
-// row r, for 8 elements per row. Rows ≥ `rows` and elements ≥ `columns` are zero.
+// Transposes 16 rows of four pairs of 16-bit elements: lane r of out[p] holds pair p of row r. Rows
+// ≥ `rows` and elements ≥ `columns` are zero.
 inline void transpose_pairs(const uint16_t* in, int64_t stride, int rows, int64_t columns,
                             __m512i (&out)[4]) {
     const __mmask8 mask = static_cast<__mmask8>(columns >= 8 ? 0xff : (1u << columns) - 1);
@@ -102,8 +102,8 @@ inline void transpose_pairs(const uint16_t* in, int64_t stride, int rows, int64_
     out[3] = _mm512_unpackhi_epi64(c, d);
 }
 
-// Transposes 16-bit elements of 16 rows to float32 columns: out[i · out_stride …] holds element i
-// of each row. Rows ≥ `rows` are zero.
+// Transposes 16 rows of 16-bit elements and widens them to float32: out[i · out_stride + r] is
+// element i of row r. Rows ≥ `rows` are zero.
 inline void widen_columns(const uint16_t* in, int64_t stride, int rows, int64_t columns,
                           Format format, float* out, int64_t out_stride) {
     for (int64_t first = 0; first < columns; first += 8) {

@@ -1,4 +1,4 @@
-// Argument checks of operations: "[operation] expected …, got …".
+// Argument checks of operations; messages read "[operation] expected …, got …".
 #pragma once
 
 #include <sstream>
@@ -26,12 +26,12 @@ inline bool is_half(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float16 || dtype == mlx::core::bfloat16;
 }
 
-/// Whether a dtype is valid for activations.
+/// Whether a dtype is float32, float16 or bfloat16, the dtypes of activations.
 inline bool is_float(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32 || is_half(dtype);
 }
 
-/// The Format of a floating dtype.
+/// The Format of float32, float16 or bfloat16.
 inline Format format_of(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32   ? Format::float32
            : dtype == mlx::core::float16 ? Format::float16

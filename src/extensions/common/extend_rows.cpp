@@ -19,7 +19,7 @@ namespace mx = mlx::core;
 
 namespace {
 
-/// Whole memory pages of [begin, end).
+/// The memory pages that are entirely inside an address range.
 struct PageRange {
     char* begin;
     char* end;
@@ -33,7 +33,7 @@ struct PageRange {
     size_t bytes() const { return begin < end ? static_cast<size_t>(end - begin) : 0; }
 };
 
-/// Zeroes [begin, end); whole pages are dropped, so that they fault in as zeros when accessed.
+/// Zeroes [begin, end). Complete pages are released instead, and read as zeros when next accessed.
 void zero(char* begin, char* end) {
     const PageRange pages(begin, end);
     if (pages.bytes() == 0 || madvise(pages.begin, pages.bytes(), MADV_DONTNEED) != 0) {
@@ -44,15 +44,16 @@ void zero(char* begin, char* end) {
     std::memset(pages.end, 0, end - pages.end);
 }
 
-/// Moves the whole pages of a buffer; returns false if that is impossible. The source's moved pages
-/// read as zeros.
+/// Moves pages to another address range, after which the source reads as zeros. Returns false if
+/// the ranges are empty, differ in size, or the system refuses.
 bool move_pages(const PageRange& source, const PageRange& target) {
     return source.bytes() > 0 && source.bytes() == target.bytes() &&
            mremap(source.begin, source.bytes(), source.bytes(),
                   MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, target.begin) != MAP_FAILED;
 }
 
-/// Moves `bytes` bytes to another buffer, or copies them if they are not `movable`.
+/// Transfers `bytes` bytes to another buffer: moves complete pages if `movable` and both buffers
+/// have the same page alignment, and copies everything else.
 void move(char* from, char* to, size_t bytes, bool movable) {
     const PageRange source(from, from + bytes);
     const PageRange target(to, to + bytes);

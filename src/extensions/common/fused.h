@@ -9,15 +9,15 @@
 
 namespace tiny_llm_ext {
 
-/// The kernel selected by the environment variable TINY_LLM_FUSED:
+/// Selects an operation's kernel by the environment variable TINY_LLM_FUSED:
 ///
-///     vectors   the vector kernel; throws std::runtime_error if the course's task is not solved
+///     vectors   the vector kernel; throws std::runtime_error if the learner has not written it
 ///     loops     the readable reference
 ///
-/// Default: the vector kernel, or the reference if the course's task for it is not solved. Throws
-/// std::invalid_argument for any other value.
+/// Default: the vector kernel, or the reference if the learner has not written the vector kernel.
+/// Throws std::invalid_argument for any other value.
 ///
-/// vectors: returns the vector kernel of an instruction set.
+/// vectors(set): returns the vector kernel for an instruction set. loops: the reference.
 template <typename Kernel>
 Kernel fused_kernel(Kernel (*vectors)(InstructionSet set), Kernel loops) {
     const char* text = std::getenv("TINY_LLM_FUSED");

@@ -16,7 +16,7 @@ namespace mx = mlx::core;
 bool is_gpu(mx::Stream stream);
 
 /// Stream on which an operation runs: the caller's, or the CPU's if the caller's is a GPU whose
-/// compiler rejects the operation's kernels. Compiles them on the first call; logs a failure.
+/// compiler rejects the operation's kernels. The first call compiles them and logs any error.
 /// operation: name of its folder in src/. dtype: compute dtype of its kernels.
 mx::Stream stream_for(const std::string& operation, mx::Dtype dtype, mx::StreamOrDevice s);
 

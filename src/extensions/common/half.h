@@ -2,7 +2,7 @@
 //
 // Avoids standard library templates: the linker may keep the copy of an inline function from a file
 // compiled for a newer instruction set, and the module would hit illegal instructions on older
-// CPUs. These conversions serve references and scalars; common/simd.h converts vectors.
+// CPUs. These conversions serve reference kernels and scalars; common/simd.h converts vectors.
 #pragma once
 
 #include <stdint.h>
@@ -60,10 +60,10 @@ namespace {  // internal linkage, for the reason above
     if (magnitude > 0x7f800000) {
         return sign | 0x7e00;
     }
-    if (magnitude >= 0x477ff000) {  // 65520, halfway above 65504, rounds to infinity
+    if (magnitude >= 0x477ff000) {  // ≥ 65520 = maximum + ½ ulp: rounds to infinity
         return sign | 0x7c00;
     }
-    if (magnitude < 0x38800000) {  // subnormal: adding 0.5 leaves multiples of 2⁻²⁴, rounded
+    if (magnitude < 0x38800000) {  // subnormal: adding 0.5 rounds to a multiple of 2⁻²⁴
         return sign | static_cast<uint16_t>(float_to_bits(bits_to_float(magnitude) + 0.5f) -
                                             float_to_bits(0.5f));
     }
@@ -71,7 +71,7 @@ namespace {  // internal linkage, for the reason above
     return sign | static_cast<uint16_t>((rounded - (112u << 23)) >> 13);
 }
 
-/// Element i of an array in any of the formats.
+/// Element i of an array of the given format, as float32.
 [[maybe_unused]] inline float load_element(const void* array, int64_t i, Format format) {
     switch (format) {
         case Format::float32:

@@ -16,8 +16,8 @@ namespace tiny_llm_ext {
 namespace {
 
 #if defined(__x86_64__)
-// On Linux, a process must request permission to use the tile registers: their state is 8 KB per
-// thread.
+// Whether the AMX kernels can run. Linux requires a process to request the use of the tile
+// registers, because they add 8 KiB to each thread's state.
 bool machine_has_amx() {
 #if defined(__linux__)
     unsigned eax, ebx, ecx, edx;
@@ -92,7 +92,7 @@ const std::vector<InstructionSet>& instruction_sets() {
 }
 
 InstructionSet instruction_set() {
-    // Read on every call, because tests change the variable.
+    // Read on every call, because tests change the environment variable.
     const char* forced = std::getenv("TINY_LLM_CPU_ISA");
     if (forced == nullptr || *forced == '\0') {
         return instruction_sets().back();

@@ -6,25 +6,26 @@
 
 namespace tiny_llm_ext {
 
-/// In ascending order: on one machine, each set includes the earlier ones.
+/// In ascending order: each set includes the earlier ones of the same processor architecture.
 enum class InstructionSet {
-    portable,  // plain C++, any machine: the references
-    neon,      // every 64-bit ARM
+    portable,  // plain C++ on any machine: the reference kernels
+    neon,      // every 64-bit ARM processor
     avx2,      // AVX2, FMA and F16C: x86 since 2013
     avx512,    // AVX-512 F, BW, VL, DQ and BF16: Zen 4 and later, Sapphire Rapids and later
     amx,       // AVX-512 with VNNI, and AMX int8 tiles: Sapphire Rapids and later
 };
 
-/// The sets supported by this machine, in ascending order.
+/// The instruction sets supported by this machine, in ascending order.
 const std::vector<InstructionSet>& instruction_sets();
 
-/// The best supported set, or the one named by TINY_LLM_CPU_ISA.
+/// The best supported instruction set, or the one named by TINY_LLM_CPU_ISA.
 ///
-/// Throws std::invalid_argument if the variable names an unknown or unsupported set.
+/// Throws std::invalid_argument if TINY_LLM_CPU_ISA names an unknown or unsupported set.
 InstructionSet instruction_set();
 
-/// Whether an AVX2 processor also has AVX-VNNI: Alder Lake and later, Zen 5. Not a separate
-/// set, because some AVX-512 processors lack it; kernels that use it produce the same bits.
+/// Whether the processor has AVX-VNNI: Alder Lake and later, Zen 5. Not an InstructionSet, because
+/// the sets are ordered and some AVX-512 processors lack it. Kernels produce the same bits with and
+/// without it.
 bool has_avx_vnni();
 
 /// "portable", "neon", "avx2", "avx512" or "amx".
@@ -33,8 +34,8 @@ std::string name_of(InstructionSet set);
 }  // namespace tiny_llm_ext
 
 // A kernel written with common/simd.h is one file, <op>_simd.cpp, compiled once per instruction set
-// into a namespace of that name. TINY_LLM_DECLARE_SIMD declares its functions in all of them.
-// TINY_LLM_CHOOSE_SIMD selects one; the reference is the fallback.
+// into a namespace of that name. TINY_LLM_DECLARE_SIMD declares its functions in all of
+// these. TINY_LLM_CHOOSE_SIMD selects one; the reference kernel is the fallback.
 #if defined(__x86_64__)
 #define TINY_LLM_DECLARE_SIMD(...) \
     namespace avx2 {               \

@@ -9,7 +9,7 @@
 namespace tiny_llm_ext {
 
 #ifdef __GLIBC__
-constexpr int MMAP_THRESHOLD = 32 << 20;  // glibc's maximum; larger blocks are not retained
+constexpr int MMAP_THRESHOLD = 32 << 20;  // glibc's maximum; free() unmaps larger blocks
 #endif
 
 void configure_malloc() {

@@ -2,8 +2,8 @@
 //
 // The array is treated as rows × columns: the last dimension is a row, all others index the rows. A
 // thread copies COPY_ELEMENTS_PER_THREAD elements of a row, one threadgroup width apart, so that
-// adjacent lanes read adjacent elements if the row is contiguous. The row offset is computed once,
-// in 32 bits; a contiguous array is a single row with offset 0.
+// adjacent lanes read adjacent elements if the row is contiguous. A thread decomposes its row index
+// once, with 32-bit divisions; a contiguous array is a single row.
 #include <metal_stdlib>
 
 #include "common/metal_copy_params.h"

@@ -6,13 +6,13 @@ namespace tiny_llm_ext {
 // An enum, because Metal requires the constant address space for variables at namespace scope.
 enum {
     COPY_MAX_DIMS = 8,
-    COPY_ELEMENTS_PER_THREAD = 4,  // elements per thread
+    COPY_ELEMENTS_PER_THREAD = 4,
 };
 
 struct CopyParams {
-    unsigned int rows, columns;  // the last dimension is a row
+    unsigned int rows, columns;  // columns: size of the last dimension
     long column_stride;          // between elements of a row; all strides in elements
-    int dims;                    // dimensions that index the rows, the last one fastest
+    int dims;                    // number of dimensions that index rows; the last varies fastest
     unsigned int shape[COPY_MAX_DIMS];
     long strides[COPY_MAX_DIMS];
 };

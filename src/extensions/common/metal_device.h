@@ -1,4 +1,4 @@
-// Dispatch of launches to the GPU.
+// Dispatch of Metal kernels to the GPU.
 #pragma once
 
 #include <functional>
@@ -14,35 +14,37 @@ namespace mx = mlx::core;
 
 /// Enqueues a kernel on the stream's GPU, asynchronously. Call from eval_gpu.
 ///
-/// inputs, outputs: the kernel's buffers in order, allocated; the launch's params follow. Throws
-/// std::runtime_error if the kernel does not compile, or if its pipeline allows fewer threads than
-/// the launch has.
+/// inputs, outputs: allocated arrays, bound to the kernel's buffers in this order, before the
+/// launch's params. Throws std::runtime_error if the kernel does not compile, or if its pipeline
+/// allows fewer threads per threadgroup than the launch has.
 void encode(const mx::Stream& stream, const MetalLaunch& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
-/// Same, for a kernel that works with any number of threads: `launch` receives the pipeline's
-/// maximum, which depends on register use, and must not use it to select another kernel.
+/// Enqueues a kernel that works with any number of threads. launch(max_threads) is called with
+/// MAX_THREADS, and again if the pipeline allows fewer, because the kernel uses many registers. It
+/// must return the same kernel both times.
 void encode(const mx::Stream& stream, const std::function<MetalLaunch(int max_threads)>& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
-/// Copies x, any strides, to `out`, of the same shape and separately allocated.
+/// Copies x, any strides, to `out`: same shape, row-major, in separate memory.
 void copy(const mx::array& x, const mx::array& out, const mx::Stream& stream);
 
-/// Prepares an update of x into `out`: `out` shares the memory of x if `overwrite` permits that or
-/// x has no other readers, and is a copy otherwise.
+/// Prepares an in-place update of x: `out` shares the memory of x if x is row-contiguous and either
+/// `overwrite` is set or x has no other readers. Otherwise it is a row-contiguous copy.
 void update(const mx::array& x, mx::array& out, bool overwrite, const mx::Stream& stream);
 
 /// `x` in row-major order: itself, or a copy enqueued on the GPU.
 mx::array row_contiguous(const mx::array& x, const mx::Stream& stream);
 
-/// An array N..×D as rows with one stride, in elements: itself if possible, otherwise a copy.
+/// An array viewed as rows of its last dimension, `stride` elements apart: the array itself if its
+/// strides allow it, otherwise a copy.
 struct Rows {
     mx::array array;
     int64_t stride;
 };
 Rows rows_of(const mx::array& x, const mx::Stream& stream);
 
-/// A temporary array between kernels of one operation, alive until they have run.
+/// Allocates an intermediate array for the kernels of one operation, alive until they have run.
 mx::array temporary(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
 
 }  // namespace tiny_llm_ext::metal

@@ -21,12 +21,12 @@ namespace tiny_llm_ext {
 
 static_assert(sizeof(int) == 4 && sizeof(long) == 8, "params structs have Metal's sizes");
 
-/// Lanes per simdgroup, and Apple's limits per threadgroup: threads and bytes.
+/// Lanes per simdgroup, and Apple's limits per threadgroup: threads and bytes of memory.
 constexpr int SIMD_WIDTH = 32;
 constexpr int MAX_THREADS = 1024;
 constexpr int MAX_THREADGROUP_BYTES = 32768;
 
-/// Counts along each axis.
+/// Number of threads or threadgroups along each axis.
 struct Extent {
     int64_t x = 1, y = 1, z = 1;
     int64_t count() const { return x * y * z; }
@@ -36,21 +36,21 @@ struct MetalLaunch {
     std::string kernel;           // <op>_<variant>_<dtype>
     Extent groups;                // threadgroups in the grid
     Extent threads;               // threads in a threadgroup
-    int threadgroup_bytes = 0;    // of the kernel's [[threadgroup(0)]], if it has one
-    std::vector<uint8_t> params;  // the bytes of its params struct
+    int threadgroup_bytes = 0;    // size of [[threadgroup(0)]]; 0 if the kernel has none
+    std::vector<uint8_t> params;  // bytes of the kernel's params struct
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-/// Threadgroup size for `work` items (it may loop over them): whole simdgroups, at most `preferred`
-/// and at most the pipeline's limit (maxTotalThreadsPerThreadgroup).
+/// Threads per threadgroup for `work` items: a multiple of SIMD_WIDTH, at most `preferred` and at
+/// most `max_threads`, the pipeline's limit (maxTotalThreadsPerThreadgroup).
 constexpr int threads_for(int64_t work, int preferred, int max_threads) {
     const int64_t most = std::min(preferred, max_threads) / SIMD_WIDTH * SIMD_WIDTH;
     return static_cast<int>(std::clamp<int64_t>(round_up(work, SIMD_WIDTH), SIMD_WIDTH, most));
 }
 
-/// A dtype as the suffix of kernel names.
+/// Name of a dtype, the suffix of kernel names.
 inline const char* name_of(Format format) {
     return format == Format::float32   ? "float32"
            : format == Format::float16 ? "float16"

@@ -24,7 +24,7 @@ bool begins_with(const std::string& text, const std::string& start) {
     return text.compare(0, start.size(), start) == 0;
 }
 
-// The .metal file of a kernel: the longest file name that prefixes the kernel's name.
+// The .metal file of a kernel: the longest file name that is a prefix of the kernel's name.
 std::string file_of(const std::string& kernel) {
     std::string best;
     for (const auto& [file, text] : sources()) {
@@ -74,12 +74,12 @@ MTL::Library* library_of(const std::string& file, const std::string& dtype) {
     });
 }
 
-// Compilation results by file and dtype: the compiler's message, empty on success.
-std::mutex mutex, operations_mutex;
+std::mutex mutex, operations_mutex;  // of `results` and of `operations`
+// By file and dtype: the compiler's message, empty on success.
 std::map<std::pair<std::string, std::string>, std::string> results;
 std::map<std::string, bool> operations;  // by operation and dtype: whether all kernels compile
 
-// The compiler's message; empty on success.
+// Compiles a file's kernels for a dtype, once. Returns the compiler's message; empty on success.
 std::string compile(const std::string& file, const std::string& dtype) {
     std::lock_guard lock(mutex);
     const auto found = results.find({file, dtype});
@@ -95,8 +95,8 @@ std::string compile(const std::string& file, const std::string& dtype) {
     return results[{file, dtype}] = message;
 }
 
-// Files with the kernels that an operation's encoder launches: those in its folder (readable
-// kernels only if there are no others), plus shared ones.
+// Names of the .metal files whose kernels an operation's encoder launches: the operation's files
+// (readable kernels only if there are no others) and shared ones.
 std::vector<std::string> files_of(const std::string& operation) {
     std::vector<std::string> all, fast;
     for (const auto& [file, text] : sources()) {

@@ -13,7 +13,7 @@ class ComputePipelineState;
 
 namespace tiny_llm_ext::metal {
 
-/// The pipeline of a kernel.
+/// The compiled pipeline of a kernel.
 /// Throws std::runtime_error with the compiler's message if its library does not compile.
 MTL::ComputePipelineState* pipeline_of(const std::string& kernel);
 
@@ -21,17 +21,17 @@ MTL::ComputePipelineState* pipeline_of(const std::string& kernel);
 /// tried. Returns whether they are usable; the first failure logs the compiler's message to stderr.
 bool compile_operation(const std::string& operation, const std::string& dtype);
 
-/// Compilation state of a file's kernels, over all dtypes.
+/// Compilation state of a file's kernels: "failed" if they failed for any dtype.
 struct LibraryState {
     std::string file, state;  // "compiled", "not tried" or "failed"
-    std::string message;      // the compiler's
+    std::string message;      // compiler's message, if failed
 };
 std::vector<LibraryState> library_states();
 
 /// Compiles a file's kernels for all dtypes.
 void compile_file(const std::string& file);
 
-/// Discards all compilation results: for tests, and when the GPU changes.
+/// Discards all compilation results: for tests, and when an emulated GPU is attached or detached.
 void clear_library_cache();
 
 }  // namespace tiny_llm_ext::metal

@@ -5,8 +5,8 @@
 
 namespace tiny_llm_ext {
 
-/// Broadcasts the sum of all threads' values to every thread. partial: one float per simdgroup. The
-/// summation order depends only on the number of threads.
+/// Sum of `value` over all threads of the threadgroup, returned to each of them. partial: scratch
+/// memory, one float per simdgroup. The summation order depends only on the number of threads.
 inline float threadgroup_sum(float value, threadgroup float* partial, uint simdgroup, uint lane,
                              uint simdgroups) {
     const float sum = metal::simd_sum(value);

@@ -1,11 +1,12 @@
-// State slots of a ragged batch for Metal kernels, with the bounds of common/state_slots.h.
+// State slots of a ragged batch for Metal kernels, clamped as in common/state_slots.h.
 #pragma once
 
 #include <metal_stdlib>
 
 namespace tiny_llm_ext {
 
-/// A sequence's tokens first … end − 1, and the slot of the state before them; −1: zeros.
+/// A sequence's tokens first … end − 1, and the slot of the state before them; negative: the state
+/// is zero.
 struct StatefulSequence {
     int first, end, read_slot;
 };
@@ -17,7 +18,7 @@ inline StatefulSequence sequence_of(int sequence, int T, int S, device const int
     return {first, metal::clamp(cu_seqlens[sequence + 1], first, T), slot < S ? slot : -1};
 }
 
-/// Slot that receives the state after a token; −1: none.
+/// Slot that receives the state after a token; negative: none.
 inline int write_slot(int token, int S, device const int* write_slots) {
     const int slot = write_slots[token];
     return slot < S ? slot : -1;

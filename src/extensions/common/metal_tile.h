@@ -3,14 +3,14 @@
 //
 // A threadgroup computes BM rows × BN outputs. For every TILE_K elements of the inner dimension it
 // stages BM rows of x and BN rows of w in threadgroup memory (RowStager, or the weight unpacker).
-// Each of its SIMDGROUPS_M × SIMDGROUPS_N simdgroups then multiplies its part of the tile
+// Each of its SIMDGROUPS_M × SIMDGROUPS_N simdgroups then computes its share of the outputs
 // (multiply). All arithmetic is float32.
 //
 // Summation order. The inner dimension is divided into parts of TILE_PART elements. Elements of a
 // part are accumulated in order, eight per matrix instruction; parts are then added in order.
-// Either one threadgroup computes all parts or, with split-K, each part has a separate threadgroup
-// and matmul_split_k_sum adds the partial sums in the same order, which occupies the GPU when there
-// are few tiles. Results are bit-identical either way, for every BM and BN and any number of rows.
+// Normally one threadgroup computes all parts. With few tiles, split-K occupies the GPU: each part
+// has a separate threadgroup, and matmul_split_k_sum adds the partial sums in the same order.
+// Results are bit-identical either way, for every BM and BN and any number of rows.
 #pragma once
 
 #include <metal_simdgroup_matrix>
@@ -67,8 +67,9 @@ inline thread float2& elements(thread simdgroup_float8x8& matrix) {
     return reinterpret_cast<thread float2&>(matrix.thread_elements());
 }
 
-/// Stages ROWS rows, TILE_K elements each at a time, as 16 bytes per thread and round. A thread
-/// always copies the same rows and columns of the tile, so its pointers only advance.
+/// Copies ROWS rows to a tile in threadgroup memory, TILE_K elements of each at a time, in rounds
+/// of 16 bytes per thread. A thread always copies to the same rows and columns of the tile, so its
+/// pointers only advance.
 ///
 /// Rows ≥ rows_left and elements ≥ elements_left are zero in the tile and are not read. WHOLE: each
 /// 16-byte load is aligned and entirely inside or outside the row.
@@ -76,7 +77,7 @@ template <typename T, int ROWS, int THREADS, bool WHOLE>
 struct RowStager {
     enum {
         ELEMENTS = 16 / sizeof(T),
-        ROWS_PER_ROUND = THREADS * ELEMENTS / TILE_K,  // rows per round
+        ROWS_PER_ROUND = THREADS * ELEMENTS / TILE_K,
         ROUNDS = ROWS / ROWS_PER_ROUND,
     };
     static_assert(ROUNDS * ROWS_PER_ROUND == ROWS, "the tile is a whole number of rounds");
@@ -84,7 +85,7 @@ struct RowStager {
     device const T* from[ROUNDS];  // this thread's next elements of each round's row
     bool has[ROUNDS];              // whether the row exists
     threadgroup T* to;             // destination of the first round
-    int left;                      // remaining elements, from this thread's first
+    int left;                      // elements of a row from this thread's column on
 
     /// rows: first element of the first row; rows are row_stride elements apart. repeats: pads with
     /// copies of the last row instead of zeros. The results of these rows are discarded; padding
@@ -102,8 +103,8 @@ struct RowStager {
         left = elements_left - column;
     }
 
-    /// Stages the next TILE_K elements, after `done` earlier ones. sums (optional): ROWS totals,
-    /// one per round; this thread's elements are added.
+    /// Stages the next TILE_K elements of each row, after `done` earlier ones. sums (optional): one
+    /// total per round, to which this thread's elements are added.
     void stage(int done, thread float* sums = nullptr) thread {
         const bool has_more = done < left;
 #pragma unroll
@@ -162,7 +163,7 @@ struct TileSums {
         multiply_to(part, x, w);
     }
 
-    /// Same, into other accumulators.
+    /// to += x · wᵀ for the staged tiles x (BM × TILE_K) and w (BN × TILE_K).
     template <typename X, typename W>
     void multiply_to(thread simdgroup_float8x8 (&to)[ROWS][COLUMNS], threadgroup const X* x,
                      threadgroup const W* w) thread {
@@ -199,8 +200,9 @@ struct TileSums {
         }
     }
 
-    /// Writes the totals within the matrix to out (M × O) from registers: a lane holds two adjacent
-    /// elements of each 8×8 matrix.
+    /// Writes the totals to this tile of out (M × O), except rows ≥ rows_left and columns ≥
+    /// columns_left, which are beyond the matrix. A lane holds two adjacent elements of each 8×8
+    /// matrix.
     template <typename U>
     void store(device U* out, long O, int rows_left, int columns_left, uint lane) thread {
         const LanePosition position(lane);

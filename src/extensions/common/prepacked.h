@@ -1,14 +1,15 @@
 // Prepacked weight layout of the vector kernels.
 //
-// A pack interleaves R rows word by word: the first word of each row, then the second of each, and
-// so on. A vector load then gives each lane a word of a different output row, as the kernels need
-// it: no register transposition, and sequential memory access. Scales and biases are prepacked in
-// the same way.
+// A pack interleaves R rows of packed weights, one 32-bit integer at a time: the first of each row,
+// then the second of each row, and so on. A vector load then gives each lane the weights of a
+// different output row, as the kernels need them: no register transposition, and sequential memory
+// access. Scales and biases are interleaved in the same way, one element at a time.
 //
 // Each kernel chooses R: the number of rows that it multiplies at once, which gives one memory
 // stream, or fewer where several streams are faster.
 //
-// The shape distinguishes the layouts: row-major is O×W, prepacked is (O/R)×W×R.
+// The shape distinguishes the layouts of O rows with W elements: row-major is O×W, prepacked is
+// (O/R)×W×R.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ inline int pack_rows(const mlx::core::array& weights) {
     return is_prepacked(weights) ? weights.shape(2) : 1;
 }
 
-/// O: rows of a matrix in either layout.
+/// O: rows of a weight matrix in either layout.
 inline int matrix_rows(const mlx::core::array& weights) {
     return weights.shape(0) * pack_rows(weights);
 }

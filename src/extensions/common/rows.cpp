@@ -11,7 +11,7 @@ namespace mx = mlx::core;
 
 namespace {
 
-// Copies the elements of dimensions ≥ `dim`; returns the end of the destination.
+// Copies the elements of dimensions ≥ `dim` to row-major order; returns the end of the destination.
 template <typename T>
 T* copy(const T* from, T* to, const mx::Shape& shape, const mx::Strides& strides, size_t dim) {
     if (dim == shape.size()) {
@@ -31,7 +31,7 @@ int64_t row_stride(const mx::array& x) {
     if (x.shape(last) > 1 && x.strides(last) != 1) {
         return -1;
     }
-    int64_t stride = -1, next = -1;  // of the rows so far; expected of the next outer dimension
+    int64_t stride = -1, next = -1;  // row stride, and required stride of the next outer dimension
     for (int dim = last - 1; dim >= 0; dim--) {
         if (x.shape(dim) == 1) {
             continue;
@@ -42,7 +42,7 @@ int64_t row_stride(const mx::array& x) {
         stride = stride < 0 ? x.strides(dim) : stride;
         next = x.strides(dim) * x.shape(dim);
     }
-    return stride < 0 ? x.shape(last) : stride;  // a single row: any stride
+    return stride < 0 ? x.shape(last) : stride;  // a single row may have any stride
 }
 
 mx::array row_contiguous(const mx::array& x, mx::Stream stream) {
@@ -87,16 +87,16 @@ Rows rows_of(const mx::array& x, mx::Stream stream) {
 const std::vector<mx::array>& update_first(const std::vector<mx::array>& inputs,
                                            std::vector<mx::array>& outputs, mx::Stream stream) {
     const bool is_captured = TaskCapture::current() != nullptr;
-    const auto& kept = is_captured ? inputs : outputs[0].inputs();
+    const auto& retained = is_captured ? inputs : outputs[0].inputs();
     for (size_t i = 1; i < outputs.size() && !is_captured; i++) {
         outputs[i].inputs().clear();
     }
-    const bool in_place = can_overwrite(kept[0]);
-    outputs[0].copy_shared_buffer(in_place ? kept[0] : copy_of(kept[0], stream));
-    for (size_t i = in_place ? 1 : 0; i < kept.size(); i++) {
-        add_temporary(stream, kept[i]);
+    const bool in_place = can_overwrite(retained[0]);
+    outputs[0].copy_shared_buffer(in_place ? retained[0] : copy_of(retained[0], stream));
+    for (size_t i = in_place ? 1 : 0; i < retained.size(); i++) {
+        add_temporary(stream, retained[i]);
     }
-    return kept;
+    return retained;
 }
 
 void* allocate(mx::array& out) {

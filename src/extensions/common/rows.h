@@ -10,7 +10,7 @@
 
 namespace tiny_llm_ext {
 
-/// An array N..×D in memory: rows of D contiguous elements, with one row stride.
+/// An array viewed as rows of its last dimension: contiguous elements, with one row stride.
 struct Rows {
     const void* data;
     int64_t stride;  // in elements, from one row to the next
@@ -32,22 +32,23 @@ mlx::core::array row_contiguous(const mlx::core::array& x, mlx::core::Stream str
 /// A copy of `x` in row-major order, made as a task of the stream.
 mlx::core::array copy_of(const mlx::core::array& x, mlx::core::Stream stream);
 
-/// Allocates `out`, reusing the memory of `x` if x has no other readers and the same layout. A
-/// kernel may then write an element of `out` only after reading that element of x.
+/// Allocates `out`, in the memory of `x` if x has no other readers and the same layout, and returns
+/// its address. A kernel may then write an element of `out` only after reading that element of x.
 void* allocate_or_reuse(mlx::core::array& out, const mlx::core::array& x);
 
-/// Allocates `out`.
+/// Allocates `out` and returns its address.
 void* allocate(mlx::core::array& out);
 
 /// Prepares an update of inputs[0] by a node with several outputs: outputs[0] shares its memory if
-/// there are no other readers, and is a copy otherwise. Call first, and use the returned inputs:
-/// MLX stores the inputs in each output, and this function drops all of these references but one.
+/// there are no other readers, and is a copy otherwise. Call first in eval_cpu, and use the
+/// returned inputs: MLX stores the inputs in each output, and this function drops all of these
+/// references but one.
 const std::vector<mlx::core::array>& update_first(const std::vector<mlx::core::array>& inputs,
                                                   std::vector<mlx::core::array>& outputs,
                                                   mlx::core::Stream stream);
 
-/// Allocates `out`, B×H×L×D, in the layout B×L×H×D: transposing and flattening the heads then needs
-/// no copy.
+/// Allocates `out`, sequences × heads × tokens × D, with the memory layout sequences × tokens ×
+/// heads × D: transposing and flattening the heads then needs no copy. Returns its address.
 void* allocate_by_token(mlx::core::array& out);
 
 /// Runs body(first, last) for ranges that partition 0 … rows − 1: on all threads, or on the calling

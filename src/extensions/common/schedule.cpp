@@ -11,8 +11,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-/// Each thread takes chunks of its own contiguous range. Its ticket is thread-private, so a plain
-/// load and store suffice.
+/// Next chunk of the thread's own run. No other thread claims from it, so a plain load and store of
+/// the ticket suffice.
 template <typename Ticket>
 int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) {
     auto& ticket = runs[thread].ticket;
@@ -25,7 +25,7 @@ int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) 
     return chunk;
 }
 
-/// Claims the next chunk of a run that ends before `end`. Safe to call from several threads.
+/// Claims the next chunk of a run, which must be below `end`. Safe to call from several threads.
 ///
 /// Returns a chunk that no other thread gets; NO_CHUNK if none is left or the ticket is another
 /// job's: a thread that slept through a job must not claim a chunk of the next one.

@@ -17,7 +17,7 @@
 namespace tiny_llm_ext {
 
 constexpr int64_t NO_CHUNK = -1;
-constexpr uint64_t CHUNK_BITS = 0xffffffff;  // chunk bits of a ticket
+constexpr uint64_t CHUNK_BITS = 0xffffffff;  // a ticket's lower half: the chunk
 
 /// One call of parallel_for.
 struct SharedJob {
@@ -46,12 +46,12 @@ using NextChunk = int64_t (*)(ChunkRange<std::atomic<uint64_t>>* runs, const Sha
 /// dynamic is not solved yet.
 NextChunk current_schedule();
 
-/// Sets the schedule: "static", "dynamic" or "" for the default. For benchmarks that alternate the
-/// two. Throws std::invalid_argument for an unknown name, and std::runtime_error, which names the
-/// course task, if dynamic is not implemented.
+/// Sets the schedule: "static", "dynamic" or "" for the default. For benchmarks that alternate
+/// between the two. Throws std::invalid_argument for an unknown name, and std::runtime_error, which
+/// names the course task, if dynamic is not implemented.
 void set_schedule(const std::string& name);
 
-/// Runs a job with slow tickets, to provoke contention. For tests.
+/// Runs a job with tickets that are slow to access, to provoke contention. For tests.
 ///
 /// delay_first: delays thread 0's first chunk until all other chunks are done, for at most two
 ///   seconds.

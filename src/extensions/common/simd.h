@@ -41,7 +41,8 @@ typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 namespace {
 
-// Subtracting zero preserves every value, including −0 and NaN, and compilers do not remove it.
+// Broadcasts x to all lanes. Subtracting zero preserves every value, including −0 and NaN, unlike
+// adding it.
 inline Floats splat(float x) { return x - Floats{}; }
 inline Ints splat(int32_t x) { return x - Ints{}; }
 
@@ -69,7 +70,7 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 }
 
 // Whether the bfloat16 dot-product instruction is faster than widening to float32. It is slow on
-// AMX processors: a kernel that uses it took 1.6 times as long on a Xeon as on Zen 4
+// AMX processors: a kernel that uses it took 1.6 times as long on a Xeon with AMX as on Zen 4
 // (benchmark/LOG.md).
 #if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
 constexpr bool USES_BF16_DOT = true;
@@ -77,7 +78,7 @@ constexpr bool USES_BF16_DOT = true;
 constexpr bool USES_BF16_DOT = false;
 #endif
 
-/// c + a₁·b₁ + a₀·b₀, where each lane of a and b is a pair of bfloat16 values, the first in the
+/// c + a₁·b₁ + a₀·b₀, where each lane of a and b is a pair of bfloat16 values, a₀ and b₀ in the
 /// lower half. Products are exact; the two sums are rounded in sequence. The AVX-512 instruction
 /// treats subnormals as 0.
 inline Floats fma(Ints a, Ints b, Floats c) {
@@ -175,7 +176,7 @@ inline Halves narrow_bfloat16(Floats x) {
 #if defined(__AVX512F__)
     return (Halves)_mm512_cvtepi32_epi16((__m512i)upper);
 #elif defined(__AVX2__)
-    const __m256i packed = _mm256_packs_epi32((__m256i)upper, (__m256i)upper);  // a b · a b
+    const __m256i packed = _mm256_packs_epi32((__m256i)upper, (__m256i)upper);  // a a b b
     return (Halves)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000));
 #elif defined(__aarch64__)
     return (Halves)vmovn_s32((int32x4_t)upper);
@@ -321,8 +322,9 @@ inline int32_t max(Ints x) {
 
 /// eˣ for x ≤ 0, with an error of about 2 ulps; 0 below −87.3, NaN for NaN.
 ///
-/// x = n·ln 2 + r with |r| ≤ ½ ln 2; eʳ is a polynomial, 2ⁿ an exponent. ln 2 is subtracted in two
-/// parts, so that r keeps its precision (Cody and Waite, 1980).
+/// x = n·ln 2 + r with |r| ≤ ½ ln 2, so eˣ = 2ⁿ·eʳ: a polynomial approximates eʳ, and n becomes the
+/// exponent bits. n·ln 2 is subtracted in two steps, so that r keeps its precision (Cody and Waite,
+/// 1980).
 inline Floats exp_of_negative(Floats x) {
     const Floats lowest = splat(-87.33654f);
     const Floats clamped = max(lowest, x);

@@ -1,7 +1,8 @@
-// Small cache-resident matrix product: c += a · b, for float32 or pairs of bfloat16.
+// Matmul of small matrices in the cache: c += a · b, for float32 or pairs of bfloat16.
 //
-// A *pair* is two bfloat16 values in one 32-bit word (USES_BF16_DOT in simd.h): the product of
-// two pairs is the sum of two products, and the inner index counts pairs. c is always float32.
+// A *pair* is two bfloat16 values in one 32-bit integer (USES_BF16_DOT in simd.h). The product of
+// two pairs is the sum of their two elementwise products, and the inner dimension is a number of
+// pairs. c is always float32.
 //
 // Rows of b are loaded as vectors, so lanes are columns: every element of c is one chain of fused
 // multiply-adds in the order of the inner index, with the same bits for any blocking.
@@ -13,7 +14,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Rows × vectors of c held in registers. With a row of b: 6×4 + 4 of 32 registers, 6×2 + 2 of 16.
+// Block of c in registers: rows × vectors. With a row of b, it takes 6×4 + 4 of 32 registers, or
+// 6×2 + 2 of 16.
 constexpr int MATMUL_ROWS = 6;
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int MATMUL_VECTORS = 2;
@@ -21,8 +23,8 @@ constexpr int MATMUL_VECTORS = 2;
 constexpr int MATMUL_VECTORS = 4;
 #endif
 
-// c += a · b for ROWS × (VECTORS · LANES) elements of c, over `inner`. Not inlined: sums and x use
-// all registers, and the caller's live values would be spilled in the innermost loop.
+// c += a · b for ROWS × (VECTORS · LANES) elements of c. Not inlined: sums and x use all registers,
+// and the caller's live values would be spilled in the innermost loop.
 template <int ROWS, int VECTORS, typename Element>
 __attribute__((noinline)) void multiply_add_block(int inner, const Element* a, int64_t a_stride,
                                                   const Element* b, int64_t b_stride, float* c,

@@ -27,13 +27,14 @@ constexpr Indices<0, 1, 2, 3> ALL_LANES;
 // Each of these shuffles is a single instruction, without an index vector, on every instruction
 // set.
 
-// Interleaves the first (or last) two of every four lanes of a and b: a0 b0 a1 b1.
+// Interleaves two of every four lanes of a and b: the first two (FROM = 0: a0 b0 a1 b1) or the last
+// two (FROM = 2).
 template <int FROM, int... LANE>
 inline Floats zip_pairs(Floats a, Floats b, Indices<LANE...>) {
     return TINY_LLM_SHUFFLE(a, b, (LANE / 4 * 4 + FROM + LANE % 4 / 2 + LANE % 2 * LANES)...);
 }
 
-// Every other group of four lanes of a, then of b: even groups, or odd groups from lane 4.
+// Every other group of four lanes of a, then of b: even groups (FROM = 0) or odd ones (FROM = 4).
 template <int FROM, int... LANE>
 inline Floats every_other_four(Floats a, Floats b, Indices<LANE...>) {
     return TINY_LLM_SHUFFLE(a, b, (LANE / 4 * 8 + FROM + LANE % 4)...);

@@ -6,12 +6,12 @@
 
 namespace tiny_llm_ext {
 
-/// Checks the shapes B+1 of cu_seqlens, B of read_slots and T of write_slots, and that all are
-/// int32.
+/// Throws std::invalid_argument unless cu_seqlens (B+1), read_slots (B) and write_slots (T) are
+/// int32 arrays for B sequences and T tokens.
 void check_state_slots(const char* operation, int T, const mlx::core::array& cu_seqlens,
                        const mlx::core::array& read_slots, const mlx::core::array& write_slots);
 
-/// The same arrays as a kernel's argument; S: number of slots. Call from eval_cpu.
+/// Converts the arrays to a kernel's argument, with S state slots. Call from eval_cpu.
 StateSlots state_slots_of(int64_t S, const mlx::core::array& cu_seqlens,
                           const mlx::core::array& read_slots, const mlx::core::array& write_slots,
                           mlx::core::Stream stream);

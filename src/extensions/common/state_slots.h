@@ -11,7 +11,7 @@ struct StateSlots {
     int64_t T;                   // tokens
     int64_t B;                   // sequences
     int64_t S;                   // slots
-    const int32_t* cu_seqlens;   // B + 1
+    const int32_t* cu_seqlens;   // B + 1: first token of each sequence, then T
     const int32_t* read_slots;   // B: slot of the state before a sequence's first token
     const int32_t* write_slots;  // T: slot that receives the state after the token
 };
@@ -32,13 +32,13 @@ namespace {  // internal linkage: see common/half.h
     return clamped_token(slots, slots.cu_seqlens[sequence + 1], first_token(slots, sequence));
 }
 
-/// Slot of the state before a sequence's first token; −1: zeros.
+/// Slot of the state before a sequence's first token; negative: the state is zero.
 [[maybe_unused]] inline int64_t read_slot(const StateSlots& slots, int64_t sequence) {
     const int64_t slot = slots.read_slots[sequence];
     return slot < slots.S ? slot : -1;
 }
 
-/// Slot that receives the state after a token; −1: none.
+/// Slot that receives the state after a token; negative: none.
 [[maybe_unused]] inline int64_t write_slot(const StateSlots& slots, int64_t token) {
     const int64_t slot = slots.write_slots[token];
     return slot < slots.S ? slot : -1;

@@ -24,7 +24,7 @@ mx::array block_of(size_t bytes) {
     return block;
 }
 
-// A non-owning array of the same memory.
+// A non-owning array of the block's memory.
 mx::array alias_of(const mx::array& block) {
     mx::array alias(block.shape(), block.dtype(), nullptr, {});
     alias.set_data({block.buffer(), [](mx::allocator::Buffer) {}});
@@ -64,7 +64,7 @@ TaskCapture::~TaskCapture() { capture_of_this_thread = nullptr; }
 
 TaskCapture* TaskCapture::current() { return capture_of_this_thread; }
 
-// The smallest sufficient free block, or a new one.
+// Leases the smallest sufficient free block, or a new one.
 TaskCapture::Lease& TaskCapture::lease(size_t bytes) {
     Lease* best = nullptr;
     for (Lease& lease : leases_) {

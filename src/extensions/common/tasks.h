@@ -19,8 +19,8 @@ class TaskCapture {
     using Tasks = std::vector<std::function<void()>>;
     using Workspace = std::vector<mlx::core::array>;
 
-    /// workspace: blocks of any size, which grow on demand. Captures that share a workspace must
-    /// not run concurrently.
+    /// workspace: memory blocks of any size, which grow on demand. Tasks of captures that share a
+    /// workspace must not run concurrently.
     explicit TaskCapture(Workspace& workspace);
     ~TaskCapture();
     TaskCapture(const TaskCapture&) = delete;
@@ -29,7 +29,7 @@ class TaskCapture {
     /// Allocates `out`, row-major, in workspace memory that no live array uses.
     void allocate(mlx::core::array& out);
 
-    /// Captured tasks, and the memory they use besides the caller's.
+    /// Captured tasks, and the arrays that keep their memory alive.
     Tasks tasks;
     std::vector<mlx::core::array> memory;
 
@@ -37,8 +37,8 @@ class TaskCapture {
     static TaskCapture* current();
 
    private:
-    // A workspace block, and a non-owning array of its memory whose reference count is the number
-    // of users plus one.
+    // A workspace block, and a non-owning array of its memory, whose reference count is one plus
+    // the number of arrays allocated in the block.
     struct Lease {
         mlx::core::array block, alias;
 
@@ -78,8 +78,8 @@ void add_task(mlx::core::Stream stream, Task task) {
 /// Keeps an array's memory alive for the tasks added so far and the next one.
 void add_temporary(mlx::core::Stream stream, const mlx::core::array& x);
 
-/// Whether an operation may write its output in place over input `x`, because x has no other
-/// readers. Always true in a capture, which guarantees it (src/graph_capture/graph.h).
+/// Whether an operation may write its output in place over input `x`: x is row-major and has no
+/// other readers, as graph capture guarantees (src/graph_capture/graph.h).
 inline bool can_overwrite(const mlx::core::array& x) {
     return x.flags().row_contiguous && (TaskCapture::current() != nullptr || x.is_donatable());
 }

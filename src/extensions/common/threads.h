@@ -1,4 +1,4 @@
-// Thread pool of all kernels.
+// Thread pool shared by all CPU kernels.
 #pragma once
 
 #include <cstdint>

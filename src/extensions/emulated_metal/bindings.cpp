@@ -85,7 +85,7 @@ MTL::Library compiled(const nb::callable& compile, const std::string& name,
     try {
         kernels = compile(name, text);
     } catch (const nb::python_error& error) {
-        throw std::runtime_error(nb::str(error.value()).c_str());  // as MLX's device does
+        throw std::runtime_error(nb::str(error.value()).c_str());  // as MLX's Metal device does
     }
     for (const auto& [kernel, properties] :
          nb::cast<std::map<std::string, std::tuple<size_t, std::vector<int>>>>(kernels)) {
@@ -108,7 +108,6 @@ void run(const nb::callable& function, const std::vector<gpu::Command>& commands
     function(list);
 }
 
-// Waits for pending MLX work with the GIL released: MLX's threads may call into Python.
 void finish() { gpu::get_command_encoder(emulated::gpu_stream()).run(); }
 
 }  // namespace
@@ -156,8 +155,8 @@ Args:
             gpu::get_command_encoder(emulated::gpu_stream()).delay = operations;
         },
         "operations"_a,
-        "Sets the number of later operations during which an operation stays in flight and MLX "
-        "keeps its inputs alive.");
+        "Sets for how many later operations an operation stays in flight, which keeps its inputs "
+        "alive.");
     m.def(
         "defer",
         [](bool is_deferred) {

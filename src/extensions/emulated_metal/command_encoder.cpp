@@ -67,7 +67,7 @@ void CommandEncoder::register_output_array(const array& a) {
 }
 
 void CommandEncoder::add_temporary(array a) {
-    // Fills memory with NaN, to expose elements that no thread writes.
+    // Fills the array with NaN, to expose elements that no thread writes.
     std::memset(a.buffer().raw_ptr(), 0xff, a.nbytes());
     temporaries_.push_back(std::move(a));
 }
@@ -106,8 +106,8 @@ void CommandEncoder::begin(const std::string& operation, const std::vector<array
     first_command_ = commands_.size();
     may_overwrite_.clear();
     for (const auto& input : inputs) {
-        // Earlier commands complete before this operation's begin, so only other references to the
-        // input prevent overwriting it.
+        // References held by commands in flight do not prevent overwriting the input: these
+        // commands run before this operation's.
         const auto kept = kept_.find(input.data_shared_ptr().get());
         if (kept != kept_.end()) {
             kept->second.data = nullptr;
@@ -167,8 +167,8 @@ void CommandEncoder::check_in_place(const std::vector<array>& inputs,
     }
 }
 
-// MLX keeps the memory of inputs, outputs and add_temporary arrays alive until the commands have
-// run. All other memory is freed earlier and may be reused.
+// Checks that all bound memory stays alive until the commands have run: MLX guarantees this only
+// for inputs, outputs and arrays passed to add_temporary.
 void CommandEncoder::check_lifetimes(const std::vector<array>& inputs,
                                      const std::vector<array>& outputs) const {
     for (size_t c = first_command_; c < commands_.size(); c++) {
@@ -189,7 +189,7 @@ void CommandEncoder::check_lifetimes(const std::vector<array>& inputs,
     }
 }
 
-// New memory is filled with NaN, to expose elements that no thread writes.
+// Fills newly allocated outputs with NaN, to expose elements that no thread writes.
 void CommandEncoder::clear_memory(const std::vector<array>& inputs,
                                   const std::vector<array>& outputs) const {
     for (const auto& output : outputs) {

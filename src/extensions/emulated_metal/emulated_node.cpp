@@ -19,7 +19,7 @@ void EmulatedNode::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array
         outputs[i].inputs().clear();
     }
     const auto& inputs = outputs[0].inputs();
-    static std::mutex mutex;  // there is one GPU
+    static std::mutex mutex;  // one GPU: operations run one at a time
     std::lock_guard lock(mutex);
     mx::synchronize(stream());  // wait for the inputs
     mx::synchronize();

@@ -17,7 +17,7 @@ namespace mx = mlx::core;
 /// use.
 mx::Stream gpu_stream();
 
-/// The wrapper node.
+/// Graph node that evaluates the wrapped operation on the emulated GPU.
 class EmulatedNode : public mx::Primitive {
    public:
     explicit EmulatedNode(std::shared_ptr<mx::Primitive> operation)

@@ -1,6 +1,6 @@
 // Runs the named test, or all tests, for every instruction set that this processor supports, or
-// only for TINY_LLM_CPU_ISA if set. Exit status 0 on success. `kernel_tests --list` prints the
-// names.
+// only for the one named by TINY_LLM_CPU_ISA. Exit status 0 on success. `kernel_tests --list`
+// prints the tests' names.
 #include "tests/kernel_tests.h"
 
 #include <cstdio>
@@ -62,7 +62,7 @@ bool run(const char* name) {
     std::vector<InstructionSet> sets = instruction_sets();
     const char* forced = std::getenv("TINY_LLM_CPU_ISA");
     if (forced != nullptr && *forced != '\0') {
-        sets = {instruction_set()};  // validates the name
+        sets = {instruction_set()};  // throws if unsupported
     }
     bool found = false;
     for (InstructionSet set : sets) {

@@ -11,7 +11,7 @@ using namespace tiny_llm_ext::tests;
 
 namespace {
 
-// One multiplication with random arguments.
+// A quantized matmul with random arguments.
 struct Problem {
     int64_t M, O, I;
     int group_size, bits;
@@ -19,7 +19,7 @@ struct Problem {
     std::vector<uint32_t> b;
     std::vector<uint16_t> scales, biases, a;
     bool prepacked = false;
-    bool floating_point = false;  // no biases
+    bool floating_point = false;  // 4-bit floating-point weights (E2M1), without biases
 
     Problem(int64_t M, int64_t O, int64_t I, int group_size, int bits, Format format,
             Format scale_format)
@@ -131,8 +131,8 @@ Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t f
     return multiply(problem, kernel_of(set), first_row, rows);
 }
 
-// Tolerance: both results round to the format and sum I products in float32; the fixed-point kernel
-// (see its header comment) also rounds the activations of a group.
+// Tolerance: both kernels sum I products in float32 and round the result to the format. The
+// fixed-point kernel (see its header comment) also rounds the activations of a group.
 float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
     const int64_t groups = problem.I / problem.group_size;
     const float levels = static_cast<float>((1 << problem.bits) - 1);

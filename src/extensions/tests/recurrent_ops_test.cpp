@@ -25,8 +25,8 @@ constexpr Format STATE_FORMATS[] = {Format::float32, Format::float16, Format::bf
 constexpr int64_t WIDTHS[] = {1, 3, 7, 16, 31, 64, 131};
 
 // Two sequences with seven tokens in total, and four slots. The first sequence reads slot 1 and
-// writes to it twice; the second starts from zeros and also names the invalid slot 4. Slot 3 is
-// unused.
+// writes to it twice; the second starts from zeros and also writes to the invalid slot 4. Slot 3
+// is unused.
 constexpr int32_t CU_SEQLENS[] = {0, 4, 7}, READ_SLOTS[] = {1, -1};
 constexpr int32_t WRITE_SLOTS[] = {1, -1, 0, 1, 4, -1, 2};
 constexpr StateSlots SLOTS = {

@@ -1,6 +1,6 @@
 """Compiled operations of tiny-llm: lazy functions on `mlx.core.array`.
 
-The package `tiny_llm` imports them only in `tiny_llm.kernels`.
+The package `tiny_llm` calls them only through `tiny_llm.kernels`.
 """
 
 # Must be first: loads libmlx and registers mx.array with nanobind for the module below.
@@ -90,9 +90,9 @@ __all__ = [
 
 
 def _check_abi() -> None:
-    """Raises ImportError if the module was built against another MLX version.
+    """Raises ImportError if the extension was built against another MLX version.
 
-    Such a module imports without error, but rejects every array.
+    Its import succeeds even then, but its operations reject every array.
     """
     try:
         axpby(_mx.array(0.0), _mx.array(0.0), 1.0, 1.0, stream=_mx.cpu)

@@ -1,7 +1,7 @@
 """TINY_LLM_EMULATED_METAL=1: emulated GPU on machines without Metal.
 
 Operations run the same host code and the same kernels as on a Mac, about a thousand times slower,
-to test Metal behavior without a Mac. The emulator is part of the source tree
+to test Metal behavior without a Mac. The emulator is part of the source checkout
 (tools/metal_emulator), not of the installed package.
 """
 
@@ -37,7 +37,7 @@ def attach(extension: ModuleType) -> Any:
     was caught: an engine only fails the affected request and continues.
 
     Raises:
-        ValueError: the source tree or clang is missing.
+        ValueError: the source checkout or clang is missing.
     """
     if not (ROOT / "tools" / "metal_emulator").is_dir():
         raise ValueError(

@@ -8,7 +8,7 @@
 namespace tiny_llm_ext {
 
 struct AddBiasJob {
-    int64_t M, O;
+    int64_t M, O;      // rows and outputs of the linear layer
     Format format;     // of all arrays
     const void* x;     // M × O, rows x_stride elements apart
     const void* bias;  // O
@@ -16,8 +16,8 @@ struct AddBiasJob {
     int64_t x_stride;
 };
 
-/// The reference: computes rows first … last − 1. Same interface: add_bias in
-/// fast/add_bias_simd.cpp.
+/// The reference: computes rows first … last − 1. add_bias in fast/add_bias_simd.cpp has the same
+/// interface.
 void add_bias_reference(const AddBiasJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

@@ -2,10 +2,10 @@
 //
 //     out[m] = y[m] + (x[m] · Aᵀ) · B,  where A and B belong to row m's adapter
 //
-// The adapters' matrices are concatenated along the rank dimension: adapter k owns rows
+// The adapters' matrices are concatenated along the rank dimension: adapter k has rows
 // rank_offsets[k] … rank_offsets[k + 1] − 1 of both, so ranks may differ and are not padded. Both
-// products are float32; only their sum with y is rounded to the output dtype. Batch invariance: a
-// row's bits depend only on the row and its adapter.
+// matmuls are computed in float32; only their sum with y is rounded to the output dtype. Batch
+// invariance: a row's bits depend only on the row and its adapter.
 //
 // Source: Chen et al., "Punica: Multi-Tenant LoRA Serving" (2023), arXiv 2310.18547.
 #pragma once
@@ -22,10 +22,10 @@ namespace mx = mlx::core;
 
 /// y + (x · lora_aᵀ) · lora_b, restricted to the ranks of each row's adapter.
 ///
-/// y: N..×O, float32, float16 or bfloat16. x: N..×I, lora_a: R×I, lora_b: R×O, dtype of y; R is
-/// the sum of all adapters' ranks.
-/// rank_offsets: A+1, int32, ascending from 0 to R. adapter_ids: one per row of y, int32; an id
-/// outside 0 … A − 1 leaves the row unchanged.
+/// y: N..×O, float32, float16 or bfloat16; N.. stands for any leading dimensions.
+/// x: N..×I, lora_a: R×I, lora_b: R×O, dtype of y; R is the sum of all adapters' ranks.
+/// rank_offsets: one more than adapters, int32, ascending from 0 to R.
+/// adapter_ids: one per row of y, int32; a row whose id is not an adapter's index is unchanged.
 /// Returns N..×O in the dtype of y. Throws std::invalid_argument for anything else.
 mx::array add_lora(const mx::array& y, const mx::array& x, const mx::array& lora_a,
                    const mx::array& lora_b, const mx::array& rank_offsets,

@@ -8,16 +8,16 @@
 namespace tiny_llm_ext {
 
 struct AddLoraJob {
-    int64_t M, O, I, R, num_adapters;
-    Format format;                // of y, x, a, b and out
-    const void* y;                // M × O, rows y_stride elements apart
-    const void* x;                // M × I, rows x_stride elements apart
-    const void* a;                // R × I
-    const void* b;                // R × O
-    const int32_t* rank_offsets;  // num_adapters + 1
-    const int32_t* adapter_ids;   // M
-    float* h;                     // M × R: x · aᵀ, set only at the ranks of each row's adapter
-    void* out;                    // M × O; may alias y
+    int64_t M, O, I, R, num_adapters;  // rows, outputs, inputs, sum of the adapters' ranks
+    Format format;                     // of y, x, a, b and out
+    const void* y;                     // M × O, rows y_stride elements apart
+    const void* x;                     // M × I, rows x_stride elements apart
+    const void* a;                     // R × I
+    const void* b;                     // R × O
+    const int32_t* rank_offsets;       // num_adapters + 1
+    const int32_t* adapter_ids;        // M
+    float* h;                          // M × R: x · aᵀ, set only at the ranks of each row's adapter
+    void* out;                         // M × O; may alias y
     int64_t y_stride, x_stride;
 };
 

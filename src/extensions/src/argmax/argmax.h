@@ -4,7 +4,7 @@
 //
 // For greedy sampling over a vocabulary of 151,936 tokens: MLX's CPU argmax is scalar and runs on
 // one thread, which takes a noticeable share of an optimized decode step. NaN is never the largest;
-// a row of only NaN and −∞ gives 0.
+// a row of only NaN and −∞ has the result 0.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,8 @@ namespace mx = mlx::core;
 
 /// Index of the largest element of each row; the first one on ties.
 ///
-/// x: N..×V, float32, float16 or bfloat16; V from 1 to 2³¹ − 1. NaN is never the largest.
+/// x: N..×V, float32, float16 or bfloat16; N.. stands for any leading dimensions, V is at least 1.
+///   NaN is never the largest.
 /// Returns N.. in uint32. Throws std::invalid_argument for anything else. Falls back to mx.argmax
 /// on a GPU.
 mx::array argmax(const mx::array& x, mx::StreamOrDevice s = {});

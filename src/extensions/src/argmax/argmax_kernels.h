@@ -8,7 +8,7 @@
 namespace tiny_llm_ext {
 
 struct ArgmaxJob {
-    int64_t M, V;
+    int64_t M, V;  // rows and their size
     Format format;
     const void* x;  // M × V, rows `stride` elements apart
     int64_t stride;
@@ -26,8 +26,8 @@ struct ArgmaxResult {
     }
 };
 
-/// The reference: largest of elements first … last − 1 of a row; {−∞, first} if none is larger.
-/// Same interface: argmax in fast/argmax_simd.cpp.
+/// The reference: largest of elements first … last − 1 of a row; {−∞, first} if all are −∞ or NaN.
+/// argmax in fast/argmax_simd.cpp has the same interface.
 ArgmaxResult argmax_reference(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

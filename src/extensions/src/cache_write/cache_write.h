@@ -1,6 +1,6 @@
 // cache_write: In-place write of new keys or values to a KV cache buffer.
 //
-//     buffer[b, h, offsets[b] + l, d] = new[b, h, l, d]      for every b with offsets[b] ≥ 0
+//     buffer[b, h, offsets[b] + l, d] = tokens[b, h, l, d]      for every b with offsets[b] ≥ 0
 //
 // MLX arrays are immutable: a write returns a new array. If nothing else references the old array,
 // the new one reuses its memory (MLX calls this donation), so appending a token writes one token
@@ -19,7 +19,8 @@ namespace mx = mlx::core;
 
 /// Writes new keys or values to a cache buffer, in place if the caller keeps no reference to it.
 ///
-/// buffer: B×H×C×D, any dtype. tokens: B×H×L×D of the same dtype, any strides.
+/// buffer: B×H×C×D, any dtype: B sequences, H heads, C positions, D elements.
+/// tokens: B×H×L×D in the dtype of buffer, any strides: L new positions of each sequence.
 /// offsets: position of each sequence's first token, B integers from 0 to C − L; −1 skips the
 ///   sequence. In an int32 array, any other value skips its sequence too: the values are known only
 ///   at evaluation, too late for an exception.

@@ -1,4 +1,4 @@
-// cache_write on the CPU: copies memory only.
+// cache_write on the CPU: memory copies without arithmetic.
 #include <cstring>
 
 #include "common/rows.h"
@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Strided array B×H×L×D, in bytes.
+// Strided array of B sequences × H heads × L positions × D elements.
 struct Tokens {
     char* data;
     int64_t B, H, L, D;

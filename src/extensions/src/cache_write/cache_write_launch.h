@@ -6,7 +6,8 @@
 
 namespace tiny_llm_ext {
 
-/// Buffers: tokens B×H×L×D (strided), offsets B int32, cache B×H×C×D; elements of item_size bytes.
+/// Buffers: tokens B×H×L×D (strided), offsets B int32, cache B×H×C×D (cache_write.h defines the
+/// sizes); elements of tokens and cache have item_size bytes.
 MetalLaunch cache_write_launch(int B, const CacheWriteParams& params, int item_size,
                                int max_threads);
 

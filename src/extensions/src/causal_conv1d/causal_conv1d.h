@@ -1,7 +1,7 @@
 // causal_conv1d: Causal depthwise convolution with state, followed by SiLU.
 //
-// For token t, the i-th of its sequence in this step (inputs before the first token come from
-// `conv_states`):
+// For channel c of token t, the i-th of its sequence in this step (inputs before the first token
+// come from `conv_states`):
 //
 //     y[t, c] = silu(Σ_j weight[c, j] · input[i − (K − 1) + j, c]),   j = 0 … K − 1
 //
@@ -32,14 +32,15 @@ namespace mx = mlx::core;
 
 /// Causal depthwise convolution with SiLU, and the updated states.
 ///
-/// x: T×C, float32, float16 or bfloat16: the tokens of B sequences, one after the other.
+/// x: T×C, float32, float16 or bfloat16: the tokens of B sequences, concatenated; C channels.
 /// weight: C×K, K from 2 to 8, float32 or the dtype of x. Read fastest as the transpose of a
 ///   row-contiguous K×C array.
-/// conv_states: S×(K−1)×C in the dtype of x: the last K − 1 inputs, oldest first. Updated in
-///   place: on the CPU if the caller keeps no reference to them, on a GPU if `overwrite` is set.
+/// conv_states: S×(K−1)×C in the dtype of x: S slots with the last K − 1 inputs, oldest first.
+///   Updated in place: on the CPU if the caller keeps no reference to them, on a GPU also if
+///   `overwrite` is set.
 /// cu_seqlens: B+1 int32, ascending from 0 to T: sequence s has the tokens cu_seqlens[s] to
 ///   cu_seqlens[s + 1] − 1.
-/// read_slots: B int32: slot of the state before a sequence's first token; −1: zeros.
+/// read_slots: B int32: slot of the state before a sequence's first token; −1: a state of zeros.
 /// write_slots: T int32: slot that receives the state after the token; −1: not stored.
 /// overwrite: whether a GPU may overwrite the states, as in paged_cache_write: the caller must hold
 ///   no other array that shares their memory.

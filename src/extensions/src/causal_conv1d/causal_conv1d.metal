@@ -18,14 +18,14 @@ template <typename T, typename W>
     device const int* write_slots [[buffer(4)]], device T* states [[buffer(5)]],
     device float* y [[buffer(6)]], constant const CausalConv1dParams& params [[buffer(7)]],
     uint2 position [[thread_position_in_grid]]) {
-    const int c = int(position.x), kept = params.K - 1;
+    const int c = int(position.x), history = params.K - 1;
     if (c >= params.C) {
         return;
     }
     const StatefulSequence sequence =
         sequence_of(int(position.y), params.T, params.S, cu_seqlens, read_slots);
-    // Right-aligned: the newest input and its tap are last, and positions before the K taps are
-    // zero.
+    // Right-aligned: the newest input and its tap are last, and the unused positions before the K
+    // taps are zero.
     const int unused = WIDTH - params.K;
     float taps[WIDTH];
     T inputs[WIDTH];
@@ -34,9 +34,9 @@ template <typename T, typename W>
         taps[i] = j < 0
                       ? 0.0f
                       : float(weight[c * params.weight_strides[0] + j * params.weight_strides[1]]);
-        const bool is_stored = sequence.read_slot >= 0 && j >= 0 && j < kept;
+        const bool is_stored = sequence.read_slot >= 0 && j >= 0 && j < history;
         inputs[i] =
-            is_stored ? states[(long(sequence.read_slot) * kept + j) * params.C + c] : T(0.0f);
+            is_stored ? states[(long(sequence.read_slot) * history + j) * params.C + c] : T(0.0f);
     }
     for (int t = sequence.first; t < sequence.end; t++) {
         inputs[WIDTH - 1] = x[t * params.x_stride + c];
@@ -49,7 +49,7 @@ template <typename T, typename W>
         for (int i = 0; i < WIDTH - 1; i++) {
             inputs[i] = i < unused ? T(0.0f) : inputs[i + 1];
             if (slot >= 0 && i >= unused) {
-                states[(long(slot) * kept + i - unused) * params.C + c] = inputs[i];
+                states[(long(slot) * history + i - unused) * params.C + c] = inputs[i];
             }
         }
     }

@@ -7,28 +7,28 @@ namespace tiny_llm_ext {
 namespace {
 
 void convolve_channel(const CausalConv1dJob& job, int64_t sequence, int64_t c) {
-    const int64_t kept = job.K - 1;
+    const int64_t history = job.K - 1;
     float inputs[MAX_CONV_WIDTH] = {};  // inputs of the current token, oldest first
     if (const int64_t slot = read_slot(job.slots, sequence); slot >= 0) {
-        for (int64_t j = 0; j < kept; j++) {
-            inputs[j] = load_element(job.states, (slot * kept + j) * job.C + c, job.format);
+        for (int64_t j = 0; j < history; j++) {
+            inputs[j] = load_element(job.states, (slot * history + j) * job.C + c, job.format);
         }
     }
     const int64_t end = end_token(job.slots, sequence);
     for (int64_t t = first_token(job.slots, sequence); t < end; t++) {
-        inputs[kept] = load_element(job.x, t * job.x_stride + c, job.format);
+        inputs[history] = load_element(job.x, t * job.x_stride + c, job.format);
         float sum = 0;
         for (int64_t j = 0; j < job.K; j++) {
             const int64_t tap = c * job.weight_strides[0] + j * job.weight_strides[1];
             sum += load_element(job.weight, tap, job.weight_format) * inputs[j];
         }
         job.y[t * job.C + c] = silu(sum);
-        for (int64_t j = 0; j < kept; j++) {
+        for (int64_t j = 0; j < history; j++) {
             inputs[j] = inputs[j + 1];
         }
         if (const int64_t slot = write_slot(job.slots, t); slot >= 0) {
-            for (int64_t j = 0; j < kept; j++) {
-                store_element(job.states, (slot * kept + j) * job.C + c, job.format, inputs[j]);
+            for (int64_t j = 0; j < history; j++) {
+                store_element(job.states, (slot * history + j) * job.C + c, job.format, inputs[j]);
             }
         }
     }

@@ -1,6 +1,6 @@
 // Reference attention of one query row, in plain C++.
 //
-// Independent of the storage of keys and values, and so shared with paged attention.
+// Independent of how keys and values are stored, and so shared with paged attention.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace tiny_llm_ext {
 
 namespace {  // internal linkage, like the conversions of common/half.h
 
-/// The online softmax of flash_attention.h.
+/// Attention of one query row, with the online softmax of flash_attention.h.
 ///
 /// visible: number of keys visible to the row. score(s): score of key s, −inf if hidden.
 /// value(s): offset of key s's value in `values`. Writes D elements to `out` at offset `to`.

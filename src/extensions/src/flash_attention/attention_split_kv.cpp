@@ -20,7 +20,7 @@ namespace {
 // Number of keys visible to any row of a block: the last row sees the most.
 int64_t keys_of(const AttentionRows& block) { return block.visible[block.rows - 1]; }
 
-// Row `row` of the result: o / l, or zero without visible keys.
+// Writes row `row` of the output: o / l, or zeros if no key is visible.
 void finish(const AttentionRows& block, int row, const SoftmaxState& state) {
     for (int64_t d = 0; d < block.D; d++) {
         store_element(block.out, block.to[row] + d, block.format,
@@ -58,7 +58,7 @@ void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel par
         int64_t first_key;
     };
     std::vector<Split> splits;         // the splits of all blocks, in order
-    std::vector<size_t> first_splits;  // index of each block's first split, then the total
+    std::vector<size_t> first_splits;  // index of each block's first split, then splits.size()
     std::unique_ptr<SoftmaxState[]> states;
     // [task 4.6.3 split]
     const int64_t size = KEYS_PER_SPLIT;
@@ -94,7 +94,7 @@ void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
         }
         KeyTile tile;
         float scores[ATTENTION_TILE];
-        int64_t first = -1;  // first key of the tile
+        int64_t first = -1;  // first key of the tile; −1: no tile yet
         const auto find = [&](int64_t s) {
             if (s / ATTENTION_TILE * ATTENTION_TILE != first) {
                 first = s / ATTENTION_TILE * ATTENTION_TILE;
@@ -134,7 +134,7 @@ void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention
         parallel_for(all, [&](int64_t b) { attend_alone(blocks[b], step); });
         return;
     }
-    // Limits the memory of the blocks' states: a block of 4,096 keys has 64 KB.
+    // Limits the memory of the blocks' states: 64 KiB for a block with 4,096 keys.
     constexpr int64_t MAX_BLOCKS = 64;
     for (int64_t first = 0; first < all; first += MAX_BLOCKS) {
         attend_split_kv(&blocks[first], std::min(MAX_BLOCKS, all - first), step.part);

@@ -8,7 +8,8 @@
 //     online   vectorized scores, softmax and weighted sum
 //     split    online with one sequence's keys split over threads
 //
-// The default is the fastest kernel that the machine supports. Array masks always use the loops.
+// The default is the fastest kernel that the machine supports. With a mask array, the reference is
+// always used.
 #pragma once
 
 #include "src/flash_attention/flash_attention_kernels.h"
@@ -21,7 +22,7 @@ constexpr int QUERY_ROWS = 8;
 /// Keys per split. Like the tile size, it affects the bits of the result.
 constexpr int64_t KEYS_PER_SPLIT = 8 * ATTENTION_TILE;
 
-/// Up to ATTENTION_TILE consecutive keys and their values, as element offsets of rows of D in the
+/// Up to ATTENTION_TILE consecutive keys and their values, as element offsets of their rows in the
 /// arrays of all keys and all values.
 struct KeyTile {
     int count;
@@ -30,7 +31,7 @@ struct KeyTile {
 
 /// Query rows of one sequence that attend to the same key/value head.
 struct AttentionRows {
-    int64_t D;
+    int64_t D;  // head size
     float scale;
     Format format;  // of all arrays
     const void *query, *keys, *values;
@@ -38,23 +39,23 @@ struct AttentionRows {
 
     int rows;
     int64_t from[QUERY_ROWS];     // offset of a row's query, in elements
-    int64_t to[QUERY_ROWS];       // offset of its result
+    int64_t to[QUERY_ROWS];       // offset of a row's output, in elements
     int64_t visible[QUERY_ROWS];  // number of leading visible keys; non-decreasing
 
     /// Fills in the offsets of tile.count keys and values of a head, starting at key `first`.
     void (*find)(const void* head, int64_t first, KeyTile& tile);
-    const void* head;
+    const void* head;  // argument of `find`
 };
 
 /// Softmax state of a query row: the online softmax of flash_attention.h, in base 2.
 struct SoftmaxState {
     float largest;             // m: the largest score, times log₂ e
-    float sum;                 // l: of the weights 2^(score − m)
-    float out[MAX_HEAD_SIZE];  // o: D weighted sums of values
+    float sum;                 // l: sum of the weights 2^(score − m)
+    float out[MAX_HEAD_SIZE];  // o: weighted sum of the values, D elements
 };
 
 /// The kernel selected by TINY_LLM_ATTENTION, or none if unset. Throws std::invalid_argument for an
-/// unknown name, and for a vector kernel on a portable instruction set.
+/// unknown name, and for a vector kernel with the portable instruction set.
 Week4Attention week4_attention();
 
 #if defined(__x86_64__)

@@ -37,13 +37,15 @@ namespace mx = mlx::core;
 
 /// Grouped-query attention: query head h reads key/value head h / (H_q / H).
 ///
-/// query: N..×H_q×L×D, float32, float16 or bfloat16; D from 1 to 256.
-/// key, value: N..×H×S×D in the dtype of query; H divides H_q. The last dimension should be
-///   contiguous; the others may have any strides (a slice of a larger buffer is not copied).
+/// query: N..×H_q×L×D, float32, float16 or bfloat16: L queries per sequence, D from 1 to 256; N..
+///   stands for any leading dimensions.
+/// key, value: N..×H×S×D in the dtype of query: S keys per sequence; H divides H_q. With a
+///   contiguous last dimension they are not copied, whatever their other strides (a slice of a
+///   larger buffer).
 /// scale: factor of the scores; 1/√D by default.
 /// causal: restricts query i to keys j ≤ i + S − L.
-/// mask: broadcastable to N..×H_q×L×S. Floating: added to the scores, and −inf hides a key whatever
-///   its score. bool: true for visible keys.
+/// mask: broadcastable to N..×H_q×L×S. Floating: added to the scores, and −inf hides a key even if
+///   its score is NaN. bool: true for visible keys.
 /// context_lens: B int32 for a query B×H_q×L×D. Sequence b uses the first context_lens[b] of its S
 ///   keys, and causal means j ≤ i + context_lens[b] − L. Values are clamped to 0 … S.
 ///

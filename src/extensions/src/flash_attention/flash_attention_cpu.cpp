@@ -24,9 +24,9 @@ namespace {
 
 int64_t no_flash_attention_scratch(const FlashAttentionJob&, int) { return 0; }
 
-// Keys and values of a sequence's head, at strides.
+// Element offsets of the keys and values of one head of a sequence.
 struct HeadAtStrides {
-    int64_t key, value;  // offset of the first
+    int64_t key, value;  // of the first key and value
     int64_t key_stride, value_stride;
 
     static void find(const void* head, int64_t first, KeyTile& tile) {
@@ -38,7 +38,7 @@ struct HeadAtStrides {
     }
 };
 
-// Up to QUERY_ROWS rows of a head, from first_row on, as arguments of Week 4's kernels.
+// Up to QUERY_ROWS rows of a head, from first_row on, as the argument of a Week 4 kernel.
 AttentionRows rows_of(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,
                       const HeadAtStrides* head) {
     const int64_t group = job.H_q / job.H, rows = job.L * group;

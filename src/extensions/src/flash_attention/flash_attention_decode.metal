@@ -14,7 +14,7 @@ template <typename T, int ROWS, int DIM>
     device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, optional
     device const int* context_lens [[buffer(4)]],  // B, optional
     device T* out [[buffer(5)]],                   // B×L×H_q×D, written if splits = 1
-    device float* partial [[buffer(6)]],           // B×H_q×L×splits×D, written otherwise
+    device float* partial [[buffer(6)]],           // B×H_q×L×splits×D, written if splits > 1
     device float* statistics [[buffer(7)]],        // B×H_q×L×splits×2: maximum score, sum
     constant const FlashAttentionParams& params [[buffer(8)]],
     uint3 at [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -27,7 +27,7 @@ template <typename T, int ROWS, int DIM>
     attend_to_split<ROWS, DIM>(group, source, split, int(at.y) * ROWS, memory, simdgroup, lane);
 }
 
-// One simdgroup per row.
+// Merges the splits of a row; one simdgroup per row.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void flash_attention_merge(
     device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],

@@ -12,11 +12,11 @@ namespace tiny_llm_ext {
 /// starts at a multiple of it.
 constexpr int ATTENTION_TILE = 64;
 
-/// Upper bounds of D and of the rows per kernel call.
+/// Upper bounds of the head size D and of the query rows per kernel call.
 constexpr int MAX_HEAD_SIZE = 256;
 constexpr int MAX_BLOCK_ROWS = 128;
 
-/// Strides of B×heads×tokens×D in elements; rows of D are contiguous.
+/// Strides, in elements, of an array B×heads×tokens×D with contiguous rows of D elements.
 struct Strides {
     int64_t batch, head, token;
 };
@@ -36,8 +36,9 @@ using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTil
 using SplitKernel = void (*)(const AttentionRows& block, int64_t first, int64_t end,
                              SoftmaxState* states);
 
-/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h); without function pointers,
-/// the reference.
+/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). If `chosen` is false,
+/// none: the default kernel runs. If `chosen` is true without function pointers, the reference
+/// runs.
 struct Week4Attention {
     bool chosen = false;
     ScoresKernel scores = nullptr;
@@ -50,7 +51,7 @@ struct Week4Attention {
 
 /// Arguments of a CPU kernel.
 struct FlashAttentionJob {
-    int64_t B, H_q, H, L, S, D;
+    int64_t B, H_q, H, L, S, D;  // sizes: see flash_attention.h; B sequences
     float scale;
     bool causal;
     Format format;      // of query, key, value and out
@@ -94,7 +95,8 @@ namespace {  // internal linkage: see common/half.h
     return visible < 0 ? 0 : visible < keys ? visible : keys;
 }
 
-/// Mask term of the score of key s in query row (b, head, l): 0 or −inf if boolean.
+/// Term that the mask adds to the score of key s in query row (b, head, l); 0 or −inf for a boolean
+/// mask.
 [[maybe_unused]] inline float mask_element(const FlashAttentionJob& job, int64_t b, int64_t head,
                                            int64_t l, int64_t s) {
     const int64_t i = b * job.mask_strides.batch + head * job.mask_strides.head +
@@ -105,13 +107,13 @@ namespace {  // internal linkage: see common/half.h
     return static_cast<const uint8_t*>(job.mask)[i] != 0 ? 0.0f : -__builtin_inff();
 }
 
-/// Offset of a row of D, in elements from the start of an array.
+/// Offset of a row of D elements, in elements from the start of its array.
 [[maybe_unused]] inline int64_t row_offset(const Strides& strides, int64_t b, int64_t head,
                                            int64_t token) {
     return b * strides.batch + head * strides.head + token * strides.token;
 }
 
-/// Offset of a row of out.
+/// Offset of a row of D elements in out.
 [[maybe_unused]] inline int64_t out_offset(const FlashAttentionJob& job, int64_t b, int64_t head,
                                            int64_t l) {
     return ((b * job.L + l) * job.H_q + head) * job.D;

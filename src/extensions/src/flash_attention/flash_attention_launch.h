@@ -1,6 +1,6 @@
 // Launches of flash_attention*.metal.
 //
-//   readable  for reading: one simdgroup per query row, 32 rows per threadgroup, tiles of 32 keys
+//   readable  for learners: one simdgroup per query row, 32 rows per threadgroup, tiles of 32 keys
 //   tile      simdgroup matrices, 8 rows per simdgroup; for prompts
 //   decode    few rows: keys are split over threadgroups, so that one sequence occupies the GPU;
 //             flash_attention_merge reduces the splits

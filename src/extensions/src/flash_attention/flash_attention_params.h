@@ -17,7 +17,7 @@ enum {
     ATTENTION_FEW_QUERIES = 8,
 };
 
-/// Kind of `mask`.
+/// Kind of the mask array: its dtype, or none.
 enum {
     ATTENTION_MASK_NONE,
     ATTENTION_MASK_BOOL,
@@ -27,12 +27,12 @@ enum {
 };
 
 struct FlashAttentionParams {
-    int B, H_q, H, L, S, D;
+    int B, H_q, H, L, S, D;  // sizes: see flash_attention.h; B sequences
     float scale;
     int causal;
     int mask_kind;
     int has_context_lens;
-    int splits;   // of the keys; 1 if there is no merge
+    int splits;   // number of splits of the keys; 1 if there is no merge
     int aligned;  // offsets and sizes of key and value rows are multiples of four elements
     // Strides of sequence, head and token, in elements; rows of D are contiguous.
     long query_strides[3], key_strides[3], value_strides[3];

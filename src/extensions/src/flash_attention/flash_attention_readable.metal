@@ -14,7 +14,7 @@ using namespace tiny_llm_ext;
 
 constant constexpr int TILE = ATTENTION_READABLE_TILE;
 constant constexpr int THREADS = TILE * 32;  // per threadgroup: one simdgroup per row
-constant constexpr int SLICES = 8;           // of 32 elements: D up to 256
+constant constexpr int SLICES = 8;           // slices of 32 elements: D is at most 256
 
 // Stages rows first … first + count − 1 of keys or values in the tile. Ends with a barrier.
 template <typename T>
@@ -44,7 +44,7 @@ template <typename T>
     const int key_head = head / (params.H_q / params.H);
     const int first_row = int(group.x) * TILE, l = first_row + int(simdgroup);
     const int D = params.D, keys = keys_of(params, context_lens, b);
-    // A row beyond the last sees no keys, but its threads help to copy tiles.
+    // A row beyond the last one sees no keys, but its threads help to copy tiles.
     const int visible = l < params.L ? visible_keys(params, keys, l) : 0;
     const int most = visible_keys(params, keys, min(first_row + TILE, params.L) - 1);
 

@@ -26,7 +26,7 @@ float score(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l, in
     // [/task 2.4.2 score]
 }
 
-// One row of out.
+// Computes one row of out.
 void attend_row(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l) {
     const auto score_of = [&](int64_t s) { return score(job, b, head, l, s); };
     const auto value_of = [&](int64_t s) {

@@ -7,7 +7,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// DIM: head size, rounded up.
+// DIM: head size, rounded up to 128 or 256.
 template <typename T, int DIM>
 [[kernel, max_total_threads_per_threadgroup(256)]] void flash_attention_tile(
     device const T* query [[buffer(0)]],           // B×H_q×L×D

@@ -17,8 +17,8 @@ namespace tiny_llm_ext {
 
 using namespace metal;
 
-/// A threadgroup's split, and the outputs if there are several splits: partial, rows×splits×D, and
-/// statistics, rows×splits×2 (maximum score and sum).
+/// A threadgroup's split of the keys, and the outputs if there are several splits: partial,
+/// rows×splits×D, and statistics, rows×splits×2 (maximum score and sum of the weights).
 struct Split {
     int index, count;
     device float* partial;
@@ -30,7 +30,8 @@ struct Split {
     }
 };
 
-/// Rows merged at a time, such that the results of half of the simdgroups fit in 16 KB.
+/// Rows merged at a time: as many as fit in 16 KiB, with one result for each of half the
+/// simdgroups.
 template <int ROWS, int DIM>
 constexpr int rows_merged() {
     return ROWS * DIM <= 1024 ? ROWS : 1024 / DIM;
@@ -44,11 +45,11 @@ constexpr int split_memory() {
 }
 
 /// ROWS query rows with their online softmax, in a simdgroup's registers: a lane holds PER adjacent
-/// elements of each head of 32·PER elements. Rows beyond the last have no visible keys.
+/// elements of each row of 32·PER elements. Rows beyond the last one have no visible keys.
 template <int ROWS, int PER>
 struct FewRows {
     float q[ROWS][PER], o[ROWS][PER], largest[ROWS], sum[ROWS];
-    int visible[ROWS];  // leading keys
+    int visible[ROWS];  // number of leading visible keys
 };
 
 /// Loads this lane's PER elements of a row starting at `from`; zeros beyond `left` elements. WHOLE:
@@ -70,7 +71,8 @@ void load_elements(device const T* from, int left, thread float* x) {
     }
 }
 
-/// Stores this lane's PER elements, which begin at element `start` of the row.
+/// Stores this lane's PER elements, which begin at element `start` of the row. WHOLE: D and the
+/// row's offset are multiples of four.
 template <bool WHOLE, int PER, typename T>
 void store_elements(device T* row, int start, int D, thread const float* x) {
     for (int i = 0; i < PER; i += 4) {
@@ -114,8 +116,8 @@ void load_rows(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& gr
     }
 }
 
-/// Accumulates key s and its value: k and v. CHECKS: a row may not see the key, or there is a mask.
-/// Fused operations are explicit, so both variants give the same bits.
+/// Accumulates key s and its value: k and v. CHECKS: some row may not see the key, or there is a
+/// mask. Fused multiply-adds are explicit, so both variants give the same bits.
 template <bool CHECKS, int ROWS, int PER, typename Source>
 void attend_to_key(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                    thread const Source& source, int first_row, int s, thread const float* k,
@@ -144,8 +146,8 @@ void attend_to_key(thread FewRows<ROWS, PER>& state, thread const AttentionGroup
     }
 }
 
-/// Accumulates the next COUNT keys starting at s, all loaded first. left: elements of a head from
-/// this lane's first on.
+/// Accumulates the next COUNT keys starting at s, all loaded first. left: elements of a row from
+/// this lane's first one on.
 template <bool WHOLE, bool CHECKS, int COUNT, int ROWS, int PER, typename Source>
 void attend_to_next(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int left, int s) {
@@ -168,7 +170,7 @@ void attend_to_next(thread FewRows<ROWS, PER>& state, thread const AttentionGrou
 }
 
 /// Accumulates the runs of keys starting at first, first + 8·16, …, below `end`, for all rows.
-/// start: this lane's first element of a head.
+/// start: this lane's first element of a row.
 template <bool WHOLE, int ROWS, int PER, typename Source>
 void attend_to_keys(thread FewRows<ROWS, PER>& state, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int start, int first, int end) {
@@ -184,9 +186,9 @@ void attend_to_keys(thread FewRows<ROWS, PER>& state, thread const AttentionGrou
         const int run_end = min(run + RUN, end);
         int s = max(run, hidden_from_all);
         if (s >= run_end) {
-            continue;  // before all windows: may have no page
+            continue;  // no row sees these keys, and their pages may be freed
         }
-        // A run that begins outside some row's window is read key by key.
+        // A run of keys that begins outside some row's window is read key by key.
         const int fours_end = s < hidden_from_some ? s : min(run + RUN, seen_by_all) - 3;
         source.seek(s);
         while (s < run_end) {
@@ -246,7 +248,8 @@ void add_simdgroups(thread FewRows<ROWS, PER>& state, int first, threadgroup flo
     }
 }
 
-/// The first simdgroup writes row `row` of the group to `out`, or to the partial results.
+/// Called by the first simdgroup: writes row `row` of the group to `out`, or to the split's partial
+/// results.
 template <bool WHOLE, int PER, typename Source>
 void store_row(thread const AttentionGroup& group, thread const Source& source,
                thread const Split& split, int row, thread const float* o, float2 statistics,
@@ -269,7 +272,7 @@ void store_row(thread const AttentionGroup& group, thread const Source& source,
     }
 }
 
-/// attend_to_split for at least one visible key: keys first … end − 1.
+/// Attends to keys first … end − 1 of a split, merges the simdgroups' states, and stores the rows.
 template <bool WHOLE, int ROWS, int DIM, typename Source>
 void attend_and_merge(thread const AttentionGroup& group, thread Source& source,
                       thread const Split& split, int first_row, int row_count, int first, int end,
@@ -338,7 +341,7 @@ void attend_to_split(thread const AttentionGroup& group, thread Source& source,
 template <typename T>
 void merge_splits(device const float* partial, device const float* statistics, int splits, int D,
                   device T* out, uint lane) {
-    constexpr int SLICES = 8;  // of 32 elements: D up to 256
+    constexpr int SLICES = 8;  // slices of 32 elements: D is at most 256
     device const float2* split_statistics = (device const float2*)statistics;
     float largest = -INFINITY;
     for (int split = int(lane); split < splits; split += 32) {
@@ -347,7 +350,7 @@ void merge_splits(device const float* partial, device const float* statistics, i
     largest = simd_max(largest);
 
     float o[SLICES] = {}, sum = 0;
-    const int left = D - int(lane);  // elements from this lane's first on
+    const int left = D - int(lane);  // elements from this lane's first one on
     partial += lane;
     out += lane;
     for (int first = 0; first < splits; first += 32) {

@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 
 using Params = FlashAttentionParams;
 
-/// Number of keys of sequence b.
+/// Number of keys of sequence b: context_lens[b] clamped to 0 … S, or S without context_lens.
 inline int keys_of(constant const Params& params, device const int* context_lens, int b) {
     return params.has_context_lens ? metal::clamp(context_lens[b], 0, params.S) : params.S;
 }
@@ -19,12 +19,12 @@ inline int visible_keys(bool causal, int S, int L, int l) {
     return causal ? metal::clamp(l + 1 + S - L, 0, S) : S;
 }
 
-/// Same, for flash_attention's parameters and a sequence of `keys` keys.
+/// Number of leading keys, of `keys`, visible to query l of flash_attention before any mask.
 inline int visible_keys(constant const Params& params, int keys, int l) {
     return visible_keys(params.causal, keys, params.L, l);
 }
 
-/// Score plus mask term; −inf if the mask hides the key, whatever the score. Requires a mask.
+/// Score plus mask term; −inf if the mask hides the key, even if the score is NaN. Requires a mask.
 inline float masked(constant const Params& params, device const uchar* mask, long row, int s,
                     float score) {
     const long i = row + s * params.mask_strides[3];
@@ -41,7 +41,7 @@ inline float masked(constant const Params& params, device const uchar* mask, lon
     return added == -INFINITY ? -INFINITY : score + added;
 }
 
-/// Offset of the mask of a row of scores.
+/// Offset, in elements, of the mask terms for a row of scores.
 inline long mask_row(constant const Params& params, int b, int head, int l) {
     return b * params.mask_strides[0] + head * params.mask_strides[1] + l * params.mask_strides[2];
 }

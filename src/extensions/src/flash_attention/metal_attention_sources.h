@@ -1,25 +1,26 @@
 // Sources of queries, keys and values for the attention kernels. Metal only.
 //
-// metal_attention_decode.h and metal_attention_tile.h contain the mathematics: they take the
+// metal_attention_decode.h and metal_attention_tile.h contain the computation: they take the
 // problem size (an AttentionGroup) and request rows from a source. A contiguous cache (DenseSource)
 // and a paged one (paged_attention/metal_pages.h) therefore give the same bits. Interface of a
 // source:
 //
-//     query(head, l)                  query of a head and token
+//     query(head, l)                  query row of a head and token
 //     seek(s)                         points `key` and `value` to the rows of key s; call from all
 //                                     lanes of a simdgroup with the same, non-decreasing s
 //     has_runs()                      whether a run of keys, from a multiple of 16 on, is
 //                                     contiguous
 //     step()                          advances to the next key of the run
-//     move(by)                        advances `key` and `value` by that many elements
+//     move(by)                        makes later `key` and `value` pointers skip `by` elements of
+//                                     their rows
 //     SCALED                          whether elements are integers with a scale per row
 //     key_scale(), value_scale()      scales of the rows of `key` and `value`; 1 unless SCALED
 //     aligned()                       whether offsets and sizes of key and value rows are multiples
 //                                     of four
 //     has_mask()                      whether there is a mask
-//     masked(head, l, s, x)           the score x with its mask term
+//     masked(head, l, s, x)           the score x of key s plus its mask term
 //     out(head, l)                    output row
-//     partial_row(head, l)            index of the row in decode's partial results
+//     partial_row(head, l)            index of the row in the decode kernel's partial results
 #pragma once
 
 #include <metal_stdlib>
@@ -46,13 +47,13 @@ struct AttentionGroup {
     /// Number of leading keys visible to a row before any mask.
     int visible(int row) const { return visible_keys(causal, S, L, token(row)); }
 
-    /// Number of these keys that are before the row's window.
+    /// Number of visible(row) keys that are before the row's window.
     int hidden(int row) const {
         return window == INT_MAX ? 0 : metal::max(visible(row) - window, 0);
     }
 };
 
-/// Rows in strided arrays.
+/// Source of rows in strided arrays.
 template <typename T>
 struct DenseSource {
     enum { SCALED = 0 };
@@ -103,7 +104,7 @@ DenseSource<T> dense_source(constant const FlashAttentionParams& params, int b, 
     return {&params, b, query, key, value, mask, out, key, value};
 }
 
-/// Problem size of a sequence's key head in flash_attention.
+/// The AttentionGroup of a sequence's key head in flash_attention.
 inline AttentionGroup dense_group(constant const FlashAttentionParams& params,
                                   device const int* context_lens, int b, int key_head) {
     const int G = params.H_q / params.H, keys = keys_of(params, context_lens, b);

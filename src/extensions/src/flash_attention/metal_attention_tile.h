@@ -5,7 +5,7 @@
 // and values. All heads of a group are rows of one threadgroup, because they read the same keys.
 // Queries, weights, outputs and the online softmax stay in registers, as 8×8 matrices:
 //
-//     scores (8×TILE) = q (8×D) · keysᵀ (D×TILE)          D/8 · TILE/8 matrix products
+//     scores (8×TILE) = q (8×D) · keysᵀ (D×TILE)          D/8 · TILE/8 products of 8×8 matrices
 //     out (8×D) = out · factor + weights (8×TILE) · values (TILE×D)
 //
 // Sums are float32, in an order that depends only on the key's index. A hidden key has weight 0.
@@ -31,11 +31,11 @@ inline float row_sum(float x) {
     return x + simd_shuffle_xor(x, ushort(8));
 }
 
-/// Sizes of key and value tiles. DIM: head size, rounded up.
+/// Sizes of key and value tiles. DIM: head size, rounded up to 128 or 256.
 template <typename T, int DIM>
 struct TileSizes {
     enum {
-        KEYS = DIM * sizeof(T) <= 256 ? 32 : 8192 / (DIM * sizeof(T)),  // 8 KB
+        KEYS = DIM * sizeof(T) <= 256 ? 32 : 8192 / (DIM * sizeof(T)),  // 8 KiB
         STRIDE = DIM + 16 / sizeof(T),  // row stride: rows begin in different banks
         FOURS = KEYS * STRIDE / 4,      // memory in units of four elements
         COLUMNS = KEYS / 8,             // matrices along the keys
@@ -92,10 +92,10 @@ template <typename T, int DIM>
 struct EightRows {
     using Sizes = TileSizes<T, DIM>;
     simdgroup_float8x8 q[Sizes::SLICES], o[Sizes::SLICES];
-    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of this tile; later its weights
+    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of the current tile, then its weights
     float largest, sum;                         // of this lane's row
 
-    /// query: this lane's row.
+    /// Loads the queries and resets the softmax. query: this lane's row.
     EightRows(device const T* query, int D, LanePosition position) thread {
 #pragma unroll
         for (int i = 0; i < Sizes::SLICES; i++) {
@@ -144,7 +144,7 @@ struct EightRows {
         }
     }
 
-    /// Multiplies each key's column of scores or weights by its scale.
+    /// Multiplies each key's column of scores or weights by the key's scale.
     void scale_columns(threadgroup const float* scales, LanePosition position) thread {
 #pragma unroll
         for (int j = 0; j < Sizes::COLUMNS; j++) {
@@ -187,7 +187,7 @@ struct EightRows {
         }
     }
 
-    /// out: this lane's row.
+    /// Writes the normalized outputs. out: this lane's row.
     void store(device T* out, int D, LanePosition position) thread {
         for (int i = 0; i < Sizes::SLICES; i++) {
             const float2 pair = sum == 0 ? float2(0.0f) : elements(o[i]) / sum;

@@ -9,7 +9,7 @@
 // Computed in float32, token by token: on one instruction set or GPU, the bits depend neither on
 // how a sequence is split into steps, nor on the other sequences, nor on the number of threads.
 // Across instruction sets and GPUs, results differ by a few float32 rounding errors, because
-// kernels sum in different orders and apply the factors of q and k to sums instead of elements.
+// kernels sum in different orders, and some normalize q and k in the sums instead of by element.
 //
 // State slots: as in causal_conv1d.h.
 #pragma once
@@ -27,10 +27,11 @@ namespace mx = mlx::core;
 
 /// Outputs of a Gated DeltaNet's recurrence, and the updated states.
 ///
-/// qkv: T×(2·H_k·D_k + H_v·D_v) float32: query heads, key heads and value heads of each token.
+/// qkv: T×(2·H_k·D_k + H_v·D_v) float32: H_k query heads, H_k key heads and H_v value heads of each
+///   of T tokens.
 /// a, b: T×H_v, both float32, float16 or bfloat16.
 /// A_log, dt_bias: H_v float32.
-/// states: S×H_v×D_k×D_v float32, D_k up to 256. Updated in place as in causal_conv1d.
+/// states: S×H_v×D_k×D_v float32, S slots, D_k up to 256. Updated in place as in causal_conv1d.
 /// cu_seqlens, read_slots, write_slots, overwrite: as in causal_conv1d.
 /// num_k_heads: H_k; H_k divides H_v.
 ///

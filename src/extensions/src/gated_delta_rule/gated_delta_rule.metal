@@ -1,5 +1,5 @@
-// gated_delta_rule on the GPU, in two kernels: factors of all tokens, then the recurrence, token by
-// token. Contract: gated_delta_rule.h.
+// gated_delta_rule on the GPU, in two kernels: norms and gates of all tokens, then the recurrence,
+// token by token. Contract: gated_delta_rule.h.
 #include <metal_stdlib>
 
 #include "common/metal_sigmoid.h"
@@ -9,7 +9,7 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// 1 / √(Σ x² + 1e-6), by a simdgroup.
+// 1 / √(Σ x² + 1e-6), computed by a simdgroup.
 inline float norm_factor(device const float* x, int D, int lane) {
     float squares = 0;
     for (int d = lane; d < D; d += 32) {
@@ -18,8 +18,8 @@ inline float norm_factor(device const float* x, int D, int lane) {
     return 1.0f / sqrt(simd_sum(squares) + 1e-6f);
 }
 
-// One simdgroup per token and key head. Computes the factors of its value heads: those of the
-// unnormalized query and key, β and γ.
+// One simdgroup per token and key head. For each value head of that key head, computes the factors
+// that normalize query and key, β and γ.
 template <typename T>
 [[kernel]] void gated_delta_rule_factors(
     device const float* qkv [[buffer(0)]], device const T* a [[buffer(1)]],

@@ -13,14 +13,14 @@ constexpr int64_t DELTA_COLUMNS = 32;
 
 /// Factors of one token and value head, computed before the recurrence.
 struct DeltaFactors {
-    float q, k;   // of the unnormalized query and key: 1 / norm, the query's also divided by √D_k
+    float q, k;   // normalize query and key: 1 / norm, for the query also divided by √D_k
     float beta;   // β
     float decay;  // γ
 };
 
 struct GatedDeltaRuleJob {
-    int64_t H_k, H_v, D_k, D_v;
-    Format format;  // of a and b
+    int64_t H_k, H_v, D_k, D_v;  // number and size of key heads and value heads
+    Format format;               // of a and b
     const float* qkv;
     const void *a, *b;
     const float *A_log, *dt_bias;  // H_v
@@ -36,14 +36,15 @@ struct GatedDeltaRuleJob {
 struct GatedDeltaRuleKernel {
     /// Computes the factors of tokens first … last − 1.
     void (*factors)(const GatedDeltaRuleJob& job, int64_t first, int64_t last);
-    /// Computes columns first … last − 1, at most DELTA_COLUMNS, of a sequence's states of a head.
+    /// Computes columns first … last − 1, at most DELTA_COLUMNS, of a head's state and output for
+    /// all tokens of a sequence.
     void (*recurrence)(const GatedDeltaRuleJob& job, int64_t sequence, int64_t head, int64_t first,
                        int64_t last);
 };
 
 extern const GatedDeltaRuleKernel gated_delta_rule_reference;
 
-/// β and γ of a token and value head, the same for all instruction sets.
+/// Sets β and γ of a token and value head, with the same bits for all instruction sets.
 void set_gates(const GatedDeltaRuleJob& job, int64_t token, int64_t head, DeltaFactors& factors);
 
 }  // namespace tiny_llm_ext

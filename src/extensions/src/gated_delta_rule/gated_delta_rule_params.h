@@ -10,8 +10,8 @@ enum {
 };
 
 struct GatedDeltaRuleParams {
-    int T, B, S;  // tokens, sequences, slots
-    int H_k, H_v, D_k, D_v;
+    int T, B, S;                          // tokens, sequences, slots
+    int H_k, H_v, D_k, D_v;               // number and size of key heads and value heads
     long qkv_stride, a_stride, b_stride;  // of rows, in elements
 };
 

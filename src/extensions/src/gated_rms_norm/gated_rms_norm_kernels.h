@@ -8,7 +8,7 @@
 namespace tiny_llm_ext {
 
 struct GatedRmsNormJob {
-    int64_t M, D;
+    int64_t M, D;  // rows and their size
     float eps;
     Format format, weight_format;  // of z and out; of weight
     const float* o;                // M × D, rows o_stride elements apart
@@ -18,8 +18,8 @@ struct GatedRmsNormJob {
     int64_t o_stride, z_stride;
 };
 
-/// The reference: computes rows first … last − 1. Same interface: gated_rms_norm in
-/// fast/gated_rms_norm_simd.cpp.
+/// The reference: computes rows first … last − 1. gated_rms_norm in fast/gated_rms_norm_simd.cpp
+/// has the same interface.
 void gated_rms_norm_reference(const GatedRmsNormJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

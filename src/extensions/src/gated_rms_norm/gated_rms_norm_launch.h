@@ -6,7 +6,7 @@
 
 namespace tiny_llm_ext {
 
-/// Buffers: o and z M×D (strided rows), weight D, out M×D.
+/// Buffers, for M rows of D elements: o and z M×D (strided rows), weight D, out M×D.
 MetalLaunch gated_rms_norm_launch(const GatedRmsNormParams& params, Format format,
                                   Format weight_format, int max_threads);
 

@@ -11,8 +11,8 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Executables of a stream run one at a time and keep no intermediate results, so they share memory.
-// It is freed with the thread, except blocks still used by executables.
+// Memory shared by a stream's executables, which run one at a time and keep no intermediate
+// results. Freed when the thread ends, except blocks still used by executables.
 TaskCapture::Workspace& workspace_of(mx::Stream stream) {
     thread_local std::map<int, TaskCapture::Workspace> workspaces;
     return workspaces[stream.index];

@@ -21,22 +21,24 @@ class ExecutableGraph {
     ExecutableGraph(std::shared_ptr<const CapturedGraph> graph,
                     const std::vector<mx::array>& inputs);
 
-    /// Whether the inputs' memory layout matches the captured one.
+    /// Whether the inputs have the captured memory layout, and overwritten inputs their captured
+    /// addresses.
     bool fits(const std::vector<mx::array>& inputs) const;
 
-    /// Allocates an output: the memory that a run copies it to, or that of its overwritten input.
+    /// Allocates an output: new memory, to which `run` copies it, or the memory of the input that
+    /// it overwrites.
     void allocate_output(size_t index, const std::vector<mx::array>& inputs, mx::array& out) const;
 
     /// Runs the tasks, on the calling thread and the thread pool.
-    /// from, to: memory of inputs and outputs.
+    /// from: memory of the inputs. to: memory of the outputs.
     void run(const std::vector<const char*>& from, const std::vector<char*>& to) const;
 
    private:
     // Address and layout of an input or output while the tasks run. Non-owning: a reference to a KV
-    // cache buffer would prevent in-place writes by others.
+    // cache buffer would prevent other operations from writing to it in place.
     struct Slot {
         char* data;
-        size_t bytes;  // to copy; 0 if overwritten in place
+        size_t bytes;  // number of bytes to copy; 0 if overwritten in place
         size_t size;
         mx::Strides strides;
         mx::array::Flags flags;

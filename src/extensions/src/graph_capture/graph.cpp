@@ -35,7 +35,7 @@ bool contains(const std::vector<int>& indices, int index) {
     return std::find(indices.begin(), indices.end(), index) != indices.end();
 }
 
-// The node as a Capturable, or nullptr if it is not one.
+// The graph node as a Capturable, or nullptr if it cannot be captured.
 const Capturable* as_capturable(const mx::Primitive& primitive) {
     return dynamic_cast<const Capturable*>(&primitive);
 }
@@ -49,7 +49,7 @@ bool is_reshape(const mx::Primitive& primitive) {
     return std::string_view(primitive.name()) == "Reshape";
 }
 
-// Whether a node is an MLX view, which has no task for a row-major input.
+// Whether a node is an MLX view, which enqueues no task if its input is row-major.
 bool is_view(const mx::Primitive& primitive) {
     const std::set<std::string_view> views = {"ExpandDims", "Reshape", "Slice", "Squeeze",
                                               "Transpose"};
@@ -174,7 +174,7 @@ void CapturedGraph::find_last_uses() {
     }
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
         std::vector<ArrayIndex> used = step->inputs;
-        for (size_t i = 0; i < step->shapes.size(); i++) {  // some are never used
+        for (size_t i = 0; i < step->shapes.size(); i++) {  // an output may be unused
             used.push_back({false, step->first_output + static_cast<int>(i)});
         }
         for (const ArrayIndex& array : used) {

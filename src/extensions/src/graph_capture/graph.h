@@ -2,9 +2,9 @@
 //
 // In a decode step MLX spends about 6 µs on each node of the graph: Python builds it, MLX sorts it
 // topologically, resolves its arrays' memory and dispatches a task to the stream's thread. A
-// transformer block has twenty nodes, most of whose kernels take no longer than that, and the
-// overhead occupies a core that could run kernels. Only the values change from one token to the
-// next, so this work is done once:
+// transformer block has twenty nodes, and most of their kernels take no longer than that. The
+// overhead also occupies a core that could run kernels. Only the values change from one token to
+// the next, so this work is done once:
 //
 //     GraphCache       graphs of one function, keyed by input shapes      (graph_cache.h)
 //     CapturedGraph    the operations in execution order                  (here)
@@ -12,8 +12,8 @@
 //     GraphReplay      the MLX graph node that runs an executable         (graph_cache.h)
 //
 // The same kernels run in the same order and give the same bits, as with CUDA graphs on a GPU.
-// mx.compile is different: it fuses MLX's elementwise operations into new kernels and does not
-// reduce the number of our nodes.
+// mx.compile is different: it fuses MLX's elementwise operations into new kernels, and leaves the
+// nodes of this extension as they are.
 #pragma once
 
 #include <memory>
@@ -37,8 +37,8 @@ namespace mx = mlx::core;
 /// the graph that is not read afterwards.
 class CapturedGraph {
    public:
-    /// placeholders: arrays without data, from which the outputs were computed. All other
-    /// dependencies of the outputs are evaluated now.
+    /// placeholders: arrays without data, from which the outputs were computed. The constructor
+    /// evaluates all other dependencies of the outputs.
     /// Throws std::invalid_argument if an operation violates these rules, or if no output is the
     /// result of an operation.
     CapturedGraph(const std::vector<mx::array>& placeholders,
@@ -47,17 +47,18 @@ class CapturedGraph {
     /// Whether the graph was captured for these shapes, dtypes and stream.
     bool fits(const std::vector<mx::array>& inputs, mx::Stream stream) const;
 
-    /// Evaluates every operation on allocated inputs; the current capture receives the tasks.
+    /// Evaluates every operation on allocated inputs; the current TaskCapture receives the tasks.
     /// Returns the outputs.
     std::vector<mx::array> evaluate(const std::vector<mx::array>& inputs) const;
 
-    /// Whether the tasks overwrite an input; and the overwritten input that an output aliases, or
-    /// −1.
+    /// Whether the tasks overwrite an input.
     bool overwrites(size_t input) const { return overwrites_[input]; }
+    /// Index of the overwritten input whose memory an output shares, or −1.
     int overwritten_input(size_t output) const { return overwritten_inputs_[output]; }
 
-    /// Text form of each step: operation, inputs (empty for a constant), outputs, and last uses.
-    /// Indices count the inputs first, then the steps' outputs.
+    /// Description of a step: operation, and the indices of its inputs (nullopt for a constant),
+    /// its outputs, and the arrays that no later step reads. Indices number the graph's inputs
+    /// first, then the steps' outputs.
     using NodeInfo = std::tuple<std::string, std::vector<std::optional<int>>, std::vector<int>,
                                 std::vector<int>>;
     std::vector<NodeInfo> node_infos() const;
@@ -67,7 +68,7 @@ class CapturedGraph {
     const std::vector<mx::Dtype>& output_dtypes() const { return output_dtypes_; }
 
    private:
-    // Index of an array: among the inputs followed by the steps' outputs, or among the constants.
+    // Index of an array: in the graph's inputs followed by the steps' outputs, or in the constants.
     struct ArrayIndex {
         bool is_constant;
         int index;
@@ -78,8 +79,8 @@ class CapturedGraph {
         std::vector<ArrayIndex> inputs;
         std::vector<mx::Shape> shapes;  // of the outputs
         std::vector<mx::Dtype> dtypes;
-        int first_output;           // index of its first output
-        std::vector<int> last_use;  // indices without later readers
+        int first_output;           // index of the step's first output
+        std::vector<int> last_use;  // indices of arrays that no later step reads
     };
 
     class Tracer;

@@ -11,17 +11,17 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Per function. Each thread has a separate stream and therefore separate graphs, so graphs of
-// finished threads must be evicted. A graph takes 0.2 MB for a model of eight layers; in a run of
-// sixteen requests with random lengths, only the sixteen most recent graphs were reused.
+// Graphs per function. Each thread has a separate stream and therefore separate graphs, so graphs
+// of finished threads must be evicted. A graph of an eight-layer model takes 0.2 MB. When sixteen
+// requests of random lengths were run, only the sixteen most recent graphs were reused.
 constexpr size_t MAX_GRAPHS = 32;
 
-// Per graph: one for each layout of its inputs and each address of its overwritten inputs.
+// Executables per graph: one for each layout of its inputs and address of its overwritten inputs.
 constexpr size_t MAX_EXECUTABLES = 8;
 
-// Creates the node's outputs. MLX stores all inputs in each output, thousands of references for a
-// model's layers. Traversal needs only unevaluated inputs, so all outputs except the first store
-// only those.
+// Creates the node's outputs. MLX would store all inputs in each output: thousands of references
+// for a model's layers. Its graph traversal needs only unevaluated inputs, so all outputs except
+// the first store only those.
 std::vector<mx::array> outputs_of(const std::shared_ptr<mx::Primitive>& replay,
                                   const CapturedGraph& graph,
                                   const std::vector<mx::array>& inputs) {
@@ -48,7 +48,7 @@ std::optional<std::vector<mx::array>> GraphCache::replay(const std::vector<mx::a
     for (auto replay = replays_.rbegin(); replay != replays_.rend(); ++replay) {
         const auto& graph = static_cast<const GraphReplay&>(**replay).graph();
         if (graph.fits(inputs, stream)) {
-            std::rotate(replay.base() - 1, replay.base(), replays_.end());  // newest last
+            std::rotate(replay.base() - 1, replay.base(), replays_.end());  // LRU order
             return outputs_of(replays_.back(), graph, inputs);
         }
     }
@@ -79,7 +79,8 @@ std::vector<CapturedGraph::NodeInfo> GraphCache::steps() const {
     return static_cast<const GraphReplay&>(*replays_.back()).graph().node_infos();
 }
 
-// Prepares inputs for an executable: dense, and overwritten inputs exclusive to this node.
+// Copies the inputs that an executable cannot use: those with gaps, and overwritten inputs that
+// have other readers.
 std::vector<mx::array> GraphReplay::prepared(const std::vector<mx::array>& inputs) {
     std::vector<mx::array> ready;
     for (size_t i = 0; i < inputs.size(); i++) {

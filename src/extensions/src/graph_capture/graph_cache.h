@@ -18,7 +18,7 @@ namespace tiny_llm_ext {
 /// LRU cache of one function's graphs, keyed by the inputs' shapes and dtypes and the stream.
 class GraphCache {
    public:
-    /// The function's outputs for these inputs, from one node; nullopt on a cache miss.
+    /// The function's outputs for these inputs, computed by one node; nullopt on a cache miss.
     std::optional<std::vector<mx::array>> replay(const std::vector<mx::array>& inputs);
 
     /// Arrays without data, with the shapes and dtypes of `inputs`, for calling the function.
@@ -34,7 +34,7 @@ class GraphCache {
     std::vector<std::shared_ptr<mx::Primitive>> replays_;
 };
 
-/// The graph node. Inputs and outputs: the graph's.
+/// The graph node that replays a captured graph. Inputs and outputs: the captured graph's.
 class GraphReplay : public mx::Primitive {
    public:
     explicit GraphReplay(std::shared_ptr<const CapturedGraph> graph)

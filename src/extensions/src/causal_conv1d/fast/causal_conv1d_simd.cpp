@@ -1,4 +1,4 @@
-// Vectorized causal_conv1d: the reference, LANES channels at a time, row by row.
+// Vectorized causal_conv1d: the reference, token by token, LANES channels at a time.
 #include "common/simd.h"
 #include "src/causal_conv1d/causal_conv1d_kernels.h"
 
@@ -6,12 +6,12 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// A sequence's inputs of channels first … first + n − 1, and the taps by position.
+// Channels first … first + n − 1 of a sequence: their taps by position, and earlier inputs.
 struct Channels {
     int64_t first, n;
     float taps[MAX_CONV_WIDTH][CONV_CHANNELS];
     // The K − 1 inputs before the step, in the format of x: copied, because a token may overwrite
-    // the slot while later ones still read them.
+    // the slot while later tokens still need them.
     char earlier[MAX_CONV_WIDTH - 1][CONV_CHANNELS * 4];
 };
 
@@ -33,7 +33,7 @@ void read_taps(const CausalConv1dJob& job, Channels& channels) {
     }
 }
 
-// One token: rows are its K inputs, oldest first.
+// Computes y for one token. rows: its K inputs, oldest first.
 template <Format F>
 void convolve(const CausalConv1dJob& job, const Channels& channels, const char* const* rows,
               float* y) {
@@ -50,17 +50,17 @@ void convolve(const CausalConv1dJob& job, const Channels& channels, const char* 
 template <Format F>
 void convolve_sequence(const CausalConv1dJob& job, int64_t sequence, int64_t first, int64_t last) {
     constexpr int64_t ITEM = F == Format::float32 ? 4 : 2;
-    const int64_t kept = job.K - 1, begin = first_token(job.slots, sequence);
+    const int64_t history = job.K - 1, begin = first_token(job.slots, sequence);
     Channels channels;
     channels.first = first;
     channels.n = last - first;
     read_taps(job, channels);
     const int64_t bytes = channels.n * ITEM;
     const auto state = [&](int64_t slot, int64_t j) {
-        return static_cast<char*>(job.states) + ((slot * kept + j) * job.C + first) * ITEM;
+        return static_cast<char*>(job.states) + ((slot * history + j) * job.C + first) * ITEM;
     };
     const int64_t source = read_slot(job.slots, sequence);
-    for (int64_t j = 0; j < kept; j++) {
+    for (int64_t j = 0; j < history; j++) {
         if (source < 0) {
             memset(channels.earlier[j], 0, bytes);
         } else {
@@ -70,14 +70,14 @@ void convolve_sequence(const CausalConv1dJob& job, int64_t sequence, int64_t fir
     for (int64_t t = begin; t < end_token(job.slots, sequence); t++) {
         const char* rows[MAX_CONV_WIDTH];
         for (int64_t j = 0; j < job.K; j++) {
-            const int64_t i = t - begin + j;  // counts the earlier inputs
-            rows[j] = i < kept ? channels.earlier[i]
-                               : static_cast<const char*>(job.x) +
-                                     ((begin + i - kept) * job.x_stride + first) * ITEM;
+            const int64_t i = t - begin + j;  // index in the earlier inputs, then in the step's
+            rows[j] = i < history ? channels.earlier[i]
+                                  : static_cast<const char*>(job.x) +
+                                        ((begin + i - history) * job.x_stride + first) * ITEM;
         }
         convolve<F>(job, channels, rows, job.y + t * job.C + first);
         if (const int64_t slot = write_slot(job.slots, t); slot >= 0) {
-            for (int64_t j = 0; j < kept; j++) {
+            for (int64_t j = 0; j < history; j++) {
                 memcpy(state(slot, j), rows[j + 1], bytes);
             }
         }

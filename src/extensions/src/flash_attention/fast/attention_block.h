@@ -1,8 +1,8 @@
 // Flash attention's inner loop: a block of query rows attends to keys and values, tile by tile.
 //
-// Independent of the storage of tiles: the caller passes 64 row addresses at a time, in one buffer
-// or in pages. Both matrix products of a tile use one function: scores += query · keys (with the
-// keys transposed) and out += weights · values. A sum is never split over lanes; it runs in index
+// Independent of how tiles are stored: the caller passes 64 row addresses at a time, in one buffer
+// or in pages. Both matmuls of a tile use one function: scores += query · keys (with the keys
+// transposed) and out += weights · values. A sum is never split over lanes; it runs in index
 // order, independent of the other rows.
 #pragma once
 
@@ -18,13 +18,13 @@ struct AttentionBlock {
     float* scores;     // rows × KEYS; later the weights
     float* out;        // rows × width, before division by sums
     float* keys;       // score_steps × KEYS; shares memory with `values`
-    float* values;     // KEYS × width, loaded after scoring: both would not fit in L1
+    float* values;     // KEYS × width, loaded after scoring: keys and values together exceed L1
     float* sums;       // rows × LANES: per-lane sums of the weights
     float* largest;    // rows: running maximum of the scores
-    float* query;      // rows × D elements, or half as many pairs
-    float scale;       // of the scores
+    float* query;      // rows × D elements, or half as many pairs of bfloat16 values
+    float scale;       // factor of the scores
     Format format;     // of query and out
-    Format kv_format;  // of keys and values: format or int8
+    Format kv_format;  // of keys and values: the same format, or int8
 };
 
 /// Scratch size of a block in floats.
@@ -33,7 +33,7 @@ inline int64_t block_scratch(int rows, int64_t D) {
     return rows * (KEYS + width + LANES + D) + rounded_up(rows) + KEYS * width;
 }
 
-/// A block before its first key. The caller fills in `query`.
+/// A block that has not attended to any key. The caller fills in `query`.
 inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format, Format kv_format,
                                  float* scratch) {
     AttentionBlock block;

@@ -1,7 +1,7 @@
 // A block of query rows attends to one tile: scores, online softmax, weighted values.
 //
-// A separate file because it dominates compile time, and because flash and paged attention share
-// it: they differ only in the source of tiles.
+// A separate file because it takes long to compile, and because flash and paged attention share it:
+// they differ only in the source of tiles.
 #include "common/simd_matmul.h"
 #include "src/flash_attention/fast/attention_block.h"
 #include "src/flash_attention/fast/attention_few_rows.h"
@@ -84,7 +84,7 @@ inline void multiply_by_scales(const AttentionBlock& block, int first, const voi
     }
 }
 
-/// The softmax of all rows ≥ `first`, given the products of queries and stored keys.
+/// The softmax of all rows ≥ `first`, given the dot products of queries and stored keys.
 inline void softmax_rows(const AttentionBlock& block, int first, const int* visible,
                          const int* hidden, const float* mask, const Tile& tile) {
     if (block.kv_format == Format::int8) {
@@ -105,8 +105,9 @@ inline void softmax_rows(const AttentionBlock& block, int first, const int* visi
 
 // --- a tile -------------------------------------------------------------------------------------
 
-// With few rows, memory would idle during the matrix products, so these are split into slices of
-// this many steps, each followed by some prefetches. With many rows, one prefetch pass suffices.
+// With few rows, memory would idle during the matmuls, so their inner dimension is split into
+// slices of this size, each followed by some prefetches. With many rows, one prefetch pass
+// suffices.
 constexpr int SLICE = 16;
 
 inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : inner; }
@@ -156,8 +157,8 @@ inline void add_values(const AttentionBlock& block, int first, const int* visibl
     }
 }
 
-/// out += weights · values, for rows ≥ `first` and keys hidden[row] … visible[row] − 1 of a tile
-/// with keys before a window; row by row.
+/// out += weights · values, row by row, for keys hidden[row] … visible[row] − 1 of a tile that
+/// begins before some row's window.
 __attribute__((noinline)) void add_values_in_window(const AttentionBlock& block, int first,
                                                     const int* visible, const int* hidden,
                                                     Prefetcher& ahead) {
@@ -174,7 +175,7 @@ __attribute__((noinline)) void add_values_in_window(const AttentionBlock& block,
 }
 
 /// Accumulates attention of the last ROWS rows of the block, from `first` on, over a tile, without
-/// intermediate stores.
+/// storing keys and values as float32.
 template <int ROWS, Format FORMAT>
 void attend_few(const AttentionBlock& block, int first, const int* visible, const int* hidden,
                 const float* mask, const Tile& tile, Prefetcher& ahead) {

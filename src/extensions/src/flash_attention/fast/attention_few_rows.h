@@ -3,7 +3,7 @@
 // For many rows, storing keys and values in L1 as float32 pays off. For a few rows, each store and
 // load would serve only one to four multiplications, so keys are multiplied right after their
 // transposition, and values right after loading. One row of a later tile is prefetched after every
-// few multiplications; larger batches of prefetches would serialize memory and arithmetic.
+// few multiplications; in larger batches, prefetches would not overlap with arithmetic.
 //
 // Summation orders equal those of attention_block.h, so a row's bits do not depend on the kernel.
 #pragma once
@@ -15,7 +15,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int FEW_ROWS = 4;
-constexpr int SCORE_VECTORS = 2;  // vectors of keys side by side
+constexpr int SCORE_VECTORS = 2;  // vectors of keys scored at the same time
 constexpr int SCORE_KEYS = SCORE_VECTORS * LANES;
 static_assert(KEYS % SCORE_KEYS == 0);
 
@@ -26,9 +26,9 @@ struct Constant {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int REGISTERS_FOR_OUT = 8;  // of 16
+constexpr int REGISTERS_FOR_OUT = 8;  // of 16 vector registers
 #else
-constexpr int REGISTERS_FOR_OUT = 16;  // of 32
+constexpr int REGISTERS_FOR_OUT = 16;  // of 32 vector registers
 #endif
 
 // sums += query · keys, for `count` columns starting at d: ROWS rows, LANES keys.
@@ -72,8 +72,8 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
     }
 }
 
-// scores = query · keys, for ROWS rows and SCORE_KEYS keys. Rows of query are D words apart, rows
-// of scores KEYS. Several vectors of sums hide the latency of additions.
+// scores = query · keys, for ROWS rows and SCORE_KEYS keys. Rows of query are D floats apart, rows
+// of scores KEYS floats. Several vectors of sums hide the latency of additions.
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
                                          float* scores, Prefetcher& ahead) {
@@ -101,8 +101,9 @@ __attribute__((noinline)) void score_few(const void* const* keys, const float* q
     }
 }
 
-// out += weights · values, for columns d … of ROWS rows and keys `from` … `to` − 1. A single vector
-// may have fewer columns: `count`. Unless `ahead` is null, one row is prefetched per key.
+// out += weights · values, for VECTORS vectors of columns starting at d, ROWS rows, and keys `from`
+// … `to` − 1. A single vector may have only `count` columns. Unless `ahead` is null, one row is
+// prefetched per key.
 template <int ROWS, Format FORMAT, int VECTORS>
 __attribute__((noinline)) void add_columns(const float* weights, const void* const* values,
                                            int from, int to, int64_t d, int count, float* out,

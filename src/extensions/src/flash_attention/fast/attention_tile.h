@@ -10,7 +10,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 constexpr int KEYS = ATTENTION_TILE;
 
-/// Addresses of up to KEYS keys and of their values, rows of D elements.
+/// Addresses of up to KEYS keys and of their values: rows of D elements.
 struct Tile {
     int count = 0;
     const void* keys[KEYS];
@@ -23,7 +23,7 @@ inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 /// elements.
 inline bool uses_bf16_dot(Format format) { return USES_BF16_DOT && format == Format::bfloat16; }
 
-/// Elements or pairs per score.
+/// Multiply-add steps per score: one per element, or one per pair of bfloat16 elements.
 inline int score_steps(int64_t D, Format format) {
     return static_cast<int>(uses_bf16_dot(format) ? (D + 1) / 2 : D);
 }
@@ -46,19 +46,18 @@ __attribute__((noinline)) void find_tile(const Source& source, int64_t first, in
 }
 
 /// Prefetches rows of later tiles a little at a time while a tile is computed: a core tracks a few
-/// dozen outstanding lines; beyond that it stalls or drops prefetches.
+/// dozen outstanding cache lines; beyond that it stalls or drops prefetches.
 class Prefetcher {
    public:
-    /// Prefetches rows of `next` and then of `after`, as many as `tile` has, which keeps the memory
-    /// load even at partial tiles and head boundaries.
+    /// Prefetches rows of `next` and then of `after` during `tile`: as many as `tile` has, to keep
+    /// memory traffic even at partial tiles and head boundaries.
     Prefetcher(const Tile& tile, const Tile& next, const Tile& after, int64_t row_bytes)
         : tile_(tile), next_(next), after_(after), row_bytes_(row_bytes) {
         const int later = next.count + after.count;
         rows_ = 2 * (later < tile.count ? later : tile.count);
     }
 
-    /// Issues outstanding prefetches until the fraction `part` of the rows is reached; 1 or more
-    /// for all.
+    /// Prefetches until the fraction `part` of the rows is reached; 1 or more: all rows.
     void fetch(float part) {
         const int end = static_cast<int>(part * static_cast<float>(rows_));
         while (done_ < end && done_ < rows_) {
@@ -76,7 +75,7 @@ class Prefetcher {
     }
 
    private:
-    static constexpr int LOOKAHEAD = 24;  // rows: a few KB, which fit in L1 together
+    static constexpr int LOOKAHEAD = 24;  // rows: a few KiB, which fit in L1 together
 
     // Alternates keys and values: memory serves two streams faster.
     void fetch_row() {
@@ -87,7 +86,7 @@ class Prefetcher {
         done_++;
     }
 
-    // Rows in order of use: a tile's keys, its values, the next tile's keys.
+    // Repeats prefetches in order of use: the tile's keys, its values, the next tile's keys.
     void prefetch_again() {
         const int count = tile_.count, i = repeated_++;
         if (i < count) {
@@ -116,17 +115,17 @@ class Prefetcher {
 
 namespace {
 
-// Elements transposed as one 32-bit word, which saves shuffles. float16 is widened first.
+// Elements transposed together as one 32-bit lane, which saves shuffles. float16 is widened first.
 template <Format FORMAT>
 constexpr int PER_WORD = FORMAT == Format::bfloat16 ? 2
                          : FORMAT == Format::int8   ? 4
                                                     : 1;
 
-// Columns of keys transposed at once.
+// Columns of keys transposed together.
 template <Format FORMAT>
 constexpr int COLUMNS = PER_WORD<FORMAT> * LANES;
 
-// Element k of each word, as float32.
+// Element k of each 32-bit lane, as float32.
 template <Format FORMAT>
 inline Floats element_of_words(Floats words, int k) {
     const Ints bits = as_ints(words);
@@ -158,8 +157,9 @@ __attribute__((always_inline)) inline void load_transposed(const void* const* ke
     transpose(x);
 }
 
-// to = columns d … d + count − 1 of LANES rows, transposed: rows of LANES, KEYS apart. Elements of
-// a word are separated, unless they are multiplied as pairs.
+// to = columns d … d + count − 1 of LANES rows, transposed: each column becomes LANES floats, KEYS
+// after the previous one. The elements of a 32-bit lane are separated, unless they are multiplied
+// as pairs.
 template <Format FORMAT>
 __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_t d, int count,
                                                  float* to) {
@@ -186,8 +186,8 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
     }
 }
 
-/// keys = the tile's, transposed: score_steps × KEYS. Columns beyond the last key repeat it, up to
-/// a whole vector.
+/// keys = the tile's keys, transposed: score_steps × KEYS. Columns beyond the last key repeat it,
+/// up to a whole vector.
 inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, Prefetcher& ahead) {
     int64_t step = LANES;
     auto transpose_some = transpose_columns<Format::float32>;
@@ -214,7 +214,7 @@ inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, P
     }
 }
 
-/// values = the tile's, as float32, zero beyond D: count × width.
+/// values = the tile's values as float32, zero beyond D: count × width.
 inline void load_values(const Tile& tile, int64_t D, Format format, float* values,
                         Prefetcher& ahead) {
     for (int row = 0; row < tile.count; row++) {

@@ -1,12 +1,11 @@
-// Vectorized flash_attention: tiles of one buffer, located by index arithmetic. Computation:
-// attention_block.h.
+// Vectorized flash_attention: locates tiles in strided arrays for attention_block.h.
 #include "src/flash_attention/fast/attention_block.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Keys and values of a head, at strides in one buffer.
+// Keys and values of a head, in strided arrays.
 struct HeadInBuffer {
     const FlashAttentionJob& job;
     int64_t b, h;
@@ -29,7 +28,7 @@ struct HeadInBuffer {
     }
 };
 
-// The head's tile likely to be needed next, as a prefetch hint.
+// Tile of the next head, likely to be needed next: a prefetch hint. Empty after the last head.
 void find_tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t l,
                             int64_t first, Tile& tile) {
     const int64_t next = b * job.H + h + 1;
@@ -41,7 +40,7 @@ void find_tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, 
               visible_keys(job, next / job.H, l), tile);
 }
 
-// Mask terms of LANES consecutive scores, starting at element i.
+// Mask terms of LANES consecutive scores, from element i of the mask on.
 Floats mask_vector(const FlashAttentionJob& job, int64_t i) {
     if (job.mask_kind == MaskKind::additive) {
         return load(job.mask, i, job.mask_format);
@@ -50,8 +49,8 @@ Floats mask_vector(const FlashAttentionJob& job, int64_t i) {
     return __builtin_convertvector(visible, Ints) != 0 ? Floats{} : splat(-__builtin_inff());
 }
 
-// mask = mask terms of the block's scores for `count` keys, rows × KEYS. Returns whether any row
-// sees any of them.
+// mask = mask terms of the block's scores for `count` keys, rows × KEYS. Returns whether any of
+// these keys is visible to any row.
 __attribute__((noinline)) bool load_mask(const AttentionBlock& block, const FlashAttentionJob& job,
                                          int64_t b, int64_t h, int64_t first_row, int64_t first_key,
                                          int count, float* mask) {

@@ -1,5 +1,5 @@
-// Attention of the course's Week 4, second step: vectorized online softmax and weighted values of a
-// tile.
+// Attention of the course's Week 4, second step: vectorized online softmax and weighted sum of a
+// tile's values.
 //
 // Weights are powers of two: exp(x) = 2^(x · log₂ e), with log₂ e folded into the scale of the
 // scores. The fractional part is a polynomial.
@@ -11,7 +11,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr int VECTOR_BLOCK = 8;  // vectors of columns accumulated side by side
+constexpr int VECTOR_BLOCK = 8;  // vectors of columns accumulated at the same time
 
 // 2ᶠ = Σ POWERS_OF_2[i] · fⁱ for −½ ≤ f ≤ ½, with relative error 2.4 · 10⁻⁷.
 constexpr int DEGREE = 5;
@@ -38,7 +38,7 @@ Floats exp2_of_negative(Floats x) {
 }
 
 // Turns the scores of `count` keys into weights 2^(score − largest) and adds them to the state,
-// which is rescaled for a larger maximum. `scores` is padded to a whole vector.
+// which is first rescaled if the maximum grows. `scores` is padded to a whole vector.
 void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
     for (int s = count; s % LANES != 0; s++) {
         scores[s] = -__builtin_inff();  // weight 0

@@ -2,7 +2,7 @@
 //
 // A key and the query are D contiguous elements each: vectors are multiplied lane by lane, and the
 // lanes are summed at the end of the key. An addition has a latency of about four cycles, so the
-// sums of several keys are accumulated side by side.
+// sums of several keys are accumulated at the same time.
 #include "common/simd.h"
 #include "src/flash_attention/attention_week4.h"
 
@@ -10,7 +10,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int KEY_BLOCK = 8;  // keys accumulated side by side
+constexpr int KEY_BLOCK = 8;  // keys scored at the same time
 
 // scores[s] = query · key s · scale, for the first `count` ≥ 1 keys. `format` is a template
 // parameter, so that `load` does not branch on it.
@@ -20,7 +20,7 @@ void scores_of(const float* query, const void* keys, const KeyTile& tile, int co
     // [task 4.6.1 scores]
     const int64_t whole = D / LANES * LANES;
     for (int first = 0; first < count; first += KEY_BLOCK) {
-        int64_t offset[KEY_BLOCK];  // offsets; beyond the last key, the last one repeats
+        int64_t offset[KEY_BLOCK];  // of the keys; the last key repeats beyond the end
         for (int k = 0; k < KEY_BLOCK; k++) {
             offset[k] = tile.keys[first + k < count ? first + k : count - 1];
         }

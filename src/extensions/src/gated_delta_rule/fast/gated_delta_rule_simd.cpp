@@ -1,7 +1,7 @@
 // Vectorized gated_delta_rule: a tile of a state's columns stays in the L1 cache while the tokens
 // of its sequence are processed.
 //
-// With unnormalized q and k and their factors f_q and f_k,
+// With unnormalized q and k, and the factors f_q and f_k that normalize them,
 //
 //     p = Sᵀk,   δ = β (v − γ f_k p),   S ← γ S + k (f_k δ)ᵀ,   o = f_q Sᵀq
 //
@@ -22,7 +22,7 @@ struct Columns {
     Floats vectors[TILE_VECTORS] = {};
 };
 
-// The first `count` columns; the others are zero.
+// Loads the first `count` columns; the others are zero.
 inline Columns load_columns(const float* from, int64_t count) {
     Columns x;
     for (int v = 0; v < TILE_VECTORS; v++) {

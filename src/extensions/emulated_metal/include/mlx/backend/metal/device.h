@@ -53,8 +53,8 @@ struct Command {
         Dtype dtype;
         const array::Data* data;  // owner of the memory; non-owning pointer
         const char* memory;       // lowest element address
-        size_t bytes;             // to the end of the highest element
-        size_t lead;              // from the lowest address to the first element
+        size_t bytes;             // from `memory` to the end of the highest element
+        size_t lead;              // bytes from `memory` to the element at index 0
         bool is_output;
     };
     struct Bytes {
@@ -103,12 +103,12 @@ class CommandEncoder {
     void discard();  // discards all recorded commands, after an error
 
     bool is_deferred = false;
-    size_t delay = 0;  // number of later operations for which an operation stays in flight
+    size_t delay = 0;  // number of later operations during which an operation stays in flight
 
    private:
     using Data = std::shared_ptr<array::Data>;
 
-    // Memory that commands in flight read, and the number of their operations.
+    // Memory used by operations in flight, and the number of these operations.
     struct Kept {
         Data data;
         int operations = 0;
