@@ -55,7 +55,7 @@ class MemoryRequirement:
 
 
 def parse_model_argument(text: str) -> ModelArgument:
-    """Parses `PATH[=task][,pin]`, with at most one task; an existing folder is taken literally."""
+    """Parses `NAME[=OPTIONS]`: at most one task, and "pin"; an existing folder has no options."""
     name, separator, given = text.rpartition("=")
     if not separator or Path(text).expanduser().is_dir():
         return ModelArgument(text)

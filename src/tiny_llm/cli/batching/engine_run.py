@@ -47,7 +47,7 @@ class EngineBatchRun:
             listener=self._recorder if self._is_recorded else None,
         )
         if ignore_eos:
-            self._llm.reserve()  # every output reaches its maximum length
+            self._llm.reserve()  # all KV memory: every output reaches its maximum length
         metadata.update(self._llm.describe())
         self.outputs: dict[int, str] = {}
         self._slots: list[str | None] = [None] * args.batch_size  # request ids
@@ -81,7 +81,7 @@ class EngineBatchRun:
         return iter(self._started.values())
 
     def step(self) -> None:
-        """See `LLM.step`."""
+        """Runs one engine step; see `BatchRun`."""
         for output in self._llm.step():
             progress = self._progress(
                 output.request_id, len(output.request_output.prompt_token_ids)
@@ -99,7 +99,7 @@ class EngineBatchRun:
             self._next_snapshot = self._recorder.seconds + SNAPSHOT_INTERVAL
 
     def state(self) -> EngineState:
-        """See `EngineState`."""
+        """Engine counters as of the last step."""
         scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
         disk_cache = self._llm.core.disk_cache
         return EngineState(

@@ -19,7 +19,7 @@ from .progress import EngineState, RequestProgress
 
 
 class BatchRun(Protocol):
-    """A fixed set of prompts in a batch."""
+    """A batch run over a fixed set of prompts."""
 
     outputs: dict[int, str]  # text of the finished prompts, by index
 
@@ -118,7 +118,7 @@ class CourseBatchRun:
         return map(_progress, self._batch.requests.values())
 
     def step(self) -> None:
-        """See `BatchGeneration.step`."""
+        """Runs one step; see `BatchGeneration.step`."""
         self._batch.step()
 
     def state(self) -> None:

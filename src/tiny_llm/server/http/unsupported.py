@@ -70,7 +70,7 @@ VALUE_REASONS = {
 VALUE_REASONS["text.verbosity"] = VALUE_REASONS["verbosity"]
 VALUE_REASONS["reasoning.generate_summary"] = VALUE_REASONS["reasoning.summary"]
 
-# What content parts contain, by type; of all protocols.
+# Kind of media by content part type, for all protocols.
 MEDIA_TYPES = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("audio", "input_audio"), "audio"),
@@ -119,7 +119,7 @@ def unsupported_field_message(field: str) -> str | None:
 
 
 def drop_nulls(body: Any) -> Any:
-    """Removes unsupported fields that are null, which means that they are not set."""
+    """Removes unsupported fields that are null: some clients send null for unset fields."""
     if not isinstance(body, dict):
         return body
     return {

@@ -15,7 +15,7 @@ def content_logprobs(
 
     Args:
         output: an engine output.
-        with_end: whether to include the end token, which has no text.
+        with_end: whether to include an EOS or stop token at the end, which has no text.
     """
     if output.logprobs is None:
         return []

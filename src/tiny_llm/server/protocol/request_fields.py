@@ -52,14 +52,14 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # Needed because each unknown field produces a separate error.
+    # Limits the number of errors, one per unknown field.
     _check_keys = model_validator(mode="before")(_check_keys)
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-# Reasoning tokens by effort, because the models can only turn thinking on or off. Higher levels are
-# unlimited, and "none" turns thinking off.
+# Thinking budgets in tokens by effort level, because the models can only turn thinking on or off.
+# Higher levels are unlimited, and "none" turns thinking off.
 THINKING_BUDGETS = {"minimal": 128, "low": 512, "medium": 2048}
 UNLIMITED = -1  # as in vLLM
 
@@ -70,7 +70,7 @@ def thinking_budget(
     """Returns the maximum number of reasoning tokens; None for no limit.
 
     Args:
-        tokens: the request's explicit budget, which takes precedence; None if not given.
+        tokens: the request's explicit thinking budget, which takes precedence; None if not given.
         effort: the request's effort level; None if not given.
         max_tokens: maximum tokens in the completion; half of them are reserved for the content.
     """
