@@ -172,7 +172,7 @@ def instruction_set(
 
 @pytest.fixture(autouse=True)
 def _fail_on_gpu_faults() -> Iterator[None]:
-    """Fails tests with emulated GPU faults, even caught ones (TINY_LLM_EMULATED_METAL=1)."""
+    """Fails a test with faults on the emulated GPU, even if the test catches the errors."""
     yield
     assert not kernels.report_emulator_faults(), "the emulated GPU reported faults; see stderr"
 

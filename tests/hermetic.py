@@ -57,7 +57,7 @@ def reset_process() -> None:
 
 
 def reset_display() -> None:
-    """Clears terminal variables and the warning filters set by PYTHONWARNINGS."""
+    """Clears the terminal's environment variables and the warning filters of PYTHONWARNINGS."""
     _clear(DISPLAY)
     if WARNINGS:
         sys.warnoptions.clear()

@@ -244,7 +244,7 @@ def header_size(size: int) -> Corruption:
 
 
 def cut_to(size: int) -> Corruption:
-    """Truncates the weights; a negative size counts from the end."""
+    """Truncates the weights file; a negative size counts from the end."""
 
     def corrupt(folder: Path) -> None:
         _put(folder / WEIGHTS, (folder / WEIGHTS).read_bytes()[:size])
@@ -271,7 +271,7 @@ def tensors(**new: Any) -> Corruption:
 
 
 def with_number(name: str, number: float) -> Corruption:
-    """Replaces one element of a tensor."""
+    """Sets the last element of a tensor to `number`."""
 
     def change(array: mx.array) -> mx.array:
         array[(-1,) * array.ndim] = number

@@ -45,7 +45,7 @@ def bpe(**new: Any) -> Corruption:
 
 
 def template(*parts: dict[str, Any]) -> dict[str, Any]:
-    """A template post-processor."""
+    """A tokenizer post-processor that builds its output from `parts`."""
     pair = [{"Sequence": {"id": id, "type_id": 0}} for id in "AB"]
     return {"type": "TemplateProcessing", "single": parts, "pair": pair, "special_tokens": {}}
 

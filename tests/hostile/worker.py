@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def prepared_folder(valid: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
-    """Returns a function that writes the corrupted folder of a row and returns the row's call."""
+    """Returns a function that writes the corrupted folder of a row number; it returns the call."""
 
     def prepare(number: int) -> Callable[[], None]:
         case = FOLDERS[number]
@@ -67,7 +67,7 @@ def prepared_folder(valid: Path, scratch: Path) -> Callable[[int], Callable[[], 
 
 
 def prepared_argument() -> Callable[[int], Callable[[], None]]:
-    """Loads a model once and returns a function that returns a row's call."""
+    """Loads a model once; returns a function that maps a row number to the row's call."""
     model = load_weights("demo", Console(file=io.StringIO()))
     llm = LLM(model, kv_cache_bytes=2**22)
     return lambda number: lambda: ARGUMENTS[number].call(llm, model)

@@ -176,7 +176,7 @@ def test_adapters_in_one_batch(tmp_path):
     sample = llm.runner._sample
     assert_same(*run_cases(llm, range(len(CASES)), 1, loras=LORAS), (outputs, logits))
     llm.runner._sample = sample
-    again = run_cases(llm, range(len(CASES))[::-1], 30, loras=LORAS)  # one at a time
+    again = run_cases(llm, range(len(CASES))[::-1], 30, loras=LORAS)  # one request at a time
     assert_same(*again, (outputs, logits))
     assert sum(output.num_cached_tokens for output in again[0].values()) > 0
 
@@ -199,7 +199,7 @@ def test_adapter_shards_concatenate_to_the_whole(tmp_path, config):
                 assert all(np.array_equal(part, whole) for part in parts), layer
                 continue
             assert (kind == "a") == layer.endswith(("o_proj", "down_proj", "out_proj")), layer
-            columns = np.concatenate(parts, axis=1).T  # in_proj_qkv's are permuted
+            columns = np.concatenate(parts, axis=1).T  # permuted in in_proj_qkv
             assert sorted(columns.tolist()) == sorted(whole.T.tolist()), layer
             num_split += 1
     replicated = [layer for layer in full if layer.endswith(("mlp.gate", "shared_expert_gate"))]

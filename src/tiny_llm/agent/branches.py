@@ -72,7 +72,7 @@ def vote(branches: Sequence[Branch]) -> Branch | None:
     """Selects the first branch with the most frequent answer; None if no branch has an answer.
 
     When comparing answers, ignores case, trailing periods, surrounding spaces and the number of
-    spaces between words. In a tie, the answer given first wins.
+    spaces between words. In a tie, selects the answer of the earlier branch.
     """
     # [task 7.4.3 vote]
     answers = [branch.transcript.answer for branch in branches]

@@ -11,7 +11,7 @@ from ..engine.structured_output.json_schema import close_objects
 from ..errors import UserError
 from .models import Message
 
-MAX_ERRORS = 3  # schema violations reported to the model per call
+MAX_ERRORS = 3  # maximum number of schema violations reported to the model per call
 MAX_ERROR_LENGTH = 200  # characters; jsonschema messages include the invalid value
 
 

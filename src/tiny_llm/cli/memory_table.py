@@ -72,12 +72,12 @@ class Fit:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Bytes of the weights of all models."""
         return sum(size.weight_bytes for size in self.sizes)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token."""
+        """KV cache bytes per token, of all models."""
         return sum(size.kv_bytes_per_token for size in self.sizes)
 
     @property

@@ -322,7 +322,7 @@ def _load(
 
 
 def lora_module(text: str) -> tuple[str, str]:
-    """Argument type: an adapter's name and folder."""
+    """Argument type NAME=DIR: an adapter's name and folder."""
     name, _, path = text.partition("=")
     if not name or not path:
         raise argparse.ArgumentTypeError(f"must be NAME=DIR, got {text}")

@@ -115,7 +115,7 @@ class EngineBackend:
                     first_token_at = now
                 for position, token in enumerate(output.token_ids, start=1):
                     count += 1
-                    is_last = position == len(output.token_ids)  # with the text of all of them
+                    is_last = position == len(output.token_ids)  # gets the text of all tokens
                     yield GenerationResponse(
                         text=output.text if is_last else "",
                         token=token,

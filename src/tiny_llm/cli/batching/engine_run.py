@@ -36,7 +36,7 @@ class EngineBatchRun:
         metadata: dict[str, Any] = {}  # filled in after the engine is created
         self._recorder = Recorder(metadata)
         self._is_recorded = getattr(args, "record", None) is not None
-        self._next_snapshot = 0.0  # on the recorder's clock
+        self._next_snapshot = 0.0  # due time in seconds, on the recorder's clock
         longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
         self._llm = open_llm(
             args,
@@ -58,26 +58,26 @@ class EngineBatchRun:
 
     @property
     def is_done(self) -> bool:
-        """See `BatchRun`."""
+        """See `BatchRun.is_done`."""
         return not self._llm.has_unfinished_requests
 
     @property
     def waiting(self) -> list[int]:
-        """See `BatchRun`; preempted requests come first."""
+        """See `BatchRun.waiting`; preempted requests come first."""
         return [int(request.request_id) for request in self._llm.scheduler.waiting]
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun`; slots are assigned here, since the engine does not number them."""
+        """See `BatchRun.slots`; slots are assigned here, since the engine does not number them."""
         return [None if slot is None else self._started[slot] for slot in self._slots]
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun`; empty, since a request gets a slot with its first chunk."""
+        """See `BatchRun.prefilling`; empty, since a request gets a slot with its first chunk."""
         return []
 
     def all_progress(self) -> Iterator[RequestProgress]:
-        """See `BatchRun`."""
+        """See `BatchRun.all_progress`."""
         return iter(self._started.values())
 
     def step(self) -> None:

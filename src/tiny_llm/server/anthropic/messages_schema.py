@@ -339,7 +339,7 @@ class MessagesRequest(CountTokensRequest):
     def check_supported(self) -> None:
         """Rejects unsupported and conflicting fields."""
         super().check_supported()
-        if self.thread is not None:  # clients react to this code by retrying without it
+        if self.thread is not None:  # with this error code, clients retry without `thread`
             raise bad_request(
                 f"thread is not supported: {STATELESS}.", "thread", "thread_unsupported_request"
             )

@@ -120,7 +120,7 @@ class EngineThread(threading.Thread):
         self._workers = _grammar_workers()
         self._events.clear()
         self._warmup_prefixes.clear()
-        gc.unfreeze()  # see `_load_and_serve`
+        gc.unfreeze()  # after the `gc.freeze` in `_load_and_serve`, so that the model is collected
         gc.collect()
         gc.freeze()
         memory.release_free_memory()

@@ -246,7 +246,7 @@ class CompletionSerializer:
         """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
-        if logprobs:  # the echoed prompt's, not yet sent
+        if logprobs:  # of the echoed prompt, which has not been sent
             chunks = self._chunk([self._choice(index, self._echoed[index], None)])
             logprobs.clear()
         parsed.add(output)

@@ -78,7 +78,7 @@ class ResponsesRequest(CommonFields):
     input: str | BoundedList[JsonObject]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
-    max_tool_calls: PositiveInt | None = None  # server-side tools only: no-op
+    max_tool_calls: PositiveInt | None = None  # limits server-side tools only: no-op
     tools: ShortList[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None

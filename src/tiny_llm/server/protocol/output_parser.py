@@ -85,7 +85,7 @@ class OutputParser:
         self._tags = () if tool_calls is None else tool_calls.format.tags
         self._first_tags = () if tool_calls is None else tool_calls.format.first_tags
         self._buffer = ""
-        self._at_start = False  # of a section; whitespace there is dropped
+        self._at_start = False  # whether to drop whitespace, at the start of a section
         self._state = _State.CONTENT
         if reasoning_open:
             self._enter(_State.REASONING)

@@ -47,9 +47,7 @@ class PrefixIndex:
     def match(self, key: str) -> int:
         """Returns the length in characters of the longest known prefix of `key`.
 
-        The length is a multiple of `PIECE_LENGTH`.
-
-        Does not change the LRU order.
+        The length is a multiple of `PIECE_LENGTH`. Does not change the LRU order.
         """
         # [task 5.7.2 match]
         hashes = piece_hashes(key)
