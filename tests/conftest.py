@@ -50,24 +50,23 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects exhaustive tests and other shares, marks thorough cases, sorts files."""
+    """Deselects exhaustive tests and cases of other shares, marks thorough cases, sorts files."""
     if not config.getoption("--exhaustive"):
-        kept, deselected = [], []
+        selected, deselected = [], []
         for item in items:
-            (deselected if item.get_closest_marker("exhaustive") else kept).append(item)
+            (deselected if item.get_closest_marker("exhaustive") else selected).append(item)
         config.hook.pytest_deselected(items=deselected)
-        items[:] = kept
+        items[:] = selected
     quick.mark_thorough(items)
     if (shares := config.getoption("--shares")) > 1:
         commit = quick.commit_number()
-        kept, deselected = [], []
+        selected, deselected = [], []
         for item in items:
             marks = {mark.name for mark in item.iter_markers()}
-            (kept if quick.in_share(item.nodeid, marks, shares, commit) else deselected).append(
-                item
-            )
+            is_included = quick.in_share(item.nodeid, marks, shares, commit)
+            (selected if is_included else deselected).append(item)
         config.hook.pytest_deselected(items=deselected)
-        items[:] = kept
+        items[:] = selected
     quick.longest_first(items)
 
 
@@ -122,10 +121,10 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     return request.param
 
 
-# In a learner's tree, operations run the learner's portable C++ kernels: see tools/course.
+# In a learner's source tree, operations run the learner's portable C++ kernels: see tools/course.
 IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
 
-# Commands prefer an existing learner's tree; tests of the solution must not use it.
+# Commands prefer an existing learner's source tree; tests of the solution must not use it.
 if not IS_LEARNERS_TREE:
     os.environ["TINY_LLM_MINE"] = "/there-is-no-learners-tree"
 
@@ -135,7 +134,7 @@ def pytest_runtest_call() -> Generator[None, None, None]:
     """Fails a test that reaches an unimplemented part of a learner's kernel.
 
     The kernel throws on the stream's thread, so only the next operation would raise the error, and
-    the test may not run another.
+    the test may not run a next one.
     """
     try:
         return (yield)
@@ -173,7 +172,7 @@ def instruction_set(
 
 @pytest.fixture(autouse=True)
 def _fail_on_gpu_faults() -> Iterator[None]:
-    """Fails tests with emulated GPU faults, even caught ones (TINY_LLM_EMULATED_METAL=1)."""
+    """Fails a test with faults on the emulated GPU, even if the test catches the errors."""
     yield
     assert not kernels.report_emulator_faults(), "the emulated GPU reported faults; see stderr"
 
@@ -186,7 +185,7 @@ def _seed() -> None:
 
 @pytest.fixture(scope="session")
 def demo() -> tuple[Any, Any]:
-    """The shipped model and its tokenizer, as `mlx_lm.load` returns them."""
+    """The bundled demo model and its tokenizer, as `mlx_lm.load` returns them."""
     from tiny_llm import load
 
     return load("demo")
@@ -194,7 +193,7 @@ def demo() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="session")
 def demo_bfloat16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped model's weights in bfloat16, as a folder that `transformers` loads."""
+    """The bundled demo model's weights in bfloat16, as a folder that `transformers` loads."""
     from tests.support import write_dequantized
     from tiny_llm.demo import TARGET_PATH
 

@@ -14,13 +14,14 @@ import time
 import warnings
 from contextlib import suppress
 
-# Variables that are kept: deliberate test configuration and the interpreter's paths.
+# Environment variables that are never cleared: test configuration and the interpreter's paths.
 KEPT = re.compile(
     r"TINY_LLM_(CLANG|CPU_ISA|EMULATED_METAL\w*|FRAMEWORKS_\w+|MINE|NUM_THREADS|PEERS_PYTHON|REPORT)"
     r"|PYTHON(BREAKPOINT|HOME|OPTIMIZE|PATH|PLATLIBDIR|PYCACHEPREFIX)"
 )
 
-# Variables of locale, interpreter, proxies, model hubs, API clients, launchers and our commands.
+# Environment variables of locale, interpreter, proxies, model hubs, API clients, launchers and
+# tiny-llm.
 CLEARED = re.compile(
     r"LANG|LANGUAGE|LC_\w+|PYTHON\w+|(ALL|FTP|HTTP|HTTPS|NO)_PROXY"
     r"|(HF|HUGGING_?FACE|TOKENIZERS|TRANSFORMERS)_\w+"
@@ -56,7 +57,7 @@ def reset_process() -> None:
 
 
 def reset_display() -> None:
-    """Clears terminal variables and the warning filters set by PYTHONWARNINGS."""
+    """Clears the terminal's environment variables and the warning filters of PYTHONWARNINGS."""
     _clear(DISPLAY)
     if WARNINGS:
         sys.warnoptions.clear()

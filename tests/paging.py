@@ -12,9 +12,13 @@ from tiny_llm import TinyKvPagedCache, TinyKvPagedPool
 def cut_into_pages(
     sequences: Sequence[tuple[mx.array, mx.array]], page_size: int, spare: int = 2, seed: int = 0
 ) -> tuple[mx.array, mx.array, list[list[int]]]:
-    """Splits keys and values, H×S×D per sequence, into shuffled pages.
+    """Splits each sequence's keys and values (heads × tokens × head size) into shuffled pages.
 
-    Unused slots hold NaN, so reads of them are detected.
+    Unused slots contain NaN, so reads of them are detected.
+
+    Args:
+        spare: number of unused pages.
+        seed: seed of the order of the pages.
 
     Returns:
         (key pages, value pages, page ids of each sequence).
@@ -67,8 +71,8 @@ class ShadowedCache:
 
     def rewind(self, n: int) -> None:
         self.cache.rewind(n)
-        kept = self.keys.shape[2] - n
-        self.keys, self.values = self.keys[:, :, :kept], self.values[:, :, :kept]
+        length = self.keys.shape[2] - n
+        self.keys, self.values = self.keys[:, :, :length], self.values[:, :, :length]
 
 
 def check_integrity(pool: TinyKvPagedPool, caches: Sequence[ShadowedCache]) -> None:

@@ -1,8 +1,8 @@
-"""Case selection of quick runs (`pdm run test` without `--all`).
+"""Selection of test cases for quick runs (`pdm run test` without `--all`).
 
-Many tests are parametrized over a product of shapes, dtypes, masks and instruction sets. A quick
-run covers each value of each parameter at least once, but not every combination. The other cases
-are marked `thorough` and run with `pdm run test --all` or when their file is named.
+Many tests are parametrized over all combinations of shapes, dtypes, masks and instruction sets. A
+quick run covers each value of each parameter at least once, but not every combination. The other
+cases are marked `thorough` and run with `pdm run test --all` or if the command names their file.
 
 Instruction sets between portable C++ and this machine's best have a separate mark, `other_isa`:
 sanitizer runs use few cases, but all instruction sets.
@@ -49,8 +49,8 @@ def mark_thorough(items: Sequence[pytest.Item]) -> None:
             functions[(item.nodeid.partition("[")[0], *repeated)].append(item)
     for cases in functions.values():
         cases = [case for case in cases if case.get_closest_marker("slow") is None]
-        kept = covering_subset([param_values(case) for case in cases])
-        for number in set(range(len(cases))) - kept:
+        selected = covering_subset([param_values(case) for case in cases])
+        for number in set(range(len(cases))) - selected:
             cases[number].add_marker(pytest.mark.thorough)
 
 
@@ -81,26 +81,27 @@ def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
 def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
     """Indices of a small subset that covers every value of every parameter.
 
-    Greedy: each step adds the case with the most uncovered values; ties go to the rarest values.
+    Greedy: each step adds the case with the most uncovered values; among equals, the one whose
+    values were used least.
 
     Args:
         cases: parameter values of each case.
     """
     used: Counter[Hashable] = Counter()
     missing = {value for case in cases for value in case}
-    kept: set[int] = set()
+    selected: set[int] = set()
     while missing:
         best = max(
-            (number for number in range(len(cases)) if number not in kept),
+            (number for number in range(len(cases)) if number not in selected),
             key=lambda number: (
                 len(missing & cases[number]),
                 -sum(used[value] for value in cases[number]),
             ),
         )
-        kept.add(best)
+        selected.add(best)
         used.update(cases[best])
         missing -= cases[best]
-    return kept
+    return selected
 
 
 def in_share(nodeid: str, marks: Set[str], shares: int, commit: int) -> bool:

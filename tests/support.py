@@ -153,7 +153,7 @@ def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
 def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "tokens") -> None:
     """Chi-square test against an exact distribution; impossible outcomes must not occur.
 
-    Merges rare outcomes. Draws are seeded, so the result is deterministic.
+    Merges outcomes expected fewer than 5 times. Draws are seeded, so the result is deterministic.
 
     Args:
         counts: observed count of each outcome.
@@ -334,7 +334,7 @@ def assert_same_completions(
 
 
 def token_prompts(count: int, length: int, vocab_size: int) -> Iterator[list[int]]:
-    """Random prompts of increasing length, up to `length` tokens."""
+    """Random prompts whose lengths cycle from 1 to `length` tokens."""
     rng = np.random.default_rng(7)
     for index in range(count):
         size = 1 + index % length

@@ -27,11 +27,13 @@ def test_branches_share_the_pages_of_the_fork(tmp_path):
     fork_pages = model.cached_pages(contexts[0][:1], agent.definitions)
     counts = count_pages(pages)
     n = len(fork_pages)
-    assert all(own[:n] == fork_pages for own in pages), "branches must share the fork's pages"
+    assert all(branch_pages[:n] == fork_pages for branch_pages in pages), (
+        "branches must share the fork's pages"
+    )
     assert counts.shared >= n > 10
     assert counts.saved >= 2 * n
     cached = {node.page for node in llm.scheduler.pages.cache.nodes()}
-    assert {page for own in pages for page in own} <= cached
+    assert {page for branch_pages in pages for page in branch_pages} <= cached
 
 
 def test_report_is_reproducible_and_independent_of_the_cache():

@@ -1,4 +1,4 @@
-"""`python -m tiny_llm.agent`."""
+"""The agent's command line, `python -m tiny_llm.agent`."""
 
 import json
 

@@ -16,7 +16,7 @@ SOURCES = "".join(
 
 
 def test_every_flag_is_documented():
-    declarations = re.findall(r'"((?:--[a-z][a-z-]+ ?)+)', SOURCES)  # "--flag --alias METAVAR"
+    declarations = re.findall(r'"((?:--[a-z][a-z-]+ ?)+)', SOURCES)  # e.g. "--flag --alias METAVAR"
     flags = {flag for declaration in declarations for flag in declaration.split()}
     assert {"--model", "--tp"} <= flags
     missing = {flag for flag in flags if not re.search(rf"{flag}\b(?!-)", PAGE)}

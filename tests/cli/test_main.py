@@ -158,11 +158,11 @@ def test_block_size_and_num_drafts_are_passed_to_the_engine(monkeypatch):
 
 
 def test_mlx_is_the_baseline(capsys):
-    _, ours, _ = run(capsys, main, *FRANCE, "--max-tokens", "8")
-    status, theirs, _ = run(capsys, main, *FRANCE, "--max-tokens", "8", "--solution", "mlx")
+    _, engine_out, _ = run(capsys, main, *FRANCE, "--max-tokens", "8")
+    status, mlx_out, _ = run(capsys, main, *FRANCE, "--max-tokens", "8", "--solution", "mlx")
     assert status == 0
-    assert STATISTICS.fullmatch(theirs.splitlines()[-1])
-    assert ours.rpartition("\n\n")[0] == theirs.rpartition("\n\n")[0]
+    assert STATISTICS.fullmatch(mlx_out.splitlines()[-1])
+    assert engine_out.rpartition("\n\n")[0] == mlx_out.rpartition("\n\n")[0]
 
 
 def test_mlx_with_a_draft_model(capsys):

@@ -62,7 +62,8 @@ def config_folder(tmp_path, **changes):
 def test_table_of_a_model_that_is_not_downloaded(memory, tmp_path, capsys):
     status, rows, output = check(capsys, "--model", config_folder(tmp_path))
     assert status == 0
-    # 8.19e9 weights of 4.5 bits. KV per token: 2·36·8 rows of 256 bytes (bfloat16) or 132 (int8).
+    # 8.19e9 weights of 4.5 bits. KV per token: keys and values of 36 layers and 8 heads, i.e. 576
+    # rows of 256 bytes (bfloat16) or 132 bytes (int8).
     assert rows["weights"] == ["4.61 GB"] * 2
     assert rows["KV cache per token"] == ["147.5 kB", "76.0 kB"]
     assert rows["KV memory"] == ["5.54 GB"] * 2  # 3/4 of 12 − 4.61 GB
@@ -129,7 +130,7 @@ def test_ranks_share_the_memory(memory, tmp_path, capsys):
         for flags in ((), ("--tensor-parallel-size", "2"))
     )
     assert one_rank["tokens in KV memory"] == two_ranks["tokens in KV memory"]
-    # Each rank holds the whole router.
+    # The router is replicated on both ranks.
     assert float(two_ranks["weights"][0].split()[0]) > float(one_rank["weights"][0].split()[0])
 
 

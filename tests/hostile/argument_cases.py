@@ -20,7 +20,12 @@ CHAT = {"role": "user", "content": "Why?"}
 
 @dataclass(frozen=True)
 class Case:
-    """A call that must be rejected; `call` takes an `LLM` and its loaded model."""
+    """A call that must be rejected.
+
+    Attributes:
+        call: function of an `LLM` and its loaded model.
+        words: texts that the error message must contain.
+    """
 
     name: str
     call: Callable[[LLM, Any], Any]

@@ -11,7 +11,12 @@ LONG = "x" * 100_000
 
 @dataclass(frozen=True)
 class Case:
-    """A malformed checkpoint folder."""
+    """A malformed checkpoint folder; see `checkpoint_cases.py` for `use` and `is_quick`.
+
+    Attributes:
+        corrupt: modifies a copy of a valid checkpoint.
+        words: texts that the error message must contain.
+    """
 
     name: str
     corrupt: Corruption

@@ -1,8 +1,8 @@
 """Malformed checkpoints: the corruption, and words that the error must contain.
 
 `use` selects an operation on the folder: `load_weights`, `load` and `dummy` (random weights) load
-it; `chat` and `text` also generate, for errors that occur only then; `serve` reads its defaults. A
-quick run takes `is_quick` rows and every 20th of the others.
+it; `chat` and `text` also generate, for errors that occur only then; `serve` reads its default
+sampling parameters. A quick run includes `is_quick` rows and every 20th row.
 """
 
 import math
@@ -88,9 +88,9 @@ CODE_ROWS = [
     case("chat_template_type", settings(chat_template_type="..evil"), "chat_template_type"),
 ]
 
-PLACE_ROWS = [
+PATH_ROWS = [
     case(
-        "weights in the folder above",
+        "weights in the parent folder",
         renamed(f"../{WEIGHTS}"),
         "../",
         "without directories",
@@ -100,17 +100,17 @@ PLACE_ROWS = [
         "weights by an absolute path", renamed("/etc/passwd"), "/etc/passwd", "without directories"
     ),
     case("weights in /dev", renamed("/dev/zero"), "/dev/zero", "without directories"),
-    case("weights in a folder below", renamed(f"below/{WEIGHTS}"), "without directories"),
-    case("weights called ..", renamed(".."), "without directories"),
-    case("weights called .", renamed("."), "without directories"),
+    case("weights in a subfolder", renamed(f"below/{WEIGHTS}"), "without directories"),
+    case("weights named ..", renamed(".."), "without directories"),
+    case("weights named .", renamed("."), "without directories"),
     case("weights without a name", renamed(""), "without directories"),
-    case("weights with a NUL", renamed("a\0b"), "without directories"),
-    case("weights of two lines", renamed("a\nb"), "without directories"),
+    case("weights with a NUL in the name", renamed("a\0b"), "without directories"),
+    case("weights with a newline in the name", renamed("a\nb"), "without directories"),
     case("weights with a long name", renamed(LONG[:5000]), "without directories"),
-    case("weights with a name that is cut", renamed("y" * 250), "lacks"),
+    case("weights with a name of 250 characters", renamed("y" * 250), "lacks"),
     case("weights that are a device", link(WEIGHTS, "/dev/zero"), "not a regular file", quick=1),
     case("weights that link to themselves", link(WEIGHTS, WEIGHTS), WEIGHTS),
-    case("weights that link to nothing", link(WEIGHTS, "nothing"), WEIGHTS),
+    case("weights that are a dangling link", link(WEIGHTS, "nothing"), WEIGHTS),
     case("weights that are a pipe", pipe(WEIGHTS), "not a regular file"),
     case("weights that are a folder", directory(WEIGHTS), "not a regular file"),
     case("config that is a device", link(CONFIG, "/dev/zero"), "not a regular file"),
@@ -154,9 +154,9 @@ JSON_ROWS = [
         }.items()
     ),
     case("config of null", file(CONFIG, "null"), "JSON object"),
-    case("config of lists in lists", file(CONFIG, DEEP), "nested too deeply"),
+    case("config of nested lists", file(CONFIG, DEEP), "nested too deeply"),
     case("config of UTF-16", file(CONFIG, '{"a": 1}'.encode("utf-16")), "UTF-8"),
-    case("config with a field twice", file(CONFIG, '{"a": 1, "a": 2}'), "twice"),
+    case("config with a duplicate field", file(CONFIG, '{"a": 1, "a": 2}'), "twice"),
     case("config with a number of 5000 digits", file(CONFIG, f'{{"a": {"9" * 5000}}}'), "digits"),
     case("config of 3 GB", huge(CONFIG, 3 * 2**30, b"{}"), "bytes", quick=1),
     case("config of many small lists", file(CONFIG, f"[{'[],' * 1_600_000}0]"), "JSON object"),
@@ -248,24 +248,28 @@ CONFIG_ROWS = [
     case("unknown mode", quantization(mode="q5_k"), "q5_k", "mode", quick=1),
     case("mode is a list", quantization(mode=["affine"]), "mode"),
     case("mode is a number", quantization(mode=4), "mode"),
-    case("mode of one layer", quantization(**{UP: {"mode": "new", "bits": 4}}), "new", UP),
+    case("unknown mode of one layer", quantization(**{UP: {"mode": "new", "bits": 4}}), "new", UP),
     case("bits 0", quantization(bits=0), "bits"),
     case("bits is a string", quantization(bits="4"), "bits"),
     case("bits is a list", quantization(bits=[4]), "bits"),
     case("bits 7", quantization(bits=7), "bits"),
-    case("groups of 0", quantization(group_size=0), "group_size"),
-    case("groups of 64.5", quantization(group_size=64.5), "group_size"),
-    case("groups of 10**30", quantization(group_size=10**30), "groups of"),
-    case("bits of one layer", quantization(**{UP: {"bits": -4, "group_size": 64}}), UP),
-    case("groups of one layer", quantization(**{UP: {"bits": 4, "group_size": "a"}}), UP),
+    case("group_size 0", quantization(group_size=0), "group_size"),
+    case("group_size 64.5", quantization(group_size=64.5), "group_size"),
+    case("group_size 10**30", quantization(group_size=10**30), "groups of"),
+    case("negative bits of one layer", quantization(**{UP: {"bits": -4, "group_size": 64}}), UP),
+    case(
+        "group_size of one layer is a string",
+        quantization(**{UP: {"bits": 4, "group_size": "a"}}),
+        UP,
+    ),
 ]
 
 HEADER_ROWS = [
     case("empty weights file", cut_to(0), NOT_SAFETENSORS),
     case("weights of 7 bytes", cut_to(7), NOT_SAFETENSORS),
-    case("weights cut in the header", cut_to(100), "header is truncated"),
-    case("weights cut by a byte", cut_to(-1), "truncated"),
-    case("weights with more at the end", header(lambda h: h.pop(NORM) and None), "gap"),
+    case("weights truncated in the header", cut_to(100), "header is truncated"),
+    case("weights truncated by a byte", cut_to(-1), "truncated"),
+    case("weights with data that no tensor covers", header(lambda h: h.pop(NORM) and None), "gap"),
     case("header of 2**63 bytes", header_size(2**63), "header is truncated"),
     case(
         "header of 3 GB",
@@ -273,20 +277,24 @@ HEADER_ROWS = [
         "header has 3,221,225,472 bytes",
         quick=1,
     ),
-    case("header of no bytes", header_size(0), NOT_SAFETENSORS),
-    case("header of no JSON", header_text("{nothing"), "invalid JSON"),
+    case("empty header", header_size(0), NOT_SAFETENSORS),
+    case("header that is not JSON", header_text("{nothing"), "invalid JSON"),
     case("header of a list", header_text("[]"), "not a JSON object"),
     case("header of null", header_text("null"), "not a JSON object"),
-    case("header of lists in lists", header_text(DEEP), "nested too deeply", quick=1),
-    case("header of objects in objects", header_text(DEEP_OBJECT), "nested too deeply"),
-    case("header with a name twice", header_text('{"a": 1, "a": 1}'), "twice"),
+    case("header of nested lists", header_text(DEEP), "nested too deeply", quick=1),
+    case("header of nested objects", header_text(DEEP_OBJECT), "nested too deeply"),
+    case("header with a duplicate name", header_text('{"a": 1, "a": 1}'), "twice"),
     case("header of small lists", header_text(f'{{"a": [{"[]," * 1_600_000}0]}}'), "'a'"),
-    case("a header that is not UTF-8", file(WEIGHTS, b"\x02" + 7 * b"\0" + b"\xff\xff"), "UTF-8"),
-    case("notes of a wrong kind", header(lambda h: h | {"__metadata__": [1]}), "__metadata__"),
-    case("notes of numbers", header(lambda h: h | {"__metadata__": {"a": 1}}), "__metadata__"),
-    case("entry of null", header(lambda h: h | {NORM: None}), NORM),
-    case("entry of a list", header(lambda h: h | {NORM: [1, 2]}), NORM),
-    case("entry of a number", header(lambda h: h | {NORM: 7}), NORM, quick=1),
+    case("header that is not UTF-8", file(WEIGHTS, b"\x02" + 7 * b"\0" + b"\xff\xff"), "UTF-8"),
+    case("metadata is a list", header(lambda h: h | {"__metadata__": [1]}), "__metadata__"),
+    case(
+        "metadata with numeric values",
+        header(lambda h: h | {"__metadata__": {"a": 1}}),
+        "__metadata__",
+    ),
+    case("entry is null", header(lambda h: h | {NORM: None}), NORM),
+    case("entry is a list", header(lambda h: h | {NORM: [1, 2]}), NORM),
+    case("entry is a number", header(lambda h: h | {NORM: 7}), NORM, quick=1),
     case("entry without dtype", entry(NORM, dtype=...), NORM, "dtype"),
     case("entry without shape", entry(NORM, shape=...), NORM, "shape"),
     case("entry without offsets", entry(NORM, data_offsets=...), NORM, "data_offsets"),
@@ -312,9 +320,17 @@ HEADER_ROWS = [
     case("offsets beyond the end", entry(NORM, data_offsets=[10**9, 10**9 + 128]), "gap"),
     case("offsets beyond 2**64", entry(NORM, data_offsets=[2**70, 2**70 + 128]), "gap"),
     case("tensors that overlap", entry(FIRST_NORM, data_offsets=[0, 128]), "overlaps", quick=1),
-    case("a long name", header(lambda h: h | {LONG: 1}), "xxx"),
-    case("a name of two lines", header(lambda h: h | {"a\nb": h.pop(NORM)}), "unprintable"),
-    case("half a character as a name", header(lambda h: h | {"\ud800": h.pop(NORM)}), "surrogate"),
+    case("tensor with a long name", header(lambda h: h | {LONG: 1}), "xxx"),
+    case(
+        "tensor with a newline in the name",
+        header(lambda h: h | {"a\nb": h.pop(NORM)}),
+        "unprintable",
+    ),
+    case(
+        "tensor with an unpaired surrogate as the name",
+        header(lambda h: h | {"\ud800": h.pop(NORM)}),
+        "surrogate",
+    ),
 ]
 
 FLOATS_OF_64 = mx.zeros((64,), mx.float32)
@@ -335,8 +351,8 @@ TENSOR_ROWS = [
     case("norm of int32", tensors(**{NORM: FLOATS_OF_64.astype(mx.int32)}), NORM, "I32"),
     case("plain weights of int32", combine(plain, entry(NORM, dtype="U16")), NORM, "U16"),
     case("int32 for mlx_lm", entry(UP_WEIGHT, dtype="I32"), UP_WEIGHT, "I32", use="load"),
-    case("a tensor too many", tensors(more=FLOATS_OF_64), "more", "is not a tensor of"),
-    case("a bias too many", tensors(**{f"{UP}.bias": FLOATS_OF_64}), "is not a tensor of"),
+    case("extra tensor", tensors(more=FLOATS_OF_64), "more", "is not a tensor of"),
+    case("extra bias", tensors(**{f"{UP}.bias": FLOATS_OF_64}), "is not a tensor of"),
     case("no scales", tensors(**{UP_SCALES: None}), UP),
     case("no biases", tensors(**{UP_BIASES: None}), UP_BIASES),
     case("no weight", tensors(**{UP_WEIGHT: None}), UP_WEIGHT),
@@ -346,15 +362,15 @@ TENSOR_ROWS = [
         combine(without(INDEX), file(WEIGHTS, b"\x02" + 7 * b"\0" + b"{}")),
         "is missing from the checkpoint",
     ),
-    case("a norm of two sizes", tensors(**{NORM: mx.zeros((8, 8))}), NORM, "8×8"),
-    case("a norm of no size", tensors(**{NORM: mx.zeros(())}), NORM),
-    case("a norm of nothing", tensors(**{NORM: mx.zeros((0,))}), NORM),
-    case("a weight of one size", tensors(**{UP_WEIGHT: lambda a: a.reshape(-1)}), UP_WEIGHT),
-    case("scales of one size", tensors(**{UP_SCALES: lambda a: a.reshape(-1)}), UP),
-    case("a layer below a tensor", tensors(**{f"{NORM}.a": FLOATS_OF_64}), "is not a tensor of"),
+    case("two-dimensional norm", tensors(**{NORM: mx.zeros((8, 8))}), NORM, "8×8"),
+    case("zero-dimensional norm", tensors(**{NORM: mx.zeros(())}), NORM),
+    case("empty norm", tensors(**{NORM: mx.zeros((0,))}), NORM),
+    case("one-dimensional weight", tensors(**{UP_WEIGHT: lambda a: a.reshape(-1)}), UP_WEIGHT),
+    case("one-dimensional scales", tensors(**{UP_SCALES: lambda a: a.reshape(-1)}), UP),
     case(
-        "a layer with a number too large", tensors(**{"model.layers.99999.a": FLOATS_OF_64}), "99"
+        "tensor below another tensor", tensors(**{f"{NORM}.a": FLOATS_OF_64}), "is not a tensor of"
     ),
+    case("layer number beyond the config", tensors(**{"model.layers.99999.a": FLOATS_OF_64}), "99"),
     case("scales with NaN", with_number(UP_SCALES, math.nan), UP_SCALES, "NaN", quick=1),
     case("scales with infinity", with_number(UP_SCALES, math.inf), UP_SCALES, "infinite"),
     case("biases with NaN", with_number(UP_BIASES, math.nan), UP_BIASES, "NaN"),
@@ -487,7 +503,7 @@ TEMPLATE_ROWS = [
 
 FOLDERS = [
     *CODE_ROWS,
-    *PLACE_ROWS,
+    *PATH_ROWS,
     *MISSING_ROWS,
     *JSON_ROWS,
     *INDEX_ROWS,

@@ -31,7 +31,7 @@ PROGRAM = f"from pathlib import Path\n(Path(__file__).parent / {MARKER!r}).write
 
 
 def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
-    """Writes a small valid checkpoint: 2 layers, E = 64, 4 bits in groups of 64."""
+    """Writes a small valid checkpoint: 2 layers, hidden size 64, quantized in groups of 64."""
     config = qwen3_config(64, 2, 128, 2, 1, True, head_dim=32, vocab_size=4200)
     write_checkpoint(folder, config | {"max_position_embeddings": 512}, bits, 64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -39,12 +39,12 @@ def make_valid_checkpoint(folder: Path, bits: int | None = 4) -> None:
     (folder / "chat_template.jinja").unlink()  # tokenizer_config.json contains the template, too
 
 
-def combine(*damages: Corruption) -> Corruption:
+def combine(*corruptions: Corruption) -> Corruption:
     """Applies several corruptions in order."""
 
     def corrupt(folder: Path) -> None:
-        for each in damages:
-            each(folder)
+        for corruption in corruptions:
+            corruption(folder)
 
     return corrupt
 
@@ -124,13 +124,13 @@ def huge(name: str, num_bytes: int, start: bytes = b"") -> Corruption:
 
 
 def fields(name: str, **new: Any) -> Corruption:
-    """Sets fields of a JSON file; the value `...` removes one."""
+    """Sets fields of a JSON file; the value `...` removes a field."""
 
     def corrupt(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
         content |= new
-        left = {key: value for key, value in content.items() if value is not ...}
-        (folder / name).write_text(json.dumps(left))
+        remaining = {key: value for key, value in content.items() if value is not ...}
+        (folder / name).write_text(json.dumps(remaining))
 
     return corrupt
 
@@ -173,7 +173,7 @@ def split_on(regex: str) -> Corruption:
 
 
 def index(weight_map: Any = None, **more: Any) -> Corruption:
-    """Writes a shard index; a function receives the correct weight map."""
+    """Writes a shard index; if `weight_map` is a function, it receives the correct map."""
 
     def corrupt(folder: Path) -> None:
         right = dict.fromkeys(read_header(folder / WEIGHTS)[0], WEIGHTS)
@@ -218,19 +218,19 @@ def header(change: Callable[[Header], Any]) -> Corruption:
 
 
 def entry(name: str, **new: Any) -> Corruption:
-    """Sets fields of a tensor's header entry; the value `...` removes one."""
+    """Sets fields of a tensor's header entry; the value `...` removes a field."""
 
-    def change(found: Header) -> None:
-        found[name] |= new
-        for key in [key for key, value in found[name].items() if value is ...]:
-            del found[name][key]
+    def change(current: Header) -> None:
+        current[name] |= new
+        for key in [key for key, value in current[name].items() if value is ...]:
+            del current[name][key]
 
     return header(change)
 
 
 def header_text(text: str) -> Corruption:
     """Writes arbitrary text as the header."""
-    return header(lambda found: text)
+    return header(lambda _: text)
 
 
 def header_size(size: int) -> Corruption:
@@ -244,7 +244,7 @@ def header_size(size: int) -> Corruption:
 
 
 def cut_to(size: int) -> Corruption:
-    """Truncates the weights; a negative size counts from the end."""
+    """Truncates the weights file; a negative size counts from the end."""
 
     def corrupt(folder: Path) -> None:
         _put(folder / WEIGHTS, (folder / WEIGHTS).read_bytes()[:size])
@@ -271,7 +271,7 @@ def tensors(**new: Any) -> Corruption:
 
 
 def with_number(name: str, number: float) -> Corruption:
-    """Replaces one element of a tensor."""
+    """Sets the last element of a tensor to `number`."""
 
     def change(array: mx.array) -> mx.array:
         array[(-1,) * array.ndim] = number
@@ -281,7 +281,7 @@ def with_number(name: str, number: float) -> Corruption:
 
 
 def plain(folder: Path) -> None:
-    """Replaces the quantized checkpoint by an unquantized one."""
+    """Replaces the quantized checkpoint with an unquantized one."""
     for path in folder.iterdir():
         path.unlink()
     make_valid_checkpoint(folder, bits=None)

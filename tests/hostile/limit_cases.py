@@ -1,4 +1,4 @@
-"""Checkpoints that exceed a limit: memory, counts, text growth, endless files."""
+"""Checkpoints that exceed a limit: memory, number of entries, text growth, endless files."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def bpe(**new: Any) -> Corruption:
 
 
 def template(*parts: dict[str, Any]) -> dict[str, Any]:
-    """A template post-processor."""
+    """A tokenizer post-processor that builds its output from `parts`."""
     pair = [{"Sequence": {"id": id, "type_id": 0}} for id in "AB"]
     return {"type": "TemplateProcessing", "single": parts, "pair": pair, "special_tokens": {}}
 
@@ -53,23 +53,23 @@ def template(*parts: dict[str, Any]) -> dict[str, Any]:
 TEXT_A = {"Sequence": {"id": "A", "type_id": 0}}
 MIXTURE = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-NOT_WHOLE = "invalid JSON at line 1"
-LONG_TEXTS = "times longer"
+INVALID_JSON = "invalid JSON at line 1"
+TEXT_GROWTH = "times longer"
 MANY_TOKENS = {f"{i:06}{'x' * 180}": i for i in range(480_000)}
 
 KERNEL_FILE_ROWS = [
     *(
         case(f"{name} is the kernel log", link(name, "/proc/kmsg"), name, words, quick=quick)
         for name, words, quick in (
-            (CONFIG, NOT_WHOLE, 1),
+            (CONFIG, INVALID_JSON, 1),
             (WEIGHTS, "fewer than 8 bytes", 0),
-            (INDEX, NOT_WHOLE, 0),
-            (TOKENIZER, NOT_WHOLE, 0),
-            (SETTINGS, NOT_WHOLE, 0),
-            ("generation_config.json", NOT_WHOLE, 0),
+            (INDEX, INVALID_JSON, 0),
+            (TOKENIZER, INVALID_JSON, 0),
+            (SETTINGS, INVALID_JSON, 0),
+            ("generation_config.json", INVALID_JSON, 0),
         )
     ),
-    case("config is a page map", link(CONFIG, "/proc/self/pagemap"), NOT_WHOLE),
+    case("config is a page map", link(CONFIG, "/proc/self/pagemap"), INVALID_JSON),
     case(
         "special tokens file is a pipe, for mlx_lm",
         pipe("special_tokens_map.json"),
@@ -106,14 +106,24 @@ SIZE_ROWS = [
         use="dummy",
         quick=1,
     ),
-    case("2 * 10**9 layers of a mixture", config(**MIXTURE, num_hidden_layers=2 * 10**9), "layers"),
-    case("mlp_only_layers of 700,000", config(mlp_only_layers=[0] * 700_000), "700,000 entries"),
     case(
-        "mlp_only_layers of 10,000",
+        "mixture of experts with 2 * 10**9 layers",
+        config(**MIXTURE, num_hidden_layers=2 * 10**9),
+        "layers",
+    ),
+    case(
+        "mlp_only_layers with 700,000 entries",
+        config(mlp_only_layers=[0] * 700_000),
+        "700,000 entries",
+    ),
+    case(
+        "mlp_only_layers with 10,000 entries",
         config(**MIXTURE, num_experts=4, mlp_only_layers=[2**31 - 1] * 10_000),
         "mlp.gate",
     ),
-    case("layer_types of 100,000", config(layer_types=["a"] * 100_000), "100,000 entries"),
+    case(
+        "layer_types with 100,000 entries", config(layer_types=["a"] * 100_000), "100,000 entries"
+    ),
     case("layer_types with lists", config(layer_types=[[1]]), "layer_types [[1]]"),
     case("layer_types is a number", config(layer_types=5), "layer_types 5"),
     case("layer_types is a long string", config(layer_types=LONG), "layer_types"),
@@ -150,7 +160,7 @@ LARGE_TOKENIZER_ROWS = [
     case(
         "normalizer that doubles the text 40 times",
         tokenizer(normalizer=sequence("normalizers", replacement("a", "aa"), 40)),
-        LONG_TEXTS,
+        TEXT_GROWTH,
         quick=1,
     ),
     case(
@@ -162,22 +172,22 @@ LARGE_TOKENIZER_ROWS = [
     case(
         "normalizer with a long replacement",
         tokenizer(normalizer=replacement("a", "b" * 9999)),
-        LONG_TEXTS,
+        TEXT_GROWTH,
     ),
     case(
         "normalizer with a long prefix",
         tokenizer(normalizer={"type": "Prepend", "prepend": LONG}),
-        LONG_TEXTS,
+        TEXT_GROWTH,
     ),
     case(
         "byte-level pre-tokenizer applied 40 times",
         tokenizer(pre_tokenizer=sequence("pretokenizers", BYTE_LEVEL, 40)),
-        LONG_TEXTS,
+        TEXT_GROWTH,
     ),
     case(
         "decoder that doubles the text 40 times",
         tokenizer(decoder=sequence("decoders", replacement("a", "aa"), 40)),
-        LONG_TEXTS,
+        TEXT_GROWTH,
     ),
     case(
         "post-processor of 100,000 parts",

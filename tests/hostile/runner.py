@@ -23,12 +23,18 @@ def run_rows(
     table: Literal["folders", "arguments"],
     all_rows: Sequence[Any],
     rows: Sequence[Any],
-    whole: Path,
+    valid: Path,
     scratch: Path,
 ) -> None:
-    """Runs rows in one process and fails with a list of all problems."""
+    """Runs rows in one process and fails with a list of all problems.
+
+    Args:
+        all_rows: the complete table, which numbers the rows.
+        valid: valid checkpoint to corrupt; unused for arguments.
+        scratch: folder for corrupted copies.
+    """
     numbers = "\n".join(str(all_rows.index(case)) for case in rows)
-    paths = [str(whole), str(scratch / "rows")]
+    paths = [str(valid), str(scratch / "rows")]
     command = [sys.executable, "-m", "tests.hostile.worker", table, *paths]
     done = subprocess.run(
         command, cwd=ROOT, input=numbers, capture_output=True, text=True, timeout=300

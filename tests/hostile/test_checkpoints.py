@@ -13,7 +13,7 @@ QUICK = [case for index, case in enumerate(FOLDERS) if case.is_quick or index % 
 
 @pytest.fixture(scope="module")
 def valid_checkpoint(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("valid")
     corruptions.make_valid_checkpoint(folder)
     return folder
 

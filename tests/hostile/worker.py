@@ -34,10 +34,10 @@ CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 def main() -> None:
     """Runs the rows listed on standard input."""
-    table, whole, scratch = sys.argv[1], *map(Path, sys.argv[2:])
+    table, valid, scratch = sys.argv[1], *map(Path, sys.argv[2:])
     outputs = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print to stdout, which is reserved for outcomes
-    prepare = prepared_folder(whole, scratch) if table == "folders" else prepared_argument()
+    prepare = prepared_folder(valid, scratch) if table == "folders" else prepared_argument()
     for line in sys.stdin:
         run = prepare(int(line))
         before = _reset_peak()
@@ -50,14 +50,14 @@ def main() -> None:
         print(json.dumps(output), file=outputs, flush=True)
 
 
-def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
-    """Returns a function that writes the corrupted folder of a row and returns the row's call."""
+def prepared_folder(valid: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
+    """Returns a function that writes the corrupted folder of a row number; it returns the call."""
 
     def prepare(number: int) -> Callable[[], None]:
         case = FOLDERS[number]
         folder = scratch / "folder"
         shutil.rmtree(scratch, ignore_errors=True)
-        shutil.copytree(whole, folder)
+        shutil.copytree(valid, folder)
         case.corrupt(folder)
         if case.use == "load":
             import mlx_lm  # noqa: F401 - imported before measuring, since it takes seconds
@@ -67,7 +67,7 @@ def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], 
 
 
 def prepared_argument() -> Callable[[int], Callable[[], None]]:
-    """Loads a model once and returns a function that returns a row's call."""
+    """Loads a model once; returns a function that maps a row number to the row's call."""
     model = load_weights("demo", Console(file=io.StringIO()))
     llm = LLM(model, kv_cache_bytes=2**22)
     return lambda number: lambda: ARGUMENTS[number].call(llm, model)

@@ -16,7 +16,7 @@ from tiny_llm.models.parallel.init import free_addresses
 
 EXIT_SECONDS = 10.0  # deadline for a group to exit after losing a rank
 
-# Prints a line after each completion.
+# Program that generates on two ranks until killed, and prints a line after each completion.
 GENERATE_FOREVER = """
 from tiny_llm import LLM, SamplingParams
 llm = LLM("demo", kv_cache_bytes=2**24, tensor_parallel_size=2)
@@ -69,7 +69,7 @@ def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
         launcher += ["--backend", "ring", "--hostfile", hosts.name, "--starting-port", port, "--"]
         process = subprocess.Popen(
             [sys.executable, *launcher, sys.executable, "-m", "tiny_llm", *command],
-            stdin=subprocess.PIPE,  # kept open: mlx.launch polls it
+            stdin=subprocess.PIPE,  # stays open: mlx.launch polls it
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

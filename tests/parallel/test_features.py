@@ -31,7 +31,7 @@ from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.lora.adapter import read_adapter
 from tiny_llm.models.parallel.channel import Channel
 
-__all__ = ["folder"]  # a fixture
+__all__ = ["folder"]  # a fixture, imported for pytest
 
 TWO = {"tensor_parallel_size": 2}
 FLOAT32 = {"torch_dtype": "float32"}
@@ -45,14 +45,14 @@ def test_page_file_has_all_ranks_shards(tmp_path):
     cold = generate_one(LLM("demo", enable_prefix_caching=False, **TWO))
     for run_index in range(2):
         with engine(tmp_path, "demo", **TWO) as llm:
-            for _ in range(2):  # the second time from memory
+            for _ in range(2):  # the second request hits the prefix cache in memory
                 output = generate_one(llm)
                 assert (output.token_ids, output.logprobs) == (cold.token_ids, cold.logprobs)
             assert (llm.core.disk_cache.stats.hit_tokens > 0) == (run_index > 0)
             page_bytes = llm.runner.target.model.kv_bytes_per_token * 32
     files = page_files(tmp_path)
     assert {path.stat().st_size for path in files} == {stored_bytes(page_bytes) - 512}
-    with engine(tmp_path, "demo") as llm:  # one rank computes other bits
+    with engine(tmp_path, "demo") as llm:  # other bits on one rank: other page keys
         assert generate_one(llm).num_cached_tokens == 0
 
 
@@ -163,7 +163,7 @@ def test_adapted_tokens_match_one_rank(tmp_path, folder, family):
 
 @pytest.mark.slow
 def test_adapters_in_one_batch(tmp_path):
-    """Decoding steps of the same shape use different adapters in turn."""
+    """Consecutive decoding steps of the same shape use different adapters."""
     modules = write_adapters(tmp_path, read_model_config(TARGET_PATH))
     outputs, logits = {}, {}
     for case, lora in LORAS.items():
@@ -176,7 +176,7 @@ def test_adapters_in_one_batch(tmp_path):
     sample = llm.runner._sample
     assert_same(*run_cases(llm, range(len(CASES)), 1, loras=LORAS), (outputs, logits))
     llm.runner._sample = sample
-    again = run_cases(llm, range(len(CASES))[::-1], 30, loras=LORAS)  # one at a time
+    again = run_cases(llm, range(len(CASES))[::-1], 30, loras=LORAS)  # one request at a time
     assert_same(*again, (outputs, logits))
     assert sum(output.num_cached_tokens for output in again[0].values()) > 0
 
@@ -199,7 +199,7 @@ def test_adapter_shards_concatenate_to_the_whole(tmp_path, config):
                 assert all(np.array_equal(part, whole) for part in parts), layer
                 continue
             assert (kind == "a") == layer.endswith(("o_proj", "down_proj", "out_proj")), layer
-            columns = np.concatenate(parts, axis=1).T  # in_proj_qkv's are not in order
+            columns = np.concatenate(parts, axis=1).T  # permuted in in_proj_qkv
             assert sorted(columns.tolist()) == sorted(whole.T.tolist()), layer
             num_split += 1
     replicated = [layer for layer in full if layer.endswith(("mlp.gate", "shared_expert_gate"))]
@@ -219,7 +219,7 @@ def test_adapter_missing_on_another_rank(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="is not a folder"):
         LLM("demo", lora_modules=modules, **TWO)
     monkeypatch.undo()
-    assert generate_one(LLM("demo", **TWO)).token_ids  # the group goes on
+    assert generate_one(LLM("demo", **TWO)).token_ids  # the rank group still works
 
 
 # --- multi-token prediction -----------------------------------------------------------------------

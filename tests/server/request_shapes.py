@@ -75,7 +75,7 @@ class _Walker:
         self._definitions = definitions
 
     def alternatives(self, schema: Schema) -> list[Schema]:
-        """Alternatives of a schema without references, unions and null."""
+        """Alternatives of a schema, with references and unions resolved, without null."""
         if "$ref" in schema:
             return self.alternatives(self._definitions[schema["$ref"].rpartition("/")[2]])
         listed = schema.get("anyOf") or schema.get("oneOf")

@@ -19,8 +19,8 @@ class RunningServer:
 
     Args:
         flags: flags of `serve`, except --port; --model defaults to the demo.
-        fault: fault name of `fault_injection.py`.
-        script: script file of `scripted_model.py`.
+        fault: name of a fault in `fault_injection.py`, or None.
+        script: script file for `scripted_model.py`, or None.
         ready: whether to wait until the model has loaded.
         max_files: limit on open file descriptors.
     """

@@ -71,7 +71,7 @@ class ScriptedModel:
         return self._run(step)
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Returns logits, len(rows)×V; see `PagedModel`."""
+        """Returns logits, len(rows)×vocab_size; see `PagedModel`."""
         targets, first = [], 0
         for chunk, span in zip(self._step.chunks, spans, strict=True):
             request, end = chunk.request, first + len(span.token_ids)

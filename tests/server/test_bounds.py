@@ -18,8 +18,8 @@ from tests.server.running_server import RunningServer, eventually
 
 NUM_STREAMS = 16
 STREAM = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-MAX_MEMORY_RATIO = 10  # bytes of server memory per byte of a request body
-COMPUTE_MEMORY = 128 * 2**20  # bytes to compute an accepted request and concurrent streams
+MAX_MEMORY_RATIO = 10  # maximum bytes of server memory per byte of a request body
+COMPUTE_MEMORY = 128 * 2**20  # additional bytes, for computing an accepted request and the streams
 
 
 class HealthProbe:
@@ -70,7 +70,7 @@ class HealthProbe:
 
 @pytest.fixture(scope="module")
 def memory_server() -> Iterator[RunningServer]:
-    """Server for this file alone, because the tests measure the server's memory."""
+    """Server for this test file alone, because the tests measure the server's memory."""
     running = RunningServer("--no-prefix-warmup")
     yield running
     assert running.stop() == 0

@@ -56,7 +56,7 @@ class Chaos:
             await asyncio.gather(*clients)
 
     def body(self, rng: random.Random, stream: bool) -> dict:
-        """Body of a request with a sampling seed, or occasionally of one whose step raises."""
+        """Body of a request with a sampling seed; occasionally, the prompt makes a step raise."""
         prompt = FAULTY_PROMPT if rng.random() < 0.03 else rng.choice(PROMPTS)
         model = {} if len(self.models) == 1 else {"model": rng.choice(self.models)}
         return {

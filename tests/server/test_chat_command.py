@@ -21,7 +21,7 @@ FRANCE = "What is the capital of France?\n"
 
 
 def converse(capsys, monkeypatch, lines, *flags):
-    """Runs `tiny-llm chat` with typed `lines`; returns its exit status and output."""
+    """Runs `tiny-llm chat` with typed `lines`; returns its exit status, stdout and stderr."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     status = chat.main(flags)
     out, err = capsys.readouterr()

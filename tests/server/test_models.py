@@ -135,11 +135,11 @@ def test_invalid_request_loads_no_model(server):
     assert loaded(server) == {"one", "two"}
 
 
-# ---------------------------------------------------------------- budget
+# ---------------------------------------------------------------- memory budget
 
 
 def test_concurrent_requests_while_models_are_swapped(server, folders):
-    """Outputs do not change, and loaded models never exceed the budget."""
+    """Outputs do not change, and loaded models never exceed the memory budget."""
     names = ("demo", "one", "two")
     seeds = range(2)
 

@@ -52,7 +52,7 @@ def wait_until_idle(server):
 
     def is_idle():
         before = server.metric("engine_steps_total")
-        time.sleep(0.15)  # longer than IDLE_DELAY
+        time.sleep(0.15)  # longer than WARMUP_DELAY
         return server.metric("engine_steps_total") == before
 
     assert eventually(is_idle)

@@ -37,7 +37,10 @@ def scripted(tmp_path_factory):
 
 
 def chat(url, messages, stream):
-    """Sends a chat completion; returns (messages to append, calls, text, usage)."""
+    """Sends a chat completion; returns (messages to append, calls, text, usage).
+
+    Usage is (prompt tokens, cached tokens).
+    """
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
     tools = [{"type": "function", "function": {**tool, "parameters": CITY}} for tool in TOOLS]
     output_format = {"type": "json_schema", "json_schema": {"name": "report", "schema": SCHEMA}}

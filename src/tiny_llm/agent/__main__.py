@@ -84,7 +84,7 @@ def make_model(args: argparse.Namespace) -> ChatModel:
 
 
 def describe(step: Sequence[Message]) -> list[str]:
-    """Formats a step (an assistant message and its calls' results) as lines of text."""
+    """Formats a step (an assistant message and its tool results) as lines of text."""
     message, *results = step
     lines = [message["content"]] if message["content"] else []
     for call, result in zip(message.get("tool_calls") or [], results, strict=True):

@@ -1,4 +1,4 @@
-"""Branches: several continuations of one run, one of which is selected.
+"""Branches: several continuations of one agent run, one of which is selected.
 
 The transcripts share a prefix, so the branches share its pages in the engine's prefix cache.
 """
@@ -14,12 +14,12 @@ from ..engine.execution.sampler import completion_seed
 from .loop import Agent, Transcript
 
 Check = Callable[[Path], bool]  # whether a workspace's files pass; see `passes`
-MakeAgent = Callable[[Path], Agent]  # an agent whose tools use this workspace
+MakeAgent = Callable[[Path], Agent]  # creates an agent for a workspace
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One continuation, with a separate transcript, workspace and request seed."""
+    """One continuation of a run, with a separate transcript, workspace and request seed."""
 
     transcript: Transcript
     workspace: Path
@@ -51,7 +51,7 @@ def fork(
 
 
 def passes(check: Check, workspace: Path) -> bool:
-    """Whether the files pass; a check that raises `OSError` or `ValueError` has failed."""
+    """Whether a workspace passes a check; `OSError` and `ValueError` in the check are failures."""
     # [task 7.4.2 passes]
     try:
         return check(workspace)
@@ -72,7 +72,7 @@ def vote(branches: Sequence[Branch]) -> Branch | None:
     """Selects the first branch with the most frequent answer; None if no branch has an answer.
 
     When comparing answers, ignores case, trailing periods, surrounding spaces and the number of
-    spaces between words. In a tie, the answer given first wins.
+    spaces between words. In a tie, selects the answer of the earlier branch.
     """
     # [task 7.4.3 vote]
     answers = [branch.transcript.answer for branch in branches]
@@ -89,7 +89,13 @@ def vote(branches: Sequence[Branch]) -> Branch | None:
 
 
 class PageCounts(NamedTuple):
-    """Number of distinct pages, of pages shared by branches, and of pages saved by sharing."""
+    """KV cache pages of several branches.
+
+    Attributes:
+        stored: number of distinct pages.
+        shared: number of pages that several branches use.
+        saved: additional pages that the branches would need without sharing.
+    """
 
     stored: int
     shared: int

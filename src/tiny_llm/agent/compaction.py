@@ -44,8 +44,8 @@ class Compaction:
         """Returns the messages to send: all of them, unchanged, up to `limit`.
 
         Beyond `limit`, shortens old tool results to `result_chars`, oldest first, until `target`
-        is reached; if that is not enough, drops whole turns. Messages are never modified in place:
-        a shortened message is a new dictionary.
+        is reached; if that is not enough, drops the oldest turns. Messages are never modified in
+        place: a shortened message is a new dictionary.
         """
         # [task 7.3.3 compact]
         if size(messages) <= self.limit:
@@ -82,10 +82,10 @@ def old_results(messages: Sequence[Message], keep_turns: int) -> list[int]:
 def drop_turns(messages: Sequence[Message], target: int, keep_turns: int) -> list[Message]:
     """Drops the fewest oldest turns needed to reach `target`, but never the last `keep_turns`.
 
-    Turns are dropped whole: most servers reject a result without its call, or a call without its
-    result. Messages before the first turn are kept, followed by the user message `NOTE`, which is
-    added only once across compactions and counts towards `target`. Returns the messages unchanged
-    if no turn is dropped.
+    A turn is dropped with its tool results: most servers reject a result without its call, or a
+    call without its result. Messages before the first turn remain, followed by the user message
+    `NOTE`, which is added only once across compactions and counts towards `target`. Returns the
+    messages unchanged if no turn is dropped.
     """
     # [task 7.3.2 drop]
     starts = turn_starts(messages)

@@ -1,4 +1,4 @@
-"""Evaluation: tasks with outcomes checked in files, over several seeds.
+"""Evaluation: runs tasks with several seeds and checks the resulting files.
 
 Reports contain no times, dates or paths, and the engine's output does not depend on the batch or
 on cached prefixes, so repeated evaluations print identical reports.
@@ -28,7 +28,10 @@ class EvalTask:
 
 @dataclass(frozen=True, order=True)
 class Result:
-    """Outcome of a case (a task with one seed); `stop_reason` may be "error"."""
+    """Outcome of a case: a task with the seed `case_seed(task, number)`.
+
+    `stop_reason` is the transcript's, or "error".
+    """
 
     task: str
     number: int
@@ -38,7 +41,7 @@ class Result:
 
 
 def case_seed(task: str, number: int) -> int:
-    """First 4 bytes, big-endian, of the SHA-256 of "task/number"."""
+    """Seed of a case: the first 4 bytes, big-endian, of the SHA-256 of "task/number"."""
     # [task 7.5.1 seed]
     digest = hashlib.sha256(f"{task}/{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
@@ -48,7 +51,7 @@ def case_seed(task: str, number: int) -> int:
 def run_case(task: EvalTask, number: int, make_agent: MakeAgent) -> Result:
     """Runs a case in a new workspace and checks the resulting files.
 
-    A `UserError`, e.g. for a prompt beyond the model's context, ends only this run.
+    A `UserError`, e.g. for a prompt beyond the model's context, ends only this case.
     """
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)

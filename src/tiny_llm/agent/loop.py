@@ -13,7 +13,7 @@ DEFAULT_MAX_STEPS = 20
 
 @dataclass
 class Transcript:
-    """Record of a run.
+    """Record of an agent run.
 
     Attributes:
         messages: all messages; append-only.
@@ -120,7 +120,7 @@ class Agent:
         # [/task 7.1.4 resume]
 
     def step(self, transcript: Transcript, seed: int = 0) -> None:
-        """Compacts the context, then appends the model's next message and its calls' results.
+        """Compacts the context, then appends the model's next message and its tool results.
 
         A message without calls is the answer and ends the run.
         """

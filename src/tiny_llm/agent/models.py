@@ -90,7 +90,7 @@ Script = Sequence[Message] | Callable[[Sequence[Message], int], Message]
 
 
 class ScriptedModel:
-    """Test double that replays a script.
+    """Model that replays a script, for tests and demonstrations.
 
     Args:
         script: assistant messages in order, or a function of the conversation and the seed.
@@ -123,7 +123,7 @@ class ScriptedModel:
             ) from error
 
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
-        """See `ChatModel`."""
+        """See `ChatModel.complete`."""
         number = len(self.prompts)
         self.prompts.append(list(messages))
         self.usage.add(0, 0)
@@ -137,9 +137,12 @@ class ScriptedModel:
 
 
 class LocalModel:
-    """A model run by the engine.
+    """A model on an engine in this process.
 
     Args:
+        llm: the engine.
+        temperature: sampling temperature; 0 is greedy.
+        max_tokens: maximum tokens per message; None for no limit besides the context.
         script: messages to return instead of the model's; the engine then only prefills the
             prompts, which fills its prefix cache.
     """
@@ -158,7 +161,7 @@ class LocalModel:
         self._format = find_format(AUTO, getattr(llm.tokenizer, "chat_template", None))
 
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
-        """See `ChatModel`."""
+        """See `ChatModel.complete`."""
         params = SamplingParams(**self._params, seed=seed)  # type: ignore[arg-type]
         options = {"tools": tools, "show_progress": False}
         [output] = self._llm.generate([list(messages)], params, **options)  # type: ignore[arg-type]
@@ -207,18 +210,18 @@ class OpenAIModel:
         self.model: str = model or next(self._models())
 
     def complete(self, messages: Sequence[Message], tools: Sequence[Message], seed: int) -> Message:
-        """See `ChatModel`."""
+        """See `ChatModel.complete`."""
         body = {**self._options, "model": self.model, "messages": list(messages), "seed": seed}
         reply = self._request("/chat/completions", {**body, "tools": tools} if tools else body)
         try:
             message = reply["choices"][0]["message"]
-            kept = {key: message[key] for key in ("content", "tool_calls") if message.get(key)}
+            fields = {key: message[key] for key in ("content", "tool_calls") if message.get(key)}
             usage = reply.get("usage") or {}
             details = usage.get("prompt_tokens_details") or {}
             self.usage.add(usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0)
         except (LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{self._url} did not return a chat completion.") from error
-        return {"role": "assistant", "content": None, **kept}
+        return {"role": "assistant", "content": None, **fields}
 
     def _models(self) -> Iterator[str]:
         listed = self._request("/models", None).get("data")

@@ -11,7 +11,7 @@ from ..engine.structured_output.json_schema import close_objects
 from ..errors import UserError
 from .models import Message
 
-MAX_ERRORS = 3  # schema violations reported to the model per call
+MAX_ERRORS = 3  # maximum number of schema violations reported to the model per call
 MAX_ERROR_LENGTH = 200  # characters; jsonschema messages include the invalid value
 
 
@@ -93,7 +93,7 @@ def parse_arguments(tool: Tool, text: str) -> dict[str, Any]:
 
 
 def run_call(call: Message, tools: Mapping[str, Tool]) -> Message:
-    """Runs a tool call and returns its tool message; "error: …" if the model made a mistake.
+    """Runs a tool call; returns the tool message, "error: …" if the model made a mistake.
 
     Args:
         call: entry in an assistant message's `tool_calls`.

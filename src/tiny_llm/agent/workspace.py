@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UserError
 from .tools import Tool, ToolError
 
-DEFAULT_MAX_OUTPUT = 4000  # characters
+DEFAULT_MAX_OUTPUT = 4000  # maximum characters of a tool result
 MIN_OUTPUT = 100  # longer than the longest `cut_note`
 
 

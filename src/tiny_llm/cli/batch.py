@@ -28,7 +28,7 @@ from .parsing.arguments import (
 )
 from .parsing.command import CommandParser, console, run_command
 
-REDRAW_SECONDS = 0.1  # a redraw delays decoding by a few milliseconds
+REDRAW_SECONDS = 0.1  # minimum interval, because a redraw delays decoding by a few milliseconds
 DEFAULT_MAX_TOKENS = 512
 
 

@@ -53,9 +53,9 @@ class ChatSession:
             self.messages.append({"role": "system", "content": self._system_prompt})
 
     def ask(self, text: str) -> None:
-        """Streams the reply to standard output and appends both messages to the history.
+        """Streams the reply to standard output; appends the message and the reply to the history.
 
-        Ctrl-C stops generation; the partial reply is kept.
+        Ctrl-C stops generation; the partial reply remains in the history.
 
         Raises:
             UserError: the conversation exceeds the context, or the server rejects it; the turn

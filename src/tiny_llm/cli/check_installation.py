@@ -35,7 +35,7 @@ MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One row of the table."""
+    """Result of one check, printed as a row of the table."""
 
     name: str
     ok: bool | None  # True if it works; False if required but missing; None if optional and missing

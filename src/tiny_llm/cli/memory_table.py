@@ -29,13 +29,13 @@ from ..models.model_size import ModelSize, model_size
 from .parsing.arguments import DEFAULT_BLOCK_SIZE
 
 SHORT_CONTEXT = 1024  # context length of the first tokens/s row
-MEASURED_BYTES = 2**27  # larger than most processor caches
-MEASURED_SECONDS = 0.2
+MEASURED_BYTES = 2**27  # maximum weight bytes per measurement; larger than most processor caches
+MEASURED_SECONDS = 0.2  # total duration of the measurements
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Capacity with one KV cache dtype."""
+    """Memory and token capacity with one KV cache dtype."""
 
     sizes: Sequence[ModelSize]  # size of the target model, then of the draft model, if any
     kv_cache_bytes: int
@@ -72,12 +72,12 @@ class Fit:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Bytes of the weights of all models."""
         return sum(size.weight_bytes for size in self.sizes)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token."""
+        """KV cache bytes per token, of all models."""
         return sum(size.kv_bytes_per_token for size in self.sizes)
 
     @property
@@ -208,7 +208,14 @@ def _notes(fits: Mapping[KvCacheDtype, Fit], bandwidth: float | None) -> Iterato
 
 
 def measure_bandwidth(num_bytes: int) -> float | None:
-    """Bandwidth of a 4-bit matrix-vector product in bytes/s; None without the extension."""
+    """Memory bandwidth of a 4-bit matrix-vector multiplication in bytes/s.
+
+    Args:
+        num_bytes: weight bytes that a decoding step of the model reads.
+
+    Returns:
+        None if the extension is not built or does not run on the default device.
+    """
     if not kernels.is_built() or not kernels.runs_on_default_device():
         return None
     rows, I, group_size = max(kernels.prepack_rows(), 1), 4096, 64

@@ -280,7 +280,7 @@ def _serve(args: argparse.Namespace) -> int:
         cors_origins=tuple(args.cors_origin),
         chat_template=chat_template,
     )
-    is_kept = len(models) == 1 and args.idle_unload is None
+    is_never_unloaded = len(models) == 1 and args.idle_unload is None
     specs = []
     for model, folder, aliases, need in zip(models, folders, names, needs, strict=True):
         task = resolve_task(args.task if model.task == "auto" else model.task, str(folder))
@@ -289,11 +289,11 @@ def _serve(args: argparse.Namespace) -> int:
         specs.append(
             ModelSpec(
                 aliases,
-                folder if has_tokenizer(folder) else demo.TARGET_PATH,  # same as `load_weights`
+                folder if has_tokenizer(folder) else demo.TARGET_PATH,  # tokenizer of dummy weights
                 partial(_load, args, path, task, chat_template, folder, draft),
                 task,
                 need.total,
-                is_kept or model.is_pinned,
+                is_never_unloaded or model.is_pinned,
             )
         )
     return ServerProcess(settings, specs, listening).run()
@@ -324,7 +324,7 @@ def _load(
 
 
 def lora_module(text: str) -> tuple[str, str]:
-    """Argument type: an adapter's name and folder."""
+    """Argument type NAME=DIR: an adapter's name and folder."""
     name, _, path = text.partition("=")
     if not name or not path:
         raise argparse.ArgumentTypeError(f"must be NAME=DIR, got {text}")
@@ -336,7 +336,7 @@ def _lora_modules(args: argparse.Namespace) -> dict[str, str] | None:
 
 
 def _adapter_names(args: argparse.Namespace, model_names: Sequence[str]) -> list[str]:
-    """The adapters' names.
+    """Names of the LoRA adapters.
 
     Raises:
         UserError: a name is a duplicate or the model's, or a flag is incompatible with adapters.

@@ -55,7 +55,7 @@ class MemoryRequirement:
 
 
 def parse_model_argument(text: str) -> ModelArgument:
-    """Parses `PATH[=task][,pin]`, with at most one task; an existing folder is taken literally."""
+    """Parses `NAME[=OPTIONS]`: at most one task, and "pin"; an existing folder has no options."""
     name, separator, given = text.rpartition("=")
     if not separator or Path(text).expanduser().is_dir():
         return ModelArgument(text)
@@ -156,7 +156,7 @@ def memory_budget(max_memory: int | None, needs: Sequence[MemoryRequirement]) ->
     total = total_memory()
     if max_memory is None:
         if len(needs) == 1:
-            return None  # no budget: limited by the machine
+            return None  # no budget: sized from the available memory at load time
         given, max_memory = "the machine's memory of", total
     elif max_memory > total:
         raise UserError(

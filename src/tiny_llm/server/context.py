@@ -110,7 +110,7 @@ class AppState:
         """Submits prompts and waits until the engine has queued them; see `AddRequest`.
 
         Raises:
-            ApiError: a prompt was rejected; the others are then aborted.
+            ApiError: a prompt was rejected; the request's other prompts are then aborted.
         """
         handle = self.engine_client.submit(prompts, params, thinking_enabled, lora)
         current_record().tokens = handle
@@ -143,14 +143,14 @@ class AppState:
         """Precomputes the known prefix of a conversation's next turn while the engine is idle.
 
         A thinking model's chat template drops earlier reasoning, so the next prompt diverges from
-        the cached tokens at the first completion. Once a completion has finished, the next prompt
+        the cached tokens where the reasoning began. Once a completion has finished, the next prompt
         is known up to the user's message; the next turn then only has to prefill that message.
         Tool calls are skipped: how much reasoning is sent back with them depends on the client.
         """
         is_complete = output.finish_reason == "stop" and bool(output.text) and not output.calls
         if self.settings.prefix_warmup and is_complete and prompt.template_input is not None:
             task = asyncio.ensure_future(self._warm_up(prompts, prompt, output.text, lora))
-            self._warmups.add(task)  # asyncio keeps no reference
+            self._warmups.add(task)  # asyncio itself holds only a weak reference
             task.add_done_callback(self._warmups.discard)
 
     async def _warm_up(
@@ -188,7 +188,7 @@ def max_body_bytes(models: Sequence[AppState]) -> int:
     settings = models[0].settings
     if settings.max_body_bytes is not None:
         return settings.max_body_bytes
-    infos = [model.engine_client.engine_info for model in models]  # None while a model loads
+    infos = [model.engine_client.engine_info for model in models]  # None if not loaded
     context = max(0 if info is None else info.max_seq_len for info in infos)
     return min(max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * context), MAX_BODY_BYTES)
 

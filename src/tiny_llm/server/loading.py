@@ -22,6 +22,7 @@ class ModelLease:
 
     Args:
         path: the request's path, which determines the format of error events.
+        send: the request's ASGI `send`.
     """
 
     def __init__(self, path: str, send: Send):

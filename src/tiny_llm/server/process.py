@@ -194,7 +194,7 @@ class ServerProcess:
         limit, armed = self._settings.watchdog, 0.0
         interval = min(1.0, limit / 10)
         while True:
-            if time.monotonic() >= armed + 1:  # each call starts a new thread
+            if time.monotonic() >= armed + 1:  # not more often: each call starts a thread
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(limit + 30, exit=True)
             for engine in self._engines:

@@ -72,20 +72,20 @@ def engine_thread():
 
 
 def test_grammar_compilation_does_not_delay_other_requests(engine_thread):
-    engine_thread.submit("formed", CONSTRAINED)
+    engine_thread.submit("constrained", CONSTRAINED)
     engine_thread.submit("plain", UNCONSTRAINED)
     while engine_thread.wait_for_update(StreamOutput, "plain").finish_reason is None:
         pass
     engine_thread.allow_compilation.set()
-    engine_thread.wait_for_update(messages.RequestAccepted, "formed")
-    while engine_thread.wait_for_update(StreamOutput, "formed").finish_reason is None:
+    engine_thread.wait_for_update(messages.RequestAccepted, "constrained")
+    while engine_thread.wait_for_update(StreamOutput, "constrained").finish_reason is None:
         pass
 
 
 def test_request_aborted_during_compilation_is_not_started(engine_thread):
-    engine_thread.submit("formed", CONSTRAINED)
-    engine_thread.command_queue.put(messages.AbortRequest("formed"))
-    engine_thread.wait_for_update(messages.RequestRejected, "formed")
+    engine_thread.submit("constrained", CONSTRAINED)
+    engine_thread.command_queue.put(messages.AbortRequest("constrained"))
+    engine_thread.wait_for_update(messages.RequestRejected, "constrained")
     engine_thread.allow_compilation.set()
     engine_thread.submit("plain", UNCONSTRAINED)
     engine_thread.wait_for_update(messages.RequestAccepted, "plain")
@@ -95,8 +95,8 @@ def test_request_aborted_during_compilation_is_not_started(engine_thread):
 def test_grammar_error_fails_only_its_request(engine_thread, error):
     engine_thread.error = error
     engine_thread.allow_compilation.set()
-    engine_thread.submit("formed", CONSTRAINED)
-    reason = engine_thread.wait_for_update(messages.RequestRejected, "formed").reason
+    engine_thread.submit("constrained", CONSTRAINED)
+    reason = engine_thread.wait_for_update(messages.RequestRejected, "constrained").reason
     assert "/secret" not in reason
     assert reason.endswith(".")
     engine_thread.submit("plain", UNCONSTRAINED)

@@ -1,4 +1,4 @@
-"""`python loops.py URL CASE…`: runs agent frameworks: two tool calls, then structured output.
+"""`python loops.py URL CASE…`: agents that make two tool calls, then return structured output.
 
 A case is FRAMEWORK:PROTOCOL:VARIANT. Prints one JSON line per case with the tool calls and the
 output, or the error. Runs in the frameworks' virtual environment, so it cannot import tiny_llm.

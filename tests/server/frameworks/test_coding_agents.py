@@ -39,7 +39,8 @@ SHELLS = {
     "codex": lambda command: tool_call("exec_command", cmd=command),
     "claude": lambda command: tool_call("Bash", command=command, description="Writes a line"),
 }
-# Calls that return an image and, beside the result, a document.
+# Tool calls on media files. Codex's result contains an image; Claude Code sends the PDF file in a
+# separate block beside the result.
 VIEWS = {
     "codex": lambda folder: tool_call("view_image", path=f"{folder}/dot.png"),
     "claude": lambda folder: tool_call("Read", file_path=f"{folder}/empty.pdf"),

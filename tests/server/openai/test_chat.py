@@ -273,14 +273,20 @@ def test_structured_choice(client):
     assert response.choices[0].message.content in ("tea", "coffee")
 
 
-PAINT_ALONE = {"type": "function", "function": {"name": "paint"}}
-FIRST_TWO = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [PAINT_ALONE]}}
+PAINT_REFERENCE = {"type": "function", "function": {"name": "paint"}}
+ALLOWED_TOOLS = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "required", "tools": [PAINT_REFERENCE]},
+}
 OTHER = {"type": "function", "function": {"name": "sing", "parameters": {"type": "object"}}}
 
 
 def test_allowed_tools(client):
     def prompt_tokens(tools, mode):
-        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [PAINT_ALONE]}}
+        choice = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": mode, "tools": [PAINT_REFERENCE]},
+        }
         body = {**PLAIN, "tools": tools, "tool_choice": choice, "max_tokens": 80}
         response = client.chat.completions.create(**body, parallel_tool_calls=False)
         calls = response.choices[0].message.tool_calls or []
@@ -340,7 +346,7 @@ def test_refusal_part(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "paint"}}, FIRST_TWO]
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}, ALLOWED_TOOLS]
 )
 def test_required_tool_call(client, choice, stream):
     body = {**PLAIN, "tools": [PAINT], "tool_choice": choice, "parallel_tool_calls": False}

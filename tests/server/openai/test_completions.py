@@ -3,22 +3,22 @@
 import openai
 import pytest
 
-RICE = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6}
+BODY = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6}
 IGNORE_EOS = {"ignore_eos": True}
 
 
 def test_text_and_token_ids_give_the_same_completion(client, server):
-    tokens = server.post("/tokenize", {"prompt": RICE["prompt"]}).json()["tokens"]
-    assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": RICE["prompt"]}
+    tokens = server.post("/tokenize", {"prompt": BODY["prompt"]}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": BODY["prompt"]}
     texts = [
-        client.completions.create(**{**RICE, "prompt": p}).choices for p in (RICE["prompt"], tokens)
+        client.completions.create(**{**BODY, "prompt": p}).choices for p in (BODY["prompt"], tokens)
     ]
     assert texts[0][0].text == texts[1][0].text
     assert "Paris" in texts[0][0].text
 
 
 def test_multiple_prompts_with_n(client):
-    body = {**RICE, "prompt": [RICE["prompt"], "Hello"], "n": 2, "seed": 3, "temperature": 1.0}
+    body = {**BODY, "prompt": [BODY["prompt"], "Hello"], "n": 2, "seed": 3, "temperature": 1.0}
     response = client.completions.create(**body)
     assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
     separate = client.completions.create(**{**body, "prompt": "Hello"})
@@ -30,14 +30,14 @@ def test_multiple_prompts_with_n(client):
 
 
 def test_echo(client):
-    plain = client.completions.create(**RICE).choices[0].text
-    assert client.completions.create(**RICE, echo=True).choices[0].text == RICE["prompt"] + plain
-    chunks = client.completions.create(**RICE, echo=True, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == RICE["prompt"] + plain
+    plain = client.completions.create(**BODY).choices[0].text
+    assert client.completions.create(**BODY, echo=True).choices[0].text == BODY["prompt"] + plain
+    chunks = client.completions.create(**BODY, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == BODY["prompt"] + plain
 
 
 def test_logprobs_have_one_entry_per_token(client):
-    choice = client.completions.create(**RICE, logprobs=2).choices[0]
+    choice = client.completions.create(**BODY, logprobs=2).choices[0]
     actual = choice.logprobs
     assert len(actual.tokens) == len(actual.token_logprobs) == len(actual.text_offset)
     assert all(len(likely) <= 2 for likely in actual.top_logprobs)
@@ -50,7 +50,7 @@ def test_logprobs_have_one_entry_per_token(client):
 def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
     sampled = {} if n == 1 else {"n": n, "temperature": 1.0, "seed": 2}
     body = {
-        **RICE,
+        **BODY,
         **sampled,
         "max_tokens": limit,
         "echo": True,
@@ -79,8 +79,8 @@ def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
 
 
 def test_echo_logprobs_match_generation_logprobs(client):
-    response = client.completions.create(**RICE, logprobs=0).choices[0]
-    again = {**RICE, "prompt": RICE["prompt"] + response.text, "max_tokens": 0}
+    response = client.completions.create(**BODY, logprobs=0).choices[0]
+    again = {**BODY, "prompt": BODY["prompt"] + response.text, "max_tokens": 0}
     scored = client.completions.create(**again, echo=True, logprobs=0).choices[0].logprobs
     generated = response.logprobs.token_logprobs
     assert scored.token_logprobs[-len(generated) :] == pytest.approx(generated, abs=0.02)
@@ -90,7 +90,7 @@ def test_echo_logprobs_match_generation_logprobs(client):
 def test_continuous_usage_stats(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = client.completions.create(
-        **RICE, stream=True, stream_options=options, extra_body=IGNORE_EOS
+        **BODY, stream=True, stream_options=options, extra_body=IGNORE_EOS
     )
     assert [chunk.usage.completion_tokens for chunk in chunks] == list(range(1, 7))
     assert last.usage == chunks[-1].usage
@@ -113,5 +113,5 @@ def test_continuous_usage_stats(client):
 )
 def test_invalid_request_is_400(client, change, message):
     with pytest.raises(openai.BadRequestError) as error:
-        client.completions.create(**RICE, extra_body=change)
+        client.completions.create(**BODY, extra_body=change)
     assert message in error.value.message

@@ -42,7 +42,7 @@ def lora_client(lora_server):
 
 
 def test_concurrent_requests_use_their_own_adapters(lora_client, folders):
-    """Concurrent requests get the same texts as separate runs in the library."""
+    """Concurrent requests get the same texts as separate `LLM.generate` calls."""
     llm = LLM("demo", lora_modules=folders)
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     names = ["base", "sql", "french", "alias", "sql", "french"]

@@ -13,8 +13,8 @@ BODY = {
     "reasoning": {"effort": "none"},
 }
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
-PAINT_ALONE = [{"type": "function", "name": "paint"}]
-FIRST_TWO = {"type": "allowed_tools", "mode": "required", "tools": PAINT_ALONE}
+PAINT_REFERENCES = [{"type": "function", "name": "paint"}]
+ALLOWED_TOOLS = {"type": "allowed_tools", "mode": "required", "tools": PAINT_REFERENCES}
 
 
 def test_response(client):
@@ -177,8 +177,8 @@ def test_logprobs(client, effort):
         ),
         ({"tool_choice": "required"}, "tools is empty."),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice must be 'auto'"),
-        ({"tools": [TOOL], "tool_choice": {**FIRST_TWO, "tools": "x"}}, "requires mode"),
-        ({"tools": [TOOL], "tool_choice": FIRST_TWO}, "subset of the request's tools."),
+        ({"tools": [TOOL], "tool_choice": {**ALLOWED_TOOLS, "tools": "x"}}, "requires mode"),
+        ({"tools": [TOOL], "tool_choice": ALLOWED_TOOLS}, "subset of the request's tools."),
         ({"tools": [{**TOOL, "name": ""}]}, "tools[0].name must have 1 or more characters"),
         ({"tools": [{**TOOL, "strict": "no"}]}, "tools[0].strict must be true or false, got 'no'"),
         ({"tools": [{**TOOL, "parameters": "x"}]}, "tools[0].parameters must be an object"),
@@ -205,7 +205,7 @@ def test_json_schema(client):
     assert response.text.format.type == "json_schema"
 
 
-@pytest.mark.parametrize("choice", ["required", PAINT_ALONE[0], FIRST_TWO])
+@pytest.mark.parametrize("choice", ["required", PAINT_REFERENCES[0], ALLOWED_TOOLS])
 def test_required_tool_call(client, choice):
     tool = {**TOOL, "name": "paint", "parameters": COLOUR}
     body = {**BODY, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}

@@ -1,4 +1,4 @@
-"""Metrics, engine state and events, OpenAPI document."""
+"""Operations endpoints: probes, load, metrics, engine state and events, OpenAPI."""
 
 import json
 

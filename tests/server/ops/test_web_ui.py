@@ -11,7 +11,7 @@ from tests.server.running_server import RunningServer
 from tiny_llm.server.ops import web_ui
 
 FILES = sorted((web_ui.WEB_ROOT / "page").rglob("*.*"))
-OWN = [file for file in web_ui.WEB_ROOT.rglob("*.*") if "vendor" not in file.parts]
+PROJECT_FILES = [file for file in web_ui.WEB_ROOT.rglob("*.*") if "vendor" not in file.parts]
 
 
 def test_page_and_its_imports_are_served_with_csp(server):
@@ -36,7 +36,7 @@ def test_page_and_its_imports_are_served_with_csp(server):
     assert not unused
 
 
-@pytest.mark.parametrize("file", OWN, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PROJECT_FILES, ids=lambda file: file.name)
 def test_files_do_not_reference_other_hosts(file):
     addresses = re.findall(r"https?://[^\s\"'`]+", file.read_text(encoding="utf-8"))
     assert [address for address in addresses if not address.startswith("http://www.w3.org/")] == []

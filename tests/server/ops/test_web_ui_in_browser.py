@@ -29,7 +29,7 @@ HOSTILE = (
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
-        # As root, Chromium needs --no-sandbox. It is safe here, because only our page is loaded.
+        # As root, Chromium needs --no-sandbox, which is safe here: it loads only the web UI.
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = started.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield browser
@@ -39,7 +39,7 @@ def browser():
 @pytest.fixture
 def open_page(browser) -> Iterator:
     """Yields a function that opens a server's web UI; unexpected page errors fail the test."""
-    contexts, mistakes = [], []
+    contexts, errors = [], []
 
     def open_page(
         server: RunningServer, size=WIDE, expected: Sequence[str] = (), path="/", **options
@@ -51,7 +51,7 @@ def open_page(browser) -> Iterator:
 
         def record_error(message: str) -> None:
             if not any(text in message for text in expected):
-                mistakes.append(message)
+                errors.append(message)
 
         page.on("pageerror", lambda error: record_error(str(error)))
         page.on(
@@ -64,7 +64,7 @@ def open_page(browser) -> Iterator:
     yield open_page
     for context in contexts:
         context.close()
-    assert not mistakes, mistakes
+    assert not errors, errors
 
 
 def test_selected_model(open_page):

@@ -1,4 +1,4 @@
-"""Output parser: splits text of any chunking into reasoning, content and tool calls."""
+"""Output parser: splits text, fed in chunks of any size, into reasoning, content and tool calls."""
 
 import json
 
@@ -10,13 +10,13 @@ from tiny_llm.engine.tool_calls.text_source import MalformedCallError
 from tiny_llm.server.protocol.output_parser import OutputParser, ReasoningDelta, TextDelta
 from tiny_llm.server.protocol.tool_calls import ToolCallDelta, ToolCallOptions
 
-WHOLE = ToolCallOptions(HermesFormat())
+FULL = ToolCallOptions(HermesFormat())
 STREAM = ToolCallOptions(HermesFormat(), is_stream=True)
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
-def parse(text, size, thinking_enabled=True, reasoning_open=False, tool_calls=WHOLE):
+def parse(text, size, thinking_enabled=True, reasoning_open=False, tool_calls=FULL):
     """Parses text in chunks of `size` characters; returns (kind, text or call) pairs."""
     parser = OutputParser(thinking_enabled, reasoning_open, tool_calls)
     parts = []
@@ -75,7 +75,7 @@ def test_call_without_tools_is_text():
 
 
 def test_text_is_emitted_as_soon_as_it_is_unambiguous():
-    parser = OutputParser(True, False, WHOLE)
+    parser = OutputParser(True, False, FULL)
     assert parser.feed("Hello") == [TextDelta("Hello")]
     assert parser.feed(" wor<") == [TextDelta(" wor")]
     assert parser.feed("b>") == [TextDelta("<b>")]

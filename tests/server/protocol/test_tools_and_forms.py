@@ -71,14 +71,14 @@ def test_required_call(server, make):
 
 
 class Capital(BaseModel):
-    """The format `CITY`."""
+    """Pydantic model of the schema `CITY`."""
 
     country: str
     capital: str
 
 
 def test_parsers_of_the_clients(server, client):
-    """They parse each text as the format, so text before a call would be an error."""
+    """The clients parse all text as `Capital`, so text before a tool call would be an error."""
     strict = {**FUNCTION, "strict": True}
     tools = [{"type": "function", "function": strict}]
     body = {**chat(CALLS)[1], "tools": tools, "response_format": Capital}

@@ -36,7 +36,7 @@ Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 class Backend:
     """A loaded model."""
 
-    stream: Stream  # prompt ids -> one response per token
+    stream: Stream  # takes the prompt's token ids, yields one response per token
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
     # Draft token counters; None without speculative decoding and for mlx_lm.
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
@@ -115,9 +115,7 @@ class EngineBackend:
                     first_token_at = now
                 for position, token in enumerate(output.token_ids, start=1):
                     count += 1
-                    is_last = position == len(
-                        output.token_ids
-                    )  # the last response carries the whole text
+                    is_last = position == len(output.token_ids)  # gets the text of all tokens
                     yield GenerationResponse(
                         text=output.text if is_last else "",
                         token=token,
@@ -194,7 +192,7 @@ def _course_backend(
 def _mlx_stream(
     checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler, max_tokens: int | None
 ) -> Stream:
-    """Baseline: mlx_lm's generation loop with our sampler."""
+    """Baseline: mlx_lm's generation loop with this package's sampler."""
     import mlx_lm
 
     mlx_model = checkpoint.mlx_model

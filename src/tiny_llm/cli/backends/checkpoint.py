@@ -51,7 +51,7 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     mtp = args.speculative == "mtp"
-    if args.tensor_parallel_size > 1:  # engine flags only
+    if args.tensor_parallel_size > 1:  # only with the engine
         options = args.tensor_parallel_size, args.load_format, console, mtp
         mlx_model, tokenizer = load_sharded(name, *options)
     else:
@@ -65,7 +65,7 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
 def load_for_solution(args: argparse.Namespace, name: str, mtp: bool = False) -> tuple[Any, Any]:
     """Loads weights and tokenizer for `args.solution`.
 
-    `tiny_llm` needs only `load_weights`; `mlx_lm` and learners' code may call the MLX model.
+    The solution `tiny_llm` needs only the weights; the others may also call mlx_lm's model.
 
     Args:
         mtp: see `load_weights`; only with the engine.

@@ -36,7 +36,7 @@ class EngineBatchRun:
         metadata: dict[str, Any] = {}  # filled in after the engine is created
         self._recorder = Recorder(metadata)
         self._is_recorded = getattr(args, "record", None) is not None
-        self._next_snapshot = 0.0  # on the recorder's clock
+        self._next_snapshot = 0.0  # due time in seconds, on the recorder's clock
         longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
         self._llm = open_llm(
             args,
@@ -47,7 +47,7 @@ class EngineBatchRun:
             listener=self._recorder if self._is_recorded else None,
         )
         if ignore_eos:
-            self._llm.reserve()  # every output reaches its maximum length
+            self._llm.reserve()  # all KV memory: every output reaches its maximum length
         metadata.update(self._llm.describe())
         self.outputs: dict[int, str] = {}
         self._slots: list[str | None] = [None] * args.batch_size  # request ids
@@ -58,30 +58,30 @@ class EngineBatchRun:
 
     @property
     def is_done(self) -> bool:
-        """See `BatchRun`."""
+        """See `BatchRun.is_done`."""
         return not self._llm.has_unfinished_requests
 
     @property
     def waiting(self) -> list[int]:
-        """See `BatchRun`; preempted requests come first."""
+        """See `BatchRun.waiting`; preempted requests come first."""
         return [int(request.request_id) for request in self._llm.scheduler.waiting]
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun`; slots are assigned here, since the engine does not number them."""
+        """See `BatchRun.slots`; slots are assigned here, since the engine does not number them."""
         return [None if slot is None else self._started[slot] for slot in self._slots]
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun`; empty, since a request gets a slot with its first chunk."""
+        """See `BatchRun.prefilling`; empty, since a request gets a slot with its first chunk."""
         return []
 
     def all_progress(self) -> Iterator[RequestProgress]:
-        """See `BatchRun`."""
+        """See `BatchRun.all_progress`."""
         return iter(self._started.values())
 
     def step(self) -> None:
-        """See `LLM.step`."""
+        """Runs one engine step; see `BatchRun`."""
         for output in self._llm.step():
             progress = self._progress(
                 output.request_id, len(output.request_output.prompt_token_ids)
@@ -99,7 +99,7 @@ class EngineBatchRun:
             self._next_snapshot = self._recorder.seconds + SNAPSHOT_INTERVAL
 
     def state(self) -> EngineState:
-        """See `EngineState`."""
+        """Engine counters as of the last step."""
         scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
         disk_cache = self._llm.core.disk_cache
         return EngineState(

@@ -19,7 +19,7 @@ from .progress import EngineState, RequestProgress
 
 
 class BatchRun(Protocol):
-    """A fixed set of prompts in a batch."""
+    """A batch run over a fixed set of prompts."""
 
     outputs: dict[int, str]  # text of the finished prompts, by index
 
@@ -94,35 +94,35 @@ class CourseBatchRun:
 
     @property
     def is_done(self) -> bool:
-        """See `BatchRun`."""
+        """See `BatchRun.is_done`."""
         return self._batch.is_done
 
     @property
     def waiting(self) -> list[int]:
-        """See `BatchRun`."""
+        """See `BatchRun.waiting`."""
         return [index for index, _ in self._batch.waiting]
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun`."""
+        """See `BatchRun.slots`."""
         return [None if request is None else _progress(request) for request in self._batch.slots]
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun`; at most one."""
+        """See `BatchRun.prefilling`; at most one."""
         request = self._batch.prefilling
         return [] if request is None else [_progress(request)]
 
     def all_progress(self) -> Iterator[RequestProgress]:
-        """See `BatchRun`."""
+        """See `BatchRun.all_progress`."""
         return map(_progress, self._batch.requests.values())
 
     def step(self) -> None:
-        """See `BatchGeneration.step`."""
+        """Runs one step; see `BatchGeneration.step`."""
         self._batch.step()
 
     def state(self) -> None:
-        """See `BatchRun`."""
+        """See `BatchRun.state`."""
 
 
 def _progress(request: Request) -> RequestProgress:
@@ -178,27 +178,27 @@ class MlxBatchRun:
 
     @property
     def is_done(self) -> bool:
-        """See `BatchRun`."""
+        """See `BatchRun.is_done`."""
         return len(self.outputs) == len(self._requests)
 
     @property
     def waiting(self) -> list[int]:
-        """See `BatchRun`."""
+        """See `BatchRun.waiting`."""
         progress = (request.progress for request in self._requests.values())
         return [each.index for each in progress if each.prefilled == 0]
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun`; slots are assigned here, since mlx_lm does not number them."""
+        """See `BatchRun.slots`; slots are assigned here, since mlx_lm does not number them."""
         return list(self._slots)
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun`."""
+        """See `BatchRun.prefilling`."""
         return [each for each in self.all_progress() if not each.is_decoding]
 
     def all_progress(self) -> Iterator[RequestProgress]:
-        """See `BatchRun`."""
+        """See `BatchRun.all_progress`."""
         progress = (request.progress for request in self._requests.values())
         return (each for each in progress if each.prefilled > 0)
 
@@ -211,7 +211,7 @@ class MlxBatchRun:
             self._add_token(self._requests[response.uid], response.token, response.finish_reason)
 
     def state(self) -> None:
-        """See `BatchRun`."""
+        """See `BatchRun.state`."""
 
     def _add_token(self, request: _MlxRequest, token: int, finish_reason: str | None) -> None:
         progress = request.progress

@@ -11,7 +11,7 @@ from rich.text import Text
 from .progress import EngineState, RequestProgress
 from .runs import BatchRun
 
-PAGES_WIDTH = 30  # characters of the bar
+PAGES_WIDTH = 30  # width of the page usage bar in characters
 
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
@@ -24,7 +24,8 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
     table.add_column("output so far", ratio=1)
     for slot, progress in enumerate(run.slots):
         table.add_row(str(slot), *_cells(progress, "decoding"))
-    # An idle row keeps the table's height constant. Prefilled engine requests always have a slot.
+    # An idle row keeps the table's height constant. Engine runs need none: a request gets its slot
+    # before prefill.
     idle: Sequence[None] = [None] if run.state() is None else []
     upcoming: Sequence[RequestProgress | None] = run.prefilling or idle
     for progress in upcoming:
@@ -91,7 +92,7 @@ def _speed(run: BatchRun, seconds: float) -> Text:
 
 
 def speed_line(started: Sequence[RequestProgress], seconds: float) -> str:
-    """Formats tokens and tokens/s over the whole run, as prefill and decode share steps."""
+    """Formats token counts and tokens/s over the run's duration: prefill and decode share steps."""
     prompt = sum(progress.prefilled for progress in started)
     generated = sum(progress.new_tokens for progress in started)
     seconds = max(seconds, 1e-9)

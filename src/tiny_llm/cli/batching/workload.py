@@ -33,7 +33,7 @@ class LengthRange:
 
 @dataclass(frozen=True)
 class Workload:
-    """A benchmark's sequences."""
+    """A benchmark's sequences: the prompts' token ids, and the output lengths."""
 
     prompts: list[list[int]]
     output_lens: list[int]

@@ -35,7 +35,7 @@ ENGINE_FLAGS = {
     "adapter_path": "only the engine supports LoRA adapters",
 }
 
-DEFAULT_BLOCK_SIZE = 32  # tokens; `LLM`'s default
+DEFAULT_BLOCK_SIZE = 32  # tokens per page; `LLM`'s default
 API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 

@@ -82,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def _skipped(self) -> list[str]:
-        """Modules with unwritten tasks, to import from the solution; prints a message if any."""
+        """Files with unwritten tasks, to import from the reference solution; prints their names."""
         tree = find_learner_tree()
         if not self._skips_unwritten or tree is None or is_running_mine(tree):
             return []

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from ...errors import UserError
 
-TREE_VARIABLE = "TINY_LLM_MINE"  # the learner's tree; by default `mine/` in the working directory
-SKIP_VARIABLE = "TINY_LLM_SKIP"  # files of the tree to import from the solution instead
+TREE_VARIABLE = (
+    "TINY_LLM_MINE"  # learner's source tree; by default `mine/` in the current directory
+)
+SKIP_VARIABLE = "TINY_LLM_SKIP"  # files of the tree to import from the reference solution instead
 
 
 def find_learner_tree() -> Path | None:
-    """Path of the learner's tree, or None if it does not exist."""
+    """Path of the learner's source tree, or None if it does not exist."""
     tree = _tree_path()
     return tree if (tree / "site" / "sitecustomize.py").is_file() else None
 
@@ -23,7 +25,7 @@ def is_running_mine(tree: Path) -> bool:
 
 
 def unwritten_files(tree: Path) -> list[str]:
-    """Modules in the learner's tree with unwritten tasks, as paths relative to its package."""
+    """Files of the learner's source tree with unwritten tasks, relative to its package."""
     package = tree / "src" / "tiny_llm"
     return [
         path.relative_to(package).as_posix()
@@ -39,7 +41,7 @@ def exec_in_learner_tree(
 
     Args:
         module: module of the command, e.g. "tiny_llm.cli.main".
-        skipped: modules to import from the solution, as paths relative to the tree's package.
+        skipped: files to import from the reference solution, relative to the tree's package.
     """
     tree = find_learner_tree()
     if tree is None:
@@ -58,5 +60,5 @@ def exec_in_learner_tree(
 
 
 def _tree_path() -> Path:
-    """Configured path of the learner's tree."""
+    """Configured path of the learner's source tree, which may not exist."""
     return Path(os.environ.get(TREE_VARIABLE, "mine")).resolve()

@@ -1,4 +1,4 @@
-"""Anthropic's API: messages.
+"""Anthropic's Messages API.
 
 Must not depend on OpenAI's APIs or the engine thread.
 

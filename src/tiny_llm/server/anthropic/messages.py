@@ -23,7 +23,7 @@ from .messages_schema import CountTokensRequest, MessagesRequest
 
 PATH = "/v1/messages"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-# Clients send thinking blocks back with their signature; this server does not verify it.
+# Signature of thinking blocks; clients send it back, and this server does not verify it.
 SIGNATURE = "tiny-llm"
 PING = sse_event({"type": "ping"}, "ping")
 
@@ -82,7 +82,7 @@ def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
 
 
 class MessageSerializer:
-    """Serializes a message, a list of content blocks."""
+    """Serializes a response message: a list of content blocks."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class MessageSerializer:
             "role": "assistant",
             "model": handle.model_name,
         }
-        if body.wants_diagnostics:  # earlier prompts are not stored
+        if body.wants_diagnostics:  # unknown: earlier prompts are not stored
             self._envelope["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
         self._omit_reasoning = body.omit_reasoning
         self._blocks: list[dict[str, Any]] = []
-        self._is_first_delta = False  # of a streamed call's arguments
+        self._is_first_delta = False  # whether the next delta starts a tool call's arguments
 
     async def full_response(self) -> Response:
         """Waits for generation to finish, then returns the response."""
@@ -132,7 +132,7 @@ class MessageSerializer:
         )
 
     def start_events(self) -> bytes:
-        """See `OutputSerializer`."""
+        """The `message_start` event; see `OutputSerializer`."""
         message: dict[str, Any] = {
             **self._envelope,
             "content": [],
@@ -143,7 +143,7 @@ class MessageSerializer:
         return _event({"type": "message_start", "message": message})
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """See `OutputSerializer`."""
+        """Content block events for an engine output; see `OutputSerializer`."""
         events = []
         for part in self._output.add(output):
             is_new = self._add(part)
@@ -155,20 +155,23 @@ class MessageSerializer:
         return b"".join(events)
 
     def end_events(self) -> bytes:
-        """See `OutputSerializer`."""
+        """Events from the end of the last block to `message_stop`; see `OutputSerializer`."""
         empty_block = self._finish()
         block_stop = self._block_stop_events(len(self._blocks) - 1)
         delta = {"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()}
         return empty_block + block_stop + _event(delta) + _event({"type": "message_stop"})
 
     def error_events(self, error: ApiError) -> bytes:
-        """See `OutputSerializer`."""
+        """The `error` event; see `OutputSerializer`."""
         return error_event(PATH, error)
 
     def _finish(self) -> bytes:
-        """Adds an empty block if the message has none; returns its events.
+        """Schedules warm-up and validation; adds an empty block if the message has no blocks.
 
         Many clients read the first block without checking whether it exists.
+
+        Returns:
+            The empty block's events; empty if no block was added.
         """
         self._server.schedule_warmup(self._prompts, self._prompt, self._output, self._handle.lora)
         self._server.schedule_validation(self._handle, self._output)
@@ -179,7 +182,7 @@ class MessageSerializer:
         return self._delta_events(empty, is_new=True)
 
     def _add(self, part: ParsedDelta) -> bool:
-        """Appends a parsed delta to the last block; returns whether it opened a new one."""
+        """Appends a parsed delta to the last block; returns whether it opened a new block."""
         last = self._blocks[-1]["type"] if self._blocks else None
         if isinstance(part, ReasoningDelta) and self._omit_reasoning:
             part = ReasoningDelta("")
@@ -198,7 +201,7 @@ class MessageSerializer:
             case ToolCallDelta(is_new=False):
                 return False
             case ToolCallDelta(name, arguments, call_id):
-                # The chat template requires any other prefix.
+                # Ids without `call_` keep the form that the chat template requires.
                 tool_use_id = re.sub("^call_", "toolu_", call_id)
                 head = {"type": "tool_use", "id": tool_use_id, "name": name}
                 self._blocks.append({**head, "input": _parse_arguments(arguments)})
@@ -260,7 +263,7 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """Parses a call's arguments into `input`, which must be an object."""
+    """Parses a tool call's arguments for `input`, an object; wraps any other text in one."""
     if not arguments:  # not generated yet
         return {}
     try:

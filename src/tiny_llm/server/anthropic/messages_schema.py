@@ -138,7 +138,8 @@ ContentBlock = Annotated[
 class MessageParam(StrictModel):
     """A message. Claude Code also sends system messages between turns.
 
-    Blocks beside a tool result belong to it: Claude Code sends a PDF file in that way.
+    Beside a tool result, images and documents are replaced with text, as in the result itself:
+    Claude Code sends a tool's PDF file as a separate block.
     """
 
     role: Literal["user", "assistant", "system"]
@@ -161,7 +162,7 @@ class ThinkingConfig(StrictModel):
 
 
 class OutputFormat(StrictModel):
-    """Output format."""
+    """JSON schema that the output must match."""
 
     type: Literal["json_schema"]
     schema_: Annotated[JsonObject, Field(alias="schema")]
@@ -175,7 +176,7 @@ class OutputConfig(StrictModel):
 
 
 class ContextEdit(StrictModel):
-    """Removes reasoning from earlier turns; the only supported edit.
+    """Context edit that removes reasoning from earlier turns; no other edit is supported.
 
     A no-op, because chat templates omit earlier reasoning. Claude Code sends it.
     """
@@ -185,7 +186,7 @@ class ContextEdit(StrictModel):
 
 
 class ContextManagement(StrictModel):
-    """Conversation edits."""
+    """Context edits, accepted but ignored; see `ContextEdit`."""
 
     edits: ShortList[ContextEdit] | None = None
 
@@ -242,7 +243,7 @@ class CountTokensRequest(CacheableModel):
         """The output constraint; None for unconstrained output.
 
         Raises:
-            ApiError: unknown tool name, or two fields constrain the output.
+            ApiError: the tool's name is missing or unknown, or a schema is invalid.
         """
         choice = self.tool_choice
         output_format = self.output_format or self.output_config_format
@@ -274,7 +275,7 @@ class CountTokensRequest(CacheableModel):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call any tool."""
+        """Whether the model may call tools."""
         return bool(self.tools) and (self.tool_choice is None or self.tool_choice.type != "none")
 
     @property
@@ -338,7 +339,7 @@ class MessagesRequest(CountTokensRequest):
     def check_supported(self) -> None:
         """Rejects unsupported and conflicting fields."""
         super().check_supported()
-        if self.thread is not None:  # this error code makes clients fall back
+        if self.thread is not None:  # with this error code, clients retry without `thread`
             raise bad_request(
                 f"thread is not supported: {STATELESS}.", "thread", "thread_unsupported_request"
             )

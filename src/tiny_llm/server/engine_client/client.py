@@ -182,7 +182,8 @@ class EngineClient:
         coalescer: delivers the engine thread's messages to `handle_message`.
         engine_info: the engine's limits and configuration; None while the model is not loaded.
         load_error: why the last load failed; None if it succeeded.
-        snapshot: the latest snapshot (`engine/scheduling/snapshot.py`); None until one arrives.
+        snapshot: latest scheduler snapshot (`engine/scheduling/snapshot.py`); None until one
+            arrives.
         in_flight: requests with output still to be computed or delivered.
         shutting_down: set when the process shuts down, to end the event streams of engine views.
     """
@@ -206,15 +207,15 @@ class EngineClient:
         self.shutting_down = asyncio.Event()
         self.load_error: str | None = None
         self._on_dead = on_dead
-        self._stats = EngineStats()  # after the last step
-        self._earlier = EngineStats()  # totals from earlier loads
+        self._stats = EngineStats()  # as of the last step
+        self._earlier = EngineStats()  # totals from earlier loads of the model
         self._load_changed = asyncio.Event()  # set on load, unload or failure
         self.coalescer = Coalescer(
             self.handle_message, lambda: coalescing_delay(len(self.in_flight))
         )
         self._idle = asyncio.Event()
         self._idle.set()
-        self._handles: dict[str, RequestHandle | None] = {}  # None once closed
+        self._handles: dict[str, RequestHandle | None] = {}  # by request id; None once closed
         self._unfinished: dict[str, int] = {}  # number of unfinished completions
         self._request_counter = itertools.count()
         self._subscribers: list[Callable[[StepReport], None]] = []
@@ -280,7 +281,8 @@ class EngineClient:
     def abort(self, handle: RequestHandle) -> None:
         """Aborts a request's unfinished completions.
 
-        Their ids stay in `_handles` until the engine has finished them: they still count as load.
+        Their ids stay in `_handles` and `_unfinished` until the engine has ended them: until then,
+        they count against the queue's capacity.
         """
         # [task 5.1.4 abort]
         self.in_flight.discard(handle)
@@ -314,7 +316,7 @@ class EngineClient:
             callback(StepReport((), self.stats))
 
     async def refresh_snapshot(self, seconds: float) -> None:
-        """Updates `snapshot`; keeps the old one if no new one arrives within `seconds`."""
+        """Requests a new `snapshot`, which replaces the old one if it arrives within `seconds`."""
         if self.engine_info is None or self.lifecycle.phase is Phase.FAILED:
             return
         updated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -333,7 +335,7 @@ class EngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges after the last step, and totals across loads."""
+        """Engine gauges as of the last step, and totals across all loads of the model."""
         return add_totals(self._stats, self._earlier)
 
     @property
@@ -456,5 +458,8 @@ class EngineClient:
                 f"model's maximum context length is {max_seq_len} tokens, at least one of them for "
                 "the output.",
                 code="context_length_exceeded",
-                details={"n_prompt_tokens": num_tokens, "n_ctx": max_seq_len},  # llama.cpp's names
+                details={
+                    "n_prompt_tokens": num_tokens,
+                    "n_ctx": max_seq_len,
+                },  # llama.cpp's field names
             )

@@ -33,12 +33,15 @@ from . import messages
 log = logging.getLogger("tiny_llm.server")
 
 NUM_GRAMMAR_WORKERS = 2
-MAX_WARMUP_PREFIXES = 4  # pending prefixes to precompute
+MAX_WARMUP_PREFIXES = 4  # maximum number of pending `Precompute` commands
 
 
 @dataclass(frozen=True)
 class GrammarReady:
-    """Sent by a worker when a request's grammar has been compiled or rejected."""
+    """Sent by a worker when a request's grammar has been compiled or rejected.
+
+    `reject_reason` is the error message for the client; None if the grammar was compiled.
+    """
 
     request: messages.AddRequest
     reject_reason: str | None
@@ -48,7 +51,7 @@ CommandQueue = queue.SimpleQueue[messages.EngineCommand | GrammarReady]
 
 
 class EngineThread(threading.Thread):
-    """Runs an engine.
+    """Thread that loads an engine and runs its steps.
 
     Args:
         load: creates the engine; called in this thread.
@@ -117,7 +120,7 @@ class EngineThread(threading.Thread):
         self._workers = _grammar_workers()
         self._events.clear()
         self._warmup_prefixes.clear()
-        gc.unfreeze()  # see `_load_and_serve`
+        gc.unfreeze()  # after the `gc.freeze` in `_load_and_serve`, so that the model is collected
         gc.collect()
         gc.freeze()
         memory.release_free_memory()
@@ -152,7 +155,10 @@ class EngineThread(threading.Thread):
     def _drain_commands(
         self, llm: LLM, wait: bool
     ) -> Iterator[messages.EngineCommand | GrammarReady]:
-        """Yields all queued commands; with `wait`, blocks until one arrives or memory runs low."""
+        """Yields all queued commands.
+
+        With `wait`, blocks until a command arrives or `check_memory` has changed the statistics.
+        """
         # [task 5.2.3 drain]
         while wait:
             try:
@@ -304,7 +310,7 @@ def _log_errors(outputs: Sequence[StreamOutput]) -> None:
 
 
 def _max_seq_len(llm: LLM) -> int:
-    """Maximum sequence length. A completion's last token needs no KV slot."""
+    """Maximum sequence length: the KV capacity plus the last token, which needs no KV slot."""
     config = llm.scheduler.config
     return min(config.max_seq_len, config.num_pages * config.page_size + 1)
 

@@ -4,7 +4,11 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """loading → ready → unloaded → loading; any → draining; any → failed, which is final."""
+    """Phase of a model.
+
+    Transitions: loading → ready or unloaded, ready → unloaded, unloaded → loading, any → draining,
+    and any → failed, which is final.
+    """
 
     UNLOADED = "unloaded"
     LOADING = "loading"

@@ -66,14 +66,14 @@ class Precompute:
 
 @dataclass(frozen=True)
 class EnableEvents:
-    """Turns events and periodic snapshots in step reports on or off."""
+    """Turns scheduler events and periodic snapshots in step reports on or off."""
 
     enabled: bool
 
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """Requests a snapshot in the next step report."""
+    """Requests a scheduler snapshot (`engine/scheduling/snapshot.py`) in the next step report."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class EngineReady:
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """Loading the model failed; `reason` goes to the log."""
+    """Loading the model failed; `reason` is logged."""
 
     reason: str
 
@@ -145,7 +145,7 @@ RequestUpdate = RequestAccepted | RequestRejected | StreamOutput
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Engine gauges, and totals since start.
+    """Engine gauges as of the last step, and totals since the model was loaded.
 
     `disk_cache` has the fields of `DiskCacheStats`; None without --prefix-cache-dir.
     """
@@ -173,10 +173,10 @@ class StepReport:
 
     Attributes:
         updates: request updates, in order.
-        stats: the engine's state after the step.
+        stats: engine gauges and totals after the step.
         events: engine events as JSON objects; empty without subscribers.
         snapshot: request and page state after the step (`engine/scheduling/snapshot.py`), if
-            requested.
+            requested or, with subscribers, due; else None.
     """
 
     updates: tuple[RequestUpdate, ...]
@@ -187,7 +187,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EngineDead:
-    """The engine thread has failed; `reason` goes to the log and to `/ready`."""
+    """The engine thread has failed; `reason` is logged, and returned by `/ready`."""
 
     reason: str
 

@@ -82,7 +82,7 @@ class Metrics:
         self._http_requests.labels(endpoint, method, str(status)).inc()
 
     def observe_output(self, model: str, output: StreamOutput) -> None:
-        """Records an output."""
+        """Counts an output's tokens and, if it ends a completion, records the latencies."""
         self._num_generated[model] += len(output.token_ids)
         if output.finish_reason is None:
             return
@@ -159,8 +159,8 @@ class Metrics:
         for kind, name, text, key in (
             (GaugeMetricFamily, "bytes", "Size of the prefix cache on disk.", "num_bytes"),
             (CounterMetricFamily, "hits", "Prefix cache hits on disk, in tokens.", "hit_tokens"),
-            (CounterMetricFamily, "read_bytes", "Bytes read.", "read_bytes"),
-            (CounterMetricFamily, "written_bytes", "Bytes written.", "written_bytes"),
+            (CounterMetricFamily, "read_bytes", "Bytes read from disk.", "read_bytes"),
+            (CounterMetricFamily, "written_bytes", "Bytes written to disk.", "written_bytes"),
             (CounterMetricFamily, "errors", "Unreadable pages and failed writes.", "num_errors"),
         ):
             values = {
@@ -172,7 +172,7 @@ class Metrics:
                 yield self._family(kind, f"prefix_cache_disk_{name}", text, values)
 
     def _values(self, field: str) -> dict[str, float]:
-        """Returns one stats field, by model."""
+        """Returns a field of `EngineStats` for each model, by model name."""
         return {model: getattr(stats, field) for model, stats in self._stats.items()}
 
     def _family(self, kind: Any, name: str, text: str, values: Mapping[str, float]) -> Metric:

@@ -1,9 +1,9 @@
 """Model loading on demand within a memory budget, and unloading when idle.
 
-Models load one at a time, in the order they were first requested. When the budget is exhausted, the
-least recently used model is evicted, idle models first. A model evicted while in use accepts no new
-requests: these wait for its next load, queued behind the model that displaces it, so that neither
-model starves.
+Models load one at a time, in the order they were first requested. When the memory budget is
+exhausted, the least recently used model is evicted, idle models first. A model evicted while in use
+accepts no new requests: these wait for its next load, queued behind the model that displaces it, so
+that neither model starves.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ModelEngine:
 
     Attributes:
         spec: as given.
-        client, thread: the engine thread and its client.
+        client, thread: the engine thread's client, and the thread itself.
         renderer: the prompt renderer; None while the model is not loaded.
         num_users: number of requests using the model, which is unloaded only at 0.
         last_used: `time.monotonic()` at the last load or change of `num_users`.
@@ -190,8 +190,8 @@ class ModelRegistry:
         on_load_failed: called with the model and the reason when a pinned model fails to load.
 
     Attributes:
-        is_on_demand: whether requests wait for their model to load; if False, they get 503 until
-            then, and the model stays loaded.
+        is_on_demand: whether requests wait for their model to load; if False, they get 503 until it
+            has loaded, and it is never unloaded.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class ModelRegistry:
         )
 
     async def _make_room(self, engine: ModelEngine) -> None:
-        """Unloads models until `engine` fits in the budget."""
+        """Unloads models until `engine` fits in the memory budget."""
         while self._max_memory is not None:
             loaded = [other for other in self._engines if other.is_loaded and other is not engine]
             used = sum(other.spec.memory_bytes for other in loaded)

@@ -66,7 +66,7 @@ class Coalescer:
         """Queues a message from the engine thread; wakes the loop if it is urgent."""
         assert self._loop is not None
         # [task 5.2.4 post]
-        self._messages.append(message)  # before reading the clock; `_flush` reads the clock first
+        self._messages.append(message)  # first, so that a concurrent `_flush` delivers it
         can_wait = isinstance(message, StepReport) and not is_urgent(message)
         if not can_wait or time.monotonic() >= self._next_flush:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process is exiting
@@ -137,7 +137,7 @@ class OutputQueue:
             self._wake_for(item)
 
     def _merge(self, new: StreamOutput) -> bool:
-        """Merges an output into its completion's last queued output; returns False if none."""
+        """Merges an output into its completion's last queued output; False if none is queued."""
         # [task 5.2.1 merge]
         for position in reversed(range(len(self._items))):
             old = self._items[position]

@@ -1,4 +1,4 @@
-"""Error responses in each protocol's format, and the access record.
+"""Error responses in each protocol's format, and access log records.
 
 Client errors get a one-sentence explanation; details of internal errors are only logged.
 """
@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 log = logging.getLogger("tiny_llm.server")
 
-# Error `type` by HTTP status: OpenAI's, Anthropic's.
+# Value of an error's `type` field in OpenAI's and in Anthropic's protocol, by HTTP status.
 ERROR_TYPES = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
@@ -98,10 +98,10 @@ class ApiError(Exception):
     Args:
         status: HTTP status, a key of `ERROR_TYPES`.
         message: one-sentence explanation.
-        param: the invalid field.
-        code: machine-readable error code.
+        param: the invalid field, or None.
+        code: machine-readable error code, or None.
         headers: response headers.
-        details: numbers from the message, by field name.
+        details: numbers in the message, added to the error object as separate fields.
     """
 
     def __init__(

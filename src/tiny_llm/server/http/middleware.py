@@ -21,7 +21,7 @@ MAX_LOGGED_BYTES = 16384  # per request body and per response body
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 OTHER = "other"  # label for unknown methods and paths, to bound the number of labels
 
-# Counts a request by endpoint, method and status.
+# Callback that counts a request by endpoint, method and status.
 Count = Callable[[str, str, int], None]
 
 # Paths that do not require the API key: probes, metrics, the model list and the web UI's pages.
@@ -48,8 +48,8 @@ class AccessLogMiddleware:
 
     Args:
         app: the wrapped application.
-        count: counts a request.
-        paths: known paths, used as labels of the counts.
+        count: callback that counts a request.
+        paths: known paths; requests that match neither a route nor a path are counted as `OTHER`.
         log_requests: whether to log successful requests as well.
         log_contents: whether to log request and response bodies.
     """
@@ -254,30 +254,30 @@ class BodyMiddleware:
         """
         max_bytes = self._max_bytes()
         declared = headers.get("content-length", "")
-        # The parser enforces Content-Length, except with chunked transfer encoding.
+        # The HTTP parser enforces Content-Length, except with chunked transfer encoding.
         if declared.isdecimal() and "transfer-encoding" not in headers:
             _check_size(int(declared[:20]), max_bytes)
         limits = JsonLimits("the body", max(1.0, max_bytes / MIN_BODY_BYTES), RAISE_LIMIT)
         error: ApiError | None = None
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         num_bytes, more_body = 0, True
         while more_body:
             message = await self._next_message(receive)
             if message["type"] != "http.request":
                 return None
-            piece, more_body = message.get("body", b""), message.get("more_body", False)
-            num_bytes += len(piece)
+            chunk, more_body = message.get("body", b""), message.get("more_body", False)
+            num_bytes += len(chunk)
             _check_size(num_bytes, max_bytes)
             if error is None:
-                pieces.append(piece)
+                chunks.append(chunk)
                 try:
-                    limits.feed(piece)
+                    limits.feed(chunk)
                 except UserError as reason:
                     error = bad_request(str(reason))
-                    pieces.clear()
+                    chunks.clear()
         if error is not None:
             raise error
-        return b"".join(pieces)
+        return b"".join(chunks)
 
     async def _next_message(self, receive: Receive) -> Message:
         try:

@@ -17,7 +17,7 @@ CONTEXT_NOT_EDITED = "context_management is ignored: conversations are not edite
 NO_SERVER_TOOLS = "this server does not run tools; the client runs those in `tools`"
 
 FIELD_REASONS = {
-    # Chat completions
+    # Chat Completions API
     "audio": TEXT_ONLY,
     "function_call": "it is deprecated; use tool_choice",
     "functions": "it is deprecated; use tools",
@@ -42,13 +42,13 @@ FIELD_REASONS = {
     "regex": "use structured_outputs",
     "truncate_prompt_tokens": "prompts are not truncated",
     "use_beam_search": NO_BEAMS,
-    # Responses
+    # Responses API
     "access_programs": "this server has no access programs",
     "background_options": "background responses are not supported",
     "conversation": STATELESS,
     "image": TEXT_ONLY,
     "prompt": "this server does not store prompts; send the text itself",
-    # Messages
+    # Messages API
     "compaction": "the conversation is not edited",
     "container": NO_SERVER_TOOLS,
     "fallbacks": "this server does not fall back to other models",
@@ -70,7 +70,7 @@ VALUE_REASONS = {
 VALUE_REASONS["text.verbosity"] = VALUE_REASONS["verbosity"]
 VALUE_REASONS["reasoning.generate_summary"] = VALUE_REASONS["reasoning.summary"]
 
-# What content parts contain, by type; of all protocols.
+# Kind of media by content part type, for all protocols.
 MEDIA_TYPES = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("audio", "input_audio"), "audio"),
@@ -119,7 +119,7 @@ def unsupported_field_message(field: str) -> str | None:
 
 
 def drop_nulls(body: Any) -> Any:
-    """Removes unsupported fields that are null, which means that they are not set."""
+    """Removes unsupported fields that are null: some clients send null for unset fields."""
     if not isinstance(body, dict):
         return body
     return {

@@ -30,7 +30,7 @@ class HttpProtocol(HttpToolsProtocol):
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
-        self._head_bytes = 0  # of the current request head
+        self._head_bytes = 0  # bytes of the current request head so far
         self._head_timer: asyncio.TimerHandle | None = None
         self._start_head_timer()
         max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

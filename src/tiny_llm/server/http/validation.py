@@ -8,7 +8,8 @@ from ...errors import short_repr
 from .errors import ApiError, bad_request
 from .unsupported import unsupported_field_message, unsupported_value_message
 
-# Messages by pydantic error type; `{field}` is the field's path, other names are in the context.
+# Messages by pydantic error type. `{field}` is the field's path; other names in braces are from the
+# error's context.
 MESSAGES = {
     "too_long": "{field} must have at most {max_length} elements, got {actual_length}.",
     "extra_forbidden": "{field} is not a supported field; remove it.",

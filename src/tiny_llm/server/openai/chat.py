@@ -113,7 +113,7 @@ class ChatSerializer:
         self._token_decoders = [  # empty without logprobs
             TokenTextDecoder(server.prompts, as_token_ids) for _ in range(n) if body.logprobs
         ]
-        # Non-streaming responses: fields not accumulated by the parsers.
+        # Fields of non-streaming responses that the parsers do not accumulate, by choice.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         self._token_ids: list[list[int]] = [[] for _ in range(n)]
         self._prompt_logprobs: list[Any] | None = None
@@ -176,7 +176,7 @@ class ChatSerializer:
     # ---------------------------------------------------------------- streaming
 
     def start_events(self) -> bytes:
-        """See `OutputSerializer`: the role of each choice."""
+        """Events with the role of each choice; see `OutputSerializer`."""
         role = {"role": "assistant", "content": ""}
         chunks = [self._chunk([self._delta(index, role)]) for index in range(len(self._outputs))]
         if self._body.return_token_ids:
@@ -184,7 +184,7 @@ class ChatSerializer:
         return b"".join(map(sse_event, chunks))
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """See `OutputSerializer`."""
+        """Chunks for an engine output; see `OutputSerializer`."""
         parsed = self._outputs[output.index]
         num_calls = len(parsed.calls)
         parts = parsed.add(output)
@@ -214,13 +214,13 @@ class ChatSerializer:
         return b"".join(sse_event(self._chunk([choice])) for choice in choices)
 
     def end_events(self) -> bytes:
-        """See `OutputSerializer`: usage, if requested."""
+        """The usage chunk, if requested, and `[DONE]`; see `OutputSerializer`."""
         self._on_finished()
         usage = sse_event(self._chunk([], with_usage=True)) if self._include_usage else b""
         return usage + b"data: [DONE]\n\n"
 
     def error_events(self, error: ApiError) -> bytes:
-        """See `OutputSerializer`."""
+        """The error object and `[DONE]`; see `OutputSerializer`."""
         return error_event(PATH, error)
 
     def _on_finished(self) -> None:
@@ -260,7 +260,12 @@ class ChatSerializer:
 
 
 def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
-    """Converts a parsed delta (of tool call `index`) to OpenAI's format; names come first."""
+    """Converts a parsed delta to OpenAI's format; a call's name precedes its arguments.
+
+    Args:
+        part: the parsed delta.
+        index: index of the tool call, if `part` is one.
+    """
     match part:
         case TextDelta(text):
             return [{"content": text}]

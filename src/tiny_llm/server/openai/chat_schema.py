@@ -26,7 +26,7 @@ from ..protocol.request_fields import (
 class TextPart(StrictModel):
     """A text content part. Images and audio are not supported."""
 
-    type: Literal["text", "input_text"]  # the Responses API uses the second
+    type: Literal["text", "input_text"]  # "input_text" in the Responses API
     text: str
     cache_control: JsonObject | None = None  # no-op: prompt pages are always cached
 
@@ -106,7 +106,11 @@ class ChatMessage(StrictModel):
         return given
 
     def to_template(self, number: int) -> dict[str, Any]:
-        """Converts the message, number `number`, for the chat template; rejects missing content."""
+        """Converts the message for the chat template; rejects missing content.
+
+        Args:
+            number: index in the request's `messages`, for errors.
+        """
         path = f"messages[{number}]"
         content = self.content
         if content is None and self.role in ("assistant", "tool"):
@@ -214,7 +218,7 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """See `CommonFields`."""
+        """Requested reasoning effort; see `CommonFields`."""
         return self.reasoning_effort
 
     def check_supported(self) -> None:
@@ -238,7 +242,7 @@ class ChatCompletionRequest(SamplingFields):
         """The output constraint; None for unconstrained output.
 
         Raises:
-            ApiError: a schema is missing, or two fields constrain the output.
+            ApiError: a schema is missing or invalid, or the required tool is unknown.
         """
         response_constraint = (
             None if self.response_format is None else self.response_format.constraint()
@@ -267,7 +271,7 @@ class ChatCompletionRequest(SamplingFields):
     ) -> OutputConstraint | None:
         """The constraint for optional calls and `response_constraint`.
 
-        Calls are not constrained if another field constrains the output or its length.
+        Tool calls are not constrained if another field constrains the output or its length.
         """
         if self.structured_outputs or self.ignore_eos or self.min_tokens:
             return response_constraint
@@ -294,7 +298,7 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call any tool."""
+        """Whether the model may call tools."""
         return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:

@@ -116,12 +116,12 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
-    """Returns each prompt's token ids and text; without echo, token ids have empty text."""
+    """Returns each prompt's token ids and text; token ids are decoded only for `echo`."""
     prompts, encoded = server.prompts, []
     for prompt in body.prompts():
         if isinstance(prompt, str):
             token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
-            server.engine_client.check_prompt_length(len(token_ids))  # before encoding the next
+            server.engine_client.check_prompt_length(len(token_ids))  # before the next prompt
             encoded.append((token_ids, prompt))
         else:
             if body.echo:  # otherwise the engine checks them
@@ -216,14 +216,14 @@ class CompletionSerializer:
     # ---------------------------------------------------------------- streaming
 
     def start_events(self) -> bytes:
-        """See `OutputSerializer`: echoed prompts, unless they need prompt logprobs."""
+        """Chunks with echoed prompts, unless they need prompt logprobs; see `OutputSerializer`."""
         if self._wants_prompt_logprobs:
             return b""
         echoed = [(index, text) for index, text in enumerate(self._echoed) if text]
         return b"".join(self._chunk([self._choice(index, text, None)]) for index, text in echoed)
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """See `OutputSerializer`."""
+        """Chunks for an engine output; see `OutputSerializer`."""
         if self._is_passthrough and output.finish_reason is None:  # the common case
             number = self._handle.prompt_index[output.request_id]
             index = number * self._n + output.index
@@ -234,19 +234,19 @@ class CompletionSerializer:
         )
 
     def end_events(self) -> bytes:
-        """See `OutputSerializer`: usage, if requested."""
+        """The usage chunk, if requested, and `[DONE]`; see `OutputSerializer`."""
         usage = self._chunk([], with_usage=True) if self._include_usage else b""
         return usage + b"data: [DONE]\n\n"
 
     def error_events(self, error: ApiError) -> bytes:
-        """See `OutputSerializer`."""
+        """The error object and `[DONE]`; see `OutputSerializer`."""
         return error_event(PATH, error)
 
     def _output_events(self, index: int, output: StreamOutput) -> bytes:
         """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
-        if logprobs:  # of the echoed prompt
+        if logprobs:  # of the echoed prompt, which has not been sent
             chunks = self._chunk([self._choice(index, self._echoed[index], None)])
             logprobs.clear()
         parsed.add(output)
@@ -281,8 +281,8 @@ class CompletionSerializer:
     def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
         """Returns the outputs ready to be sent, each with its choice index.
 
-        If prompt logprobs are requested, a prompt's outputs are held back until its completion 0
-        delivers them.
+        If prompt logprobs are requested, a prompt's outputs are held back until an output of its
+        completion 0 contains the prompt logprobs.
         """
         if self._body.max_tokens == 0:  # the engine generates at least one token
             reason = output.finish_reason and "length"
@@ -297,7 +297,7 @@ class CompletionSerializer:
             if self._body.echo and self._body.logprobs is not None:
                 for logprobs in self._logprobs[first : first + self._n]:
                     logprobs.add_prompt(self._prompt_ids[number], output.prompt_logprobs)
-            return [(first + held.index, held) for held in self._pending.pop(number)]
+            return [(first + ready.index, ready) for ready in self._pending.pop(number)]
         return [(first + output.index, output)]
 
     def _choice(self, index: int, text: str, ended: ParsedOutput | None) -> dict[str, Any]:

@@ -135,7 +135,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
 async def _pool(
     server: AppState, request: Request, prompts: Sequence[str | list[int]], lora: str | None
 ) -> tuple[list[list[float]], int]:
-    """Computes each prompt's vector; returns the vectors and the number of prompt tokens."""
+    """Computes each prompt's embedding or score; returns them and the number of prompt tokens."""
     encoded = await server.prompts.run(_encode, server, prompts)
     vectors: list[list[float]] = []
     for first in range(0, len(encoded), GROUP_SIZE):

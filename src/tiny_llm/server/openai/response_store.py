@@ -24,12 +24,12 @@ class StoredResponse:
     # Input items, including those of earlier responses, and output items.
     conversation: Sequence[Item]
     new_items: Sequence[Item]  # the items that this response added
-    num_bytes: int  # size of the new items
+    num_bytes: int  # size of `new_items` as JSON
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A request's items."""
+    """Items of a request's conversation."""
 
     items: list[Item]  # stored items, then the request's items with references resolved
     num_stored: int = 0  # number of items from the previous response's conversation

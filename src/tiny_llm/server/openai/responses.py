@@ -75,7 +75,7 @@ def _render_prompt(
 
 
 class ResponseSerializer:
-    """Serializes a response, a list of output items."""
+    """Serializes a response: a list of output items."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class ResponseSerializer:
         )
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
         self._texts = TokenTextDecoder(self._prompts)
-        self._logprobs: list[dict[str, Any]] = []  # pending
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not been sent
         self._items = OutputItems(body.include_encrypted_reasoning)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
@@ -121,16 +121,16 @@ class ResponseSerializer:
         return JsonResponse(self._response(self._status))
 
     def start_events(self) -> bytes:
-        """See `OutputSerializer`."""
+        """The `response.created` and `response.in_progress` events; see `OutputSerializer`."""
         names = ("response.created", "response.in_progress")
         return b"".join(self._lifecycle_event(name, "in_progress") for name in names)
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """See `OutputSerializer`."""
+        """Output item events for an engine output; see `OutputSerializer`."""
         return b"".join(map(self._event, self._take(output)))
 
     def end_events(self) -> bytes:
-        """See `OutputSerializer`."""
+        """Events that end the last item and the response; see `OutputSerializer`."""
         last = b"".join(map(self._event, self._finish()))
         return last + self._lifecycle_event(f"response.{self._status}", self._status)
 
@@ -157,7 +157,7 @@ class ResponseSerializer:
         return events
 
     def error_events(self, error: ApiError) -> bytes:
-        """See `OutputSerializer`."""
+        """The `response.failed` event; see `OutputSerializer`."""
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.message}
         return self._event({"type": "response.failed", "response": response})

@@ -1,4 +1,4 @@
-"""Responses input items, converted to chat template messages."""
+"""Input items of the Responses API, converted to chat template messages."""
 
 from base64 import b64decode, b64encode
 from typing import Any
@@ -103,7 +103,7 @@ def _join_parts(content: Any, path: str) -> str:
 
 
 def encode_reasoning(reasoning: str) -> str:
-    """Encodes reasoning as `encrypted_content`, which clients send back. Not encrypted."""
+    """Encodes reasoning as `encrypted_content`, which clients send back. Base64, not encrypted."""
     return b64encode(reasoning.encode("utf-8", "replace")).decode()
 
 

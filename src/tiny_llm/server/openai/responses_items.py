@@ -22,7 +22,7 @@ ITEM_TYPES = {
 }
 
 
-ARGUMENTS = "response.function_call_arguments"  # prefix of their event names
+ARGUMENTS = "response.function_call_arguments"  # prefix of event names
 
 
 class OutputItems:
@@ -83,8 +83,8 @@ class OutputItems:
     def _open(self, kind: str) -> list[Event]:
         prefix, part_type, _ = ITEM_TYPES[kind]
         is_message = kind == "message"
-        own: dict[str, Any] = {"role": "assistant"} if is_message else {"summary": []}
-        item = {**_new_item(kind, prefix), "content": [], **own}
+        extra: dict[str, Any] = {"role": "assistant"} if is_message else {"summary": []}
+        item = {**_new_item(kind, prefix), "content": [], **extra}
         part: dict[str, Any] = {"type": part_type, "text": ""}
         if is_message:
             part |= {"annotations": [], "logprobs": []}

@@ -25,7 +25,8 @@ from .chat_schema import FunctionDefinition
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-# Values of `include`. All except the two above concern server-side tools and images: no-ops here.
+# Values of `include`. All except LOGPROBS and ENCRYPTED are no-ops, because they concern images and
+# server-side tools.
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -49,7 +50,7 @@ class Reasoning(StrictModel):
 
 
 class TextFormat(StrictModel):
-    """Output format."""
+    """Output format: text, any JSON object, or JSON that matches `schema`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -77,7 +78,7 @@ class ResponsesRequest(CommonFields):
     input: str | BoundedList[JsonObject]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
-    max_tool_calls: PositiveInt | None = None  # server-side tools only: no-op
+    max_tool_calls: PositiveInt | None = None  # limits server-side tools only: no-op
     tools: ShortList[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
@@ -100,7 +101,7 @@ class ResponsesRequest(CommonFields):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """See `CommonFields`."""
+        """Requested reasoning effort; see `CommonFields`."""
         return None if self.reasoning is None else self.reasoning.effort
 
     def check_supported(self) -> None:
@@ -154,7 +155,7 @@ class ResponsesRequest(CommonFields):
 
     @cached_property
     def usable_tools(self) -> list[dict[str, Any]]:
-        """Tools the model may call."""
+        """Tools the model may call, in the format of chat completions."""
         if self.tool_choice == "none":
             return []
         names = self._allowed_names
@@ -165,7 +166,7 @@ class ResponsesRequest(CommonFields):
         """The output constraint; None for unconstrained output.
 
         Raises:
-            ApiError: a schema or tool is missing, or two fields constrain the output.
+            ApiError: a schema is missing or invalid, or the required tool is unknown.
         """
         text_format = self.text.format if self.text is not None else None
         choice = self.tool_choice
@@ -211,7 +212,7 @@ class ResponsesRequest(CommonFields):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call any tool."""
+        """Whether the model may call tools."""
         return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:

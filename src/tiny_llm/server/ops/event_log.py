@@ -46,7 +46,7 @@ class EventLogWriter:
         self._write(json.dumps(header)[:-1] + ', "events": [')
 
     def record(self, report: StepReport) -> None:
-        """Writes a step's events."""
+        """Writes a step's events, and its snapshot if it has one."""
         for event in report_events(report):
             separator = "\n" if self._start_time is None else ",\n"
             self._start_time = event["time"] if self._start_time is None else self._start_time

@@ -1,4 +1,4 @@
-"""Shared by all protocols: prompts, sampling, output parsing, streaming.
+"""Code shared by all protocols: prompts, sampling, output parsing, streaming.
 
 Must not know any single protocol's schema.
 

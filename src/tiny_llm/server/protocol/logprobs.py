@@ -15,7 +15,7 @@ def content_logprobs(
 
     Args:
         output: an engine output.
-        with_end: whether to include the end token, which has no text.
+        with_end: whether to include an EOS or stop token at the end, which has no text.
     """
     if output.logprobs is None:
         return []
@@ -167,13 +167,13 @@ def prompt_logprobs_field(
     scored: Sequence[Mapping[int, float] | None] | None,
     top: int | None,
 ) -> list[dict[str, Any] | None] | None:
-    """vLLM's `prompt_logprobs`: the most likely tokens and the actual one per position.
+    """vLLM's `prompt_logprobs`: at each position, the most likely tokens and the prompt's token.
 
     Args:
         prompts: prompt renderer, which maps tokens to text.
         token_ids: the prompt.
         scored: `StreamOutput.prompt_logprobs`; may hold more than `top` tokens per position.
-        top: requested number of tokens besides the actual one; None if not requested.
+        top: requested number of most likely tokens; None if not requested.
 
     Returns:
         A list with None for the first token. `rank` is null beyond `top`.

@@ -1,4 +1,4 @@
-"""Streaming output parser: splits into reasoning, content and tool calls.
+"""Streaming output parser: splits text into reasoning, content, tool calls.
 
 A thinking model writes `<think>…</think>` before the content; the chat template may have opened or
 closed the tag already. The format of tool calls depends on the model (`engine/tool_calls`).
@@ -85,7 +85,7 @@ class OutputParser:
         self._tags = () if tool_calls is None else tool_calls.format.tags
         self._first_tags = () if tool_calls is None else tool_calls.format.first_tags
         self._buffer = ""
-        self._at_start = False  # of a section, whose leading whitespace is dropped
+        self._at_start = False  # whether to drop whitespace, at the start of a section
         self._state = _State.CONTENT
         if reasoning_open:
             self._enter(_State.REASONING)
@@ -143,7 +143,7 @@ class OutputParser:
         self._at_start = True
 
     def _advance(self, deltas: list[ParsedDelta]) -> bool:
-        """Parses one section; returns whether the state changed."""
+        """Parses buffered text in the current state; returns whether the state changed."""
         match self._state:
             case _State.START:
                 return self._parse_start()
@@ -203,7 +203,10 @@ class OutputParser:
         return True
 
     def _check_first(self) -> None:
-        """Drops the tags valid only at the start, once the content has started with other text."""
+        """Once the content has started with other text, drops the tags valid only at its start.
+
+        Structured content contains no tool calls after its start, so all tags are dropped.
+        """
         has_structured_content = self._options is not None and self._options.has_structured_content
         text = self._buffer.lstrip()
         if not text or not (self._first_tags or has_structured_content):
@@ -322,9 +325,9 @@ class ParsedOutput:
                 self.reasoning += text
             case ToolCallDelta():
                 if not delta.is_new:
-                    is_kept = delta.id == self.calls[-1].id  # False for a dropped call
-                    self.arguments[-1] += delta.arguments if is_kept else ""
-                    return is_kept
+                    is_last = delta.id == self.calls[-1].id  # False for a dropped call
+                    self.arguments[-1] += delta.arguments if is_last else ""
+                    return is_last
                 if self.calls and self.first_tool_call_only:
                     return False
                 self.calls.append(delta)

@@ -150,7 +150,7 @@ class PromptRenderer:
         Args:
             messages: chat template messages.
             tools: functions in OpenAI's format, or None.
-            variables: other template variables, such as `enable_thinking`; None is ignored.
+            variables: other template variables, such as `enable_thinking`; None values are ignored.
             add_generation_prompt: whether to open the assistant's turn at the end.
             continue_final_message: whether the model continues the final message, which must be
                 from the assistant.
@@ -158,7 +158,8 @@ class PromptRenderer:
                 contain them.
 
         Raises:
-            ApiError: no chat template, or the template failed.
+            ApiError: there is no chat template, the template failed, the final message cannot be
+                continued, or the prompt cannot be encoded (see `encode`).
         """
         tools = None if tools is None else [_without_strict(tool) for tool in tools]
         given = {name: value for name, value in variables.items() if value is not None}

@@ -52,16 +52,16 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # Needed because each unknown field produces a separate error.
+    # Limits the number of errors, one per unknown field.
     _check_keys = model_validator(mode="before")(_check_keys)
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-# Reasoning tokens by effort, because the models can only turn thinking on or off. Higher levels are
-# unlimited, and "none" turns thinking off.
+# Thinking budgets in tokens by effort level, because the models can only turn thinking on or off.
+# Higher levels are unlimited, and "none" turns thinking off.
 THINKING_BUDGETS = {"minimal": 128, "low": 512, "medium": 2048}
-UNLIMITED = -1  # as in vLLM
+UNLIMITED = -1  # thinking budget without a limit, as in vLLM
 
 
 def thinking_budget(
@@ -70,7 +70,7 @@ def thinking_budget(
     """Returns the maximum number of reasoning tokens; None for no limit.
 
     Args:
-        tokens: the request's explicit budget, which takes precedence; None if not given.
+        tokens: the request's explicit thinking budget, which takes precedence; None if not given.
         effort: the request's effort level; None if not given.
         max_tokens: maximum tokens in the completion; half of them are reserved for the content.
     """
@@ -239,9 +239,8 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
         given["seed"] %= 2**64  # OpenAI allows negative seeds
     chosen: dict[str, Any] = {"max_tokens": None, "clamp_max_tokens": True, **defaults, **given}
     if chosen.get("n", 1) > 1 and "temperature" not in given:
-        chosen["temperature"] = (
-            chosen.get("temperature") or 1.0
-        )  # greedy completions would be identical
+        # Greedy completions would be identical.
+        chosen["temperature"] = chosen.get("temperature") or 1.0
     try:
         return SamplingParams(**chosen)
     except UserError as error:

@@ -1,7 +1,7 @@
 """Event streams and full responses, cancelled when the client disconnects.
 
-ASGI reports a disconnect only through `receive`, so a task awaits it during generation. On exit,
-the request is always closed, which releases its engine resources.
+ASGI reports a disconnect only through `receive`, so a task awaits `receive` during generation. On
+exit, the request is always closed, which releases its engine resources.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = logging.getLogger("tiny_llm.server")
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 HEADER_DELAY = 0.1  # maximum seconds that headers wait for the first token, to share one write
-# Encoded events for the engine view.
+# Stream of encoded events, for the engine view.
 Events = AsyncIterator[bytes]
 RESPONSES_PATH = "/v1/responses"
 NO_BUFFERING_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -136,7 +136,8 @@ def error_event(path: str, error: ApiError, num_events: int = 0) -> bytes:
     Args:
         path: the request's path, which selects the protocol.
         error: the error.
-        num_events: number of events sent; the sequence number of the Responses protocol.
+        num_events: number of events sent so far: the error event's sequence number in the Responses
+            API.
     """
     if path == RESPONSES_PATH:
         event = {"type": "error", "code": "server_error", "message": error.message, "param": None}
@@ -199,7 +200,7 @@ class EventSourceResponse(Response):
         self._keep_alive = keep_alive
         self._keep_alive_event = keep_alive_event
         self._start_data: bytes | None = None  # start events; None until created
-        self._headers_sent = False  # headers and start events
+        self._headers_sent = False  # whether headers and start events have been sent
         self._last_sent = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive

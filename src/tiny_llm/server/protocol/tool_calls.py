@@ -62,7 +62,7 @@ class ToolCallReader:
         self._options = options
         self._events = options.format.parse(self.source, functions)
         self._name, self._id = "", ""
-        self._arguments: list[str] = []  # of the current call, if not streaming
+        self._arguments: list[str] = []  # JSON text of the current call's arguments
 
     def read(self, deltas: list[Any]) -> bool:
         """Appends deltas for the text so far; returns whether the calls have ended.

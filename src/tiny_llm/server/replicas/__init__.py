@@ -1,6 +1,6 @@
 """Replicas: several engines behind one address.
 
-`gateway` routes each request to a `replica`, a whole server without a socket. Only `ray_serve`
+`gateway` routes each request to a `replica`, a complete server without a socket. Only `ray_serve`
 imports Ray, which places, monitors and scales the replicas.
 
 Reading order: routing, prefix_index, router, replica, gateway, pool, ray_serve.

@@ -1,8 +1,8 @@
 """Gateway: forwards requests to replicas, with retry on replica loss.
 
 Nothing is sent to the client before the replica has sent the first chunk of the body. Until then, a
-request whose replica is lost is retried on another one. Afterwards, its stream ends with an error
-event in its protocol's format.
+request whose replica is lost is retried on another replica. Afterwards, its stream ends with an
+error event in its protocol's format.
 """
 
 import asyncio
@@ -120,7 +120,8 @@ class _ForwardedResponse:
         """Ends a stream with its protocol's error event.
 
         Raises:
-            ReplicaLostError: not an event stream; the outer server closes the connection.
+            ReplicaLostError: the response is not an event stream; the server that runs the gateway
+                then closes the connection.
         """
         assert self._start is not None
         if dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
@@ -154,7 +155,7 @@ async def _empty_receive() -> Message:
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """Handles ASGI lifespan messages; a no-op."""
+    """Acknowledges ASGI lifespan messages; startup and shutdown need no work."""
     while (kind := (await receive())["type"]) == "lifespan.startup":
         await send({"type": f"{kind}.complete"})
     await send({"type": f"{kind}.complete"})

@@ -15,7 +15,7 @@ PIECE_LENGTH = 64  # characters; about half a page of 32 tokens
 
 
 def piece_hashes(key: str) -> list[int]:
-    """Returns the hash of each whole piece of a key, ignoring a shorter remainder.
+    """Returns the hash of each full-length piece of a key, ignoring a shorter remainder.
 
     Equal hashes mean equal prefixes, up to the end of the piece.
     """
@@ -45,9 +45,9 @@ class PrefixIndex:
         return len(self._pieces)
 
     def match(self, key: str) -> int:
-        """Returns the length in characters of the longest known prefix of `key`, in whole pieces.
+        """Returns the length in characters of the longest known prefix of `key`.
 
-        Does not change the LRU order.
+        The length is a multiple of `PIECE_LENGTH`. Does not change the LRU order.
         """
         # [task 5.7.2 match]
         hashes = piece_hashes(key)

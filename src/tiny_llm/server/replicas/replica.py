@@ -19,7 +19,7 @@ from .gateway import ReplicaRequest
 
 
 class Replica:
-    """Handles requests forwarded by a gateway; `engine` holds arguments for `LLM`."""
+    """Handles requests forwarded by a gateway; `engine` contains the arguments for `LLM`."""
 
     def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
         tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH

@@ -33,7 +33,7 @@ class RoundRobinRouter:
         self._num_requests = 0
 
     def choose(self, key: str, loads: Mapping[int, int]) -> int:
-        """See `Router`."""
+        """See `Router.choose`."""
         self._num_requests += 1
         return sorted(loads)[self._num_requests % len(loads)]
 
@@ -58,10 +58,10 @@ class PrefixAwareRouter:
         self._indexes = defaultdict[int, PrefixIndex](lambda: PrefixIndex(capacity))
 
     def choose(self, key: str, loads: Mapping[int, int]) -> int:
-        """See `Router`.
+        """See `Router.choose`.
 
-        Without a sufficient match, chooses the least busy replica; ties go to the one whose index
-        has the fewest pieces, then to the first.
+        Without a sufficient match, chooses the least busy replica; among equals, the one whose
+        index has the fewest pieces, then the first.
         """
         # [task 5.7.3 choose]
         limit = min(loads.values()) + self._max_imbalance
@@ -78,5 +78,5 @@ class PrefixAwareRouter:
         # [/task 5.7.3 choose]
 
     def forget(self, replica: int) -> None:
-        """See `Router`."""
+        """See `Router.forget`."""
         self._indexes.pop(replica, None)
