@@ -50,7 +50,7 @@ def main() -> int:
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
-    # ASan writes to the file descriptor. With fd capture, an abort would lose the report.
+    # ASan writes to file descriptor 2. If pytest captured it, an abort would lose the report.
     command += ["--capture=sys"]
     # Excludes task 3 of these days: a Metal kernel, which the emulator runs, or the scheduler.
     command += ["-k", "not task_3"]

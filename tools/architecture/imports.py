@@ -13,7 +13,8 @@ class Module:
     """One module and its imports, including those for type checking.
 
     Attributes:
-        name: name relative to the package: `cli.main`; `cli` and "" for `__init__` modules.
+        name: name relative to the package, such as `cli.main`; an `__init__` module has its
+            folder's name (`cli`), the package's own `__init__` has "".
         internal: imported modules of the package, including their parent packages.
         external: top-level names of all other imports.
         has_star_import: whether it has an `import *`.

@@ -20,4 +20,4 @@ BUILD = ROOT / "build" / "book"
 
 
 class BookError(Exception):
-    """An error in a chapter, with its location."""
+    """A defect of the book or a failed build; the message has chapter and line if known."""

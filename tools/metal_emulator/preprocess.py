@@ -22,7 +22,11 @@ DEFINITIONS = ["__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1", "__c
 def preprocess(
     path: Path, include_dirs: Sequence[Path], defines: Mapping[str, object], build: Path
 ) -> str:
-    """Flat text of the file; raises `MetalError`, for example for a missing header."""
+    """Preprocessed text of a .metal file.
+
+    Raises:
+        MetalError: for example, a missing header.
+    """
     command = [clang(), "-E", "-x", "c++", "-std=c++20", "-nostdinc", "-undef", "-Wno-everything"]
     command += [f"-D{definition}" for definition in DEFINITIONS]
     command += [f"-D{name}={value}" for name, value in defines.items()]
@@ -38,7 +42,7 @@ def preprocess(
 
 
 def _header_folder(build: Path) -> Path:
-    """Folder with Metal's standard headers, each containing only the macros."""
+    """Folder with files named like Metal's standard headers, which only include msl/macros.h."""
     folder = build / "include"
     content = f'#include "{Path(__file__).parent / "msl" / "macros.h"}"\n'
     for name in STANDARD_HEADERS:
