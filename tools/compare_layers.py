@@ -31,7 +31,7 @@ def difference(ours: mx.array, theirs: mx.array) -> float:
 
 
 def parts(ours: Any, theirs: Any) -> Iterator[Part]:
-    """Modules of both models from embedding to LM head: (name, our module, mlx_lm's module).
+    """Modules of both models from embedding to LM head: (name, Week 1's, mlx_lm's).
 
     A transformer block is split in two: x + attention(norm(x)) and x + MLP(norm(x)).
     """
@@ -60,7 +60,7 @@ def _multiply(weight: mx.array, x: mx.array) -> mx.array:
 
 
 def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]]:
-    """Yields each module's name and relative difference, given the same input.
+    """Yields each module's name and the relative difference of its outputs for equal inputs.
 
     Args:
         ours: a `Qwen3ModelWeek1` with the weights of `theirs`.

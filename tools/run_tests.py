@@ -36,7 +36,7 @@ from tools.course.tree import ROOT, environment, shown
 # Marker expression of `pdm run test` without --all.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
-# Short failure reports for learners: comparison and line; one line for an unwritten task.
+# Short failure reports for learners: the failed comparison; one line for an unwritten task.
 BRIEF = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN")
 
 

@@ -46,7 +46,7 @@ class Encoded:
 
 
 def render_prompt(example: Example) -> str:
-    """Renders the prompt like the chat template, with a generation prompt."""
+    """Renders the prompt as the chat template does, up to the start of the answer."""
     turns = "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in example.prompt)
     return f"{turns}{START}assistant\n" + ("" if example.enable_thinking else EMPTY_THINKING)
 

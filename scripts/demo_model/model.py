@@ -20,7 +20,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Group = tuple[int, int]  # (rows, length)
+Group = tuple[int, int]  # (number of examples, their padded length)
 CHUNK = 192  # queries per attention matmul
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from .tree import EXTENSION
 
 STALE = "your extension's sources were changed after it was built: `pdm run build-ext`"
-# Suffixes of build inputs. Only a Mac's build includes the Metal kernels; elsewhere, tests compile
-# them.
+# Suffixes of build inputs; .metal only on a Mac, because elsewhere the tests compile the kernels.
 COMPILED = {".cpp", ".h", ".cmake", ".txt"} | ({".metal"} if sys.platform == "darwin" else set())
 
 # CMake options for correctness tests: bit-identical results in two thirds of the build time.

@@ -161,7 +161,7 @@ def play(
 def test_failures(
     quiz: Sequence[tuple[Wrong, list[Wrong]]], console: Console
 ) -> Iterator[tuple[tuple[Wrong, list[Wrong]], list[Outcome]]]:
-    """Yields each question with the outcomes of its task's tests, run on the mistaken code."""
+    """Yields each question, and the test outcomes of the solution with the question's mistake."""
     complete = ROOT / "build" / "mutants" / "mine"
     with Runner() as runner, tempfile.TemporaryDirectory() as folder:
         for number, question in enumerate(quiz):

@@ -21,7 +21,7 @@ UNWRITTEN = re.compile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers a `SummaryPlugin`, which has counters per pytest session."""
+    """Registers a `SummaryPlugin`, whose counters belong to one pytest session."""
     config.pluginmanager.register(SummaryPlugin(), "brief")
 
 

@@ -87,7 +87,7 @@ class Runner:
     def run(
         self, tree: Path | None, tests: Sequence[str], *options: str, timeout: float | None = None
     ) -> list[Outcome]:
-        """Runs tests.
+        """Runs tests in one pytest session.
 
         Args:
             tree: learner's tree, or None for the solution.

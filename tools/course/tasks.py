@@ -12,10 +12,10 @@ OPTIONAL_WEEKS = {5, 6, 7}  # not required to complete the course
 
 @dataclass(frozen=True)
 class Task:
-    """One task.
+    """One task of the course.
 
     Attributes:
-        id: such as "1.3.2".
+        id: week, day and number, such as "1.3.2".
         title: subject of the task.
         needs: other tasks of the same or a later day that the task's tests require. Earlier days
             are always required.
@@ -46,7 +46,7 @@ class Task:
 
     @property
     def number(self) -> int:
-        """K of `test_task_K_…`."""
+        """Number of the task: K in `test_task_K_…`."""
         return int(self.id.split(".")[2])
 
 

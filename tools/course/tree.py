@@ -28,7 +28,7 @@ EXTENSION = Path("src/extensions")
 VARIABLE = "TINY_LLM_MINE"
 
 # Fast kernels without tasks, and their tests. In the learner's tree these operations run the
-# learner's kernels; "Going to memory speed" discusses the solution's.
+# learner's kernels; the book's chapter "Going to memory speed" discusses the solution's.
 SOLUTION_ONLY = (
     "src/flash_attention/fast/*",
     "src/paged_attention/fast/*",

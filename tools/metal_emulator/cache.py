@@ -29,7 +29,7 @@ def fill(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def fetch(folder: Path, make: Callable[[Path], None], kept: int = KEPT) -> None:
-    """Creates a folder if it is missing, and evicts its siblings except the `kept` latest used.
+    """Creates a folder if it is missing, and evicts all but the `kept` most recently used folders.
 
     A folder's modification time is the time of its last use.
     """

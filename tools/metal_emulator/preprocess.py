@@ -9,7 +9,7 @@ from .errors import Diagnostic, MetalError
 from .toolchain import clang
 
 # Metal's standard headers. The preprocessor includes msl/macros.h for each; the declarations are in
-# msl/metal.h, which is compiled before the flat text.
+# msl/metal.h, which is compiled before the preprocessed text.
 STANDARD_HEADERS = [
     *("array", "atomic", "common", "compute", "geometric", "integer", "limits", "logging", "math"),
     *("matrix", "numeric", "pack", "packing", "quadgroup", "relational", "simdgroup"),

@@ -47,7 +47,7 @@ class Rewritten:
 
 
 def rewrite(flat: str, constants: Mapping[int | str, object]) -> Rewritten:
-    """Rewrites the flat text to C++. `constants` are function constants by index or name."""
+    """Rewrites preprocessed Metal to C++. `constants` are function constants by index or name."""
     code = Rewritten(flat)
     _reject_unsupported_cpp(code)
     signatures, diagnostics = read_signatures(flat)
@@ -75,7 +75,7 @@ def _reject_unsupported_cpp(code: Rewritten) -> None:
 
 
 def _collect_kernels(code: Rewritten, signatures: list[tuple[int, Signature]]) -> None:
-    """Collects non-template kernels; without a host_name, it is the function's name."""
+    """Collects non-template kernels; the default host name is the function's name."""
     for offset, signature in signatures:
         before = code.text[max(0, offset - 400) : offset]
         if re.search(r"template\s*<[^;{}]*>\s*(?:\[\[[^;{}]*\]\]\s*)?$", before):
@@ -230,7 +230,7 @@ def _mark_thread_members(code: Rewritten) -> None:
 
 
 def _drop_qualified_members(code: Rewritten) -> None:
-    """Removes `T f() const threadgroup {…}`: members for other spaces, impossible in C++."""
+    """Removes `T f() const threadgroup {…}`: C++ has no member functions by address space."""
     pattern = re.compile(
         r"\)\s*(?:const\s+)?(?:threadgroup|device|constant)\s*(?:noexcept\s*)?(?=[:{])"
     )

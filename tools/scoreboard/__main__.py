@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
-    """Runs tests and engines.
+    """Runs the learner's tests and measures all engines.
 
     Raises:
         UserError: the model cannot be loaded.

@@ -31,7 +31,8 @@ from . import matmuls
 
 CONTEXT, STEPS = 64, 8  # context length in tokens, decoding steps per run
 WAYS = {"nodes": "off", "captured": "on"}
-PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")  # best first
+# Matmul kernels of Week 4, best first.
+PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")
 CHAIN = (1, 64, 128, 256)  # nodes per graph; the times of these graphs give the cost of a node
 CHAIN_ROUNDS = 3  # factor on the number of rounds, because these runs are short
 
@@ -55,7 +56,7 @@ def best_product() -> str | None:
 
 
 class Decoding:
-    """Decoding steps of the demo model with Week 2's model and contiguous caches.
+    """Decoding steps of the demo model, run by Week 2's model with contiguous caches.
 
     Args:
         capture: value of `CAPTURE_VARIABLE`.

@@ -135,7 +135,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
 
 
 def claims_remark(rounds: int) -> str:
-    """Compares the static and dynamic schedules on a short prompt, where a late thread matters."""
+    """Compares static and dynamic schedules on a short prompt, where one late thread costs most."""
     ops = FusedOps(FEW_TOKENS)
     times = run_interleaved(
         {name: run_fused(ops, name) for name in ("vectors", "dynamic")}, rounds * FEW_ROUNDS

@@ -55,8 +55,8 @@ PRODUCTS = {
 }
 KERNELS_ON = ("gate_up", 14)  # matmul on which kernels are compared, and its number of matrices
 MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, number of matrices)
-PLANTED_REPETITIONS = 4  # how often the planted kernel repeats its work
-PROGRESS_PREFIX = "… "  # prefix of progress lines
+PLANTED_REPETITIONS = 4  # how often day 4.1's slow matmul is computed
+PROGRESS_PREFIX = "… "  # distinguishes progress lines from the results
 
 
 class Matmuls:

@@ -19,6 +19,7 @@ from .single_facts import fact
 from .terms import introduction, term
 from .tools import tool_chat
 
+# Makes an example of one question type; the flag selects held-out wordings.
 Maker = Callable[[random.Random, bool], Example]
 
 # (relative frequency, maker)
