@@ -1,4 +1,4 @@
-"""`pdm run build-ext`: builds the C++ extension; `pdm run clean-ext` removes it.
+"""`pdm run build-ext` builds the C++ extension; `clean-ext` removes it.
 
 Installing the package also builds the solution's extension. This command rebuilds incrementally
 after a change, with the tools of the project's environment. It builds the learner's extension if a

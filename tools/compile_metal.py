@@ -1,4 +1,4 @@
-"""`pdm run compile-metal`: compiles each Metal file with Apple's compiler (Xcode).
+"""`pdm run compile-metal`: compiles each Metal file with Xcode's compiler.
 
     pdm run compile-metal
     python3 -m tools.compile_metal --std metal3.2

@@ -1,4 +1,4 @@
-"""`pdm run test-sanitizers`: the extension's tests under GCC's ASan and UBSan.
+"""`pdm run test-sanitizers`: tests of the extension under ASan and UBSan.
 
 Builds an instrumented extension in build/sanitized and runs the kernel tests against it. The first
 out-of-bounds access, use-after-free or undefined behavior aborts the process with a report. Extra

@@ -1,7 +1,7 @@
-"""`python -m tools.agent.branches`: forks an agent run; prints shared KV pages.
+"""`python -m tools.agent.branches`: forks an agent run.
 
 The demo model solves a subtraction in several sampled branches. A check of the result files selects
-one branch, a majority vote over the answers selects one.
+one branch, a majority vote over the answers selects one. Prints the KV cache pages that they share.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`python -m tools.architecture [--check]`: writes the import diagram and tree."""
+"""`python -m tools.architecture`: writes the import diagram and module tree."""
 
 import argparse
 import sys

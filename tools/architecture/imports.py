@@ -1,4 +1,4 @@
-"""Imports of each module of a package, read from its syntax tree without executing it."""
+"""Imports of each module of a package, from the modules' syntax trees."""
 
 import ast
 from collections.abc import Collection, Iterator

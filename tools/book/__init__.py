@@ -1,4 +1,4 @@
-"""Builds and checks the book: chapters in `book/pages`, the site in `build/book/site`.
+"""Builds the book from `book/pages` into `build/book/site`, and checks it.
 
 source.py          excerpts of source files, by task, function or signature
 chapters.py        chapters: headings, code blocks and tasks

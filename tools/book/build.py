@@ -1,4 +1,4 @@
-"""`pdm run book-build` builds the book; `pdm run book` also serves and rebuilds it."""
+"""`pdm run book-build` builds the book; `pdm run book` also serves it."""
 
 import argparse
 import importlib.util

@@ -1,4 +1,4 @@
-"""`pdm run check-mac`: cross-compiles and links the extension for Apple Silicon.
+"""`pdm run check-mac`: cross-compiles the extension for Apple Silicon.
 
     pdm run check-mac
 

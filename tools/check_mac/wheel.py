@@ -1,4 +1,4 @@
-"""MLX's macOS wheel: headers, including Metal's C++ interface, and libmlx.dylib."""
+"""MLX's macOS wheel: headers (MLX's and Metal's for C++) and libmlx.dylib."""
 
 import subprocess
 import sys

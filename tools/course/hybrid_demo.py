@@ -1,4 +1,4 @@
-"""`pdm run hybrid`: a small hybrid model with random weights, for days 6.4 and 6.5.
+"""`pdm run hybrid`: a hybrid model with random weights, for days 6.4 and 6.5.
 
 `memory` runs a growing context through your DeltaNet and through the extension's kernels.
 `conversation` serves the turns of a chat with and without the prefix cache's checkpoints. Random

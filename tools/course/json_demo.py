@@ -1,4 +1,4 @@
-"""`pdm run json-demo`: the demo model writes JSON, with and without a grammar, for day 5.4.
+"""`pdm run json-demo`: JSON with and without a grammar, for day 5.4.
 
 At a high temperature, unconstrained output seldom matches the schema. With a grammar, all outputs
 match, and forced tokens need no extra steps.

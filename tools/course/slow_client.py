@@ -1,4 +1,4 @@
-"""`python -m tools.course.slow_client`: a client that stops reading, for day 5.2.
+"""`python -m tools.course.slow_client`: a slow reader, for day 5.2.
 
 Starts a server and sends two concurrent requests: a large one, with four completions and 20
 logprobs per token, and a small one. Repeats the measurement on a new server, but reads the large

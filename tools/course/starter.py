@@ -1,4 +1,4 @@
-"""Generates starter code: replaces task blocks with errors that name the task.
+"""Generates starter code: replaces task blocks with errors naming the task.
 
 Everything around a block is kept: signature, docstring, argument checks and markers.
 """

@@ -1,4 +1,4 @@
-r"""`pdm run metal-run`: runs one Metal kernel on the CPU and prints its outputs.
+r"""`pdm run metal-run`: runs a Metal kernel on the CPU and prints its outputs.
 
     pdm run metal-run axpby_float32 \
         --buffer float:1024:random --buffer float:1024:arange --buffer float:1024:zeros \

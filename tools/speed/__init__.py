@@ -1,4 +1,4 @@
-"""`pdm run speed --day N.M`: benchmarks of Week 4's kernels in the learner's tree.
+"""`pdm run speed --day N.M`: benchmarks of the learner's Week 4 kernels.
 
 matmuls       4-bit matmuls, in a process with the learner's code
 fused_ops     operations between a block's matmuls, fused and unfused (day 4.5)

@@ -1,4 +1,4 @@
-"""`pdm run speed --day N.M`: Week 4's measurements, with your own clock and roofline.
+"""`pdm run speed --day N.M`: Week 4's measurements, timed by your clock.
 
 Day 4.1: the matmuls of a decoding step, one of which repeats its work. Find it from the printed
 times and bytes (--answer NAME). Takes a minute with plain loops.

@@ -1,4 +1,4 @@
-"""Examples for training and evaluation: a chat and the reasoning of its answer."""
+"""Training and evaluation examples: a chat and its answer's reasoning."""
 
 from __future__ import annotations
 

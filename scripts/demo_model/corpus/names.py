@@ -1,4 +1,4 @@
-"""Invented names: a model cannot memorize these names and must copy them from the prompt."""
+"""Invented names, which a model must copy from the prompt."""
 
 from __future__ import annotations
 

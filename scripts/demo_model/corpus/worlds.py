@@ -1,4 +1,4 @@
-"""Subjects of paragraphs in `reading.py`: persons and towns, with their attributes.
+"""Subjects of paragraphs in `reading.py`: persons and towns.
 
 An attribute has statement templates, question templates (one in five held out for evaluation) and
 an answer template. In templates, {n} is the full name of the person or town, {s} the sentence's

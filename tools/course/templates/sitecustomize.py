@@ -1,4 +1,4 @@
-"""Import hook: `import tiny_llm` imports the learner's tree that has this file.
+"""Import hook: `import tiny_llm` imports this learner's tree.
 
 Python runs this file at startup if its folder is on PYTHONPATH, as set by `--solution mine`. The
 installed tiny_llm may have an import hook too, which takes precedence over sys.path, so this hook
