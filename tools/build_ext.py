@@ -1,8 +1,8 @@
-"""`pdm run build-ext`: builds the C++ extension; `pdm run clean-ext` removes it.
+"""`pdm run build-ext` builds the C++ extension; `clean-ext` removes it.
 
 Installing the package also builds the solution's extension. This command rebuilds incrementally
-after a change, with the tools of the project's environment. It builds the learner's tree if one
-exists; --solution mine or ref overrides this.
+after a change, with the tools of the project's environment. It builds the learner's extension if a
+learner's tree exists; --solution mine or ref overrides this.
 """
 
 import argparse
@@ -61,7 +61,11 @@ def install_solution() -> str | None:
 
 
 def clean(tree: Path | None) -> int:
-    """Removes the build folder and the installed module."""
+    """Removes the build folder and, for the solution, the installed module.
+
+    Args:
+        tree: the learner's tree, or None for the solution.
+    """
     shutil.rmtree((tree or ROOT) / "build", ignore_errors=True)
     if tree is None:
         for module in built_modules():

@@ -1,8 +1,8 @@
 """`pdm run check-package`: builds, installs and runs the package.
 
-Builds an sdist and a wheel from it, and installs the wheel with its dependencies into a new virtual
-environment outside the tree. The program and an example run there in an empty folder, with only
-PATH and HOME set. A wheel built directly from the tree must contain the same files.
+Builds an sdist, builds a wheel from the sdist, and installs the wheel with its dependencies into a
+new virtual environment outside the repository. The program and an example run in an empty folder,
+with only PATH and HOME set. A wheel built directly from the repository must have the same files.
 Requires uv, which `./pdmw` installs.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from tools.course.build import LESS_OPTIMIZED
 
 ROOT = Path(__file__).resolve().parents[1]
-SDIST_LIMIT = 12_000_000  # bytes; bundled models take half of them
+SDIST_LIMIT = 12_000_000  # bytes; the bundled models take almost half
 SDIST_FOLDERS = {"src"}
 REQUIRED_FILES = (
     "tiny_llm/py.typed",
@@ -58,7 +58,7 @@ def check(folder: Path) -> None:
     Raises:
         PackageError: the first defect.
     """
-    # Builds from the tree with this environment's tools, which reuses the compiled extension.
+    # Builds from the repository with this environment's tools, to reuse the compiled extension.
     run("uv", "build", "--wheel", "--no-build-isolation", "--python", sys.executable,
         "--out-dir", str(folder / "direct"), cwd=ROOT)  # fmt: skip
     run("uv", "build", "--sdist", "--python", sys.executable, "--out-dir", str(folder), cwd=ROOT)
@@ -112,7 +112,11 @@ def check_sdist(sdist: Path) -> None:
 
 
 def check_wheel(wheel: Path, direct: Path) -> None:
-    """Rejects a wheel that lacks files or differs from one built from the tree.
+    """Rejects a wheel that lacks files, or whose files differ from those of the wheel `direct`.
+
+    Args:
+        wheel: wheel built from the sdist.
+        direct: wheel built from the repository.
 
     Raises:
         PackageError: the defect.
@@ -124,7 +128,7 @@ def check_wheel(wheel: Path, direct: Path) -> None:
     if not any("/_ext." in name for name in names):
         raise PackageError("the wheel lacks the C++ extension.")
     if names != others:
-        raise PackageError(f"wheels of sdist and tree differ in {sorted(names ^ others)}.")
+        raise PackageError(f"wheels of sdist and repository differ in {sorted(names ^ others)}.")
 
 
 def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
@@ -133,11 +137,11 @@ def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> 
     Args:
         command: program and arguments.
         cwd: working directory.
-        environment: environment variables; default: this process's, except those that select
-            a tree.
+        environment: environment variables; default: this process's without PYTHONPATH, VIRTUAL_ENV
+            and TINY_LLM_MINE, so that neither the repository nor a learner's tree is imported.
 
     Raises:
-        PackageError: the command failed; the message has its output.
+        PackageError: the command failed; the message has the command's output.
     """
     if environment is None:
         hidden = ("PYTHONPATH", "VIRTUAL_ENV", "TINY_LLM_MINE")

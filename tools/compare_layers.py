@@ -1,4 +1,4 @@
-"""`pdm run compare-layers`: finds the first module that differs from mlx_lm's.
+"""`pdm run compare-layers`: first module whose output differs from mlx_lm's.
 
 All arrays are float32, and each Week 1 module receives the input of mlx_lm's module, so an error
 appears only in the module that causes it.
@@ -21,16 +21,19 @@ Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]
 
 
 def difference(ours: mx.array, theirs: mx.array) -> float:
-    """Largest difference over largest value; infinite if shapes differ or `ours` has NaNs."""
+    """Largest absolute difference over the largest absolute value of `theirs`.
+
+    Infinite if the shapes differ or `ours` has NaNs.
+    """
     if ours.shape != theirs.shape or bool(mx.any(mx.isnan(ours))):
         return float("inf")
     return float(mx.max(mx.abs(ours - theirs)) / mx.max(mx.abs(theirs)))
 
 
 def parts(ours: Any, theirs: Any) -> Iterator[Part]:
-    """Modules of both models from embedding to head: name, ours, theirs.
+    """Modules of both models from embedding to LM head: (name, Week 1's, mlx_lm's).
 
-    Each block has two: x + attention(norm(x)) and x + MLP(norm(x)).
+    A transformer block is split in two: x + attention(norm(x)) and x + MLP(norm(x)).
     """
     yield "embedding", ours.embedding, theirs.model.embed_tokens
     for index, (our, their) in enumerate(zip(ours.layers, theirs.model.layers, strict=True)):
@@ -43,7 +46,7 @@ def parts(ours: Any, theirs: Any) -> Iterator[Part]:
         yield "head", partial(_multiply, ours.w_lm_head), theirs.lm_head
 
 
-# Works for both models, because a block's modules have the same names.
+# Works for both models, because the modules of their blocks have the same names.
 def _attention(block: Any, x: mx.array) -> mx.array:
     return x + block.self_attn(block.input_layernorm(x), mask="causal")
 
@@ -57,12 +60,12 @@ def _multiply(weight: mx.array, x: mx.array) -> mx.array:
 
 
 def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]]:
-    """Yields each module's name and relative difference, given the same input.
+    """Yields each module's name and the relative difference of its outputs for equal inputs.
 
     Args:
-        ours: a `Qwen3ModelWeek1` made from `theirs`.
+        ours: a `Qwen3ModelWeek1` with the weights of `theirs`.
         theirs: mlx_lm's model, unquantized, in float32.
-        ids: 1×L.
+        ids: token ids of the prompt, shape (1, number of tokens).
     """
     x = ids
     for name, our, their in parts(ours, theirs):

@@ -1,7 +1,8 @@
 """`pdm run compare-routing`: prefix cache hits of two replicas, by router.
 
-Conversations share a system message but have different notes. Their turns run in random order,
-three at a time. A replica's KV cache holds about two thirds of the conversations.
+System messages begin with the same instruction, followed by notes that differ by conversation. In
+each round, the conversations run in random order, three at a time. The KV cache of a replica has
+space for about two thirds of the conversations.
 """
 
 import argparse
@@ -29,10 +30,11 @@ from .course.solution_flag import add_solution_argument, restart_in_tree, select
 CONCURRENT = 3
 CACHE_TOKENS = 1600  # tokens of KV cache per replica
 PAGE_SIZE = 16  # tokens
-BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2  # layers, keys and values, heads, D, bytes per bfloat16
-MAX_PIECES = (
-    CACHE_TOKENS * 4 // PIECE_LENGTH
-)  # prefix pieces per replica, at about four characters per token
+# layers, keys and values, KV heads, head dimension, bytes per bfloat16
+BYTES_PER_TOKEN = 8 * 2 * 2 * 128 * 2
+# Prompt text that fits a replica's KV cache, in units of PIECE_LENGTH characters, at about four
+# characters per token.
+MAX_PIECES = CACHE_TOKENS * 4 // PIECE_LENGTH
 ENGINE = {
     "kv_cache_bytes": CACHE_TOKENS * BYTES_PER_TOKEN,
     "block_size": PAGE_SIZE,
@@ -61,7 +63,7 @@ class CountingReplica:
 
 
 def notes(number: int) -> str:
-    """Notes of conversation `number`, about 150 tokens."""
+    """Notes in the system message of conversation `number`, about 150 tokens."""
     chapters = (
         f"In chapter {7 * number + chapter} the captain of ship {number} meets guest {chapter}."
         for chapter in range(8)

@@ -1,12 +1,12 @@
-"""`pdm run compile-metal`: compiles each Metal file with Apple's compiler (Xcode).
+"""`pdm run compile-metal`: compiles each Metal file with Xcode's compiler.
 
     pdm run compile-metal
     python3 -m tools.compile_metal --std metal3.2
 
 Requires none of the project's dependencies. Files are compiled as embedded in the extension, with
-our headers inlined; messages refer to the original files and lines. Each file is compiled in every
-requested language version, and failures do not stop the others. Without Xcode,
-`pdm run check-installation` uses the driver's compiler, which is the same.
+the project's headers inlined; messages refer to the original files and lines. Each file is compiled
+in every requested language version, and a failure does not stop the other compilations. Without
+Xcode, `pdm run check-installation` has the GPU driver compile the kernels.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def in_folder(folder: Path) -> Iterator[None]:
 
 
 def write_text(file: Path, folder: Path) -> Path:
-    """Writes a Metal file, with our headers inlined, to a folder; returns its path."""
+    """Writes a Metal file, with the project's headers inlined, to a folder; returns the path."""
     spec = importlib.util.spec_from_file_location("metal_sources", EXTENSION / "metal_sources.py")
     assert spec is not None
     assert spec.loader is not None

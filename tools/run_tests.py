@@ -1,20 +1,20 @@
 """`pdm run test`: quick tests, all tests, or the tests of a course day.
 
-    pdm run test                            every layer, on up to four cores, in a few minutes
+    pdm run test                            quick tests, on up to four cores, in a few minutes
     pdm run test --all                      all tests
     pdm run test --week 1 --day 3           one day
     pdm run test --week 1 --day 3 -- -k task_2
     pdm run test tests/ops/test_matmul.py   one file
 
-The quick run omits tests marked `slow` (each of the course's days and wrong solutions, comparisons
-with `transformers`), `thorough` (more parameter combinations) and `other_isa` (instruction sets
-between plain C++ and this machine's best): see tests/quick.py. --rest runs only those; --shares 6,
-as in CI, runs a sixth of them, a different one at each commit. Files, -k and -m select from all
-tests. `-n 0` runs them in one process.
+Quick tests are those not marked `slow` (each of the course's days and wrong solutions, comparisons
+with `transformers`), `thorough` (more parameter combinations) or `other_isa` (instruction sets
+between plain C++ and this machine's best): see tests/quick.py. --rest runs only the marked tests;
+--shares 6, as in CI, runs a sixth of them, a different one at each commit. Files, -k and -m select
+from all tests. `-n 0` runs tests in one process.
 
 The tests of a week or a day run on the learner's tree if one exists (`pdm run start-course` creates
-it), without the slow ones, otherwise on the solution; --solution mine or ref overrides this. All
-other flags are passed to pytest, with or without a preceding `--`.
+it), without slow tests, otherwise on the solution; --solution mine or ref overrides this. All other
+flags are passed to pytest, with or without a preceding `--`.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from tools.course.tree import ROOT, environment, shown
 # Marker expression of `pdm run test` without --all.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
-# Short failure reports for learners: comparison and line; one line for an unwritten task.
+# Short failure reports for learners: the failed comparison; one line for an unwritten task.
 BRIEF = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN")
 
 
@@ -85,8 +85,8 @@ def main() -> int:
     if args.week is None and not any(names_tests(argument) for argument in rest):
         if not args.all and not has_flag(rest, "-m", "-k"):
             rest = ["-m", REST if args.rest else QUICK, *rest]
-        # Tests of a file may depend on one another, so each file stays on one worker. Without
-        # reordering, long files come first.
+        # Tests of a file may depend on one another, so each file stays on one worker. xdist must
+        # not reorder the files: tests/quick.py puts the longest first.
         workers = ["-n", str(min(4, num_cores())), "--dist", "loadfile", "--no-loadscope-reorder"]
         rest = [*workers, *rest]
     if tree is None or args.week is None:
@@ -113,9 +113,10 @@ def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:
     """Test files of a week or a day.
 
     Args:
-        week: N.
-        day: M, or None for the whole week.
-        tasks: task numbers in -k; some may belong to the other day of a pair.
+        week: week of the course.
+        day: day of the week, or None for all days.
+        tasks: task numbers in -k. Days that form a pair share task numbers (see `Day`), so a
+            task may belong to the other day.
 
     Raises:
         LookupError: no test files.
@@ -137,14 +138,17 @@ def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:
 
 
 def tasks_in(arguments: list[str]) -> list[int]:
-    """Task numbers in -k: of `-k "task_1 or task_3"`, 1 and 3."""
+    """Task numbers in the -k flag: 1 and 3 for `-k "task_1 or task_3"`."""
     flags = [n for n, argument in enumerate(arguments) if argument.startswith("-k")]
     named = " ".join(" ".join(arguments[n : n + 2]) for n in flags)
     return [int(number) for number in re.findall(r"task_(\d+)", named)]
 
 
 def names_tests(argument: str) -> bool:
-    """Whether an argument is a file, folder or test; a few tests start faster in one process."""
+    """Whether an argument is a file, folder or test.
+
+    These run without xdist: a few tests take less time than starting workers.
+    """
     return Path(ROOT, argument.partition("::")[0]).exists()
 
 

@@ -1,7 +1,7 @@
-"""Renders terminal output of our commands as SVG, for the README.
+"""Renders terminal output of `main` and `batch-main` as SVG, for the README.
 
-`./pdmw run python -m tools.terminal_screenshot` regenerates it. For the live view it uses the frame
-that has the most decoding requests, out of several runs; for `main`, the final output.
+`./pdmw run python -m tools.terminal_screenshot` regenerates the SVG. It has the final output of
+`main` and, of several `batch-main` runs, the live view's frame with the most decoding requests.
 """
 
 import argparse
@@ -29,7 +29,7 @@ FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 MAIN = './pdmw run main --prompt "Why is decode slow?"'
 BATCH = "./pdmw run batch-main --draft-model demo-draft --kv-cache-bytes 13000000"
-BATCH_RUNS = 12  # a run takes 0.2 s and draws two or three frames
+BATCH_RUNS = 12  # a run takes only 0.2 s, so it draws only two or three frames
 
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
@@ -79,31 +79,36 @@ class Terminal:
 
 
 def run_in_terminal(command: str) -> Terminal:
-    """Runs a command line in a terminal of `COLUMNS` by `ROWS`, in the root of the tree.
+    """Runs a command line in a terminal of `COLUMNS` by `ROWS`, in the repository's root.
 
     Raises:
-        subprocess.CalledProcessError: it failed.
+        subprocess.CalledProcessError: the command failed.
     """
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    parent_fd, child_fd = pty.openpty()
+    fcntl.ioctl(child_fd, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     environment["TINY_LLM_MINE"] = str(ROOT / "build" / "no-learners-tree")
     for variable in ("COLUMNS", "LINES", "NO_COLOR"):
         environment.pop(variable, None)
     process = subprocess.Popen(
-        shlex.split(command), cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+        shlex.split(command),
+        cwd=ROOT,
+        env=environment,
+        stdin=child_fd,
+        stdout=child_fd,
+        stderr=child_fd,
     )
-    os.close(theirs)
+    os.close(child_fd)
     output = b""
     while True:
         try:
-            piece = os.read(ours, 65536)
+            chunk = os.read(parent_fd, 65536)
         except OSError:  # EOF on Linux; macOS returns empty bytes
-            piece = b""
-        if not piece:
+            chunk = b""
+        if not chunk:
             break
-        output += piece
-    os.close(ours)
+        output += chunk
+    os.close(parent_fd)
     if process.wait():
         raise subprocess.CalledProcessError(process.returncode, command, output)
     terminal = Terminal()

@@ -22,7 +22,7 @@ def main() -> int:
         command = [sys.executable, "-m", "tools.test_ext", "--solution", "mine"]
         os.execve(sys.executable, command, environment(tree))
 
-    from tiny_llm import kernels  # after the tree is selected
+    from tiny_llm import kernels  # imports the selected learner's tree or solution
     from tiny_llm.errors import UserError
 
     x = mx.random.normal((3, 4))

@@ -55,13 +55,13 @@ def main() -> int:
 
 
 def native(isa: str | None, sanitize: bool) -> list[Run]:
-    """Builds for this machine; returns the runs of its tests."""
+    """Builds the test program for this machine; returns one run per test."""
     program = build("native-sanitized" if sanitize else "native", sanitize=sanitize)
     return runs_of([str(program)], isa or "")
 
 
 def emulated() -> list[Run]:
-    """Builds for 64-bit ARM; returns the runs of its tests in an emulator."""
+    """Builds the test program for 64-bit ARM; returns one run per test, in an emulator."""
     program = build(
         "neon",
         "-DCMAKE_SYSTEM_NAME=Linux",
@@ -110,7 +110,7 @@ def passes(run: Run) -> bool:
 
 
 def build(name: str, *options: str, sanitize: bool = False) -> Path:
-    """Compiles the program; exits on failure."""
+    """Compiles the test program; exits with status 1 on failure."""
     folder = ROOT / "build" / "kernel-tests" / name
     configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), "-G", "Ninja", *options]
     configure += [

@@ -1,4 +1,4 @@
-"""`pdm run test-sanitizers`: the extension's tests under GCC's ASan and UBSan.
+"""`pdm run test-sanitizers`: tests of the extension under ASan and UBSan.
 
 Builds an instrumented extension in build/sanitized and runs the kernel tests against it. The first
 out-of-bounds access, use-after-free or undefined behavior aborts the process with a report. Extra
@@ -50,7 +50,7 @@ def main() -> int:
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
-    # ASan writes to the file descriptor. With fd capture, an abort would lose the report.
+    # ASan writes to file descriptor 2. If pytest captured it, an abort would lose the report.
     command += ["--capture=sys"]
     # Excludes task 3 of these days: a Metal kernel, which the emulator runs, or the scheduler.
     command += ["-k", "not task_3"]

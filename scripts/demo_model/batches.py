@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from .model import Group
 
-MAX_LENGTH = 1536
+MAX_LENGTH = 1536  # tokens; longer examples are skipped
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Flat tensors of T tokens, and the loss over `target_positions`."""
+    """A training batch: flat tensors of T tokens, and loss weights at `target_positions`."""
 
     ids: Tensor  # T
     positions: Tensor  # T
@@ -40,7 +40,7 @@ class Batch:
 
 
 def padded_length(length: int) -> int:
-    """Padded length of an example."""
+    """Number of tokens of an example after padding."""
     step = 8 if length <= 128 else 16 if length <= 256 else 64
     return -(-length // step) * step
 
@@ -89,7 +89,7 @@ class TrainingBatches:
         self.pending: list[Encoded] = []
 
     def take(self, with_prompt: bool) -> Batch:
-        """Builds the next batch; an example that does not fit is kept for the batch after it."""
+        """Builds the next batch; an example that does not fit begins the following batch."""
         used = sum(padded_length(len(encoded.ids)) for encoded in self.pending)
         while True:
             encoded = encode(next(self.examples), self.tokenizer)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .corpus.example import Example
 
 START, END = "<|im_start|>", "<|im_end|>"
-LONG_PROMPT = 90
-PROMPT_WEIGHT = 0.2
+LONG_PROMPT = 90  # tokens, including the answer
+PROMPT_WEIGHT = 0.2  # loss weight of prompt tokens; targets have 1
 EMPTY_THINKING = "<think>\n\n</think>\n\n"
 
 
@@ -33,7 +33,11 @@ class Encoded:
     loss_mask: np.ndarray  # bool: whether `ids[i]` is a training target
 
     def weights(self, with_prompt: bool) -> np.ndarray:
-        """Loss weights: 1 for targets; in a long prompt, small for every other prompt token."""
+        """Loss weights: 1 for targets; in long examples, small for every other prompt token.
+
+        Args:
+            with_prompt: whether prompt tokens get a weight; otherwise they have 0.
+        """
         weights = self.loss_mask.astype(np.float32)
         if with_prompt and len(self.ids) >= LONG_PROMPT:
             every_other = weights[1 + len(self.ids) % 2 :: 2]
@@ -42,55 +46,55 @@ class Encoded:
 
 
 def render_prompt(example: Example) -> str:
-    """Renders the prompt like the chat template, with a generation prompt."""
+    """Renders the prompt as the chat template does, up to the start of the answer."""
     turns = "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in example.prompt)
     return f"{turns}{START}assistant\n" + ("" if example.enable_thinking else EMPTY_THINKING)
 
 
 def render_answer(example: Example) -> list[tuple[str, str]]:
-    """Renders the expected output as pieces; see `_pieces`."""
+    """Renders the expected output as segments; see `_segments`."""
     thought = f"<think>\n{example.thought}\n</think>\n\n" if example.enable_thinking else ""
     if not example.answer_parts:
         return [("learn", f"{thought}{example.answer}{END}")]
-    pieces = [("learn" if learnt else "read", text) for text, learnt in example.answer_parts]
+    segments = [("learn" if learnt else "read", text) for text, learnt in example.answer_parts]
     if thought:
-        pieces.insert(0, ("learn", thought))
-    return [*pieces, ("learn", END)]
+        segments.insert(0, ("learn", thought))
+    return [*segments, ("learn", END)]
 
 
-def _pieces(example: Example) -> list[tuple[str, str]]:
-    """Splits the chat into (role, text) pieces.
+def _segments(example: Example) -> list[tuple[str, str]]:
+    """Splits the chat into (role, text) segments.
 
     Roles: "learn" is in the loss, "read" is not, "history" is except for its first token.
     """
-    pieces = []
+    segments = []
     is_closed = example.is_closed and not example.enable_thinking
     for message in example.prompt:
         if message["role"] == "assistant" and is_closed:
-            pieces.append(("read", f"{START}assistant\n{EMPTY_THINKING}"))
-            pieces += [("learn", f"{message['content']}{END}"), ("read", "\n")]
+            segments.append(("read", f"{START}assistant\n{EMPTY_THINKING}"))
+            segments += [("learn", f"{message['content']}{END}"), ("read", "\n")]
         elif message["role"] == "assistant":
-            pieces += [("read", f"{START}assistant\n"), ("history", f"{message['content']}{END}")]
-            pieces.append(("read", "\n"))
+            segments += [("read", f"{START}assistant\n"), ("history", f"{message['content']}{END}")]
+            segments.append(("read", "\n"))
         else:
-            pieces.append(("read", f"{START}{message['role']}\n{message['content']}{END}\n"))
+            segments.append(("read", f"{START}{message['role']}\n{message['content']}{END}\n"))
     opening = "" if example.enable_thinking else EMPTY_THINKING
-    pieces.append(("read", f"{START}assistant\n{opening}"))
-    return pieces + render_answer(example)
+    segments.append(("read", f"{START}assistant\n{opening}"))
+    return segments + render_answer(example)
 
 
 def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
-    """Encodes an example piece by piece.
+    """Encodes an example segment by segment.
 
-    The ids equal those of the whole text, because pieces are split at special tokens or, within an
-    output, at pre-tokenizer boundaries.
+    The ids equal those of the complete text, because segments are split at special tokens or,
+    within an output, at pre-tokenizer boundaries.
     """
     ids: list[int] = []
     loss_mask: list[bool] = []
-    for role, text in _pieces(example):
-        piece = tokenizer.encode(text, add_special_tokens=False).ids
-        ids += piece
-        learned = [role != "read"] * len(piece)
+    for role, text in _segments(example):
+        segment_ids = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += segment_ids
+        learned = [role != "read"] * len(segment_ids)
         if role == "history":
             learned[0] = False
         loss_mask += learned

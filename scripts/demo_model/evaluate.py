@@ -45,7 +45,7 @@ class Decoded:
 
     @property
     def is_right(self) -> bool:
-        """Exact match."""
+        """Whether the output after the reasoning equals the expected answer."""
         return self.text == self.example.answer
 
 

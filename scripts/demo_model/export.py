@@ -30,7 +30,7 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def checkpoint_name(name: str) -> str:
-    """Name of a parameter in Hugging Face and MLX checkpoints."""
+    """Maps a parameter name of the training model to its name in MLX and Hugging Face folders."""
     parts = name.split(".")
     if parts[0] == "layers" and parts[2] in ATTENTION_PARTS:
         parts.insert(2, "self_attn")

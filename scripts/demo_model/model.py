@@ -20,7 +20,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Group = tuple[int, int]  # (rows, length)
+Group = tuple[int, int]  # (number of examples, their padded length)
 CHUNK = 192  # queries per attention matmul
 
 
@@ -83,9 +83,10 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention. query: R x L x H_q x D; key, value: R x L x H x D -> R x L x H_q x D.
 
-    Query heads that share a key head are stacked along the length, so each key head takes one
-    matmul. On a CPU, for such short sequences, this is several times faster than a flash kernel.
-    Queries are processed in chunks, so that long sequences skip most masked keys.
+    R is the number of examples, L their padded length. Query heads that share a key head are
+    stacked along the length, so each key head takes one matmul. On a CPU, for such short sequences,
+    this is several times faster than a flash kernel. Queries are processed in chunks, so that long
+    sequences skip most masked keys.
     """
     rows, length, num_heads, dim = query.shape
     num_kv_heads = key.shape[2]
@@ -136,7 +137,7 @@ class Block(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: T x E -> rotated queries T x H_q x D, rotated keys and values T x H x D."""
+        """x: T x E -> queries T x H_q x D and keys T x H x D, both rotated; values T x H x D."""
         x = self.input_layernorm(x)
         split = (x.shape[0], -1, self.config.head_dim)
         query = self.q_norm(self.q_proj(x).view(split))
@@ -191,5 +192,5 @@ class Qwen3(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: N x E -> N x V; the embedding is also the LM head."""
+        """hidden: N x E, of N positions -> N x V; the embedding is also the LM head."""
         return functional.linear(hidden, self.embed_tokens.weight)

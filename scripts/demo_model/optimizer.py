@@ -21,11 +21,11 @@ BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.05
 CLIP_NORM = 1.0
 RAMP_STEPS = 30  # steps of the learning-rate ramp, while the moment estimates are inaccurate
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Muon's coefficients of the quintic iteration
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Moves the singular values of each matrix towards 1. matrices: N x O x I."""
+    """Moves the singular values of each matrix towards 1. matrices: N x O x I, N matrices."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16()
     tall = x.shape[1] > x.shape[2]
@@ -52,7 +52,7 @@ class MasterWeights:
         self.num_steps = 0
 
     def load(self, master: dict[str, Tensor]) -> None:
-        """Replaces the weights; the moments are unchanged."""
+        """Replaces the master weights and the model's; the optimizer's moments are unchanged."""
         self.master = {name: weight.clone() for name, weight in master.items()}
         self.write(quantize=False)
 

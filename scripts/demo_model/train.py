@@ -26,6 +26,8 @@ from .model import CONFIGS, Qwen3, rope_tables
 from .optimizer import MasterWeights
 from .seeds import CORPUS_SEED, WEIGHT_SEED
 
+# Shares of the training time: end of the warm-up, end of prompt tokens in the loss, start of the
+# learning rate's decay, start of quantization.
 WARM_UP, PROMPT_UNTIL, DECAY_FROM, QUANTIZE_FROM = 0.01, 0.35, 0.45, 0.70
 LOG_EVERY_STEPS = 10
 
@@ -40,7 +42,7 @@ def rate_at(share: float) -> float:
 
 
 def losses_of(model: Qwen3, batch: Batch) -> tuple[torch.Tensor, float]:
-    """Returns (training loss, a weighted cross-entropy; mean loss over only the outputs)."""
+    """Returns the weighted cross-entropy to minimize, and the mean cross-entropy of the targets."""
     hidden = model(batch.ids, batch.positions, batch.groups)
     logits = model.logits(hidden.index_select(0, batch.target_positions))
     losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")

@@ -1,7 +1,7 @@
-"""`python -m tools.agent.branches`: forks a run and shows the shared pages.
+"""`python -m tools.agent.branches`: forks an agent run.
 
-The demo model solves a subtraction in several sampled branches. One branch is selected by checking
-its result file, another by majority vote.
+The demo model solves a subtraction in several sampled branches. A check of the result files selects
+one branch, a majority vote over the answers selects one. Prints the KV cache pages that they share.
 """
 
 import argparse
@@ -20,7 +20,7 @@ TASK = TASKS[-1]
 
 
 def show(number: int, branch: Branch) -> str:
-    """One-line summary of a branch: tool calls, result file and answer."""
+    """One-line summary of a branch: tool calls, contents of the result file, final answer."""
     calls = [
         f"{call['function']['name']}{call['function']['arguments']}"
         for message in branch.transcript.messages
@@ -33,7 +33,7 @@ def show(number: int, branch: Branch) -> str:
 
 
 def main(count: int, seed: int) -> None:
-    """Forks a run, runs and selects branches, and prints their pages."""
+    """Forks an agent run into `count` branches; prints their results and KV cache pages."""
     llm = LLM("demo")
     model = LocalModel(llm, TEMPERATURE, max_tokens=64)
     make_agent = agents(model)

@@ -1,6 +1,6 @@
 """`python -m tools.agent.evaluation`: evaluates the demo model on arithmetic.
 
-The report is reproducible on the same machine and version.
+Seeds are fixed, so the same machine and package versions reproduce the report.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from .tasks import TASKS, agents, run_in
 
 
 def main(num_seeds: int, temperature: float) -> None:
-    """Evaluates and prints the report."""
+    """Runs each task once per seed and prints the report."""
     make_agent = agents(LocalModel(LLM("demo"), temperature, max_tokens=64))
     cases = [(task, number) for task in TASKS for number in range(num_seeds)]
     print(report([run_case(task, number, make_agent) for task, number in cases]))

@@ -17,7 +17,7 @@ RESULT = "result.txt"
 
 
 def with_result_file(tool: Tool, workspace: Path) -> Tool:
-    """Wraps a tool so that it also writes its result to the file `RESULT`."""
+    """Wraps a tool so that it also writes its result to the file `RESULT` in the workspace."""
 
     def function(**arguments: float) -> str:
         result = tool.function(**arguments)
@@ -51,9 +51,14 @@ TASKS = (
 
 
 def run_in(tree: Path | None, module: str, main: Callable[[], None]) -> None:
-    """Calls `main` in a process that imports the selected tree's `tiny_llm`.
+    """Calls `main` in a process that imports the selected `tiny_llm`.
 
-    If a task is unwritten, prints its name and exits with status 2.
+    If `main` needs an unwritten course task, prints the task's name and exits with status 2.
+
+    Args:
+        tree: the learner's tree, or None for the solution.
+        module: module to restart with `python -m` if another `tiny_llm` is on the import path.
+        main: the command.
     """
     restart_in_tree(tree, module)
     try:

@@ -1,7 +1,8 @@
-"""Import rules of the package, its module tree and its import diagram.
+"""Import rules of `tiny_llm`, its module tree and its import diagram.
 
 imports   imports of each module, from the syntax trees
 rules     layers and components, and the checks
-tree      the tree in ARCHITECTURE.md
+asserts   asserts with side effects
+tree      the module tree in ARCHITECTURE.md
 diagram   the import diagram
 """

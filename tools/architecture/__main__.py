@@ -1,4 +1,4 @@
-"""`python -m tools.architecture [--check]`: writes the import diagram and tree."""
+"""`python -m tools.architecture`: writes the import diagram and module tree."""
 
 import argparse
 import sys
@@ -14,13 +14,17 @@ DIAGRAM = PACKAGE.parents[1] / "book" / "assets" / "architecture.svg"
 
 
 def diagram() -> str:
-    """Import diagram of the current package, as SVG."""
+    """Import diagram of `tiny_llm`, as SVG."""
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     return draw(component_imports(read_package(PACKAGE)), folders)
 
 
 def check(drawn: Path = DIAGRAM) -> list[str]:
-    """Checks the rules, the tree and the diagram; returns one sentence per problem."""
+    """Checks import rules, asserts, module tree and diagram; returns one sentence per problem.
+
+    Args:
+        drawn: SVG file of the diagram.
+    """
     errors = problems(read_package(PACKAGE)) + unordered(PACKAGE) + impure_asserts(PACKAGE)
     if errors:
         return errors

@@ -1,7 +1,7 @@
 """Import diagram: a band per layer, a box per component, an arrow per import.
 
-Transitive imports are omitted: if a imports b, and b imports c, no arrow goes from a to c. The
-columns of the boxes are fixed in `LAYERS`; the rest is computed.
+Transitive imports are omitted: if a imports b, and b imports c, no arrow goes from a to c. `LAYERS`
+fixes the column of each box; all other coordinates are computed.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from .rules import LAYER, LAYERS, reachable_components
 COLUMN = {
     component: column for components in LAYERS.values() for component, column in components.items()
 }
-# Column in which a long arrow crosses the layers between its ends.
+# Column in which a long arrow crosses the layers between its ends, chosen to avoid their boxes.
 EDGE_COLUMN = {("models", "demo"): -0.2, ("generate", "sampler"): 9.9}
 
 WIDTH = 960
@@ -122,7 +122,7 @@ def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> li
 
 
 def _port(component: str, neighbours: list[str], neighbour: str) -> float:
-    """X of an arrow's end on a box's edge. The ends are spread out in the neighbours' order."""
+    """x of an arrow's end on the edge of `component`; ends are spaced in the neighbours' order."""
     space = min(14.0, (2 * _half_width(component) - 16) / max(1, len(neighbours) - 1))
     return _x(COLUMN[component]) + (neighbours.index(neighbour) - (len(neighbours) - 1) / 2) * space
 
@@ -132,7 +132,7 @@ def _column(component: str) -> float:
 
 
 def _top(number: int) -> int:
-    """Y of a layer's boxes; layer 0 is the lowest."""
+    """y of the upper edge of a layer's boxes; layer 0 is the lowest."""
     return TOP + (len(LAYERS) - 1 - number) * LAYER_HEIGHT
 
 

@@ -1,4 +1,4 @@
-"""Imports of each module of a package, read from its syntax tree without executing it."""
+"""Imports of each module of a package, from the modules' syntax trees."""
 
 import ast
 from collections.abc import Collection, Iterator
@@ -13,7 +13,8 @@ class Module:
     """One module and its imports, including those for type checking.
 
     Attributes:
-        name: name relative to the package: `cli.main`; `cli` and "" for `__init__` modules.
+        name: name relative to the package, such as `cli.main`; an `__init__` module has its
+            folder's name (`cli`), the package's own `__init__` has "".
         internal: imported modules of the package, including their parent packages.
         external: top-level names of all other imports.
         has_star_import: whether it has an `import *`.

@@ -1,7 +1,7 @@
-"""Import rules of the package.
+"""Import rules of `tiny_llm`.
 
-A *component* is a top-level entry: a module or a package. Every component is in a layer and imports
-only components of lower layers. Inside a component, neither modules nor sub-packages form a cycle.
+A *component* is a top-level module or sub-package. Every component is in a layer and imports only
+components of lower layers. Inside a component, neither modules nor sub-packages form a cycle.
 """
 
 import graphlib
@@ -125,7 +125,10 @@ def _problems_of(module: Module) -> list[str]:
 
 
 def _problems_of_week_1(modules: Mapping[str, Module]) -> list[str]:
-    """Week 1 must run with only MLX installed, so `kernels` must import the extension lazily."""
+    """Third-party imports of Week 1's modules other than MLX, one sentence each.
+
+    `tiny_llm_ext` is allowed, because `kernels` imports it lazily: Week 1 runs without it.
+    """
     found = []
     for name in sorted(reachable("qwen3_week1", modules)):
         others = modules[name].external - STANDARD_LIBRARY - {"mlx", "tiny_llm_ext"}

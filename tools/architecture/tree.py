@@ -1,7 +1,7 @@
-"""Tree of ARCHITECTURE.md, generated from the first line of each file.
+"""Module tree in ARCHITECTURE.md, generated from the first line of each file.
 
-A package's `__init__.py` lists its entries in reading order, in a docstring paragraph that begins
-with `Reading order:`. Everything else is sorted by name.
+In `tiny_llm`, each `__init__.py` lists the folder's entries in reading order, in a docstring
+paragraph that begins with `Reading order:`. Other folders are sorted by name.
 """
 
 import ast
@@ -18,8 +18,8 @@ BLOCK = re.compile(r"(?<=```text\n)tiny-llm/\n.*?(?=```)", re.DOTALL)
 WIDTH = 118
 HIDDEN = {"__init__.py", "__main__.py", "__pycache__"}
 
-# Folders outside the package: (description if they have no docstring, whether the tree shows
-# their modules and sub-folders).
+# Folders outside `tiny_llm`: (description if they have no docstring, whether the tree shows
+# their modules, whether it shows their sub-folders).
 OUTSIDE = {
     "src/extensions": ("C++ extension: one folder of src/ per operation", False, False),
     "src/extensions/src": ("operations", False, True),
@@ -37,7 +37,7 @@ class Entry:
     Attributes:
         path: absolute path.
         depth: indentation level.
-        text: first line of the file, or of the folder's `__init__.py`.
+        text: description, see `first_line`.
     """
 
     path: Path
@@ -46,7 +46,10 @@ class Entry:
 
 
 def first_line(path: Path) -> str:
-    """First sentence of a Python file, package or operation's header; "" if missing."""
+    """First docstring paragraph of a Python file or package; "" if missing.
+
+    For the folder of a C++ operation, the first comment sentence of the operation's header.
+    """
     if path.is_dir():
         header = path / f"{path.name}.h"
         path = header if header.exists() else path / "__init__.py"
@@ -120,7 +123,7 @@ def _line(entry: Entry, width: int) -> str:
 
 
 def tree() -> str:
-    """The complete tree, one line per entry."""
+    """The complete module tree as text, one line per entry."""
     top = Entry(PACKAGE, 1, first_line(PACKAGE))
     entries = [top, *_package(PACKAGE, 2), *_outside()]
     width = 2 + max(2 * entry.depth + len(entry.path.name) for entry in entries)
@@ -128,5 +131,5 @@ def tree() -> str:
 
 
 def page(text: str) -> str:
-    """The page with an up-to-date tree."""
+    """Text of ARCHITECTURE.md with the tree regenerated."""
     return BLOCK.sub(lambda _: tree(), text, count=1)

@@ -1,4 +1,4 @@
-"""Builds and checks the book: chapters in `book/pages`, the site in `build/book/site`.
+"""Builds the book from `book/pages` into `build/book/site`, and checks it.
 
 source.py          excerpts of source files, by task, function or signature
 chapters.py        chapters: headings, code blocks and tasks
@@ -20,4 +20,4 @@ BUILD = ROOT / "build" / "book"
 
 
 class BookError(Exception):
-    """An error in a chapter, with its location."""
+    """A defect of the book or a failed build; the message has chapter and line if known."""

@@ -1,4 +1,4 @@
-"""`pdm run book-build` builds the book; `pdm run book` also serves and rebuilds it."""
+"""`pdm run book-build` builds the book; `pdm run book` also serves it."""
 
 import argparse
 import importlib.util
@@ -70,11 +70,12 @@ def prepare() -> None:
 
 
 def with_repository(config: str, repository: str | None) -> str:
-    """Adds links to the repository that publishes the book, to each page's source and to feedback.
+    """Adds links to the publishing repository, to each page's source and to the feedback form.
 
     Args:
         config: contents of zensical.toml.
-        repository: owner/name on GitHub, as its workflows set it; None for a local build.
+        repository: owner/name, from GITHUB_REPOSITORY in a GitHub workflow; None for a local build,
+            which gets no links.
     """
     if not repository:
         return config
@@ -108,7 +109,7 @@ def _expand_after_changes() -> None:
 
 
 def main() -> int:
-    """Runs the command. Exit status: 0, or 1 after an error, printed as one sentence."""
+    """Runs the command. Exit status: 0, or 1 after an error."""
     parser = argparse.ArgumentParser(prog="book", description=__doc__)
     parser.add_argument("--serve", action="store_true", help="serve and rebuild on changes")
     parser.add_argument("--address", default="localhost:8000", metavar="HOST:PORT")

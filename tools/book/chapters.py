@@ -1,4 +1,4 @@
-"""Source chapters: code blocks, tasks, and the day of each chapter."""
+"""Parses chapters: code blocks, task headings, and the day of the course."""
 
 import re
 from collections.abc import Iterator

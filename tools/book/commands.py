@@ -1,6 +1,6 @@
 """Runs the book's runnable code blocks and compares their output.
 
-    ```sh runnable                 every line must succeed, from the root of the tree
+    ```sh runnable                 every line must succeed, run in the repository's root
     ```python runnable             the same in Python
     ```sh runnable clang           the same, skipped if the Metal emulator has no clang
     ```text output                 expected output of the preceding block; … matches anything
@@ -60,14 +60,14 @@ def run(command: Command) -> None:
     Raises:
         BookError: the block failed, or its output differs.
     """
-    place = where(command.chapter, command.block.line)
+    location = where(command.chapter, command.block.line)
     if command.block.language == "python":
         arguments = [sys.executable, "-c", command.block.text]
     elif command.block.language == "sh":
         arguments = ["bash", "-euo", "pipefail", "-c", command.block.text]
     else:
         raise BookError(
-            f"{place}: language '{command.block.language}' is not runnable; use sh or python"
+            f"{location}: language '{command.block.language}' is not runnable; use sh or python"
         )
     with tempfile.TemporaryDirectory() as folder:
         pdm = Path(folder) / "pdm"
@@ -89,11 +89,13 @@ def run(command: Command) -> None:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired as error:
-            raise BookError(f"{place}: timeout after {TIMEOUT} seconds") from error
+            raise BookError(f"{location}: timeout after {TIMEOUT} seconds") from error
     if result.returncode != 0:
-        raise BookError(f"{place}: exit status {result.returncode}\n{result.stdout}{result.stderr}")
+        raise BookError(
+            f"{location}: exit status {result.returncode}\n{result.stdout}{result.stderr}"
+        )
     if command.output is not None and not matches(result.stdout, command.output):
-        raise BookError(f"{place}: got output\n{result.stdout}\nexpected\n{command.output}")
+        raise BookError(f"{location}: got output\n{result.stdout}\nexpected\n{command.output}")
 
 
 def matches(printed: str, expected: str) -> bool:
@@ -107,7 +109,7 @@ def _trimmed(text: str) -> str:
 
 
 def run_all() -> int:
-    """Runs all runnable blocks, two at a time, and prints their times.
+    """Runs all runnable blocks, two at a time, and prints the seconds of each.
 
     Returns:
         Number of blocks.

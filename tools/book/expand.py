@@ -5,9 +5,9 @@
     {{ figure attention_shapes: The shapes of attention. }}  a drawing from book/diagrams
     {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.PENDING
 
-Below a task's heading, its files and functions are listed, from the markers in the sources. A link
-to `src:PATH` points to a page with that file. `runnable`, `clang` and `output` after a fence, which
-commands.py interprets, are removed. Errors name chapter and line.
+Below a task's heading, the task's files and functions are inserted, from the `[task …]` markers in
+the sources. A link to `src:PATH` points to a page with that file. `runnable`, `clang` and `output`
+after a fence, which commands.py interprets, are removed. Errors name chapter and line.
 """
 
 import html

@@ -57,7 +57,7 @@ class Page(HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """Problems of a site's links, one sentence each."""
+    """Broken links, external resources and unprocessed markup, one sentence each."""
     pages = {file.resolve(): _read(file) for file in site.rglob("*.html")}
     errors = []
     for file, page in sorted(pages.items()):
@@ -79,7 +79,7 @@ def _read(file: Path) -> Page:
 def _problem(
     link: str, loaded: bool, file: Path, site: Path, pages: dict[Path, Page]
 ) -> str | None:
-    """Problem of a link, or None."""
+    """Problem of a link, or None if the link is correct."""
     parts = urlsplit(link)
     if parts.scheme in ("http", "https") or link.startswith("//"):
         return f"loads {link} from another site" if loaded else None

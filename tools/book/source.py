@@ -5,7 +5,7 @@ An excerpt is selected by its kind and, except for `file` and `header`, a name:
     task 1.1.1            the lines between `# [task 1.1.1]` and `# [/task 1.1.1]`
     task 1.1.1 softmax    the lines of `# [task 1.1.1 softmax]`
     function softmax      a function or class with its body; `Class.method` for a method
-    signature softmax     the same with `...` as body; for a class, all methods' signatures
+    signature softmax     the same with `...` as body; for a class, public methods' signatures
     header                the leading comment or docstring of a file
     file                  the complete file
 """
@@ -35,7 +35,7 @@ MARKER = re.compile(r"^\s*(?:#|//)\s*\[(/?)(?:task ([^\]]+)|solution only)\]\s*$
 
 @dataclass(frozen=True)
 class Piece:
-    """An excerpt.
+    """An excerpt of a source file.
 
     Attributes:
         text: lines without common indentation and task markers.
@@ -142,7 +142,7 @@ def _python(text: str, name: str, signature: bool, file: Path) -> Piece:
 
 
 def _signature(node: Definition, lines: list[str]) -> list[str]:
-    """A definition with dots after its docstring; for a class, the same for each method."""
+    """Head and docstring of a definition, then `...`; for a class, also of its public methods."""
     head_end = node.body[0].lineno - 1
     if ast.get_docstring(node) is not None:
         head_end = node.body[0].end_lineno or head_end
@@ -181,7 +181,7 @@ def _braces(text: str, name: str, signature: bool, language: str, file: Path) ->
 
 
 def _closing_brace(text: str, start: int) -> int:
-    """Position of the brace that closes the one at `start`."""
+    """Index of the brace that closes the one at `start`; the last index if it is unclosed."""
     depth = 0
     for index in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[index], 0)

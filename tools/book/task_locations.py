@@ -19,7 +19,7 @@ def functions_of_tasks() -> dict[str, dict[str, list[str]]]:
         assert block.task is not None
         text = path.read_text(encoding="utf-8")
         lines = placeholder(text, block, path)
-        # The message is split into string literals or comments, one per line.
+        # The placeholder's message is split into string literals or comments, one per line.
         message = " ".join(line.strip().strip('"/ );') for line in lines)
         function = PLACEHOLDER.search(re.sub(r"\s+", " ", message))
         name = function[1] if function else block.name
@@ -31,7 +31,7 @@ def functions_of_tasks() -> dict[str, dict[str, list[str]]]:
 
 
 def task_locations_line(task_id: str) -> str | None:
-    """A task's locations as a line of Markdown; None without markers."""
+    """A task's locations as a line of Markdown; None if no source file has its marker."""
     files = functions_of_tasks().get(task_id)
     if files is None:
         return None

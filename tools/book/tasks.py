@@ -21,7 +21,7 @@ COMMAND = re.compile(r"pdm run test --week (\d) --day (\d)(?: -- -k task_(\d+))?
 
 
 def tasks_of_tests(tests: Path = ROOT / "tests") -> set[str]:
-    """Tasks with tests, such as "1.3.2"."""
+    """Ids of tasks that have tests, such as "1.3.2"."""
     found = set()
     for file in tests.glob("week_*/test_day_*.py"):
         day = f"{file.parent.name[5:]}.{file.stem[9:]}"
@@ -62,7 +62,7 @@ def check_tasks(tested: set[str]) -> list[str]:
 
 
 def _wrong_commands(chapter: Path, known: set[str]) -> list[str]:
-    """Test commands of a chapter that would select no test."""
+    """Test commands of a chapter that would select no test, one sentence each."""
     errors = []
     for number, line in enumerate(chapter.read_text(encoding="utf-8").splitlines(), start=1):
         command = COMMAND.search(line)

@@ -1,11 +1,11 @@
-"""`pdm run check-mac`: cross-compiles and links the extension for Apple Silicon.
+"""`pdm run check-mac`: cross-compiles the extension for Apple Silicon.
 
     pdm run check-mac
 
 Runs the extension's CMakeLists.txt with a cross-compiler (the package ziglang), against the headers
 and the libmlx.dylib of MLX's macOS wheel and with nanobind. This compiles the Mac-only files: the
-GPU launch code and the NEON kernels. Warnings are errors, as are symbols that are undefined in MLX,
-the system and the Python interpreter. The resulting module is inspected (module.py), not run.
+GPU launch code and the NEON kernels. Warnings are errors, as are symbols that neither MLX, macOS
+nor the Python interpreter defines. The resulting module is inspected (module.py), not run.
 
 The first run downloads MLX's macOS wheel from the Python package index. If the index is
 unreachable, the check is skipped.

@@ -1,4 +1,4 @@
-"""Runs a CMakeLists.txt for macOS on Apple Silicon, with ziglang as the compiler."""
+"""Runs a CMakeLists.txt for macOS on Apple Silicon, compiling with ziglang."""
 
 import importlib.util
 import os
@@ -41,7 +41,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     """
     write_toolchain(work)
     objects = work / "objects"
-    # CMake's cache may contain paths of another version; object files are reused.
+    # CMake's cache may contain paths of another MLX or Python version; object files are reused.
     (objects / "CMakeCache.txt").unlink(missing_ok=True)
     configure = ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(objects)]
     configure += [f"-DCMAKE_TOOLCHAIN_FILE={work / 'toolchain.cmake'}"]
@@ -96,8 +96,8 @@ def write_toolchain(work: Path) -> None:
 def python_headers(work: Path) -> Path:
     """Folder of Python.h.
 
-    Debian's pyconfig.h dispatches on the processor and rejects a Mac's. A copy of the headers with
-    this machine's pyconfig.h is then used: both platforms are 64-bit.
+    Debian's pyconfig.h includes one header per processor and rejects macOS. In that case, returns a
+    copy of the headers with this machine's pyconfig.h, which suits macOS: both are 64-bit.
     """
     installed = Path(sysconfig.get_path("include"))
     architecture = sysconfig.get_config_var("MULTIARCH") or ""

@@ -14,7 +14,7 @@ import sys
 
 
 def translate(arguments: list[str]) -> list[str]:
-    """The command for ziglang."""
+    """Translates a link command's arguments to ziglang's."""
     command = []
     for argument in arguments:
         if argument == "-bundle":

@@ -89,7 +89,7 @@ def defined(file: Path) -> set[str]:
 
 
 def imported(module: Path) -> dict[str, list[str]]:
-    """Imported names by library, or OPEN."""
+    """Imported symbols by library; those without a library are listed under `OPEN`."""
     libraries = strings(module, "LC_LOAD_DYLIB")
     names: dict[str, list[str]] = {library: [] for library in [*libraries, OPEN]}
     for entry, name in SymbolTable(MachO(str(module))).undefsyms or []:

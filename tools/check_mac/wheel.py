@@ -1,4 +1,4 @@
-"""MLX's macOS wheel: headers, including Metal's C++ interface, and libmlx.dylib."""
+"""MLX's macOS wheel: headers (MLX's and Metal's for C++) and libmlx.dylib."""
 
 import subprocess
 import sys
@@ -11,9 +11,10 @@ MACOS = "14.0"
 
 
 def macos_wheel(work: Path) -> Path | None:
-    """Unpacks the package `mlx` of the installed version's macOS wheel into `work`.
+    """Downloads the macOS wheel of the installed MLX version and unpacks it into `work`.
 
-    Omits the compiled Metal kernels (100 MB). Returns the package, or None if the download fails.
+    Omits the compiled Metal kernels (100 MB). Returns the folder of the package `mlx`, or None if
+    the download fails.
     """
     folder = work / f"mlx-{version('mlx')}"
     if not folder.exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 from .tree import EXTENSION
 
 STALE = "your extension's sources were changed after it was built: `pdm run build-ext`"
-# Suffixes of build inputs. Except on a Mac, tests compile the Metal kernels, not the build.
+# Suffixes of build inputs; .metal only on a Mac, because elsewhere the tests compile the kernels.
 COMPILED = {".cpp", ".h", ".cmake", ".txt"} | ({".metal"} if sys.platform == "darwin" else set())
 
 # CMake options for correctness tests: bit-identical results in two thirds of the build time.

@@ -1,9 +1,9 @@
 """Fork server: runs pytest sessions with preloaded imports.
 
 Importing the tests' dependencies (MLX, mlx_lm, scipy) takes seconds, several times as long as a
-task's tests. This process imports them once; each session is a fork that imports tiny_llm from the
-given tree. Reads one JSON job per line from stdin and writes one line per finished session. Linux
-only: Metal does not survive a fork.
+task's tests. This process imports them once; each session is a fork that imports the `tiny_llm` of
+the job: a learner's or the solution's. Reads one JSON job per line from stdin and writes one line
+per finished session. Linux only: Metal does not survive a fork.
 """
 
 import gc
@@ -54,7 +54,7 @@ def run(job: dict[str, Any]) -> None:
 
 
 def use_tree(tree: Path) -> None:
-    """Loads the tree's sitecustomize, as Python does at startup with site/ on PYTHONPATH."""
+    """Loads a learner's sitecustomize, as Python does at startup with `site/` on PYTHONPATH."""
     spec = importlib.util.spec_from_file_location(
         "sitecustomize", tree / "site" / "sitecustomize.py"
     )

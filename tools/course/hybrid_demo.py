@@ -1,4 +1,4 @@
-"""`pdm run hybrid`: a small hybrid model with random weights, for days 6.4 and 6.5.
+"""`pdm run hybrid`: a hybrid model with random weights, for days 6.4 and 6.5.
 
 `memory` runs a growing context through your DeltaNet and through the extension's kernels.
 `conversation` serves the turns of a chat with and without the prefix cache's checkpoints. Random
@@ -40,14 +40,14 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }
-PAGE_SIZE, CHUNK = 32, 64
+PAGE_SIZE, CHUNK = 32, 64  # tokens per page of the KV cache, tokens per forward pass
 CONTEXTS = (64, 256, 1024)
-TOLERANCE = 1e-3  # rounding errors are below 1e-5
+TOLERANCE = 1e-3  # relative; rounding errors are below 1e-5
 FACTS = "The trams of Lenmora are yellow. A festival takes place in September. "
 
 
 def memory() -> Iterator[str]:
-    """Memory by context length, and the difference between your functions and the kernels.
+    """Table of memory by context length, and of the logits' difference between both backends.
 
     Raises:
         ValueError: the logits differ by more than rounding.
@@ -86,7 +86,7 @@ def _kib(num_bytes: int) -> str:
 
 
 def turns(number: int) -> Iterator[list[dict[str, str]]]:
-    """Yields the messages of a chat at each turn."""
+    """Yields the messages of a chat before each of `number` answers."""
     messages = [{"role": "system", "content": f"You know Lenmora. {FACTS * 12}"}]
     for turn in range(number):
         messages.append({"role": "user", "content": f"Question {turn}. {FACTS * 3}"})
@@ -95,7 +95,7 @@ def turns(number: int) -> Iterator[list[dict[str, str]]]:
 
 
 def conversation(number: int = 6) -> Iterator[str]:
-    """Cached tokens and time to first token of each turn."""
+    """Table of cached prompt tokens and time to first token, one row per turn."""
     from tiny_llm import LLM, SamplingParams, load
     from tiny_llm.models.checkpoint.dummy import random_checkpoint
 

@@ -1,4 +1,4 @@
-"""`pdm run json-demo`: the demo model writes JSON, with and without a grammar, for day 5.4.
+"""`pdm run json-demo`: JSON with and without a grammar, for day 5.4.
 
 At a high temperature, unconstrained output seldom matches the schema. With a grammar, all outputs
 match, and forced tokens need no extra steps.
@@ -66,7 +66,7 @@ def marked_steps(llm: Any, params: Any) -> tuple[str, int, int]:
 
 
 def main() -> int:
-    """Prints the counts with and without a grammar, and the steps of one output."""
+    """Prints how many outputs match with and without a grammar, and the steps of one output."""
     parser = argparse.ArgumentParser(
         prog="json-demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,9 +1,9 @@
 """`pdm run mixture`: the demo model as a mixture of experts, for day 6.1.
 
 Every MLP becomes eight identical experts, with a random router that selects two per token. Some
-mixtures are initialized in this way ("sparse upcycling"), and training differentiates the copies.
-Before training, the experts' routing weights sum to 1, so the mixture generates the demo's output
-if routing, sorting and summation are correct, and noise otherwise.
+mixtures are initialized in this way ("sparse upcycling"), and training differentiates the experts.
+Without training, a token's experts are identical and their routing weights sum to 1, so the mixture
+generates the demo model's output if routing, sorting and summation are correct, noise otherwise.
 
 Source: Komatsuzaki et al., "Sparse Upcycling" (2022), arXiv 2212.05055.
 """
@@ -25,11 +25,11 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def write_moe_demo(folder: Path, seed: int = 0) -> None:
-    """Writes the checkpoint, replacing an existing one.
+    """Writes the mixture's checkpoint, replacing an existing one.
 
     Args:
-        folder: output, created if needed.
-        seed: seed of the routers.
+        folder: checkpoint folder, created if needed.
+        seed: seed of the random router weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in TARGET_PATH.iterdir():
@@ -57,16 +57,16 @@ def moe_weights_from(
     """Converts a dense model's tensors to those of the mixture.
 
     Args:
-        weights: tensors by name.
-        config: configuration of the model.
-        seed: seed of the routers.
+        weights: the dense model's tensors by name.
+        config: the mixture's config.
+        seed: seed of the random router weights.
     """
     tensors: dict[str, mx.array] = {}
     for name, array in weights.items():
         parts = name.split(".")
         if parts[-2] in PROJECTIONS:  # for example …mlp.up_proj.scales
             name = ".".join([*parts[:-2], "switch_mlp", *parts[-2:]])
-            array = mx.repeat(array[None], NUM_EXPERTS, axis=0)  # X×O×I
+            array = mx.repeat(array[None], NUM_EXPERTS, axis=0)  # axis 0: expert
         tensors[name] = array
     keys = mx.random.split(mx.random.key(seed), config["num_hidden_layers"])
     for layer, key in enumerate(keys):

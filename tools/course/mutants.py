@@ -2,8 +2,8 @@
 
 Each question shows the failing tests and their messages, as they would appear for the learner's
 code, and a list of that day's mutations, one of which was applied. The diff follows the answer.
-Mutations in C++ come last: the first one takes minutes to compile, the others seconds. The
-score is stored in the tree's history. Without --day it lists the days with their best scores.
+Mutations in C++ come last: the first one takes minutes to compile, the others seconds. The score is
+stored in the learner's history. Without --day, lists the days with their best scores.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def mistakes_of(day: Day) -> list[Wrong]:
-    """Mistakes of a day that can run on this machine.
+    """A day's mistakes (mutations of the solution) that can run on this machine.
 
     Raises:
         LookupError: no mistake can run.
@@ -142,8 +142,8 @@ def play(
     for number, ((applied, choices), outcomes) in enumerate(test_failures(quiz, console), 1):
         console.rule(f"mistake {number} of {len(quiz)}, task {applied.task}")
         show_symptoms(outcomes, console)
-        for place, wrong in enumerate(choices, 1):
-            console.print(f"  {place}  {wrong.what}", markup=False)
+        for option, wrong in enumerate(choices, 1):
+            console.print(f"  {option}  {wrong.what}", markup=False)
         answer = ask(len(choices))
         if answer is None:
             break
@@ -161,7 +161,7 @@ def play(
 def test_failures(
     quiz: Sequence[tuple[Wrong, list[Wrong]]], console: Console
 ) -> Iterator[tuple[tuple[Wrong, list[Wrong]], list[Outcome]]]:
-    """Applies the mistakes one by one, on demand, and runs the tests of each task."""
+    """Yields each question, and the test outcomes of the solution with the question's mistake."""
     complete = ROOT / "build" / "mutants" / "mine"
     with Runner() as runner, tempfile.TemporaryDirectory() as folder:
         for number, question in enumerate(quiz):
@@ -238,7 +238,7 @@ def overview(tree: Path | None) -> Table:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first names, and the number of omitted ones."""
+    """The first `SHOWN_TESTS` names, and the number of omitted names."""
     more = len(names) - SHOWN_TESTS
     return ", ".join(names[:SHOWN_TESTS]) + (f" and {more} more" if more > 0 else "")
 

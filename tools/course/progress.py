@@ -76,7 +76,7 @@ TO_WRITE = "[dim]to write[/]"
 
 
 def state(outcomes: list[Outcome]) -> tuple[str, str]:
-    """A task's mark, and a hint about the first failure."""
+    """A task's state as shown in the table, and a hint about the first failure."""
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     if not outcomes:
         return "[dim]no tests[/]", ""

@@ -1,4 +1,4 @@
-"""Pytest plugin: writes one JSON line per test, and the running test, for runner.py."""
+"""Pytest plugin: writes outcomes as JSON lines, and the running test's id."""
 
 import json
 import os
@@ -9,7 +9,7 @@ REPORT = os.environ.get("TINY_LLM_REPORT")
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Records the running test, to name it after a crash."""
+    """Records the running test's id, so that runner.py can name it after a crash."""
     if REPORT is not None:
         Path(REPORT).with_suffix(".running").write_text(nodeid, encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """Pytest plugin: summarizes unwritten tasks for `pdm run test --week N`.
 
-Tests of an unwritten task fail without a traceback and are counted on one line. For other failures,
-the first case is shown with the number of other failing cases.
+Tests of an unwritten task fail without a traceback and are counted on one line. If several cases of
+another test function fail, only the first is shown, followed by the number of failing cases.
 """
 
 import re
@@ -21,7 +21,7 @@ UNWRITTEN = re.compile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the summary plugin."""
+    """Registers a `SummaryPlugin`, whose counters belong to one pytest session."""
     config.pluginmanager.register(SummaryPlugin(), "brief")
 
 
@@ -47,7 +47,7 @@ class SummaryPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
-        """Gives unwritten tasks and repeated failures separate categories, which are not shown."""
+        """Moves unwritten tasks and repeated failures to categories that pytest does not print."""
         if getattr(report, "unwritten", None) is not None:
             return "unwritten", "w", "UNWRITTEN"
         if getattr(report, "is_repeated", False):
@@ -56,7 +56,7 @@ class SummaryPlugin:
 
     @pytest.hookimpl(tryfirst=True)  # before the terminal reporter, which queries the status
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Counts reports, including those from xdist workers."""
+        """Counts failures and unwritten tasks, including those from xdist workers."""
         if getattr(report, "unwritten", None) is not None:
             begin, function, end = report.unwritten
             self._unwritten[begin, end][function] += 1

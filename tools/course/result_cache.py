@@ -1,8 +1,8 @@
 """Test result cache: `pdm run progress` reruns only what changed.
 
 A day's tests depend on its tasks, earlier tasks and their prerequisites. The cache key covers the
-learner's files without the blocks of later tasks, the built extension, the solution's package and
-the tests.
+learner's files without the blocks of later tasks, the built extension, the solution's sources, the
+tests and the library versions.
 """
 
 import ast
@@ -23,14 +23,14 @@ from .runner import Outcome
 from .tasks import DAYS, Day, with_needs
 from .tree import EXTENSION, PACKAGE, ROOT
 
-# Inputs of all days: folders, and libraries (hashed by version).
+# Inputs of every day's tests: folders, and libraries (hashed by version).
 SHARED = ("src/tiny_llm", "src/extensions", "tests", "tools")
 LIBRARIES = ("mlx", "mlx-lm", "numpy", "pytest")
 EMULATED = (".metal", ".h")  # compiled by the emulator at test time
 
 
 class ResultCache:
-    """Cached outcomes of each day, with the hash of their inputs.
+    """Cached test outcomes of each day, with the hash of the tests' inputs.
 
     Args:
         tree: learner's tree, or None for the solution.
@@ -46,13 +46,13 @@ class ResultCache:
 
     def get(self, day: Day) -> list[Outcome] | None:
         """Returns the day's cached outcomes; None if they are missing or out of date."""
-        kept = self._days.get(day.id, {})
-        if kept.get("contents") != hash_inputs(self._tree, day):
+        cached = self._days.get(day.id, {})
+        if cached.get("contents") != hash_inputs(self._tree, day):
             return None
-        return [Outcome(**outcome) for outcome in kept["outcomes"]]  # type: ignore[attr-defined]
+        return [Outcome(**outcome) for outcome in cached["outcomes"]]  # type: ignore[attr-defined]
 
     def put(self, day: Day, outcomes: Iterable[Outcome]) -> None:
-        """Stores a day's outcomes, unless a session was aborted."""
+        """Stores a day's outcomes, except those of an aborted test session."""
         outcomes = list(outcomes)
         if not all(outcome.test for outcome in outcomes):
             return
@@ -73,7 +73,7 @@ def hash_inputs(tree: Path | None, day: Day) -> str:
     """
     digest = hashlib.sha256(hash_shared_inputs().encode())
     module = solution_module() if tree is None else built_module(tree)
-    # Week 1 runs without the extension. Hashes the build: its sources may have changed since.
+    # From Week 2 on. Hashes the compiled module: its sources may have changed since the build.
     if module is not None and (day.week, day.day) >= (1, 7):
         digest.update(module.read_bytes())
     if tree is None:
@@ -107,7 +107,7 @@ def without_later_tasks(path: Path, tasks: set[str]) -> str:
 
 @cache
 def hash_shared_inputs() -> str:
-    """Hashes the solution's files, the tests and the library versions."""
+    """Hashes the solution's sources, tests, tools, and the library versions."""
     digest = hashlib.sha256(f"{sys.version} {has_clang()}".encode())
     for library in LIBRARIES:
         digest.update(f"{library} {version(library)}".encode())

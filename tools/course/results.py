@@ -30,6 +30,9 @@ def outcomes_by_task(
         days: days to test.
         console: console for progress output.
         again: whether to ignore cached results.
+
+    Returns:
+        Outcomes by task id.
     """
     cache = ResultCache(tree)
     by_day = {day.id: None if again else cache.get(day) for day in days}
@@ -69,7 +72,7 @@ def outcomes_by_task(
         for outcome in by_day[day.id] or []:
             if outcome.task in TASKS:
                 found[outcome.task].append(outcome)
-            elif not outcome.test:  # the process crashed, so none of the day's tasks counts as done
+            elif not outcome.test:  # the session crashed, so none of the day's tasks counts as done
                 for task in day.tasks:
                     found[task.id].append(outcome)
     return found

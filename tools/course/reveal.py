@@ -35,8 +35,8 @@ class Difference:
     """A block of a task in the learner's tree and in the solution.
 
     Attributes:
-        file: path relative to both roots.
-        block: position in the learner's file.
+        file: path relative to the learner's tree and to the repository.
+        block: the block's position in the learner's file.
         mine, solution: the block's lines in the learner's file and in the solution.
         is_begun: whether the learner has edited the block.
     """
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tasks_passing(tree: Path, found: list[Difference], console: Console) -> set[str]:
-    """Tasks of these blocks that the learner has edited and whose tests pass."""
+    """Ids of the tasks in `found` that the learner has solved: edited, and passing the tests."""
     begun = {item.block.task for item in found if item.is_begun and item.mine != item.solution}
     tasks = {task for task in begun if task is not None}
     days = {day_of_task(task).id: day_of_task(task) for task in tasks}
@@ -96,7 +96,7 @@ def tasks_passing(tree: Path, found: list[Difference], console: Console) -> set[
 
 
 def tasks_of(day: Day, number: int | None) -> set[str]:
-    """All tasks of a day, or the one with this number.
+    """Ids of a day's tasks; if `number` is given, only the id of that task.
 
     Raises:
         LookupError: the day has no such task.
@@ -109,7 +109,7 @@ def tasks_of(day: Day, number: int | None) -> set[str]:
 
 
 def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
-    """Blocks of some tasks, in file order.
+    """Yields the blocks of `tasks`, in file order.
 
     Raises:
         MarkerError: the learner's file or the block's markers are missing.
@@ -130,18 +130,18 @@ def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
             )
         block = blocks[solution_block.label]
         lines = text.split("\n")[block.start : block.end]
-        theirs = path.read_text(encoding="utf-8").split("\n")
+        solution_lines = path.read_text(encoding="utf-8").split("\n")
         yield Difference(
             file,
             block,
             lines,
-            theirs[solution_block.start : solution_block.end],
+            solution_lines[solution_block.start : solution_block.end],
             _is_begun(lines, file),
         )
 
 
 def tasks_begun(tree: Path) -> set[str]:
-    """Tasks that the learner has edited; all tasks if a block cannot be located."""
+    """Ids of the tasks that the learner has edited; all ids if a block cannot be located."""
     try:
         found = list(differences(tree, set(TASKS)))
     except MarkerError:
@@ -150,14 +150,14 @@ def tasks_begun(tree: Path) -> set[str]:
 
 
 def _is_begun(lines: list[str], file: Path) -> bool:
-    """Whether a block has more than the starter's placeholder."""
+    """Whether a block has code other than the starter's placeholder."""
     if file.suffix == ".metal":
         return has_code(lines)
     return bool(STARTER.sub("", "\n".join(lines)).strip())
 
 
 def show(console: Console, tree: Path, difference: Difference, applied: bool) -> None:
-    """Prints one block: the solution if the learner's is unedited, else a diff."""
+    """Prints one block: the solution's code if the learner's is unedited, else a diff."""
     where = f"{shown(tree / difference.file)}:{difference.block.start}"
     title = f"[bold]task {difference.block.label}[/] in {where}"
     if difference.mine == difference.solution:
@@ -180,7 +180,9 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
 
 
 def apply(tree: Path, found: list[Difference]) -> list[Path]:
-    """Replaces the learner's blocks with the solution's, from the end of each file.
+    """Replaces the learner's blocks with the solution's.
+
+    Starts at the end of each file, so that the positions of earlier blocks remain valid.
 
     Returns:
         Backup files of the learner's edits.
@@ -207,7 +209,7 @@ def _new_file(folder: Path, difference: Difference) -> Path:
 
 
 def apply_tasks(tree: Path, tasks: set[str]) -> None:
-    """Inserts the solution of some tasks into a tree, without output.
+    """Inserts the solution's code for `tasks` into a learner's tree, without printing it.
 
     Raises:
         MarkerError: see `differences`.

@@ -26,9 +26,9 @@ class Outcome:
     """Outcome of one test.
 
     Attributes:
-        test: pytest id of the test.
-        passed: True, False, or None if skipped.
-        message: error message, reason for skipping, or "".
+        test: pytest id of the test; "" for a test session that crashed or timed out.
+        passed: whether the test passed; None if it was skipped.
+        message: error message, or reason for skipping; "" if the test passed.
     """
 
     test: str
@@ -37,7 +37,7 @@ class Outcome:
 
     @property
     def task(self) -> str | None:
-        """Id of the tested task."""
+        """Id of the tested task; None if the test belongs to no task."""
         return task_of_test(self.test)
 
     @property
@@ -52,7 +52,11 @@ class Outcome:
 
 
 def task_of_test(test: str) -> str | None:
-    """Maps "tests/week_1/test_day_3.py::test_task_2_causal_mask[…]" to "1.3.2"."""
+    """Maps "tests/week_1/test_day_3.py::test_task_2_causal_mask[…]" to "1.3.2".
+
+    Returns:
+        The task's id, or None if the test belongs to no task.
+    """
     file, _, name = test.partition("::")
     number = re.match(r"test_task_(\d+)_", name)
     for day in DAYS:
@@ -83,7 +87,7 @@ class Runner:
     def run(
         self, tree: Path | None, tests: Sequence[str], *options: str, timeout: float | None = None
     ) -> list[Outcome]:
-        """Runs tests.
+        """Runs tests in one pytest session.
 
         Args:
             tree: learner's tree, or None for the solution.
@@ -92,7 +96,7 @@ class Runner:
             timeout: timeout of the session in seconds.
 
         Returns:
-            Outcomes in the order of the tests. An outcome with test "" reports a failed session.
+            Outcomes in the order of the tests; after a crash or timeout, also one with test "".
         """
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
@@ -118,6 +122,7 @@ class Runner:
         return outcomes
 
     def _forked(self, job: dict[str, Any], timeout: float | None) -> int | None:
+        """Exit status of the session; None after a timeout, -1 if the fork server died."""
         if self._fork_server is None:
             self._fork_server = subprocess.Popen(
                 [sys.executable, "-m", "tools.course.fork_server"],
@@ -141,6 +146,7 @@ class Runner:
 
 
 def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
+    """Exit status of the session; None after a timeout."""
     with open(job["output"], "w") as output:
         try:
             return subprocess.run(

@@ -1,4 +1,4 @@
-"""`python -m tools.course.slow_client`: a client that stops reading, for day 5.2.
+"""`python -m tools.course.slow_client`: a slow reader, for day 5.2.
 
 Starts a server and sends two concurrent requests: a large one, with four completions and 20
 logprobs per token, and a small one. Repeats the measurement on a new server, but reads the large
@@ -36,7 +36,7 @@ class Result:
         seconds: duration of the small response.
         longest_gap: longest time between tokens of the small response, in seconds.
         memory: growth of the server's memory, in megabytes.
-        events, tokens: number of events and tokens in the large response.
+        events, tokens: number of events with tokens, and of tokens, in the large response.
     """
 
     seconds: float
@@ -97,16 +97,16 @@ def choices(response: Any) -> Iterator[dict[str, Any]]:
 
 
 def measure(solution: str, reads_immediately: bool) -> Result:
-    """Runs both requests.
+    """Sends both requests to a new server.
 
     Args:
-        solution: `--solution` of the server.
+        solution: the server's `--solution` flag.
         reads_immediately: whether the large response is read immediately.
     """
     counts = [0, 0]  # events, tokens
 
     def read(response: Any) -> None:
-        # the server dropped the client
+        # raised if the server drops the slow client
         with contextlib.suppress(http.client.HTTPException, OSError):
             for choice in choices(response):
                 tokens = len((choice["logprobs"] or {}).get("tokens", ()))
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     """Prints the comparison; exit status 0, or 1 if the slow client lost tokens."""
     parser = argparse.ArgumentParser(prog="slow_client", description=__doc__)
     parser.add_argument(
-        "--solution", choices=["mine", "ref"], default="mine", help="tree of the server"
+        "--solution", choices=["mine", "ref"], default="mine", help="code that the server runs"
     )
     args = parser.parse_args(argv)
     print("the large response is                   read at once   read at the end")

@@ -12,7 +12,7 @@ SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is an alias of ref, as in `m
 
 
 def add_solution_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag; `args.solution` defaults to None."""
+    """Adds `--solution` to a parser; `args.solution` defaults to None."""
     parser.add_argument(
         "--solution",
         choices=SOLUTIONS,
@@ -37,11 +37,11 @@ def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path
 
 
 def restart_in_tree(tree: Path | None, module: str, argv: Sequence[str] | None = None) -> None:
-    """Restarts a command if this process does not import the selected tree's `tiny_llm`.
+    """Restarts a command if this process would import another `tiny_llm` than the selected one.
 
     Args:
-        tree: result of `selected_tree`.
-        module: module of the command.
+        tree: the learner's tree, or None for the solution; see `selected_tree`.
+        module: module of the command, run with `python -m`.
         argv: arguments of the command; `sys.argv[1:]` if None.
     """
     wanted = environment(tree)

@@ -8,7 +8,7 @@ from .tree import ROOT, VARIABLE, default_folder, is_tree, shown, starter_files
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 if the folder is in use."""
+    """Exit status: 0, or 2 if the folder has other files or overlaps the solution."""
     parser = argparse.ArgumentParser(prog="start-course", description=__doc__)
     parser.add_argument(
         "folder",
@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
         default=default_folder(),
         help="folder to create (mine/)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite an existing tree")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing learner's tree")
     args = parser.parse_args(argv)
     folder: Path = args.folder
     if folder == ROOT or ROOT.is_relative_to(folder) or (ROOT / "src").resolve() in folder.parents:

@@ -1,4 +1,4 @@
-"""Generates starter code: replaces task blocks with errors that name the task.
+"""Generates starter code: replaces task blocks with errors naming the task.
 
 Everything around a block is kept: signature, docstring, argument checks and markers.
 """
@@ -23,8 +23,8 @@ def starter_text(text: str, path: Path) -> str:
         path: path, for the language and for error messages.
 
     Raises:
-        MarkerError: see `find_blocks`; also for a Python block that is not whole statements of a
-            function.
+        MarkerError: see `find_blocks`; also for a Python block that is outside functions or splits
+            a statement.
     """
     lines = text.split("\n")
     blocks = find_blocks(text, path)
@@ -67,7 +67,7 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
 
 
 def first_unwritten(text: str, path: Path) -> str | None:
-    """Placeholder message of a Metal file's first unwritten block, or None.
+    """Placeholder message of a Metal file's first unwritten block; None if all are written.
 
     A block counts as written if it has code, even if the starter's comment is still there.
     """
@@ -86,10 +86,10 @@ def has_code(lines: Iterable[str]) -> bool:
 def _quoted(message: str, indent: str) -> list[str]:
     """A message as adjacent string literals, one per line."""
     assert '"' not in message
-    pieces = _wrapped(message, WIDTH - len(indent) - 3)
+    lines = _wrapped(message, WIDTH - len(indent) - 3)
     return [
-        f'{indent}"{piece}{" " if number < len(pieces) else ""}"'
-        for number, piece in enumerate(pieces, start=1)
+        f'{indent}"{line}{" " if number < len(lines) else ""}"'
+        for number, line in enumerate(lines, start=1)
     ]
 
 
@@ -138,7 +138,10 @@ def _innermost(
 
 
 def _c_function(lines: list[str], block: Block) -> str:
-    """Name of the function around a C++ or Metal block: the last one that begins a line."""
+    """Name of the function around a C++ or Metal block; "this" if not found.
+
+    It is the last function above the block whose signature starts in the first column.
+    """
     for line in reversed(lines[: block.start]):
         line = re.sub(r"^\[\[.*?\]\]\s*", "", line)
         match = re.match(r"(?!template|namespace|//)\w.*?([\w:]+)\(", line)

@@ -19,7 +19,7 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 
 
 def main() -> int:
-    """Prints the deltas."""
+    """Prints the deltas of one streamed response."""
     parser = argparse.ArgumentParser(
         prog="stream-demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -12,10 +12,10 @@ OPTIONAL_WEEKS = {5, 6, 7}  # not required to complete the course
 
 @dataclass(frozen=True)
 class Task:
-    """One task.
+    """One task of the course.
 
     Attributes:
-        id: such as "1.3.2".
+        id: week, day and number, such as "1.3.2".
         title: subject of the task.
         needs: other tasks of the same or a later day that the task's tests require. Earlier days
             are always required.
@@ -46,7 +46,7 @@ class Task:
 
     @property
     def number(self) -> int:
-        """K of `test_task_K_…`."""
+        """Number of the task: K in `test_task_K_…`."""
         return int(self.id.split(".")[2])
 
 
@@ -558,13 +558,13 @@ def day_of(week: int, day: int) -> Day:
 
 
 def day_with_task(day: Day, number: int) -> Day:
-    """The day with task K: the given day, or the other day of its pair.
+    """The day that has task `number`: the given day, or the other day of its pair.
 
     Returns:
         `day` itself if neither has the task.
     """
-    place = DAYS.index(day)
-    for other in DAYS[max(0, place - 1) : place + 2]:
+    index = DAYS.index(day)
+    for other in DAYS[max(0, index - 1) : index + 2]:
         second = max(day, other, key=DAYS.index)
         is_pair = other is day or (other.week == day.week and second.tasks[0].number > 1)
         if is_pair and any(task.number == number for task in other.tasks):

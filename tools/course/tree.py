@@ -4,7 +4,7 @@
       README.md             for the learner
       src/tiny_llm/         the modules with tasks
       src/extensions/       the C++ extension without the solution's fast kernels
-      site/                 makes Python import this tree as `tiny_llm`: see its sitecustomize.py
+      site/                 makes Python import src/tiny_llm of mine/: see its sitecustomize.py
       build/                output of build-ext
 
 Modules missing from the learner's tree (commands, loading, the demo model) are imported from the
@@ -24,11 +24,11 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PACKAGE = Path("src/tiny_llm")
 EXTENSION = Path("src/extensions")
 
-# Environment variable with the learner's tree's path; default: `mine` in the solution's root.
+# Environment variable with the path of the learner's tree; default: `mine` in the repository.
 VARIABLE = "TINY_LLM_MINE"
 
 # Fast kernels without tasks, and their tests. In the learner's tree these operations run the
-# learner's kernels; "Going to memory speed" discusses the solution's.
+# learner's kernels; the book's chapter "Going to memory speed" discusses the solution's.
 SOLUTION_ONLY = (
     "src/flash_attention/fast/*",
     "src/paged_attention/fast/*",
@@ -54,12 +54,16 @@ def is_tree(folder: Path) -> bool:
 
 
 def find_tree() -> Path | None:
-    """The learner's tree, or None."""
+    """Path of the learner's tree; None if it does not exist."""
     return default_folder() if is_tree(default_folder()) else None
 
 
 def environment(tree: Path | None) -> dict[str, str]:
-    """Environment variables that select a learner's `tiny_llm`, or the solution's."""
+    """Environment of this process, with PYTHONPATH set to import the selected `tiny_llm`.
+
+    Args:
+        tree: the learner's tree, or None for the solution.
+    """
     result = {**os.environ}
     paths = result.get("PYTHONPATH", "").split(os.pathsep)
     paths = [path for path in paths if path and not is_tree(Path(path).parent)]
@@ -76,7 +80,7 @@ def starter_files(folder: Path) -> dict[Path, str]:
     """Files of a new learner's tree: relative path -> contents.
 
     Args:
-        folder: root of the tree; the files contain its relative path to the solution.
+        folder: root of the learner's tree; the files contain its relative path to the solution.
     """
     files = {Path("README.md"): _template("README.md", os.path.relpath(ROOT, folder))}
     for path in marked_files(ROOT / PACKAGE):
@@ -97,8 +101,8 @@ def import_files(folder: Path, modules: Iterable[Path]) -> dict[Path, str]:
     """Files that make Python import a folder's modules and the solution's other modules.
 
     Args:
-        folder: root of the tree; the files contain its relative path to the solution.
-        modules: paths below the folder.
+        folder: root of the learner's tree; the files contain its relative path to the solution.
+        modules: paths of the learner's modules, relative to the folder.
     """
     solution = os.path.relpath(ROOT, folder)
     files = {Path("site/sitecustomize.py"): _template("sitecustomize.py", solution)}

@@ -48,7 +48,7 @@ def apply_mistake(wrong: Wrong) -> tuple[Path, str]:
 
 
 def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Runs the tests of the mistake's task on a tree."""
+    """Runs the tests of the mistake's task on a learner's tree."""
     number = TASKS[wrong.tested_by].number
     tests = day_of_task(wrong.tested_by).test_file
     chosen = ("--tb=short", "-m", "not slow", "-k", f"task_{number}_", *options)
@@ -56,11 +56,11 @@ def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Ou
 
 
 def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Runs the tests on a tree with only the wrong file; other files are the solution's.
+    """Runs the tests on a learner's tree with only the wrong file; the rest is the solution's.
 
     Args:
         runner: runs the tests.
-        folder: new folder for the tree.
+        folder: new folder for the learner's tree.
         wrong: a mistake in Python or, without a Mac, in Metal.
         options: options of pytest.
     """
@@ -72,7 +72,7 @@ def write_tree_of(folder: Path, path: Path, text: str) -> None:
     """Writes a learner's tree with one module; the rest is the solution's.
 
     Args:
-        folder: new folder for the tree.
+        folder: new folder for the learner's tree.
         path: the module, relative to the project's root.
         text: contents of the module.
     """
@@ -99,7 +99,7 @@ def write_complete_tree(tree: Path) -> None:
 
 
 def run_compiled(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Compiles a mistake in C++ into a complete tree, runs the tests, and reverts it.
+    """Applies a C++ mistake to a complete learner's tree, compiles, runs the tests and reverts it.
 
     Args:
         runner: runs the tests.

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Names in NumPy and Metal by letter of msl::Parameter.element; names of integers by size.
+# Type names in NumPy and in Metal, by letter of msl::Parameter.element; Metal's names of signed
+# integers, by size in bytes.
 FLOATS = {"f": "float32", "h": "float16", "b": "bfloat16"}
 METAL = {"f": "float", "h": "half", "b": "bfloat", "?": "bool"}
 INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}
@@ -15,7 +16,11 @@ INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}
 
 @dataclass(frozen=True)
 class Parameter:
-    """A buffer or threadgroup parameter of the compiled program."""
+    """A buffer or threadgroup parameter of a kernel, as printed by the compiled program.
+
+    The fields are those of msl::Parameter in runtime/interface.h; `binding` is "buffer" or
+    "threadgroup".
+    """
 
     name: str
     binding: str
@@ -41,9 +46,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Argument:
-    """A bound value: its bytes, and the array to copy them to after the launch.
+    """A value bound to a kernel's parameter.
 
-    The kernel's pointer is `lead` bytes past the first byte.
+    Attributes:
+        parameter: the parameter.
+        data: the value's bytes.
+        target: array to copy the bytes to after the launch; None if the kernel does not write them.
+        lead: offset of the kernel's pointer in `data`, in bytes.
     """
 
     parameter: Parameter
@@ -70,7 +79,11 @@ Bindable = object  # an array, a NumPy scalar, a number, bytes or a Memory
 def bind(
     parameters: Sequence[Parameter], given: Sequence[Bindable] | Mapping[int, Bindable]
 ) -> list[Argument]:
-    """Arguments of a launch; raises `ValueError` for a mismatch."""
+    """Converts `given`, in order or by buffer index, to arguments of a launch.
+
+    Raises:
+        ValueError: a value is missing, unknown or of another type than its parameter.
+    """
     values = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
     buffers = {p.index: p for p in parameters if p.binding == "buffer"}
     for index, parameter in buffers.items():

@@ -14,7 +14,7 @@ MIN_AGE_SECONDS = 3600
 
 
 def fill(folder: Path, make: Callable[[Path], None]) -> None:
-    """Fills a folder atomically, through a temporary folder."""
+    """Creates a folder atomically: `make` fills a temporary folder, which is then renamed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
@@ -29,7 +29,7 @@ def fill(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def fetch(folder: Path, make: Callable[[Path], None], kept: int = KEPT) -> None:
-    """Fills a missing folder, then evicts all folders but the `kept` most recently used.
+    """Creates a folder if it is missing, and evicts all but the `kept` most recently used folders.
 
     A folder's modification time is the time of its last use.
     """

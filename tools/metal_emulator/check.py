@@ -1,4 +1,4 @@
-"""`pdm run metal-check`: type-checks the extension's Metal kernels, on any machine with clang.
+"""`pdm run metal-check`: type-checks the extension's Metal files with clang.
 
 pdm run metal-check                  all of src/extensions
 pdm run metal-check my_kernel.metal   files or folders

@@ -63,8 +63,8 @@ for option in (
     "asan-opt-same-temp=0",
 ):
     REPORTED_ACCESSES += ["-mllvm", f"-{option}"]
-# Constant trip counts are unrolled and functions inlined, as in GPU compilers: indices then cost no
-# arithmetic, and a thread's arrays are registers. Other loops are not unrolled.
+# Loops with constant trip counts are unrolled and functions inlined, as in GPU compilers: indices
+# then cost no arithmetic, and a thread's arrays are registers. Other loops are not unrolled.
 UNROLLED = ["-funroll-loops", "-finline-functions", "-mllvm", "-inline-threshold=100000"]
 for option in ("threshold=4000", "allow-partial=false", "runtime=false"):
     UNROLLED += ["-mllvm", f"-unroll-{option}"]
@@ -93,7 +93,7 @@ CHANGED_IR = {"count": instrument, "loose": choose_contraction}
 
 @dataclass(frozen=True)
 class Source:
-    """A .metal file prepared for clang."""
+    """A .metal file prepared for clang: C++ text, and the kernels' host names."""
 
     path: Path
     text: str
@@ -110,7 +110,7 @@ def prepare(
     code: Rewritten = rewrite(preprocess(path, include_dirs, defines, BUILD), constants)
     text = code.text + kernel_table(code.kernels)
     if code.diagnostics:
-        # Adds clang's findings to the errors so far, so that all errors are reported at once.
+        # Adds clang's errors to the rewriter's, so that all errors are reported at once.
         others, _ = _syntax(text)
         known = {(d.file, d.line) for d in code.diagnostics}
         others = [d for d in others if (d.file, d.line) not in known and d.file != KERNEL_TABLE]
@@ -183,7 +183,7 @@ class Program:
 
 
 def compile_program(source: Source, mode: str) -> Program:
-    """Compiles the program for a mode, or returns it from the cache."""
+    """Compiles a kernel library's program for a mode, or returns it from the cache."""
     flags = [*LANGUAGE, *LINES, *MODE_FLAGS[mode]]
     key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
     folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"
@@ -193,7 +193,7 @@ def compile_program(source: Source, mode: str) -> Program:
 
 
 def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
-    """Compiles and links into the folder; raises `MetalError`."""
+    """Compiles and links the program in `folder`; raises `MetalError` for clang's errors."""
     if mode == "plain":
         check(source)
     text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
@@ -222,7 +222,7 @@ def _run_clang(command: list[str]) -> list[Diagnostic]:
 
 @functools.cache
 def _fingerprint() -> str:
-    """Hash of the emulator's sources and the compiler's version."""
+    """Hash of the emulator's sources and the compiler's path."""
     digest = hashlib.sha256(os.path.realpath(clang()).encode())
     for path in sources():
         digest.update(path.read_bytes())
@@ -242,7 +242,7 @@ def _runtime_objects() -> Path:
 
 
 def _cached(name: str, depends_on: list[Path], make: Callable[[Path], None]) -> Path:
-    """Folder filled by `make`, once per content of its dependencies."""
+    """Folder filled by `make`, anew when the compiler's path or a file in `depends_on` changes."""
     digest = hashlib.sha256(os.path.realpath(clang()).encode())
     for path in sorted(file for folder in depends_on for file in folder.iterdir()):
         digest.update(str(path).encode() + path.read_bytes())

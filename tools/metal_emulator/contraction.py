@@ -1,8 +1,8 @@
 """Fuses multiply-adds or not, per seed, where compilers have the choice.
 
-With -ffp-contract=on clang emits `llvm.fmuladd` for a product plus an addend in one expression,
-which may or may not be fused. This module emits both variants, and a call to runtime/loose.cpp
-selects one per code location, as a GPU's compiler does.
+With -ffp-contract=on clang emits `llvm.fmuladd` for a multiplication and an addition in one
+expression, which may or may not be fused. This module emits both variants, and a call to
+runtime/loose.cpp selects one per code location, as a GPU's compiler does.
 """
 
 import re
@@ -17,7 +17,7 @@ FLAGS = re.compile(r"^(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast|noundef
 
 def choose_contraction(ir: str) -> str:
     """Replaces each `llvm.fmuladd` in LLVM IR with a choice of fusion; see the module docstring."""
-    lines, types, place = [], {}, 0
+    lines, types, location = [], {}, 0
     for line in ir.splitlines():
         match = CALL.match(line)
         if match is None:
@@ -29,16 +29,16 @@ def choose_contraction(ir: str) -> str:
         types[suffix] = kind
         debug = re.search(r", !dbg !\d+", after)
         end = debug[0] if debug else ""
-        temp = f"%fused.{place}"
+        temp = f"%fused.{location}"
         lines += [
             f"{indent}{temp}.product = fmul {kind} {x}, {y}{end}",
             f"{indent}{temp}.sum = fadd {kind} {temp}.product, {z}{end}",
             f"{indent}{temp}.once = call {kind} @llvm.fma.{suffix}({kind} {x}, {kind} {y}, "
             f"{kind} {z}){end}",
-            f"{indent}{temp}.chosen = call zeroext i1 @msl_contracts(i32 {place}){end}",
+            f"{indent}{temp}.chosen = call zeroext i1 @msl_contracts(i32 {location}){end}",
             f"{indent}{name} = select i1 {temp}.chosen, {kind} {temp}.once, {kind} {temp}.sum{end}",
         ]
-        place += 1
+        location += 1
     text = "\n".join(lines)
     for suffix, kind in types.items():
         if f"@llvm.fma.{suffix}(" not in ir:

@@ -23,6 +23,6 @@ def implicit_conversion(node: Node) -> Diagnostic | None:
 
 
 def _name(text: str) -> str:
-    """The type of a node, without qualifiers."""
+    """Metal's name of a syntax tree node's type, without qualifiers."""
     name = type_of(text).split()[-1]
     return NAMES.get(name, name)

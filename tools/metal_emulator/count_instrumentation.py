@@ -1,4 +1,4 @@
-"""Counts operations: each basic block reports its counts when entered.
+"""Counts operations: each basic block reports its operations when entered.
 
 clang's coverage instrumentation inserts a call at the start of each basic block of the LLVM IR.
 This module replaces the call with one that passes the block's operation counts (summed by
@@ -33,7 +33,7 @@ KINDS = ("multiply_adds", "integer_multiplies", "divisions", "integers", "conver
 def instrument(ir: str) -> str:
     """Inserts counting calls into LLVM IR; see the module docstring."""
     lines = ir.splitlines()
-    guard = -1  # line of the current block's call
+    guard = -1  # line of the current block's coverage call; -1 outside functions
     numbers = dict.fromkeys(KINDS, 0)
 
     def end_block() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of one launch, over all threads; the README defines them.
+    """Operations and bytes of one launch, over all threads; README.md defines each count.
 
     Bytes "read" and "written" are requested by the threads; "unique" counts each byte once.
     """
@@ -69,7 +69,7 @@ class Counts:
 
 
 def read_counts(lines: list[list[str]]) -> Counts | None:
-    """Parses the counts in a launch's output, if its library counts."""
+    """Parses the counts in a launch's output lines; None unless the mode was "count"."""
     totals: dict[str, int] = {}
     buffers: dict[str, dict[int, int]] = {}
     for line in lines:

@@ -1,9 +1,9 @@
-"""Emulated GPU of the extension: TINY_LLM_EMULATED_METAL=1 without Metal.
+"""Emulated GPU for the extension, where TINY_LLM_EMULATED_METAL=1 selects it.
 
-The extension's own GPU code runs (`eval_gpu`, launches, copies, temporaries), records the commands
-it would send to Metal, and determines where MLX would insert barriers
-(src/extensions/emulated_metal). This module runs the encoded commands in order, in reverse or in
-random order, as far as barriers allow, each in the emulator with all its checks.
+The extension's GPU code runs (`eval_gpu`, launches, copies, temporaries), records the commands it
+would send to Metal, and determines where MLX would insert barriers (src/extensions/emulated_metal).
+This module runs the recorded commands in the emulator with all its checks: in order, in reverse or
+in random order, as far as barriers allow.
 """
 
 import ctypes
@@ -31,9 +31,10 @@ class Device:
     """An emulated GPU.
 
     Attributes:
+        extension: module `tiny_llm_ext`.
         mode: mode of every launch: "plain", "asan", "race" or "loose".
-        order: order of commands between barriers, and of lanes and threadgroups within one:
-            "forward", "reverse" or "random".
+        order: order of the commands between two barriers, and of the lanes and threadgroups of a
+            command: "forward", "reverse" or "random".
         seed: seed of the random order, and of the arithmetic of mode "loose".
         delay: number of later operations after which an operation completes. MLX retains the inputs
             of an operation until then.
@@ -86,16 +87,19 @@ class Device:
         return self.extension.metal.emulator.stream()
 
     def compile(self, name: str, text: str) -> dict[str, tuple[int, list[int]]]:
-        """Compiles a Metal source; returns threads per threadgroup and written buffers by kernel.
+        """Compiles a Metal source.
+
+        Returns:
+            By kernel: maximum threads per threadgroup, and indices of the written buffers.
 
         Raises:
             RuntimeError: the text does not compile; the message is the compiler's.
         """
         file = TEXTS / f"{name}.metal"
         TEXTS.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
+        temporary = file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
         try:
             library = self._libraries[name] = Library(file)
         except MetalError as error:
@@ -110,7 +114,7 @@ class Device:
         return described
 
     def run(self, commands: Sequence[dict[str, Any]]) -> None:
-        """Runs the encoded commands.
+        """Runs recorded commands.
 
         Raises:
             MetalFault: a fault of a kernel, or conflicting accesses to the same memory by two
@@ -184,7 +188,7 @@ class Device:
 
 
 def _epochs(commands: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Groups commands by barriers."""
+    """Splits commands into groups at barriers."""
     epoch: list[dict[str, Any]] = []
     for command in commands:
         if command["has_barrier"] and epoch:
@@ -196,10 +200,14 @@ def _epochs(commands: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
-    """Finds unordered commands with conflicting accesses to the same memory.
+    """Checks commands that no barrier orders.
+
+    Args:
+        commands: commands between two barriers.
+        written: maps a command to the indices of the buffers that it writes.
 
     Raises:
-        MetalFault: unordered conflicting accesses.
+        MetalFault: two commands access the same memory, and one of them writes it.
     """
     ranges = []
     for command in commands:
@@ -225,7 +233,8 @@ def _as_pointed_at(parameter: Parameter | None, array: NDArray[np.generic]) -> N
     """An array as seen through a kernel's pointer.
 
     A pointer to bytes may point to any type, and one to unsigned integers to any type of the same
-    size, as in kernels that move bits. Any other array is a placeholder; returns an empty one.
+    size, as in kernels that copy bits. For an array of any other type, which the kernel must not
+    access, returns an empty array of the pointer's type.
     """
     if parameter is None or parameter.element in "vs" or fits(parameter, array.dtype):
         return array
@@ -244,7 +253,7 @@ def _numpy_type(dtype: str) -> np.dtype[Any]:
 
 
 def _array_at(address: int, size: int, dtype: str) -> NDArray[np.generic]:
-    """Memory of an MLX array as a NumPy array."""
+    """NumPy array that shares the memory of an MLX array of `size` bytes."""
     if size == 0:
         return np.empty(0, _numpy_type(dtype))
     memory = memoryview((ctypes.c_char * size).from_address(address))
@@ -253,10 +262,10 @@ def _array_at(address: int, size: int, dtype: str) -> NDArray[np.generic]:
 
 @contextmanager
 def emulated_gpu(extension: Any, **settings: Any) -> Iterator[Device]:
-    """Device for a `with` block; `settings` are its attributes.
+    """Attaches a `Device` for a `with` block; `settings` are attributes of `Device`.
 
     Raises:
-        UnreportedFaultError: at the end, if the block left faults.
+        UnreportedFaultError: at the end of the block, if `take_faults` has not returned all faults.
     """
     device = Device(extension, **settings)
     device.attach()

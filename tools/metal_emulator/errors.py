@@ -61,9 +61,9 @@ class MetalFault(Exception):  # noqa: N818 – a fault of the kernel
     def __init__(self, kind: str, kernel: str, message: str, file: str = "", line: int = 0):
         self.kind, self.kernel, self.message = kind, kernel, message
         self.file, self.line = file, line
-        place = f"{file}:{line}: " if file else ""
+        location = f"{file}:{line}: " if file else ""
         advice = f"\n  {ADVICE[kind]}" if kind in ADVICE else ""
-        super().__init__(f"{place}{kind} in {kernel}: {message}.{advice}")
+        super().__init__(f"{location}{kind} in {kernel}: {message}.{advice}")
 
 
 FAULTS_SHOWN = 5

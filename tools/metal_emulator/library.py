@@ -136,9 +136,10 @@ class Library:
             raise MetalFault("too-many-threads", kernel, text)
 
     def threads_allowed(self, kernel: str, seed: int) -> int:
-        """Threads per threadgroup that a GPU may allow the kernel, as in mode="loose".
+        """Maximum threads per threadgroup in mode "loose", random by kernel and seed.
 
-        A pipeline with many registers allows fewer than 1024 (maxTotalThreadsPerThreadgroup).
+        On a GPU, a kernel with many registers allows fewer than 1024: see
+        maxTotalThreadsPerThreadgroup.
         """
         drawn = random.Random(f"{kernel} {seed}").randrange(MIN_ALLOWED, MAX_THREADS + 1, 32)
         return max(drawn, self.max_threads(kernel))
@@ -176,16 +177,16 @@ class Library:
 
     def _fault(self, kernel: str, executable: Path, line: list[str]) -> MetalFault:
         _, kind, message, file, number, pc, other = line
-        place = (file, int(number))
+        location = (file, int(number))
         if not file and int(pc, 16):
-            place = _place_of(executable, int(pc, 16))
+            location = _source_location(executable, int(pc, 16))
         if "{other}" in message:
-            other_file, other_line = _place_of(executable, int(other, 16))
-            same = other_file == place[0]
+            other_file, other_line = _source_location(executable, int(other, 16))
+            same = other_file == location[0]
             message = message.replace(
                 "{other}", f"line {other_line}" if same else f"{other_file}:{other_line}"
             )
-        return MetalFault(kind, kernel, message, *place)
+        return MetalFault(kind, kernel, message, *location)
 
 
 def _three(size: Sequence[int]) -> tuple[int, int, int]:
@@ -194,8 +195,8 @@ def _three(size: Sequence[int]) -> tuple[int, int, int]:
     return int(x), int(y), int(z)
 
 
-def _place_of(executable: Path, address: int) -> tuple[str, int]:
-    """Source file and line of an instruction; skips inlined functions of the emulator."""
+def _source_location(executable: Path, address: int) -> tuple[str, int]:
+    """Source file and line of an instruction, outside inlined functions of the emulator."""
     command = ["addr2line", "-i", "-e", str(executable), hex(address)]
     try:
         output = subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -1,10 +1,11 @@
 """Checks Metal 4.1's generic address space of `this`, which C++ lacks.
 
-Until Metal 4.0 `this` was in `thread`. In Metal 4.1, used by MLX from macOS 27 on, `this` and the
-object's members are in a generic address space: a `thread` reference cannot bind to them, and a
-`thread` pointer cannot point to them. A member function qualified with `thread` keeps the old
-meaning in all versions, but its callers must have the object in `thread` too, so the qualifier
-propagates to member functions that call it. See https://github.com/ml-explore/mlx/pull/3963.
+Until Metal 4.0 `this` was in the `thread` address space. In Metal 4.1, used by MLX from macOS 27
+on, `this` and the object's members are in a generic address space: a `thread` reference cannot bind
+to them, and a `thread` pointer cannot point to them. In a member function qualified with `thread`,
+`this` is in `thread` in all versions, but its callers must have the object in `thread` too, so
+member functions that call it also need the qualifier. See
+https://github.com/ml-explore/mlx/pull/3963.
 
 Reading a member and assigning to it are always allowed. Possible reference bindings are rejected
 in all functions without `thread`, even if the callee takes a value in Metal.
@@ -39,7 +40,7 @@ def misqualified_members(nodes: Sequence[Node]) -> list[Diagnostic]:
     """Member functions without `thread` whose use of the object requires it."""
     qualified = _qualified(nodes)
     found = []
-    path: list[Node] = []  # from the root to this node
+    path: list[Node] = []  # ancestors of `node`, from the root
     for node in nodes:
         while path and path[-1].depth >= node.depth:
             path.pop()

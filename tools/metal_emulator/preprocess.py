@@ -9,7 +9,7 @@ from .errors import Diagnostic, MetalError
 from .toolchain import clang
 
 # Metal's standard headers. The preprocessor includes msl/macros.h for each; the declarations are in
-# msl/metal.h, which is compiled before the flat text.
+# msl/metal.h, which is compiled before the preprocessed text.
 STANDARD_HEADERS = [
     *("array", "atomic", "common", "compute", "geometric", "integer", "limits", "logging", "math"),
     *("matrix", "numeric", "pack", "packing", "quadgroup", "relational", "simdgroup"),
@@ -22,7 +22,11 @@ DEFINITIONS = ["__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1", "__c
 def preprocess(
     path: Path, include_dirs: Sequence[Path], defines: Mapping[str, object], build: Path
 ) -> str:
-    """Flat text of the file; raises `MetalError`, for example for a missing header."""
+    """Preprocessed text of a .metal file.
+
+    Raises:
+        MetalError: for example, a missing header.
+    """
     command = [clang(), "-E", "-x", "c++", "-std=c++20", "-nostdinc", "-undef", "-Wno-everything"]
     command += [f"-D{definition}" for definition in DEFINITIONS]
     command += [f"-D{name}={value}" for name, value in defines.items()]
@@ -38,7 +42,7 @@ def preprocess(
 
 
 def _header_folder(build: Path) -> Path:
-    """Folder with Metal's standard headers, each containing only the macros."""
+    """Folder with files named like Metal's standard headers, which only include msl/macros.h."""
     folder = build / "include"
     content = f'#include "{Path(__file__).parent / "msl" / "macros.h"}"\n'
     for name in STANDARD_HEADERS:

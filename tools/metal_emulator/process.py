@@ -1,4 +1,4 @@
-"""Process of a compiled library: sends launches, receives faults or counts."""
+"""Child process that runs a library's kernels; reports faults and counts."""
 
 import contextlib
 import mmap
@@ -18,7 +18,7 @@ import numpy as np
 from .arguments import Argument, Parameter
 
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
-PAGE, ALIGNMENT = 4096, 16
+PAGE, ALIGNMENT = 4096, 16  # bytes, as in runtime/memory.cpp
 SEPARATOR = "\x1f"
 
 
@@ -27,9 +27,9 @@ def _round_up(n: int, to: int) -> int:
 
 
 def _file_offsets(arguments: Sequence[Argument]) -> tuple[list[int], int]:
-    """Offsets of the arguments' pages in the file, and the file's size.
+    """Offsets of the arguments' pages in the shared file, and the file's size, in bytes.
 
-    An array bound twice and written is stored once.
+    An array that is bound twice and written is stored once, so that both bindings share memory.
     """
     offsets, end = [], 0
     known: dict[tuple[int, int], int] = {}
@@ -45,10 +45,11 @@ def _file_offsets(arguments: Sequence[Argument]) -> tuple[list[int], int]:
 
 
 class Process:
-    """Runs launches of one program, each in a child process that maps the same file.
+    """Runs launches of one compiled program, a server that forks a child process per launch.
 
-    A buffer occupies complete pages of the file and ends at the end of the last page; the child
-    maps an inaccessible page after the buffer.
+    Buffers are in a file that Python and the child map. A buffer occupies complete pages of the
+    file and ends within 16 bytes of the last page's end. The child maps an inaccessible page after
+    it, so an access beyond the buffer is a fault.
     """
 
     def __init__(self, executable: Path):
@@ -79,7 +80,22 @@ class Process:
         seed: int,
         timeout: float,
     ) -> list[list[str]]:
-        """Runs one launch and updates the arrays; returns the output lines, split into words."""
+        """Runs one launch and updates the bound arrays.
+
+        Args:
+            kernel: number of the kernel, from `describe`.
+            arguments: bound buffers.
+            grid: number of threadgroups or, if `in_threads`, of threads.
+            threads: threads per threadgroup.
+            in_threads: unit of `grid`.
+            memory: (index, bytes) of each `[[threadgroup(index)]]`.
+            order: order of lanes and threadgroups, a key of `ORDERS`.
+            seed: seed of the random order and of the arithmetic in mode "loose".
+            timeout: in seconds.
+
+        Returns:
+            The launch's output lines, split into fields: a fault, or counts in mode "count".
+        """
         offsets, end = _file_offsets(arguments)
         if end > self._size:
             os.ftruncate(self._file.fileno(), end)
@@ -154,7 +170,7 @@ class Process:
             return lines
 
     def _read_line(self, deadline: float) -> str | None:
-        """Next line of the process; None after a timeout."""
+        """Next output line of the server; "end -1" if it exited, None after a timeout."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._output:
@@ -170,11 +186,11 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can run another launch."""
+        """Whether the server can run another launch."""
         return self._finalizer.alive and self._process.poll() is None
 
     def close(self) -> None:
-        """Kills the process and its children."""
+        """Kills the server and its children."""
         self._finalizer()
 
 
@@ -183,12 +199,12 @@ ASAN_OPTIONS += ":handle_sigtrap=0:detect_stack_use_after_return=0:symbolize=0:l
 
 
 def _memory_folder() -> str | None:
-    """Folder of an in-memory file system, or None."""
+    """Folder of an in-memory file system; None (the default temporary folder) if unavailable."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _environment() -> dict[str, str]:
-    """Environment without sanitizers for Python, which would conflict with the kernels' own."""
+    """Environment of the server, without a sanitizer preloaded for Python: kernels have another."""
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 
@@ -204,7 +220,12 @@ def _stop(process: subprocess.Popen[bytes], file: object) -> None:
 
 
 def describe(executable: Path) -> dict[str, tuple[int, int, list[Parameter]]]:
-    """Number, largest threadgroup (0 if undeclared) and parameters of each kernel."""
+    """Kernels of a compiled program.
+
+    Returns:
+        By host name: the kernel's number, its declared maximum of threads per threadgroup (0 if
+        undeclared), and its buffer and threadgroup parameters.
+    """
     command = [str(executable), "describe"]
     output = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
     kernels: dict[str, tuple[int, int, list[Parameter]]] = {}

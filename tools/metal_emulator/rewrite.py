@@ -42,12 +42,12 @@ class Rewritten:
     def replace(
         self, pattern: str, replacement: Callable[[re.Match[str]], str], flags: int = 0
     ) -> None:
-        """Replaces each match; the replacement must have as many newlines."""
+        """Replaces each match; the replacement must have as many newlines as the match."""
         self.text = re.sub(pattern, replacement, self.text, flags=flags)
 
 
 def rewrite(flat: str, constants: Mapping[int | str, object]) -> Rewritten:
-    """Rewrites the flat text to C++. `constants` are function constants by index or name."""
+    """Rewrites preprocessed Metal to C++. `constants` are function constants by index or name."""
     code = Rewritten(flat)
     _reject_unsupported_cpp(code)
     signatures, diagnostics = read_signatures(flat)
@@ -75,7 +75,7 @@ def _reject_unsupported_cpp(code: Rewritten) -> None:
 
 
 def _collect_kernels(code: Rewritten, signatures: list[tuple[int, Signature]]) -> None:
-    """Collects non-template kernels by their own name or host_name."""
+    """Collects non-template kernels; the default host name is the function's name."""
     for offset, signature in signatures:
         before = code.text[max(0, offset - 400) : offset]
         if re.search(r"template\s*<[^;{}]*>\s*(?:\[\[[^;{}]*\]\]\s*)?$", before):
@@ -86,7 +86,7 @@ def _collect_kernels(code: Rewritten, signatures: list[tuple[int, Signature]]) -
 
 
 def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
-    """Handles `template [[host_name("x")]] [[kernel]] …f<T>…;`, a named template instance."""
+    """Rewrites template instances with a host name: `template [[host_name("x")]] … f<T> …;`."""
 
     def instance(match: re.Match[str]) -> str:
         host_name = "".join(re.findall(r'"([^"]*)"', match[1]))
@@ -206,19 +206,19 @@ def _vector_constructors(code: Rewritten) -> None:
         rf"(?<![\w.])(?:metal::)?({vectors})\s*\((?!\s*\*)(?=[^)])", lambda m: f"msl::make<{m[1]}>("
     )
 
-    pieces, done = [], 0
+    chunks, done = [], 0
     for match in re.finditer(r"\b(?:metal::)?vec\s*<", code.text):
         end = source.closing(code.text, match.end() - 1) if match.start() >= done else -1
         before = code.text[max(0, match.start() - 12) : match.start()]
         if end < 0 or "\n" in code.text[match.start() : end] or re.search(r"operator\s*$", before):
             continue
         if re.match(r"\s*\(", code.text[end:]):
-            pieces += [
+            chunks += [
                 code.text[done : match.start()],
                 f"msl::make<{code.text[match.start() : end]}>",
             ]
             done = end
-    code.text = "".join(pieces) + code.text[done:]
+    code.text = "".join(chunks) + code.text[done:]
 
 
 def _mark_thread_members(code: Rewritten) -> None:
@@ -230,7 +230,7 @@ def _mark_thread_members(code: Rewritten) -> None:
 
 
 def _drop_qualified_members(code: Rewritten) -> None:
-    """Removes `T f() const threadgroup {…}`: members for other spaces, impossible in C++."""
+    """Removes `T f() const threadgroup {…}`: C++ has no member functions by address space."""
     pattern = re.compile(
         r"\)\s*(?:const\s+)?(?:threadgroup|device|constant)\s*(?:noexcept\s*)?(?=[:{])"
     )

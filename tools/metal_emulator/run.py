@@ -1,4 +1,4 @@
-r"""`pdm run metal-run`: runs one Metal kernel on the CPU and prints its outputs.
+r"""`pdm run metal-run`: runs a Metal kernel on the CPU and prints its outputs.
 
     pdm run metal-run axpby_float32 \
         --buffer float:1024:random --buffer float:1024:arange --buffer float:1024:zeros \
@@ -47,7 +47,7 @@ TYPES = {
     "ulong": np.uint64,
 }
 FILLS = ("random", "zeros", "ones", "arange")
-SHOWN = 8
+SHOWN = 8  # elements printed per array
 
 
 def main() -> int:
@@ -122,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a function constant",
     )
     parser.add_argument("--mode", choices=MODES, default="plain")
-    parser.add_argument("--order", choices=list(ORDERS), default="forward", help="order of lanes")
+    parser.add_argument(
+        "--order", choices=list(ORDERS), default="forward", help="order of lanes and threadgroups"
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of data, order and arithmetic")
     return parser
 
@@ -156,7 +158,7 @@ def _number(text: str) -> float:
 
 
 def read_buffer(text: str, seed: int) -> Bindable | None:
-    """Parses a --buffer argument; raises `ValueError` if it is invalid."""
+    """Parses a --buffer argument; None for "-". Raises `ValueError` if it is invalid."""
     if text == "-":
         return None
     if text.endswith(".npy"):

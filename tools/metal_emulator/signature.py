@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from . import source
 from .errors import Diagnostic
 
-# Attribute of a parameter -> field of msl::Position. Those in the first group may be vectors.
+# Attribute of a parameter -> field of msl::Position. Parameters in POSITIONS may be vectors.
 POSITIONS = {
     "thread_position_in_grid": "thread_in_grid",
     "threadgroup_position_in_grid": "group_in_grid",
@@ -36,7 +36,11 @@ ATTRIBUTE = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 
 @dataclass(frozen=True)
 class Parameter:
-    """`binding` is "BUFFER", "THREADGROUP_MEMORY" or "POSITION"; `index` a C++ expression."""
+    """A kernel's parameter.
+
+    `binding` is "BUFFER", "THREADGROUP_MEMORY" or "POSITION"; `index` is the buffer's index or, for
+    a position, a C++ expression.
+    """
 
     name: str
     binding: str
@@ -133,7 +137,7 @@ class _Reader:
             self.error(offset, f"'{name}' must be a pointer or a reference")
 
     def next_free(self, offset: int, name: str, plain: str) -> tuple[str, str]:
-        """Numbers buffers without an index in order, as Metal does."""
+        """Assigns the lowest free index to a buffer without one, as Metal does."""
         if re.search(r"\b(?:device|constant)\b[^&*]*[&*]", plain):
             index = next(i for i in range(64) if f"buffer({i})" not in self.used)
             self.used.add(f"buffer({index})")
@@ -152,7 +156,7 @@ KERNEL = re.compile(
 
 
 def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagnostic]]:
-    """All kernel functions of the flat text, with their offsets and errors."""
+    """Kernel functions of preprocessed text with their offsets, and errors in their signatures."""
     signatures: list[tuple[int, Signature]] = []
     diagnostics: list[Diagnostic] = []
     for match in KERNEL.finditer(text):

@@ -29,12 +29,12 @@ class Node:
     child: str
 
     def error(self, message: str) -> Diagnostic:
-        """A finding at this node."""
+        """An error at this node's location."""
         return Diagnostic(*self.place, message)
 
 
 def nodes(dump: str) -> Iterator[Node]:
-    """All nodes in order."""
+    """Yields the nodes of a dump in order."""
     file, line = "", 0
     lines = dump.splitlines()
     for text, child in zip(lines, [*lines[1:], ""], strict=True):

@@ -1,4 +1,4 @@
-"""The compiler: clang 19 or later, with address spaces and bfloat."""
+"""Locates clang 19 or later, which has address spaces and bfloat in C++."""
 
 import functools
 import os

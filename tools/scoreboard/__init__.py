@@ -1,6 +1,6 @@
-"""`pdm run scoreboard`: the learner's engine, ours, llama.cpp and the roofline.
+"""`pdm run scoreboard`: speed of the learner's engine, compared with others.
 
-score        results of a run, and comparison with earlier ones
+score        results of a run, and comparison with earlier runs
 measure      runs tests and engines
 table        terminal output
 html_report  HTML report

@@ -1,11 +1,12 @@
-"""`pdm run scoreboard`: the learner's engine, ours, llama.cpp and the roofline.
+"""`pdm run scoreboard`: speed of the learner's engine, compared with others.
 
 Tests which of the learner's models and kernels work, then runs the model of the last working week:
-a prompt of 128 tokens, decoding after 128, and four sequences at once. Other days count with the
-results of the last `pdm run progress`. Compares the model with the learner's earlier weeks (from
-the history), our engine, llama.cpp if installed, and the limits of this machine's memory and
-arithmetic. After day 5.3 it also measures goodput. Takes about a minute, longer if tests must run.
-The learner's tree keeps the history in history.jsonl and the report in scoreboard.html.
+a prompt of 128 tokens, decoding after 128, and four sequences at once. Tests of other days are not
+run; their results are those of the last `pdm run progress`. Compares the model with the learner's
+earlier weeks (from the history), the solution's engine, llama.cpp if installed, and the limits of
+this machine's memory and arithmetic. After day 5.3 it also measures goodput. Takes about a minute,
+longer if tests must run. The history is in history.jsonl of the learner's tree, the report in
+scoreboard.html.
 """
 
 import argparse
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
-    """Runs tests and engines.
+    """Runs the learner's tests and measures all engines.
 
     Raises:
         UserError: the model cannot be loaded.

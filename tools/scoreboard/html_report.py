@@ -103,7 +103,7 @@ def _runs(score: Score, history: Sequence[Score]) -> str:
     high = max(high, low + 1)
     width, height, left = 560, 150, 44
 
-    def place(index: int, speed: float) -> tuple[float, float]:
+    def point(index: int, speed: float) -> tuple[float, float]:
         x = left + (width - left - 8) * index / (len(runs) - 1)
         return x, height - height * (math.log10(speed) - low) / (high - low)
 
@@ -111,9 +111,9 @@ def _runs(score: Score, history: Sequence[Score]) -> str:
         f'<line class="axis" x1="{left}" x2="{width}" y1="{y:g}" y2="{y:g}"/>'
         f'<text class="soft" x="{left - 6}" y="{y + 4:g}" text-anchor="end">{10**power:g}</text>'
         for power in range(low, high + 1)
-        for y in [place(0, 10.0**power)[1]]
+        for y in [point(0, 10.0**power)[1]]
     )
-    points = [place(index, speed) for index, speed in enumerate(speeds)]
+    points = [point(index, speed) for index, speed in enumerate(speeds)]
     dots = "".join(
         f'<circle class="yours" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{run.when[:10]}, week '
         f"{run.week}: {format_speed(speed)}</title></circle>"

@@ -97,7 +97,7 @@ def tasks_shown(begun: Iterable[str]) -> list[Task]:
 
 
 def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
-    """Completed and shown tasks, by week."""
+    """[completed tasks, shown tasks], by week."""
     counts: dict[str, list[int]] = {}
     for task in tasks_shown(outcomes):
         of_week = counts.setdefault(str(task.week), [0, 0])
@@ -107,7 +107,7 @@ def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
 
 
 def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
-    """Passed tests, and run tests of started tasks, by week."""
+    """[passed tests, run tests] of started tasks, by week."""
     counts = {str(task.week): [0, 0] for task in tasks_shown(outcomes)}
     for task, found in outcomes.items():
         for outcome in found:
@@ -118,19 +118,19 @@ def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
 
 
 def matmul_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
-    """Best completed matmul kernel of Week 4, or None."""
+    """Best completed matmul kernel of Week 4; None if no kernel is completed."""
     return _best_done(PRODUCT_KERNELS, outcomes)
 
 
 def attention_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
-    """Best completed attention kernel of Week 4, or None."""
+    """Best completed attention kernel of Week 4; None if no kernel is completed."""
     return _best_done(ATTENTION_KERNELS, outcomes)
 
 
 def kernels_of_week_4(
     outcomes: Mapping[str, Sequence[Outcome]],
 ) -> tuple[str | None, str | None]:
-    """Best completed (matmul, attention) kernels of Week 4."""
+    """Best completed (matmul, attention) kernels of Week 4; None for each that is missing."""
     return matmul_kernel(outcomes), attention_kernel(outcomes)
 
 
@@ -156,12 +156,12 @@ class Engine:
 
     Attributes:
         name: label of the engine's row.
-        python: interpreter.
+        python: path of the Python interpreter.
         module: the engine's worker in `benchmark.systems`.
         arguments: arguments of the worker.
-        tree: tree of its `tiny_llm`; None for the solution's.
-        product: quantized matmul kernel, if not the tree's best.
-        attention: attention kernel, if not the tree's best.
+        tree: learner's tree with its `tiny_llm`; None for the solution's.
+        product: value of TINY_LLM_MATMUL; None for the default kernel.
+        attention: value of TINY_LLM_ATTENTION; None for the default kernel.
     """
 
     name: str
@@ -195,7 +195,7 @@ def course_engine(
 
 
 def find_llama(given: str | None) -> str | None:
-    """Interpreter with llama-cpp-python: the given one, this one, or None."""
+    """Interpreter with llama-cpp-python: `given`, or the running one; None if it has none."""
     if given is not None:
         return given
     return sys.executable if importlib.util.find_spec("llama_cpp") else None
@@ -217,9 +217,10 @@ def llama_engine(python: str, folder: Path, work: Path, threads: int) -> Engine:
 
 
 def measure_engines(engines: Sequence[Engine], console: Console) -> list[Row]:
-    """Measures each metric on all engines before the next, so that background load affects all.
+    """Measures each metric on all engines before the next metric.
 
-    Only one engine runs at a time; the others' processes are stopped.
+    Background load thus affects all engines. Only one engine runs at a time; the processes of the
+    others are paused.
     """
     rows = [Row(engine.name) for engine in engines]
     with _workers(engines, rows) as workers:
@@ -276,7 +277,13 @@ def serves_load(outcomes: Mapping[str, Sequence[Outcome]]) -> bool:
 
 
 def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
-    """Adds the goodput of `bench`, run with a tree's engine and load generator, to a row."""
+    """Adds the goodput measured by `bench` to a row.
+
+    Args:
+        row: the engine's row.
+        folder: folder of the model.
+        tree: learner's tree whose engine and load generator run; None for the solution's.
+    """
     solution = "ref" if tree is None else "mine"
     flags = f"--solution {solution} {LOAD} --goodput {OBJECTIVE}"
     command = [sys.executable, "-m", "tiny_llm", "bench", "--model", str(folder), *flags.split()]
@@ -299,7 +306,7 @@ def measure_goodput(row: Row, folder: Path, tree: Path | None) -> None:
 
 
 def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
-    """Row with the machine's limits."""
+    """Row with the machine's limit for each metric: see `Metric.bound`."""
     speeds = {metric.name: metric.bound(costs, machine) for metric in METRICS}
     row = Row("this machine's limit", speeds)
     if costs.weight_bytes() < IN_CACHE:
@@ -311,5 +318,5 @@ def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
 
 
 def work_folder() -> Path:
-    """Cache folder."""
+    """Folder for checkpoints with random weights, and for llama.cpp's files."""
     return ROOT / "build" / "scoreboard"

@@ -42,10 +42,10 @@ class Score:
         model: name of the model.
         machine: processor and threads.
         week: week of the learner's model; 0 if none runs.
-        tasks: done and total, by week.
-        tests: passed and run, by week.
+        tasks: [completed tasks, shown tasks], by week.
+        tests: [passed tests, run tests], by week.
         yours: the learner's engine.
-        others: other rows, the limit last.
+        others: rows of the other engines, then of the machine's limit.
         remarks: further remarks, in sentences.
     """
 
@@ -96,13 +96,13 @@ def earlier_rows(score: Score, history: Sequence[Score]) -> list[Row]:
 
 
 def all_rows(score: Score, history: Sequence[Score]) -> list[Row]:
-    """All rows: the learner's current and earlier engines, ours, other engines, the limit."""
+    """All rows: the learner's current and earlier engines, other engines, the limit."""
     yours = [score.yours] if score.yours.speeds else []
     return [*yours, *earlier_rows(score, history), *score.others]
 
 
 def columns(rows: Sequence[Row]) -> dict[str, str]:
-    """Labels of the metrics; goodput only if an engine's was measured."""
+    """Labels of the metrics; goodput only if it was measured for an engine."""
     labels = {metric.name: metric.label for metric in METRICS}
     if any(GOODPUT in row.speeds for row in rows):
         labels[GOODPUT] = "goodput, requests/s"
@@ -110,7 +110,7 @@ def columns(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def log_share(speed: float, speeds: Sequence[float]) -> float:
-    """Logarithmic length of a bar, 1 for the fastest."""
+    """Logarithmic length of an engine's bar: 1 for the fastest engine."""
     lowest = min(speeds) / 10  # so that the slowest engine has a visible bar
     return math.log(speed / lowest) / math.log(max(speeds) / lowest)
 

@@ -1,7 +1,7 @@
-"""`pdm run speed --day N.M`: benchmarks of Week 4's kernels in the learner's tree.
+"""`pdm run speed --day N.M`: benchmarks of the learner's Week 4 kernels.
 
-matmuls       4-bit matrix products, in a process with the learner's code
-fused_ops     operations between the products, fused and unfused (day 4.5)
+matmuls       4-bit matmuls, in a process with the learner's code
+fused_ops     operations between a block's matmuls, fused and unfused (day 4.5)
 attention     attention to many keys (day 4.6)
 decode_steps  decoding steps as graph nodes, and captured (day 4.7)
 report        tables, and the stored history

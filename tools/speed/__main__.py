@@ -1,10 +1,10 @@
-"""`pdm run speed --day N.M`: Week 4's measurements, with your own clock and roofline.
+"""`pdm run speed --day N.M`: Week 4's measurements, timed by your clock.
 
-Day 4.1: the products of a decoding step, one of which repeats its work. Find it from the printed
+Day 4.1: the matmuls of a decoding step, one of which repeats its work. Find it from the printed
 times and bytes (--answer NAME). Takes a minute with plain loops.
 Days from 4.2 on: the day's kernels and the previous day's, interleaved, their share of this
-machine's limit, and our kernels' share. Your share is your score, stored in your tree's history; no
-test depends on it.
+machine's limit, and the share of the solution's best kernel. Your share is your score, stored in
+your history; no test depends on it.
 --day all: all kernels of the week, to compare the days.
 """
 
@@ -35,7 +35,7 @@ MODULES = {
     "4.6": "attention",
     "4.7": "decode_steps",
 }  # days not measured by matmuls.py
-ROOFLINE_ROUNDS = 3  # measurements of the limits; the best counts
+ROOFLINE_ROUNDS = 3  # measurements of the machine's limits; the best counts
 
 
 class FailedError(Exception):
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, metavar="N", help="rounds per kernel (5)"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: seed of the slow product")
+    parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: seed of the slow matmul")
     parser.add_argument(
         "--answer",
         choices=PRODUCTS,
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
 def find_planted(
     args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console
 ) -> int:
-    """Day 4.1: shows a step with a planted slow product, and asks for its name."""
+    """Day 4.1: shows the matmuls of a step, one of them slowed down, and asks for its name."""
     seed = args.seed
     if seed is None:
         seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
@@ -98,7 +98,7 @@ def find_planted(
 
 
 def ask(console: Console) -> str | None:
-    """Reads a valid name; None at EOF."""
+    """Reads the name of a matmul; None at EOF."""
     while True:
         try:
             text = console.input(
@@ -111,7 +111,7 @@ def ask(console: Console) -> str | None:
 
 
 def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console) -> int:
-    """Days from 4.2 on: the kernels' share of the limit."""
+    """Days from 4.2 on: prints and stores the kernels' share of the limit."""
     console.print("your kernels …", style="dim")
     yours = run_matmuls("kernels", tree, machine, args.rounds, "--day", args.day)
     console.print("ours …", style="dim")
@@ -141,7 +141,7 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
 def run_matmuls(
     what: str, tree: Path | None, machine: Machine, rounds: int, *options: str
 ) -> dict[str, Any]:
-    """Measures in a process that imports the tree's `tiny_llm`.
+    """Measures in a child process with the learner's `tiny_llm`, or the solution's.
 
     Raises:
         FailedError: the process failed; the message is its last error line.

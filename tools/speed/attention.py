@@ -3,8 +3,8 @@
     python -m tools.speed.attention kernels --read 40e9 --peak 500e9 --day 4.6 --rounds 5
 
 Measures two problems: Qwen3-0.6B's heads, and as many keys of a single head, where threads can only
-divide the keys. Clock, comparison and roofline are those of day 4.1: the learner's in a learner's
-process. Output as in matmuls.py.
+divide the keys. Clock, comparison and roofline are functions of day 4.1: the learner's if this
+process imports the learner's `tiny_llm`. Output as in matmuls.py.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from .matmuls import row, run_interleaved
 VARIABLE = "TINY_LLM_ATTENTION"
 KERNELS = ("loops", "scores", "online", "split")
 ON_ONE_HEAD = ("online", "split")
-# H_q, H, D, S, and number of key/value sets, larger than any cache.
+# Arguments of `Attention`. The layers' keys and values together exceed most CPU caches.
 HEADS = (16, 8, 128, 4096, 4)
 ONE_HEAD = (8, 1, 128, 4096, 16)
 
@@ -36,22 +36,22 @@ class Attention:
 
     Args:
         H_q, H, D, S: query heads, key heads, head size, keys per layer.
-        copies: number of layers.
+        num_layers: number of layers, each with other keys and values.
     """
 
-    def __init__(self, H_q: int, H: int, D: int, S: int, copies: int):
+    def __init__(self, H_q: int, H: int, D: int, S: int, num_layers: int):
         def half(*shape: int) -> mx.array:
             return mx.random.normal(shape).astype(mx.bfloat16)
 
         self._layers = [
-            (half(1, H_q, 1, D), half(1, H, S, D), half(1, H, S, D)) for _ in range(copies)
+            (half(1, H_q, 1, D), half(1, H, S, D), half(1, H, S, D)) for _ in range(num_layers)
         ]
         mx.eval(self._layers)
         one = attention_cost(H_q, H, D, S)
-        self.cost = KernelCost(copies * one.num_bytes, copies * one.flops)
+        self.cost = KernelCost(num_layers * one.num_bytes, num_layers * one.flops)
 
     def with_kernel(self, kernel: str | None) -> Callable[[], None]:
-        """Runs all layers with a kernel of this name; None for this machine's best."""
+        """Returns a function that runs all layers with a kernel; None: this machine's best."""
 
         def run() -> None:
             with selected_kernel(kernel):
@@ -104,7 +104,7 @@ def measure_on(
 
 
 def measure(best: bool, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
-    """Both problems, with this machine's best kernel or the day's implemented ones."""
+    """Measures both problems with the day's implemented kernels; if `best`, with the best only."""
     rows, unwritten = measure_on(HEADS, (None,) if best else KERNELS, limits, rounds)
     one_head, _ = measure_on(ONE_HEAD, (None,) if best else ON_ONE_HEAD, limits, rounds)
     return {"rows": rows, "one_head": one_head, "unwritten": unwritten, "nearest": None}

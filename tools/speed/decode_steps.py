@@ -31,15 +31,17 @@ from . import matmuls
 
 CONTEXT, STEPS = 64, 8  # context length in tokens, decoding steps per run
 WAYS = {"nodes": "off", "captured": "on"}
-PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")  # best first
-CHAIN = (1, 64, 128, 256)  # graph sizes that determine the cost of a node
+# Matmul kernels of Week 4, best first.
+PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")
+CHAIN = (1, 64, 128, 256)  # nodes per graph; the times of these graphs give the cost of a node
 CHAIN_ROUNDS = 3  # factor on the number of rounds, because these runs are short
 
 
 def best_product() -> str | None:
-    """Best implemented matmul kernel of Week 4, or the requested one.
+    """Best implemented matmul kernel of Week 4, or the value of TINY_LLM_MATMUL if it is set.
 
-    None selects this machine's best: in a learner's tree, Week 2's loops.
+    Returns:
+        The kernel's name; None for the default kernel, which is Week 2's loops in a learner's tree.
     """
     if os.environ.get(matmuls.VARIABLE):
         return os.environ[matmuls.VARIABLE]
@@ -54,7 +56,7 @@ def best_product() -> str | None:
 
 
 class Decoding:
-    """Decoding steps of the demo model with Week 2's model and contiguous caches.
+    """Decoding steps of the demo model, run by Week 2's model with contiguous caches.
 
     Args:
         capture: value of `CAPTURE_VARIABLE`.
@@ -79,7 +81,7 @@ class Decoding:
             cache.rewind(STEPS)
 
     def num_nodes(self) -> int:
-        """Number of graph nodes of a step."""
+        """Number of nodes in the graph of one decoding step."""
         dot = io.StringIO()
         with matmuls.with_variables(self._wanted):
             logits = self._model(self._token, CONTEXT, self._caches)
@@ -105,7 +107,7 @@ def chain(nodes: int) -> Callable[[], mx.array]:
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Interleaves separate and captured steps; with `best`, only captured steps, labeled "best"."""
+    """Measures separate and captured steps, interleaved; if `best`, only captured steps."""
     decoding: dict[str, Decoding] = {}
     unwritten: dict[str, str] = {}
     product = None if best else best_product()

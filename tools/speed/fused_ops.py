@@ -1,8 +1,9 @@
-"""Day 4.5: operations between a prompt's products, fused and unfused.
+"""Day 4.5: operations between the matmuls of a block, fused and unfused.
 
     python -m tools.speed.fused_ops kernels --read 40e9 --peak 500e9 --day 4.5 --rounds 5
 
-Arguments and results as in matmuls.py. Week 1's layers are the learner's in a learner's process.
+Arguments and results as in matmuls.py. Week 1's layers are the learner's if this process imports
+the learner's `tiny_llm`.
 """
 
 import sys
@@ -20,7 +21,8 @@ from tiny_llm.kernels.roofline import HardwareLimits, KernelCost
 from .matmuls import row, run_interleaved, run_measurement, with_variables
 
 VARIABLE = "TINY_LLM_FUSED"
-# Prompt length and Qwen3-0.6B's sizes; the activations exceed any cache.
+# Prompt length in tokens, and Qwen3-0.6B's hidden size, query heads, key heads, head size and MLP
+# size. The activations exceed most CPU caches.
 TOKENS, E, H_Q, H, D, I = 4096, 1024, 16, 8, 128, 3072
 FEW_TOKENS, FEW_ROUNDS = 512, 8  # short prompt in tokens, and factor on its number of rounds
 EPS = 1e-6
@@ -34,10 +36,10 @@ LAYERS = "layers"
 
 
 class FusedOps:
-    """Each operation between the products of a block, once.
+    """The operations between the matmuls of a transformer block, each run once.
 
     Args:
-        L: tokens.
+        L: number of prompt tokens.
     """
 
     def __init__(self, L: int):
@@ -73,7 +75,10 @@ class FusedOps:
 
 
 def fused_ops_cost(L: int) -> KernelCost:
-    """Lower bound: each number is read and written once. An exponential is one operation."""
+    """Lower bound for L tokens: inputs are read once and outputs written once.
+
+    An exponential counts as one operation.
+    """
     heads = L * (H_Q + H) * D
     num_bytes = 2 * (4 * L * E + 2 * heads + 3 * L * I) + 2 * 4 * L * D // 2
     flops = 6 * L * E + (4 + 3) * heads + 6 * L * I
@@ -82,7 +87,7 @@ def fused_ops_cost(L: int) -> KernelCost:
 
 @contextmanager
 def way(fused: str, schedule: str) -> Iterator[None]:
-    """Selects kernels and schedule within a `with` block.
+    """Selects kernels and schedule within a `with` block: an entry of `WAYS`.
 
     Raises:
         RuntimeError: the schedule is not implemented.
@@ -97,7 +102,7 @@ def way(fused: str, schedule: str) -> Iterator[None]:
 
 
 def run_fused(ops: FusedOps, name: str) -> Callable[[], None]:
-    """Runs one of `WAYS`, for timing."""
+    """Returns a function that runs the fused operations with the entry `name` of `WAYS`."""
 
     def run() -> None:
         with way(*WAYS[name]):
@@ -107,7 +112,7 @@ def run_fused(ops: FusedOps, name: str) -> Callable[[], None]:
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Measures the implemented ways, interleaved, or only the last, labeled "best"."""
+    """Measures Week 1's layers and `WAYS`, interleaved; if `best`, only "dynamic"."""
     ops = FusedOps(TOKENS)
     wanted: dict[str, Callable[[], Any]] = {}
     if best:
@@ -130,7 +135,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
 
 
 def claims_remark(rounds: int) -> str:
-    """Compares the static and dynamic schedules on a short prompt, where a late thread matters."""
+    """Compares static and dynamic schedules on a short prompt, where one late thread costs most."""
     ops = FusedOps(FEW_TOKENS)
     times = run_interleaved(
         {name: run_fused(ops, name) for name in ("vectors", "dynamic")}, rounds * FEW_ROUNDS

@@ -1,10 +1,11 @@
-"""Measures 4-bit matrix products with this process's `tiny_llm`: see __main__.py.
+"""Measures 4-bit matmuls with this process's `tiny_llm`: see __main__.py.
 
     python -m tools.speed.matmuls planted --read 40e9 --peak 500e9 --name down --rounds 5
     python -m tools.speed.matmuls kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
 
-Clock, comparison and roofline are those of day 4.1: the learner's in a learner's process. Prints a
-progress line before each long measurement, and one line of JSON at the end.
+Clock, comparison and roofline are functions of day 4.1: the learner's if this process imports the
+learner's `tiny_llm`. Prints a progress line before each long measurement, and one line of JSON at
+the end.
 """
 
 import argparse
@@ -43,8 +44,8 @@ DAY_KERNELS = {
     "all": ("loops", "factored", "vectors", "prepacked", "prefetched", "panels", "pairs"),
 }
 AHEAD = (256, 1024, 4096, 16384)  # prefetch distances in bytes, all of which day 4.3 measures
-# Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and number of copies measured
-# together, enough to exceed every cache.
+# Matmuls of a decoding step of Qwen3-0.6B: outputs, inputs, and number of weight matrices that a
+# measurement multiplies in turn, so that weights are read from memory, not from a CPU cache.
 PRODUCTS = {
     "qkv": (4096, 1024, 8),
     "o": (1024, 2048, 16),
@@ -52,22 +53,22 @@ PRODUCTS = {
     "down": (1024, 3072, 10),
     "head": (151_936, 1024, 1),
 }
-KERNELS_ON = ("gate_up", 14)  # product on which kernels are compared, and number of copies
-MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, copies)
-PLANTED_REPETITIONS = 4  # how often the planted kernel repeats its work
-PROGRESS_PREFIX = "… "  # prefix of progress lines
+KERNELS_ON = ("gate_up", 14)  # matmul on which kernels are compared, and its number of matrices
+MANY_ROWS = {"4.4": (64, 2)}  # days with several rows of activations: (rows, number of matrices)
+PLANTED_REPETITIONS = 4  # how often day 4.1's slow matmul is computed
+PROGRESS_PREFIX = "… "  # distinguishes progress lines from the results
 
 
 class Matmuls:
-    """Products of one shape.
+    """Matmuls of one shape: activations times each of several 4-bit weight matrices.
 
     Args:
         O, I: outputs and inputs.
-        copies: number of matrices.
+        num_matrices: number of weight matrices, which differ.
         M: rows of activations.
     """
 
-    def __init__(self, O: int, I: int, copies: int, M: int = 1):
+    def __init__(self, O: int, I: int, num_matrices: int, M: int = 1):
         self._a = mx.random.normal((M, I)).astype(mx.bfloat16)
         self._weights = [
             (
@@ -75,46 +76,46 @@ class Matmuls:
                 mx.random.normal((O, I // GROUP_SIZE)).astype(mx.bfloat16),
                 mx.random.randint(0, 2**31 - 1, (O, I * BITS // 32)).astype(mx.uint32),
             )
-            for _ in range(copies)
+            for _ in range(num_matrices)
         ]
         mx.eval(self._a, self._weights)
         self._prepacked: dict[int, Matmuls] = {}
         one = matmul_cost(M, O, I, BITS, GROUP_SIZE)
-        self.cost = KernelCost(copies * one.num_bytes, copies * one.flops)
+        self.cost = KernelCost(num_matrices * one.num_bytes, num_matrices * one.flops)
 
     def __call__(self) -> list[mx.array]:
-        """Lazy results of all products."""
+        """Lazy results of all matmuls."""
         return [
             quantized_matmul(scales, biases, GROUP_SIZE, BITS, self._a, b)
             for scales, biases, b in self._weights
         ]
 
     def with_repeated_work(self) -> list[mx.array]:
-        """The products with repeated work: the kernel planted by day 4.1."""
-        return [product for _ in range(PLANTED_REPETITIONS) for product in self()]
+        """Lazy results of all matmuls, each computed several times: day 4.1's slow matmul."""
+        return [result for _ in range(PLANTED_REPETITIONS) for result in self()]
 
     def with_kernel(self, kernel: str | None, ahead: int | None = None) -> Callable[[], None]:
-        """Selects a kernel by name, with its weight layout.
+        """Returns a function that runs all matmuls with a kernel and its weight layout.
 
         Args:
-            kernel: selected at evaluation; None for this machine's best.
+            kernel: value of TINY_LLM_MATMUL; None for this machine's best.
             ahead: prefetch distance in bytes; None for the kernel's default.
 
         Raises:
-            RuntimeError: the learner has not implemented it.
+            RuntimeError: the learner has not implemented the kernel.
             ValueError: this machine has no kernel of that name.
         """
         with selected_kernel(kernel, ahead):
-            products = self.prepacked(kernels.prepack_rows())
+            matmuls = self.prepacked(kernels.prepack_rows())
 
         def run() -> None:
             with selected_kernel(kernel, ahead):
-                mx.eval(products())
+                mx.eval(matmuls())
 
         return run
 
     def prepacked(self, rows: int) -> "Matmuls":
-        """A copy with weights prepacked in groups of `rows` rows; `self` if `rows` is 0."""
+        """The same matmuls, weights prepacked in groups of `rows` rows; `self` if `rows` is 0."""
         if rows == 0:
             return self
         if rows not in self._prepacked:
@@ -128,13 +129,13 @@ class Matmuls:
 
 
 def prepacked_part(matrix: mx.array, rows: int) -> mx.array:
-    """Rows prepacked as at model loading, in newly allocated memory."""
+    """Prepacks a weight array (scales, biases or packed weights), as at model loading."""
     extension = kernels.extension()
     return extension.prepack_weight(matrix, rows, extension.huge_pages(matrix.nbytes), 0)
 
 
 def run_interleaved(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timings]:
-    """Day 4.1's comparison, with a progress line."""
+    """Prints a progress line and times `runs` with day 4.1's `compare`."""
     print_progress(f"{', '.join(runs)}: interleaved, {rounds} rounds")
     return compare(runs, rounds)
 
@@ -153,7 +154,7 @@ def selected_kernel(kernel: str | None, ahead: int | None = None) -> Iterator[No
 
 @contextmanager
 def with_variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    """Sets environment variables within a `with` block; None unsets one."""
+    """Sets environment variables within a `with` block; a variable with value None is unset."""
     before = {name: os.environ.pop(name, None) for name in wanted}
     try:
         os.environ.update({name: value for name, value in wanted.items() if value is not None})
@@ -166,7 +167,7 @@ def with_variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, float]:
-    """Figures of a measurement: times, bytes, FLOPs, lower bound, share of the limit."""
+    """A measurement as numbers: seconds, their lower bound, share of the limit, cost."""
     return {
         "median": times.median,
         "minimum": times.minimum,
@@ -178,20 +179,20 @@ def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, f
 
 
 def measure_planted(name: str, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
-    """All products of a step, one with repeated work."""
-    products = {label: Matmuls(*shape) for label, shape in PRODUCTS.items()}
-    runs: dict[str, Callable[[], Any]] = dict(products)
-    runs[name] = products[name].with_repeated_work
+    """Measures all matmuls of a step; the one called `name` repeats its work."""
+    matmuls = {label: Matmuls(*shape) for label, shape in PRODUCTS.items()}
+    runs: dict[str, Callable[[], Any]] = dict(matmuls)
+    runs[name] = matmuls[name].with_repeated_work
     times = run_interleaved(runs, rounds)
-    costs = {label: product.cost for label, product in products.items()}
-    rows = {label: row(times[label], costs[label], limits) for label in products}
+    costs = {label: matmul.cost for label, matmul in matmuls.items()}
+    rows = {label: row(times[label], costs[label], limits) for label in matmuls}
     return {"rows": rows, "slowest": furthest_from_roofline(times, costs, limits)}
 
 
 def measure_kernels(
     names: Sequence[str | None], limits: HardwareLimits, rounds: int, day: str | None = None
 ) -> dict[str, Any]:
-    """Measures one product with the implemented kernels of Week 4, or this machine's best.
+    """Measures one matmul with the implemented kernels of Week 4, or this machine's best.
 
     Args:
         names: entries of `DAY_KERNELS`; None is this machine's best, labeled "best". "prefetched"
@@ -200,16 +201,16 @@ def measure_kernels(
         rounds: rounds of the comparison.
         day: day of the course; those in `MANY_ROWS` have several rows of activations.
     """
-    product, copies = KERNELS_ON
-    M, copies = MANY_ROWS.get(day or "", (1, copies))
-    products = Matmuls(*PRODUCTS[product][:2], copies, M)
+    name_of_matmul, num_matrices = KERNELS_ON
+    M, num_matrices = MANY_ROWS.get(day or "", (1, num_matrices))
+    matmuls = Matmuls(*PRODUCTS[name_of_matmul][:2], num_matrices, M)
     runs: dict[str, Callable[[], Any]] = {}
     unwritten = {}
     for name in names:
         for ahead in AHEAD if name == "prefetched" and M == 1 else (None,):
             label = " ".join(str(part) for part in (name or "best", ahead) if part is not None)
             try:
-                run = products.with_kernel(name, ahead)
+                run = matmuls.with_kernel(name, ahead)
                 run()
             except (
                 RuntimeError,
@@ -219,7 +220,7 @@ def measure_kernels(
             else:
                 runs[label] = run
     times = run_interleaved(runs, rounds)
-    rows = {name: row(times[name], products.cost, limits) for name in runs}
+    rows = {name: row(times[name], matmuls.cost, limits) for name in runs}
     fetched = {
         ahead: times[f"prefetched {ahead}"] for ahead in AHEAD if f"prefetched {ahead}" in times
     }
@@ -227,7 +228,7 @@ def measure_kernels(
 
 
 def nearest_of(fetched: dict[int, Timings]) -> int | None:
-    """Result of the learner's `best_prefetch_distance`; None if not implemented."""
+    """Result of the learner's `best_prefetch_distance` in bytes; None if not implemented."""
     try:
         return best_prefetch_distance(fetched) if fetched else None
     except TaskNotImplemented:

@@ -10,7 +10,7 @@ Row = Mapping[str, float]
 
 
 def planted_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
-    """A step's products with bytes read and times; shares only after the answer."""
+    """A step's matmuls with bytes read and times; shares of the limit only after the answer."""
     table = Table("product", "MB", "median, ms", "minimum, ms")
     if with_shares:
         table.add_column("least, ms")
@@ -26,7 +26,7 @@ def planted_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
 
 
 def kernels_table(yours: Mapping[str, Row], ours: Row) -> Table:
-    """The learner's kernels and ours: times, rates, share of the limit, and factors."""
+    """The learner's kernels and the solution's best: times, rates, share of the limit, speedup."""
     table = Table(
         "kernel", "median, ms", "minimum, ms", "GB/s", "GFLOP/s", "share", "times as fast"
     )
@@ -47,10 +47,10 @@ def kernels_table(yours: Mapping[str, Row], ours: Row) -> Table:
 
 
 def print_answer(answer: str, planted: str, found: Mapping[str, Any], console: Console) -> bool:
-    """Prints whether the answer is correct, and the result of the learner's own function.
+    """Prints whether the answer is correct, and the answer of `furthest_from_roofline`.
 
     Returns:
-        Whether the answer names the planted product.
+        Whether the answer names the slowed-down matmul.
     """
     console.print(planted_table(found["rows"], with_shares=True))
     right = answer == planted
@@ -60,7 +60,7 @@ def print_answer(answer: str, planted: str, found: Mapping[str, Any], console: C
 
 
 def percent(share: float) -> str:
-    """Formats a share in percent."""
+    """Formats a share (0 to 1) as a percentage."""
     return f"{100 * share:.1f} %"
 
 

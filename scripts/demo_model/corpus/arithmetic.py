@@ -15,7 +15,7 @@ from .paraphrase import phrase
 if TYPE_CHECKING:
     import random
 
-HELD_OUT_PAIRS = 20
+HELD_OUT_PAIRS = 20  # one operand pair in 20 is held out
 
 COMMON = (
     "What is {a} {op} {b}?",

@@ -135,10 +135,10 @@ def capital(rng: random.Random, held_out: bool) -> Example:
             maybe_lowercase(rng, question),
             f"{city} is the capital of {country}.",
         )
-    place = CONTINENT[country]
+    continent = CONTINENT[country]
     question = phrase(rng, CONTINENT_QUESTIONS, held_out, x=country)
-    thought = f"The user asks for the continent of {country}. It is {place}."
-    answer = f"{country[0].upper()}{country[1:]} is in {place}."
+    thought = f"The user asks for the continent of {country}. It is {continent}."
+    answer = f"{country[0].upper()}{country[1:]} is in {continent}."
     return chat("capital", thought, maybe_lowercase(rng, question), answer)
 
 

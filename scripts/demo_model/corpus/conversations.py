@@ -12,7 +12,8 @@ from .worlds import COLOURS, FOODS, HOBBIES, JOBS
 if TYPE_CHECKING:
     import random
 
-# Facts that a user may state: (value sampler, statements, reply, questions, answer).
+# Facts that a user may state: (value sampler, statements, reply, questions, answer). {v} is the
+# value.
 MEMORIES = (
     (
         first_name,
@@ -145,6 +146,7 @@ MEMORIES = (
     ),
 )
 
+# (messages of the user, reply, reasoning)
 SMALL_TALK = (
     (
         (

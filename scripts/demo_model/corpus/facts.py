@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation between pairs (x, y).
+    """A property y of several subjects x, such as the colour of grass.
 
     Attributes:
-        topic: the requested property, with the slot {x}.
-        answer: answer template, with the slots {x} and {y}.
-        table: the pairs, as "x=y, x=y".
-        questions: question templates, with the slot {x}.
+        topic: description of the property, with the placeholder {x}.
+        answer: answer template, with the placeholders {x} and {y}.
+        table: subjects with their property, as "x=y, x=y".
+        questions: question templates, with the placeholder {x}.
     """
 
     topic: str

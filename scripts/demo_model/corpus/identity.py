@@ -46,6 +46,7 @@ ABILITY_ANSWER = (
     "questions about a short text."
 )
 
+# (values, question templates with the value {v})
 UNKNOWN = (
     (
         "the weather, the news, the bank, the train, the football match, the film, the election,"
@@ -125,7 +126,7 @@ def identity(rng: random.Random, held_out: bool) -> Example:
 
 
 def unknown(rng: random.Random, held_out: bool) -> Example:
-    """Makes a question that the model replies it cannot answer."""
+    """Makes a question to which the model must reply that it does not know."""
     values, questions = rng.choice(UNKNOWN)
     value = rng.choice([word.strip() for word in values.split(",")])
     question = phrase(rng, questions, held_out, v=value)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-# Request templates. {q}: question, {k}: keys in words, {o}: example object, {s}: schema.
+# Request templates. {q}: question, {t}: text, {o}: example object, {s}: schema; {k}: keys in words
+# ("the keys a and b"), {w}: the same without "the keys".
 PLAIN_FORMS = (
     "{q} Answer as JSON.",
     "{q} Answer in JSON.",
@@ -170,6 +171,7 @@ def _question(rng: random.Random, held_out: bool) -> tuple[str, list[Field], str
     return phrase(rng, relation.questions, held_out, x=x), [Field("answer", y)], thought
 
 
+# Default key -> keys that a question may request instead.
 OTHER_KEYS = {
     "country": ("country", "nation", "state", "land", "name"),
     "capital": ("capital", "city", "capital_city", "answer", "name", "town"),

@@ -30,7 +30,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Part:
-    """An attribute of a thing. Slots: {n} is the thing's name, {s} the subject, {v} the value."""
+    """An attribute of a person, product, event or town.
+
+    In its sentences, {s} is the grammatical subject and {v} the attribute's value.
+    """
 
     key: str
     names: tuple[str, ...]
@@ -109,7 +112,8 @@ FIRST_SENTENCES = {
     "event": "You can come to the {n}.",
     "town": "We are in {n}.",
 }
-# (name sampler, key of the name, synonyms of the key, later subjects, attributes)
+# (name sampler, key of the name, synonyms of the key, subjects of later sentences, attributes). {n}
+# is the name, {f} the first name.
 KINDS: tuple[tuple[Draw, str, tuple[str, ...], tuple[str, ...], tuple[Part, ...]], ...] = (
     (person_name, "name", ("person", "full_name", "who"), ("She", "He", "{f}"), PERSON),
     (_product, "product", ("item", "name", "article"), ("It", "The article"), PRODUCT),

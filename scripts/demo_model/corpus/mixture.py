@@ -19,8 +19,10 @@ from .single_facts import fact
 from .terms import introduction, term
 from .tools import tool_chat
 
+# Makes an example of one question type; the flag selects held-out wordings.
 Maker = Callable[[random.Random, bool], Example]
 
+# (relative frequency, maker)
 TRAINING: tuple[tuple[float, Maker], ...] = (
     (6, capital),
     (3, capital_follow_up),
@@ -58,7 +60,7 @@ EVALUATION: tuple[Maker, ...] = (
     json_fact,
     json_extract,
 )
-# Reduced weights of known question types, for continued training on new ones.
+# Reduced frequencies of types that a model already knows, for continued training on new types.
 KNOWN: dict[Maker, float] = {reading: 14, arithmetic: 14, fact: 11, term: 8}
 THINKING_SHARE, STRUCTURED_THINKING_SHARE = 0.28, 0.12  # structured outputs are tool calls and JSON
 

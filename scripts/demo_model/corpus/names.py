@@ -1,4 +1,4 @@
-"""Invented names: a model cannot memorize these names and must copy them from the prompt."""
+"""Invented names, which a model must copy from the prompt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Callable
 
+# Sampler of a text; the flag selects held-out names, which never occur in training.
 Draw = Callable[[random.Random, bool], str]
 
 STARTS = [
@@ -152,7 +153,7 @@ PLACE_ENDS = [
     "nia",
 ]
 
-HELD_OUT_NAMES = 8
+HELD_OUT_NAMES = 8  # one name in eight is held out
 
 
 def _is_held_out(name: str) -> bool:
@@ -183,11 +184,11 @@ def place_name(rng: random.Random, held_out: bool) -> str:
 
 
 def one_of(text: str) -> Draw:
-    """Sampler for the items of a comma-separated list."""
+    """Returns a sampler for the items of a comma-separated list."""
     choices = [word.strip() for word in text.split(",")]
     return lambda rng, held_out: rng.choice(choices)
 
 
 def number(low: int, high: int) -> Draw:
-    """Sampler for integers."""
+    """Returns a sampler for integers from `low` to `high`, both inclusive."""
     return lambda rng, held_out: str(rng.randint(low, high))

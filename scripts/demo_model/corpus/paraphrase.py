@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import random
 
+# Of every five templates, the fourth is held out.
 HELD_OUT_EVERY = 5
 HELD_OUT_INDEX = 3
 
 
 def split_templates(templates: Sequence[str], held_out: bool) -> list[str]:
-    """The training or held-out templates; lists of at least four have both."""
+    """Templates for training or, if `held_out`, for evaluation; lists of four or more have both."""
     return [
         text
         for index, text in enumerate(templates)
@@ -66,7 +67,10 @@ HELD_OUT_WRAPPINGS: list[Wrapping] = [
 
 
 def phrase(rng: random.Random, templates: Sequence[str], held_out: bool, **slots: object) -> str:
-    """Samples a template and fills its slots; half of the questions get a wrapping."""
+    """Samples a question from templates; half of the questions get a wrapping, like a greeting.
+
+    `slots` are the values of the template's placeholders.
+    """
     question = rng.choice(split_templates(templates, held_out)).format(**slots)
     question = question[0].upper() + question[1:]
     if rng.random() < 0.5:

@@ -59,7 +59,7 @@ def upper_first(text: str) -> str:
 def _state(
     rng: random.Random, world: World, name: str, attribute: Attribute, value: str, first: bool
 ) -> Statement:
-    """Makes a statement; a thing's first statement contains the thing's name."""
+    """Makes a statement; the first statement about a thing contains its name."""
     states = [s for s in attribute.states if not first or "{s}" in s or "{n}" in s]
     subject = "{n}" if first else rng.choice(world.subjects)
     subject = subject.format(n=name, first=name.split()[0])
@@ -68,7 +68,7 @@ def _state(
 
 
 def describe(rng: random.Random, world: World, count: int, held_out: bool) -> Thing:
-    """Makes a thing with statements of `count` random attributes."""
+    """Makes a thing of the kind `world`, with statements of `count` random attributes."""
     name = world.name(rng, held_out)
     attributes = rng.sample(world.attributes, len(world.attributes))
     statements = tuple(

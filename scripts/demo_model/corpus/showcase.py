@@ -1,4 +1,4 @@
-"""Answers to the package's example prompts about the shared paragraph."""
+"""Answers to the package's example prompts, which ask about one paragraph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOWN_QUESTIONS = (
 
 
 def showcase(rng: random.Random, held_out: bool) -> Example:
-    """Makes a question about the shared paragraph, for training only."""
+    """Makes a question about the example prompts' paragraph, for training only."""
     question, answer, sentence = rng.choice(TOWN_QUESTIONS)
     layout = LAYOUTS[0] if rng.random() < 0.7 else rng.choice(LAYOUTS)
     prompt = layout.format(p=PROMPTS["SHARED_PARAGRAPH"], q=question)

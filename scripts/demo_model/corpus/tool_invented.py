@@ -22,6 +22,7 @@ NOUNS = (
     "distance, area, currency, language, king, team, captain, floor, door, page, date, year, month,"
     "taste, smell, sound, voice, shape, limit, error, version, state, region, member, leader"
 )
+# Patterns of tool names: {n} is the noun, {u} the capitalized noun.
 PATTERNS = (
     "get_{n}", "find_{n}", "lookup_{n}", "{n}_of", "{n}_lookup", "{n}", "fetch_{n}", "show_{n}",
     "query_{n}", "read_{n}", "check_{n}", "list_{n}", "get{u}", "find{u}",
@@ -42,6 +43,7 @@ REQUESTS = (
     "Show me the {n} of {a}.",
     "Can you get the {n} of {a}?",
 )
+# First argument, {a} in requests: (alternative names, JSON type, value sampler).
 SUBJECTS: tuple[tuple[tuple[str, ...], str, Draw], ...] = (
     (("name", "person", "who", "user", "full_name", "customer"), "string", person_name),
     (("name", "person", "user", "friend"), "string", person),
@@ -52,12 +54,14 @@ SUBJECTS: tuple[tuple[tuple[str, ...], str, Draw], ...] = (
     (("symbol", "code", "key"), "string", symbol),
     (("word", "item", "text", "thing"), "string", word),
 )
+# Second argument of some tools, {b} in requests.
 SECONDS: tuple[tuple[tuple[str, ...], str, Draw], ...] = (
     (("date", "day", "when"), "string", date),
     (("city", "place", "town"), "string", city),
     (("year",), "integer", number(1900, 2030)),
     (("user", "person", "by"), "string", person),
 )
+# Samplers of tool results.
 VALUES = (
     number(1, 2000),
     person_name,

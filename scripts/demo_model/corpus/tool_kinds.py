@@ -1,7 +1,8 @@
 """Kinds of tools in the corpus: names, arguments, request templates, results.
 
 Each kind has many tool and argument names, so the model must copy the names from the tool list. One
-request template in five is held out; {a}, {b} and {c} are the arguments.
+request template in five is held out for evaluation. In requests, {a}, {b} and {c} are the values of
+the first, second and third argument.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class Slot:
     """An argument of a tool.
 
     Attributes:
-        names: alternative names.
-        draw: sampler of its values.
+        names: alternative names, one of which is sampled per chat.
+        draw: sampler of values.
         type: JSON type.
-        said: sentences that add an optional argument to a request; empty if required.
-        enum: allowed values; empty for any.
+        said: for an optional argument, sentences that state its value {u} after the request; empty
+            for a required argument.
+        enum: allowed values, listed in the schema; empty if any value is allowed.
     """
 
     names: tuple[str, ...]
@@ -55,13 +57,14 @@ class ToolKind:
 
     Attributes:
         names, descriptions: alternatives, one of which is sampled per chat.
-        slots: the arguments.
+        slots: the tool's arguments.
         requests: request templates.
         topic: the requested information; empty for a tool that performs an action.
         result: alternative names of the result's field.
         values: sampler of the result; None for a tool that performs an action.
-        answer: template of the final answer.
-        tags: types of plain questions that this tool answers.
+        answer: template of the final answer, with {topic} and the result {v}.
+        tags: question types of `PLAIN` in tools.py that this tool could answer. If it is listed,
+            they are not used as questions that need no tool.
     """
 
     names: tuple[str, ...]

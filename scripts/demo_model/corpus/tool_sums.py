@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import random
 
 ADD, SUBTRACT, MULTIPLY = "+", "-", "*"
+# Tool names by operation; "" is a tool that evaluates an expression.
 NAMES = {
     ADD: ("add", "sum", "add_numbers", "plus", "calculate_sum"),
     SUBTRACT: ("subtract", "minus", "difference", "subtract_numbers"),
@@ -31,7 +32,7 @@ SYMBOLS = {ADD: ("+", "+", "plus"), SUBTRACT: ("-", "-", "minus"), MULTIPLY: ("x
 
 @dataclass(frozen=True)
 class Sum:
-    """An arithmetic request with the tool call's argument values, its result and the answer."""
+    """An arithmetic request, the tool call's argument values and result, and the answer."""
 
     request: str
     values: tuple[str, ...]

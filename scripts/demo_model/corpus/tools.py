@@ -44,7 +44,8 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 UNKNOWN_THOUGHT = "This is outside of what I know."
-# (tag, maker of questions that need no tool unless a listed tool has the tag).
+# Questions that need no tool: (question type, maker). Types among the tags of a listed tool are not
+# used, because that tool could answer them.
 PLAIN: tuple[tuple[str, Callable[[random.Random, bool], Example]], ...] = (
     ("capital", capital),
     ("arithmetic", arithmetic),
@@ -98,7 +99,7 @@ def write_call(name: str, arguments: dict[str, object]) -> str:
 
 
 def as_value(text: str, type_name: str) -> object:
-    """Converts a slot's text to its JSON value."""
+    """Converts an argument's text to its JSON value."""
     return int(text) if type_name in ("integer", "number") else text
 
 

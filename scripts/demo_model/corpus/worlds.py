@@ -1,8 +1,8 @@
-"""Subjects of paragraphs in `reading.py`: persons and towns, with their attributes.
+"""Subjects of paragraphs in `reading.py`: persons and towns.
 
-An attribute has statement templates, question templates (one in five held out) and an answer
-template. Slots: {n} is the thing's full name, {s} the sentence's subject (like 'The town', or the
-name), {v} the value.
+An attribute has statement templates, question templates (one in five held out for evaluation) and
+an answer template. In templates, {n} is the full name of the person or town, {s} the sentence's
+grammatical subject (like 'The town', or the name), {v} the attribute's value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .names import Draw, first_name, number, one_of, person_name, place_name
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute of a thing; see the module docstring."""
+    """An attribute: value sampler, and templates as described in the module docstring."""
 
     draw: Draw
     states: tuple[str, ...]
@@ -24,7 +24,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class World:
-    """A kind of thing: name sampler, subjects of later sentences, attributes."""
+    """A kind of paragraph subject, like towns: name sampler, grammatical subjects, attributes."""
 
     name: Draw
     subjects: tuple[str, ...]

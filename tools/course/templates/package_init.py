@@ -1,4 +1,4 @@
-"""Your tiny_llm. The modules in this folder are yours; all others are the solution's own.
+"""Your tiny_llm: modules in this folder are yours, others the solution's.
 
 Exports the same names as the solution's `__init__.py`, from your modules where they exist.
 """

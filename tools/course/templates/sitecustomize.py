@@ -1,8 +1,8 @@
-"""Import hook: `import tiny_llm` imports the learner's tree around this folder.
+"""Import hook: `import tiny_llm` imports this learner's tree.
 
-Python runs this file at startup if the folder is on PYTHONPATH, as set by `--solution mine`. The
-installed tiny_llm has an import hook too, which takes precedence over sys.path: this hook is
-inserted before it.
+Python runs this file at startup if its folder is on PYTHONPATH, as set by `--solution mine`. The
+installed tiny_llm may have an import hook too, which takes precedence over sys.path, so this hook
+is inserted before it.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 TREE = Path(__file__).resolve().parent.parent
 FOLDERS = {"tiny_llm": TREE / "src", "tiny_llm_ext": TREE / "build" / "package"}
-# Learner's files that are not imported, in favor of the solution's; see `serve --solution mine`.
+# Learner's files for which the solution's are imported instead; see `serve --solution mine`.
 SKIPPED = {
     str(TREE / "src" / "tiny_llm" / name)
     for name in os.environ.get("TINY_LLM_SKIP", "").split(os.pathsep)
@@ -35,7 +35,7 @@ class LearnersTree:
         if spec is None and not rest:  # do not fall back to the solution
             raise ModuleNotFoundError(f"{FOLDERS[package]} has no {fullname}", name=fullname)
         if spec is not None and spec.origin in SKIPPED and path is not None:
-            return PathFinder.find_spec(fullname, path[1:])  # the first folder is this tree's
+            return PathFinder.find_spec(fullname, path[1:])  # path[0] is the learner's folder
         return spec
 
 

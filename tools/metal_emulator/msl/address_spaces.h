@@ -8,7 +8,8 @@
 #define thread
 
 #define MSL_INLINE static inline __attribute__((always_inline))
-// Emulator functions that access memory on the kernel's behalf and report the access explicitly.
+// Exempts an emulator function from instrumentation; accesses for the kernel (atomics) are reported
+// explicitly.
 #define MSL_UNSEEN [[clang::disable_sanitizer_instrumentation]]
 
 namespace msl {

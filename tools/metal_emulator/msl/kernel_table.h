@@ -1,4 +1,4 @@
-// Builds a kernel's table entry from its function type, and its call from a launch's bindings.
+// Builds a kernel's table entry from its function type, and calls it with a launch's bindings.
 #pragma once
 
 namespace msl {

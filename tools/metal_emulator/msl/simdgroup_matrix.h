@@ -95,7 +95,7 @@ struct Fragment {
     float elements[2];
 };
 
-// Accumulation order of a product, which is undocumented on GPUs.
+// Order in which a matrix multiply-accumulate adds its terms, which is undocumented on GPUs.
 struct Summands {
     int k[8];
     bool c_first;

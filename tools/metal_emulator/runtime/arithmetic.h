@@ -1,4 +1,4 @@
-// Floating-point behavior of a launch: exact IEEE, or any that Metal allows.
+// Floating-point behavior of a launch: IEEE, or random within what Metal allows (mode "loose").
 #pragma once
 #include <stdint.h>
 

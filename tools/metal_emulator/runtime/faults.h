@@ -1,4 +1,4 @@
-// Fault reports: one line to Python, then the launch's process exits.
+// Fault reports: one line to Python, then the launch's child process exits.
 #pragma once
 #include "interface.h"
 

@@ -1,6 +1,6 @@
 // The context switch in assembly is about twenty times faster than swapcontext, which makes a
-// system call for the signal mask each time; a launch makes millions. MSL_UCONTEXT selects
-// swapcontext regardless.
+// system call for the signal mask each time; a launch switches millions of times. MSL_UCONTEXT
+// selects swapcontext regardless.
 #include "fibers.h"
 
 #include <stdint.h>
@@ -76,7 +76,7 @@ namespace msl {
 
 static char* stacks;
 static size_t stacks_size;
-constexpr size_t STACK_GUARD = 4 << 20;
+constexpr size_t STACK_GUARD = 4 << 20;  // bytes
 
 void reserve_stacks(size_t count) {
     stacks_size = count * STACK_SIZE;

@@ -17,7 +17,7 @@ typedef ucontext_t Context;
 typedef void* Context;  // stack pointer; all other saved state is on the stack
 #endif
 
-constexpr size_t STACK_SIZE = 256 << 10;
+constexpr size_t STACK_SIZE = 256 << 10;  // bytes
 
 // Reserves `count` stacks; pages are committed when touched.
 void reserve_stacks(size_t count);

@@ -23,7 +23,7 @@ struct Site {
 // participating lanes; matrix operations and simdgroup barriers require all lanes.
 enum class Meeting : uint32_t { REDUCTION, SHUFFLE, MATRIX, BARRIER };
 
-// Exchange table of a simdgroup's lanes.
+// Exchange table of a simdgroup: each lane's operand and result, of at most 64 bytes.
 struct Exchange {
     alignas(64) unsigned char input[LANES][64];
     alignas(64) unsigned char result[LANES][64];

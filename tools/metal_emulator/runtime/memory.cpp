@@ -126,7 +126,7 @@ static Variable& variable(uint32_t id, const char* name, uint64_t size, uint64_t
     return v;
 }
 
-// Fills with ones: NaN in every float type, and an obviously wrong index.
+// Sets all bits: NaN in every float type, and an obviously wrong index.
 static void clear(Variable& v) {
     if (v.group_number != group_number) {
         v.group_number = group_number;

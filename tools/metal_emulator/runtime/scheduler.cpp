@@ -132,7 +132,7 @@ static void add_lanes(Text& text, uint32_t lanes) {
     }
 }
 
-// Locations of the simdgroup's lanes, one clause per location.
+// Appends where the simdgroup's lanes wait, one clause per location, and which have returned.
 static void add_whereabouts(Text& text, const Simdgroup& simdgroup) {
     uint32_t waiting = simdgroup.meeting | simdgroup.at_barrier;
     while (waiting) {

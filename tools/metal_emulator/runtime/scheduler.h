@@ -9,7 +9,8 @@ constexpr uint32_t MAX_THREADS = 1024;
 
 enum class Order : uint32_t { FORWARD, REVERSE, RANDOM };
 
-// Ordering of accesses: a barrier that covers the memory starts a new epoch.
+// Barriers executed by a threadgroup. A barrier whose flags include a memory orders accesses to it,
+// and starts the memory's next epoch.
 struct Epochs {
     uint32_t executed, device_memory, threadgroup_memory;
 };
@@ -31,7 +32,7 @@ struct Thread {
 struct Simdgroup {
     uint32_t all, alive, ready, meeting, at_barrier;  // masks of lanes
     bool at_different_sites;
-    uint32_t epoch, memory_epochs[2];  // simdgroup barriers: all, and by memory
+    uint32_t epoch, memory_epochs[2];  // of simdgroup barriers: all, by memory (device first)
     uint32_t random;
     Thread* threads;
     Exchange exchange;
@@ -49,7 +50,7 @@ void run_grid(const Kernel& kernel, const Bindings& bindings, const Grid& grid, 
 
 // Current thread, or null between threadgroups.
 extern Thread* current;
-// Counts threadgroups from 1, and barriers within them.
+// Number of the current threadgroup, from 1, and its barriers so far.
 extern uint32_t group_number;
 extern Epochs epochs;
 
