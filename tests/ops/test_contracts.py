@@ -64,11 +64,12 @@ def kernels_of_a_mac(monkeypatch, tmp_path) -> ModuleType:
 
 
 def test_operations_follow_the_mlx_device_on_a_mac(kernels_of_a_mac):
-    assert kernels_of_a_mac._stream is None
+    assert kernels_of_a_mac._stream_or_default(None) is None
     assert kernels_of_a_mac.runs_on_default_device()
 
 
 def test_operations_run_on_the_cpu_without_metal():
     if mx.metal.is_available() or os.environ.get("TINY_LLM_EMULATED_METAL") == "1":
         pytest.skip("needs a machine without Metal")
-    assert kernels._stream == mx.cpu
+    assert kernels._stream_or_default(None) == mx.cpu
+    assert kernels._stream_or_default(mx.gpu) == mx.gpu

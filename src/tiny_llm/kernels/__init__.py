@@ -9,18 +9,14 @@ Reading order: prepack, mxfp4, graph_capture, roofline, heap.
 
 import functools
 import importlib.util
-import inspect
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 
 from ..errors import UserError
 
-F = TypeVar("F", bound=Callable[..., Any])
 StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
 
@@ -50,7 +46,11 @@ def is_built() -> bool:
 
 
 def check_num_threads() -> None:
-    """Validates TINY_LLM_NUM_THREADS; a no-op without the extension."""
+    """Validates TINY_LLM_NUM_THREADS; a no-op without the extension.
+
+    Raises:
+        UserError: the value is invalid.
+    """
     if is_built():
         try:
             extension().num_threads()
@@ -65,7 +65,11 @@ def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
 
 
 def prepack_rows() -> int:
-    """Rows that the CPU kernels read interleaved (`prepack.py`); 0 for row-major weights."""
+    """Number of weight rows that the CPU kernels read interleaved (see `prepack.py`).
+
+    Returns:
+        The number; 0 if weights are read row-major: on old CPUs and GPUs, or without the extension.
+    """
     return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 
 
@@ -99,6 +103,10 @@ def report_emulator_faults() -> bool:
 _stream = _default_stream()
 
 
+def _stream_or_default(stream: StreamOrDevice) -> StreamOrDevice:
+    return _stream if stream is None else stream
+
+
 def computes_on_cpu() -> bool:
     """Whether both MLX and the extension run on the CPU by default."""
     return mx.default_device() == mx.cpu and (_stream is None or _stream == mx.cpu)
@@ -116,41 +124,23 @@ def use_cpu() -> None:
     _stream = mx.cpu
 
 
-def _operation(declaration: F) -> F:
-    """Implements a declaration with the extension's operation of the same name.
-
-    Adds the keyword argument `stream`; None is the default stream.
-    """
-    name, signature = declaration.__name__, inspect.signature(declaration)
-
-    @functools.wraps(declaration)
-    def call(*args: Any, stream: StreamOrDevice = None, **kwargs: Any) -> Any:
-        operation = getattr(extension(), name)
-        return operation(*args, stream=_stream if stream is None else stream, **kwargs)
-
-    stream = inspect.signature(call, follow_wrapped=False).parameters["stream"]
-    parameters = [*signature.parameters.values(), stream]
-    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__doc__ = f"{declaration.__doc__}\n\nSee `help(tiny_llm_ext.{name})`."
-    return cast("F", call)
+def axpby(
+    x: mx.array, y: mx.array, alpha: float, beta: float, stream: StreamOrDevice = None
+) -> mx.array:
+    """Computes alpha · x + beta · y; see `help(tiny_llm_ext.axpby)`."""
+    return extension().axpby(x, y, alpha, beta, stream=_stream_or_default(stream))
 
 
-@_operation
-def axpby(x: mx.array, y: mx.array, alpha: float, beta: float) -> mx.array:
-    """Computes alpha · x + beta · y."""
+def argmax(x: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """Index of the maximum in each row; see `help(tiny_llm_ext.argmax)`."""
+    return extension().argmax(x, stream=_stream_or_default(stream))
 
 
-@_operation
-def argmax(x: mx.array) -> mx.array:
-    """Index of the maximum in each row."""
+def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """Computes a · bᵀ for plain matrices; see `help(tiny_llm_ext.matmul)`."""
+    return extension().matmul(a, b, stream=_stream_or_default(stream))
 
 
-@_operation
-def matmul(a: mx.array, b: mx.array) -> mx.array:
-    """Computes a · bᵀ for plain matrices."""
-
-
-@_operation
 def quantized_matmul(
     scales: mx.array,
     biases: mx.array | None,
@@ -159,11 +149,14 @@ def quantized_matmul(
     a: mx.array,
     b: mx.array,
     transpose_b: bool = True,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Computes a · bᵀ with a quantized b."""
+    """Computes a · bᵀ with a quantized b; see `help(tiny_llm_ext.quantized_matmul)`."""
+    return extension().quantized_matmul(
+        scales, biases, group_size, bits, a, b, transpose_b, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
 def multi_quantized_matmul(
     scales: list[mx.array],
     biases: list[mx.array] | list[None] | list[mx.array | None],
@@ -171,11 +164,14 @@ def multi_quantized_matmul(
     bits: int,
     a: mx.array,
     b: list[mx.array],
+    stream: StreamOrDevice = None,
 ) -> list[mx.array]:
-    """Multiplies one input by several matrices."""
+    """Multiplies one input by several matrices; see `help(tiny_llm_ext.multi_quantized_matmul)`."""
+    return extension().multi_quantized_matmul(
+        scales, biases, group_size, bits, a, b, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
 def grouped_quantized_matmul(
     scales: mx.array,
     biases: mx.array | None,
@@ -184,11 +180,14 @@ def grouped_quantized_matmul(
     a: mx.array,
     b: mx.array,
     experts: mx.array,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Multiplies rows by their experts."""
+    """Multiplies rows by their experts: see `help(tiny_llm_ext.grouped_quantized_matmul)`."""
+    return extension().grouped_quantized_matmul(
+        scales, biases, group_size, bits, a, b, experts, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
 def quantized_embedding(
     ids: mx.array,
     scales: mx.array,
@@ -196,33 +195,36 @@ def quantized_embedding(
     group_size: int,
     bits: int,
     weight: mx.array,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Looks up rows of a quantized table."""
+    """Looks up rows of a quantized table; see `help(tiny_llm_ext.quantized_embedding)`."""
+    return extension().quantized_embedding(
+        ids, scales, biases, group_size, bits, weight, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
-def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """`RMSNorm` in one pass."""
+def rms_norm(x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None) -> mx.array:
+    """`RMSNorm` in one pass; see `help(tiny_llm_ext.rms_norm)`."""
+    return extension().rms_norm(x, weight, eps, stream=_stream_or_default(stream))
 
 
-@_operation
 def add_rms_norm(
-    x: mx.array, y: mx.array, weight: mx.array, eps: float
+    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
-    """Computes x + y and its RMSNorm."""
+    """Computes x + y and its RMSNorm; see `help(tiny_llm_ext.add_rms_norm)`."""
+    return extension().add_rms_norm(x, y, weight, eps, stream=_stream_or_default(stream))
 
 
-@_operation
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Computes silu(gate) · up."""
+def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """Computes silu(gate) · up; see `help(tiny_llm_ext.swiglu)`."""
+    return extension().swiglu(gate, up, stream=_stream_or_default(stream))
 
 
-@_operation
-def add_bias(x: mx.array, bias: mx.array) -> mx.array:
-    """Computes x + bias."""
+def add_bias(x: mx.array, bias: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """Computes x + bias; see `help(tiny_llm_ext.add_bias)`."""
+    return extension().add_bias(x, bias, stream=_stream_or_default(stream))
 
 
-@_operation
 def add_lora(
     y: mx.array,
     x: mx.array,
@@ -230,31 +232,43 @@ def add_lora(
     lora_b: mx.array,
     rank_offsets: mx.array,
     adapter_ids: mx.array,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Adds the low-rank update of each row's adapter."""
+    """Adds the low-rank update of each row's adapter; see `help(tiny_llm_ext.add_lora)`."""
+    arrays = (y, x, lora_a, lora_b, rank_offsets, adapter_ids)
+    return extension().add_lora(*arrays, stream=_stream_or_default(stream))
 
 
-@_operation
-def topk_softmax(logits: mx.array, k: int, normalize: bool) -> tuple[mx.array, mx.array]:
-    """Selects the top-k experts and their weights."""
+def topk_softmax(
+    logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
+) -> tuple[mx.array, mx.array]:
+    """Selects the top-k experts and their weights; see `help(tiny_llm_ext.topk_softmax)`."""
+    return extension().topk_softmax(logits, k, normalize, stream=_stream_or_default(stream))
 
 
-@_operation
-def weighted_sum(x: mx.array, weights: mx.array, base: mx.array | None = None) -> mx.array:
-    """Weighted sum of each token's expert outputs."""
+def weighted_sum(
+    x: mx.array, weights: mx.array, base: mx.array | None = None, stream: StreamOrDevice = None
+) -> mx.array:
+    """Weighted sum of each token's expert outputs; see `help(tiny_llm_ext.weighted_sum)`."""
+    return extension().weighted_sum(x, weights, base, stream=_stream_or_default(stream))
 
 
-@_operation
 def qk_norm_rope(
-    x: mx.array, weight: mx.array | None, eps: float, cos: mx.array, sin: mx.array
+    x: mx.array,
+    weight: mx.array | None,
+    eps: float,
+    cos: mx.array,
+    sin: mx.array,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """RMSNorm per head, then RoPE, into attention's memory layout, without a transpose.
 
-    cos and sin are from `RoPE.cos_sin`. If weight is None, skips the norm.
+    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.cos_sin`. If weight is None,
+    skips the norm.
     """
+    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=_stream_or_default(stream))
 
 
-@_operation
 def flash_attention(
     query: mx.array,
     key: mx.array,
@@ -263,11 +277,14 @@ def flash_attention(
     causal: bool = False,
     mask: mx.array | None = None,
     context_lens: mx.array | None = None,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Tiled attention."""
+    """Tiled attention; see `help(tiny_llm_ext.flash_attention)`."""
+    return extension().flash_attention(
+        query, key, value, scale, causal, mask, context_lens, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
 def paged_attention(
     query: mx.array,
     key_pages: mx.array,
@@ -277,11 +294,22 @@ def paged_attention(
     scale: float | None = None,
     causal: bool = True,
     window: int = 0,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Paged attention."""
+    """Paged attention; see `help(tiny_llm_ext.paged_attention)`."""
+    return extension().paged_attention(
+        query,
+        key_pages,
+        value_pages,
+        block_table,
+        context_lens,
+        scale,
+        causal,
+        window,
+        stream=_stream_or_default(stream),
+    )
 
 
-@_operation
 def paged_attention_varlen(
     query: mx.array,
     key_pages: mx.array,
@@ -291,28 +319,45 @@ def paged_attention_varlen(
     block_table: mx.array,
     scale: float | None = None,
     window: int = 0,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Paged attention over a ragged batch."""
+    """Paged attention over a ragged batch; see `help(tiny_llm_ext.paged_attention_varlen)`."""
+    pages = (key_pages, value_pages, cu_seqlens_q, context_lens, block_table)
+    return extension().paged_attention_varlen(
+        query, *pages, scale, window, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
 def cache_write(
-    buffer: mx.array, tokens: mx.array, offsets: list[int] | mx.array, overwrite: bool = False
+    buffer: mx.array,
+    tokens: mx.array,
+    offsets: list[int] | mx.array,
+    overwrite: bool = False,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Writes new keys or values to a cache's buffer.
+    """Writes new keys or values to a cache's buffer; see `help(tiny_llm_ext.cache_write)`.
 
-    Writes in place if nothing else references the buffer: `buffer = cache_write(buffer, …)`.
+    Writes in place if nothing else references the buffer:
+    `buffer = cache_write(buffer, …)`.
     """
+    return extension().cache_write(
+        buffer, tokens, offsets, overwrite, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
 def paged_cache_write(
-    pages: mx.array, tokens: mx.array, slots: mx.array, overwrite: bool = False
+    pages: mx.array,
+    tokens: mx.array,
+    slots: mx.array,
+    overwrite: bool = False,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Writes new keys or values to pages."""
+    """Writes new keys or values to pages; see `help(tiny_llm_ext.paged_cache_write)`."""
+    return extension().paged_cache_write(
+        pages, tokens, slots, overwrite, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
 def causal_conv1d(
     x: mx.array,
     weight: mx.array,
@@ -321,11 +366,15 @@ def causal_conv1d(
     read_slots: mx.array,
     write_slots: mx.array,
     overwrite: bool = False,
+    stream: StreamOrDevice = None,
 ) -> tuple[mx.array, mx.array]:
-    """Causal depthwise convolution with state."""
+    """Causal depthwise convolution with state; see `help(tiny_llm_ext.causal_conv1d)`."""
+    slots = (cu_seqlens, read_slots, write_slots)
+    return extension().causal_conv1d(
+        x, weight, conv_states, *slots, overwrite, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
 def gated_delta_rule(
     qkv: mx.array,
     a: mx.array,
@@ -338,15 +387,22 @@ def gated_delta_rule(
     write_slots: mx.array,
     num_k_heads: int,
     overwrite: bool = False,
+    stream: StreamOrDevice = None,
 ) -> tuple[mx.array, mx.array]:
-    """Recurrence of Gated DeltaNet."""
+    """Recurrence of Gated DeltaNet; see `help(tiny_llm_ext.gated_delta_rule)`."""
+    gates, slots = (a, b, A_log, dt_bias), (cu_seqlens, read_slots, write_slots)
+    return extension().gated_delta_rule(
+        qkv, *gates, states, *slots, num_k_heads, overwrite, stream=_stream_or_default(stream)
+    )
 
 
-@_operation
-def gated_rms_norm(o: mx.array, z: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """RMSNorm per head, times silu(z)."""
+def gated_rms_norm(
+    o: mx.array, z: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
+) -> mx.array:
+    """RMSNorm per head, times silu(z); see `help(tiny_llm_ext.gated_rms_norm)`."""
+    return extension().gated_rms_norm(o, z, weight, eps, stream=_stream_or_default(stream))
 
 
-@_operation
-def sigmoid_gate(x: mx.array, gate: mx.array) -> mx.array:
-    """Computes x · sigmoid(gate)."""
+def sigmoid_gate(x: mx.array, gate: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """Computes x · sigmoid(gate); see `help(tiny_llm_ext.sigmoid_gate)`."""
+    return extension().sigmoid_gate(x, gate, stream=_stream_or_default(stream))
