@@ -65,7 +65,7 @@ def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
 
 
 def prepack_rows() -> int:
-    """Rows that the CPU kernels read interleaved (`prepack.py`); 0 for row-major weights."""
+    """Number of rows that the CPU kernels read interleaved (`prepack.py`); 0 for row-major."""
     return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 
 
@@ -147,7 +147,7 @@ def argmax(x: mx.array) -> mx.array:
 
 @_operation
 def matmul(a: mx.array, b: mx.array) -> mx.array:
-    """Computes a · bᵀ for plain matrices."""
+    """Computes a · bᵀ for unquantized matrices."""
 
 
 @_operation
@@ -172,7 +172,7 @@ def multi_quantized_matmul(
     a: mx.array,
     b: list[mx.array],
 ) -> list[mx.array]:
-    """Multiplies one input by several matrices."""
+    """Multiplies one input by several quantized matrices; as `quantized_matmul` for each b."""
 
 
 @_operation
@@ -185,7 +185,7 @@ def grouped_quantized_matmul(
     b: mx.array,
     experts: mx.array,
 ) -> mx.array:
-    """Multiplies rows by their experts."""
+    """Multiplies each row of a by the quantized matrix of its expert."""
 
 
 @_operation
@@ -197,12 +197,12 @@ def quantized_embedding(
     bits: int,
     weight: mx.array,
 ) -> mx.array:
-    """Looks up rows of a quantized table."""
+    """Looks up and dequantizes rows of a quantized embedding table."""
 
 
 @_operation
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """`RMSNorm` in one pass."""
+    """Computes `RMSNorm` in one pass over memory."""
 
 
 @_operation
@@ -231,17 +231,17 @@ def add_lora(
     rank_offsets: mx.array,
     adapter_ids: mx.array,
 ) -> mx.array:
-    """Adds the low-rank update of each row's adapter."""
+    """Adds to y the low-rank update of each row's LoRA adapter, computed from x."""
 
 
 @_operation
 def topk_softmax(logits: mx.array, k: int, normalize: bool) -> tuple[mx.array, mx.array]:
-    """Selects the top-k experts and their weights."""
+    """Selects each token's k experts with the highest softmax weight."""
 
 
 @_operation
 def weighted_sum(x: mx.array, weights: mx.array, base: mx.array | None = None) -> mx.array:
-    """Weighted sum of each token's expert outputs."""
+    """Computes the weighted sum of each token's expert outputs, plus `base`."""
 
 
 @_operation
@@ -264,7 +264,7 @@ def flash_attention(
     mask: mx.array | None = None,
     context_lens: mx.array | None = None,
 ) -> mx.array:
-    """Tiled attention."""
+    """Attention over contiguous keys, tile by tile, without materializing the scores."""
 
 
 @_operation
@@ -278,7 +278,7 @@ def paged_attention(
     causal: bool = True,
     window: int = 0,
 ) -> mx.array:
-    """Paged attention."""
+    """Attention over keys and values in pages, located through a block table."""
 
 
 @_operation
@@ -292,7 +292,7 @@ def paged_attention_varlen(
     scale: float | None = None,
     window: int = 0,
 ) -> mx.array:
-    """Paged attention over a ragged batch."""
+    """Paged attention over a ragged batch: a different number of queries per sequence."""
 
 
 @_operation
@@ -309,7 +309,7 @@ def cache_write(
 def paged_cache_write(
     pages: mx.array, tokens: mx.array, slots: mx.array, overwrite: bool = False
 ) -> mx.array:
-    """Writes new keys or values to pages."""
+    """Writes each token's keys or values to its slot: page_id · page_size + position in page."""
 
 
 @_operation
@@ -322,7 +322,7 @@ def causal_conv1d(
     write_slots: mx.array,
     overwrite: bool = False,
 ) -> tuple[mx.array, mx.array]:
-    """Causal depthwise convolution with state."""
+    """Causal depthwise convolution, then SiLU; reads and writes states by slot."""
 
 
 @_operation
@@ -339,12 +339,12 @@ def gated_delta_rule(
     num_k_heads: int,
     overwrite: bool = False,
 ) -> tuple[mx.array, mx.array]:
-    """Recurrence of Gated DeltaNet."""
+    """Gated delta rule over a ragged batch; reads and writes recurrent states by slot."""
 
 
 @_operation
 def gated_rms_norm(o: mx.array, z: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """RMSNorm per head, times silu(z)."""
+    """Computes RMSNorm of o per head, times silu(z)."""
 
 
 @_operation

@@ -1,6 +1,6 @@
 """Sampler: logits to tokens, with per-row sampling parameters.
 
-The course's samplers are in `tiny_llm/sampler.py`; both share the filters.
+The course's samplers are in `tiny_llm/sampler.py`; the filters (top-k, top-p, min-p) are shared.
 
 Batch invariance: a row's token depends on its own logits, parameters and noise, never on other
 rows. The noise depends only on the seed, the completion index and the position in the output.
@@ -66,7 +66,7 @@ class SamplingRow:
 
     @property
     def forced_token(self) -> int | None:
-        """The only token that the thinking budget allows here; usually None."""
+        """The token id of `</think>` if the thinking budget is used up here, else None."""
         budget = self.request.thinking_budget
         if budget is None:
             return None
@@ -75,7 +75,7 @@ class SamplingRow:
 
 
 class TokenCounts:
-    """Token counts of a request, for the penalties.
+    """Token counts of a request, for repetition, frequency and presence penalties.
 
     Args:
         prompt_token_ids: the prompt.
@@ -183,7 +183,7 @@ def apply_grammars(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_thinking_budgets(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Forces the end of reasoning that has used its budget."""
+    """Forces `</think>` in rows whose thinking budget is used up."""
     has_budget = any(row.request.thinking_budget is not None for row in rows)
     return apply_thinking_budget(x, rows) if has_budget else x
 

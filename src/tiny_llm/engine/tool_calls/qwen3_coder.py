@@ -115,7 +115,7 @@ def _parse_value(source: TextSource, types: frozenset[str], next_keys: Any) -> E
 
 
 def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
-    """Returns the rules for a call; adds the JSON schemas that they reference to `schemas`."""
+    """Returns the Lark rules for a call; adds the JSON schemas that they reference to `schemas`."""
     root = parameters_of(function)
     resolved = resolve(root, root)
     resolved = resolved if isinstance(resolved, Mapping) else {}

@@ -67,7 +67,7 @@ class TextSource:
         return text
 
     def mark(self) -> None:
-        """Commits the text read so far: `taken` starts here."""
+        """Marks the current position: `taken` is the text read after it."""
         self._taken = []
 
     @property
@@ -105,7 +105,7 @@ class TextSource:
         return self.take(len(tag))
 
     def accept_end(self, tag: str) -> Read[None]:
-        """Reads an end tag, which may be missing, or cut off at the end of the output."""
+        """Reads an end tag if there is one; it may be cut off at the end of the output."""
         if (yield from self.accept(tag)) == "" and tag.startswith(self.buffer):
             self.take(len(self.buffer))
 
