@@ -161,7 +161,7 @@ class EngineCore:
                 deadline,
                 self._reasoning_tokens(ids) if chat.thinking_enabled and params.stop else None,
             )
-            self.scheduler.add(request)  # raises for the first completion or not at all
+            self.scheduler.add(request)  # raises for the first completion or none: same prompt
             self._processors[request.request_id] = processor
             processors.append(processor)
         self._processors_by_request[name] = processors

@@ -142,7 +142,7 @@ def axpby(x: mx.array, y: mx.array, alpha: float, beta: float) -> mx.array:
 
 @_operation
 def argmax(x: mx.array) -> mx.array:
-    """Index of the maximum in each row."""
+    """Returns the index of each row's maximum."""
 
 
 @_operation

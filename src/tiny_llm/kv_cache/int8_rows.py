@@ -69,7 +69,7 @@ def write_int8_rows(pages: mx.array, tokens: mx.array, slots: mx.array) -> mx.ar
     """
     page_size = pages.shape[2]
     # [task 6.3.3 write]
-    rows = quantize_rows(tokens).swapaxes(1, 2).flatten(0, 1)  # T×H×(D + 4)
+    rows = quantize_rows(tokens).swapaxes(1, 2).flatten(0, 1)  # (B·L)×H×(D + 4)
     numbers: Any = slots.flatten().tolist()
     written = mx.array([t for t, slot in enumerate(numbers) if slot >= 0], mx.int32)
     rows, slots = rows[written], slots.flatten()[written]

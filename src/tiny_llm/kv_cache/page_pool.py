@@ -47,7 +47,7 @@ class TinyKvPagedPool:
         self.key_pages: mx.array | None = None
         self.value_pages: mx.array | None = None
         self._is_used = [False] * (capacity or 0)
-        self._free = list(reversed(range(capacity or 0)))  # a stack: allocates the last page next
+        self._free = list(reversed(range(capacity or 0)))  # a stack: page 0 is on top
 
     @property
     def num_pages(self) -> int:

@@ -76,7 +76,7 @@ def choose_kv_cache_bytes(
     page_bytes, state_bytes = _page_and_state_bytes(page_size, models)
     pages = max_num_seqs * -(-max_seq_len // page_size) * page_bytes
     states = max_state_slots(max_num_seqs) * state_bytes
-    usable = states + max(pages, states)  # `split_kv_memory` allots states at most half
+    usable = states + max(pages, states)  # at most half is for states (`split_kv_memory`)
     minimum = page_bytes + MIN_STATE_SLOTS * state_bytes
     if available * 3 // 4 >= usable:
         return usable, f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"

@@ -19,7 +19,7 @@ Prompts = Prompt | Sequence[Prompt]
 PROMPT_TYPES = 'text, token ids or chat messages ({"role": …, "content": …})'
 
 PIECE_CHARS = 2**16
-# Text with fewer characters per token of the context is not checked; English text has 4 to 5.
+# Characters per token of the context up to which text is not checked; English has 4 to 5 per token.
 UNCHECKED_CHARS_PER_TOKEN = 8
 # Tokens allowed before rejection, as a multiple of the context length. The count is not exact,
 # because cutting text into pieces changes the tokens at the cuts.

@@ -55,7 +55,7 @@ class PromptCosts:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[int, deque[float]] = {}  # by n
+        self._samples: dict[int, deque[float]] = {}  # by n (see the class docstring)
 
     def record(self, position: int, num_tokens: int, seconds: float) -> None:
         """Records the duration of a step with a chunk of `num_tokens` that ends at `position`."""

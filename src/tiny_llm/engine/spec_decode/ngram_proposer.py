@@ -81,7 +81,7 @@ class NgramIndex:
         self.acceptance = AcceptanceRates()
         self._token_ids = token_ids
         self._num_read = 0
-        self._key = 0  # the last `NGRAM_LENGTHS[0]` tokens
+        self._key = 0  # key of the last `NGRAM_LENGTHS[0]` tokens
         # By n-gram length: (key mask, position after the last occurrence by key).
         self._positions: list[tuple[int, dict[int, int]]] = [
             ((1 << _BITS * length) - 1, {}) for length in NGRAM_LENGTHS

@@ -58,7 +58,7 @@ def apply_grammar_bitmask(logits: mx.array, rows: Sequence[GrammarRow]) -> mx.ar
         return logits
     packed = mx.array(_packed_masks([rows[index] for index in constrained], logits.shape[-1]))
     # [task 5.4.2 mask]
-    allowed = unpack_bitmask(packed, logits.shape[-1])  # R'×V
+    allowed = unpack_bitmask(packed, logits.shape[-1])  # R'×V, for R' constrained rows
     masked = mx.where(allowed, logits[mx.array(constrained)], -mx.inf)
     if len(constrained) == len(rows):
         return masked
@@ -107,7 +107,7 @@ def plan_masks(rows: Sequence[GrammarRow]) -> tuple[list[MaskJob], list[int]]:
 
 
 def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
-    """Computes bitmasks for the constrained rows: R'×⌈V / 32⌉, int32."""
+    """Computes bitmasks for the R' constrained rows: R'×⌈V / 32⌉, int32."""
     import numpy as np
 
     jobs, mask_indices = plan_masks(rows)

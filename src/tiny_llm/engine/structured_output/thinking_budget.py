@@ -102,7 +102,7 @@ def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.arr
     }
     if not forced:
         return logits
-    indices = mx.array(list(forced))  # R'
+    indices = mx.array(list(forced))  # the R' rows with a forced token
     tokens = mx.array(list(forced.values()))[:, None]  # R'×1
     forced_rows = logits[indices]
     is_allowed = mx.take_along_axis(forced_rows, tokens, axis=1) > -mx.inf  # R'×1

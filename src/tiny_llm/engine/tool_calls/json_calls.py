@@ -94,7 +94,7 @@ def _arguments_text(arguments: Any) -> str:
     given = {} if arguments is None else arguments
     try:
         return json.dumps(given, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError) as error:  # for example 1e999
+    except (ValueError, RecursionError) as error:  # e.g. 1e999, which Python parses as infinity
         raise MalformedCallError from error
 
 

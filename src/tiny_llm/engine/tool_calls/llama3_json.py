@@ -20,7 +20,7 @@ PLAIN_TEXT = r'/(?s:.*)/ & ~/\s*\{\s*"name"\s*:(?s:.*)/'
 
 
 class Llama3JsonFormat(ToolCallFormat):
-    """See the module docstring. A JSON object whose name is not a tool's is text, not a call."""
+    """A bare JSON object; see the module docstring. If its name is not a tool's, it is text."""
 
     name = "llama3_json"
     tags = (PYTHON_TAG,)

@@ -23,7 +23,9 @@ OPTIONAL_ID = rf"""(", \"id\": \"" {ID_PATTERN} "\"")?"""
 
 
 class MistralFormat(ToolCallFormat):
-    """See the module docstring. The parser accepts the list form and the name-and-arguments form.
+    """`[TOOL_CALLS]`, then a list of calls or one call; see the module docstring.
+
+    The parser accepts both forms; the arguments select what the grammar allows.
 
     Args:
         has_list: whether the grammar uses the list form.

@@ -43,7 +43,7 @@ STRING, NULLABLE_STRING = frozenset({"string"}), frozenset({"string", "null"})
 
 
 class Qwen3CoderFormat(ToolCallFormat):
-    """See the module docstring. A known function may be called without `<tool_call>`."""
+    """XML elements; see the module docstring. A known function needs no `<tool_call>` tag."""
 
     name = "qwen3_coder"
     tags = (START, FUNCTION)

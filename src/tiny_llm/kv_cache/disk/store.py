@@ -93,7 +93,7 @@ class PageStore:
         return read_page_file(self.path(key), key, num_bytes)
 
     def write(self, pages: Sequence[StoredPage]) -> int:
-        """Writes the pages missing from the store, as many as fit; returns their total size."""
+        """Writes missing pages, as many as `max_bytes` allows; returns their total size in bytes."""
         new: dict[bytes, StoredPage] = {}
         total = 0
         for page in pages:
@@ -152,7 +152,7 @@ class PageStore:
         self._index.touch(keys)
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        """Removes unreadable pages."""
+        """Removes unreadable pages: index entries and files."""
         self._index.remove(keys)
         self._discard_files(keys)
         self.num_bytes = self._index.num_bytes

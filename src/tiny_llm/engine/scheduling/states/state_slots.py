@@ -233,7 +233,7 @@ class StateSlots:
     def finish_load(self, chunk: Chunk) -> None:
         """Applies a chunk whose pages and final state have been read from disk."""
         request = chunk.request
-        request.state_slots.positions.add(chunk.end)  # where the next turn diverged
+        request.state_slots.positions.add(chunk.end)  # was a checkpoint when it was stored
         write = chunk.end - chunk.start - 1, self.load_slot(request)
         self.update(replace(chunk, state_writes=(write,)))
 
