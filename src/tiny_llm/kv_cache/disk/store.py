@@ -93,7 +93,7 @@ class PageStore:
         return read_page_file(self.path(key), key, num_bytes)
 
     def write(self, pages: Sequence[StoredPage]) -> int:
-        """Writes missing pages, as many as `max_bytes` allows; returns their total size in bytes."""
+        """Writes missing pages, as many as `max_bytes` allows; returns their total size."""
         new: dict[bytes, StoredPage] = {}
         total = 0
         for page in pages:
