@@ -28,11 +28,11 @@ def softmax(x: mx.array, axis: int) -> mx.array:
 
 
 def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
-    """Computes x @ wᵀ + bias. Weights are O×I, as in every checkpoint.
+    """Computes x @ wᵀ + bias: I input features to O output features.
 
     Args:
-        x: N..×I.
-        w: O×I.
+        x: N..×I, where N.. are any leading dimensions.
+        w: O×I, the layout in checkpoints.
         bias: O, or None.
 
     Returns:
@@ -48,7 +48,7 @@ def silu(x: mx.array) -> mx.array:
     """Computes x · sigmoid(x), also called swish: the gate activation in Qwen3's MLP.
 
     With z = exp(−|x|), which never overflows, sigmoid(x) is 1/(1 + z) for x ≥ 0 and z/(1 + z) for
-    x < 0. The equivalent 1 − sigmoid(|x|) suffers cancellation: in bfloat16 it is 0 for x ≤ −6.
+    x < 0. The equivalent 1 − sigmoid(|x|) suffers cancellation: in bfloat16 it is 0 for x ≤ −7.
 
     Source: Elfwing et al., "Sigmoid-Weighted Linear Units" (2017).
 

@@ -26,7 +26,7 @@ class Request:
     """State of one prompt's generation.
 
     Args:
-        index: index of the prompt.
+        index: index of the prompt in the list of prompts.
         model: model of Week 2 or later.
         tokenizer: tokenizer from `mlx_lm.load`.
         prompt_ids: prompt token ids, at least one.
@@ -52,7 +52,7 @@ class Request:
         self.prompt_ids = prompt_ids
         self.cache: list[TinyKvCache] = model.create_kv_cache()
         self.offset = 0  # tokens in the cache
-        # Sampled but not yet in the cache; a one-element array while in flight.
+        # Sampled, but not yet in the cache; an unevaluated array while its step is in flight.
         self.next_token: int | mx.array | None = None
         self.num_tokens = 0  # output tokens
         self.is_done = False
@@ -88,7 +88,7 @@ class Request:
         chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
         logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
-        # Otherwise the graphs of all chunks stay in memory until the first token is read.
+        # Without it, the graphs of all chunks stay in memory until the first token is read.
         mx.eval([layer.state for layer in self.cache])
         if self.is_prefilled:
             self.add_token(int(sample(self.sampler, logits)[0]))
@@ -142,8 +142,8 @@ class BatchGeneration:
         requests: admitted requests by prompt index.
 
     Raises:
-        UserError: a number is below 1, `prompts` is a string instead of a list, or the number of
-            limits in `max_tokens` is not the number of prompts.
+        UserError: a numeric argument is below 1, `prompts` is a string instead of a list, or
+            `max_tokens` is a list whose length is not the number of prompts.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class BatchGeneration:
         self.slots: list[Request | None] = [None] * batch_size
         self.outputs: dict[int, str] = {}
         self.requests: dict[int, Request] = {}
-        self._in_flight: DecodeStep | None = None  # dispatched ahead of its `step` call
+        self._in_flight: DecodeStep | None = None  # decode step dispatched before its `step` call
         self._caches = [
             BatchingKvCache(batch_size, self.max_seq_len) for _ in range(model.num_hidden_layers)
         ]
@@ -236,7 +236,7 @@ class BatchGeneration:
         return self.requests[index]
 
     def _place_prefilled(self) -> None:
-        """Moves the prefilled request, if any, to an idle slot, if any."""
+        """Moves a fully prefilled request to an idle slot; a no-op without either."""
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return

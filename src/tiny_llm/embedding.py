@@ -6,7 +6,7 @@ from .basics import linear
 
 
 class Embedding:
-    """A table with E features for each of V tokens.
+    """Embedding table: E features for each of V tokens.
 
     Args:
         vocab_size: V.
@@ -28,7 +28,7 @@ class Embedding:
         self.weight = weight
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Looks up token embeddings: ids N.. -> N..×E."""
+        """Looks up token embeddings: ids of any shape N.. -> N..×E."""
         # [task 1.4.2 lookup]
         return self.weight[ids]
         # [/task 1.4.2 lookup]

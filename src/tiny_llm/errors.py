@@ -61,7 +61,7 @@ def validate_number(
     """
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):  # an integer of hundreds of digits
+        with suppress(OverflowError):  # an integer with hundreds of digits
             number = float(value)
     if not (math.isfinite(number) and low <= number <= high) or (above and number <= low):
         raise UserError(f"{name} must be {allowed}, got {short_repr(value)}.")
@@ -96,15 +96,13 @@ def validate_seed(seed: Any) -> int:
 
 
 def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Rejects token ids outside the vocabulary.
-
-    An embedding lookup would read out of bounds.
+    """Rejects token ids outside the vocabulary, which an embedding lookup would read out of bounds.
 
     Args:
         what: source of the tokens, for the message, e.g. "the prompt".
 
     Raises:
-        UserError: an id is negative or at least V.
+        UserError: an id is negative or at least `vocab_size`.
     """
     for token in token_ids:
         if not 0 <= token < vocab_size:
@@ -126,6 +124,6 @@ def short_repr(value: Any) -> str:
 
 
 def summarize(names: Sequence[str], limit: int = 4) -> str:
-    """Formats the first names of a list and the number of the others."""
+    """Joins the first `limit` names and counts the rest: "a, b, c, d and 3 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(" ".join(name.split())[:60] for name in names[:limit]) + more

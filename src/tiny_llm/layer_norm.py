@@ -14,7 +14,7 @@ class RMSNorm:
 
     Args:
         dim: D, the size of the last axis.
-        weight: D.
+        weight: D scale factors.
         eps: avoids division by zero.
 
     Raises:
@@ -29,7 +29,7 @@ class RMSNorm:
         self.eps = eps
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×D -> N..×D."""
+        """Normalizes the last axis: N..×D -> N..×D."""
         # [task 1.2.3]
         x32 = x.astype(mx.float32)
         mean_square = mx.mean(mx.square(x32), axis=-1, keepdims=True)  # N..×1

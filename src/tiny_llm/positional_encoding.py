@@ -27,8 +27,8 @@ class RoPE:
     Args:
         dims: D, the head size; even.
         seq_len: number of positions; positions from `seq_len` on are rejected.
-        base: θ; a larger base rotates more slowly, for longer contexts.
-        traditional: pair layout.
+        base: base of the angles; a larger base rotates more slowly, for longer contexts.
+        traditional: pair layout: True for adjacent features, False for halves.
 
     Raises:
         ValueError: `dims` is odd.
@@ -105,8 +105,8 @@ class RoPE:
     def inv_freq(self) -> mx.array:
         """Each pair's rotation per position, in radians: D/2 float32."""
         # [task 1.2.1 frequency]
-        # In float32, p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
-        # written as exp(−i·log θ/…) to match the rounding of `mx.fast.rope`.
+        # In float32, an angle at position p has an error of about 1e-7·p radians, whatever the
+        # formula. Powers are computed with `exp` to match the rounding of `mx.fast.rope`.
         pair = mx.arange(self.dims // 2, dtype=mx.float32)
         inv_freq = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))
         mx.eval(inv_freq)  # evaluate once; constant across steps
@@ -126,7 +126,7 @@ class RoPE:
         # [/task 2.6.1 offsets]
 
     def _start(self, positions: slice, L: int) -> int:
-        """Returns the first of L positions after checking their range."""
+        """Returns the start of a slice of L positions; rejects positions out of range."""
         start, stop = positions.start or 0, positions.stop
         if stop is None or stop - start != L or positions.step not in (None, 1):
             raise ValueError(f"RoPE: offset must be {L} consecutive positions, got {positions}.")

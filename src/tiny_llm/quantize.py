@@ -25,7 +25,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
         mlx_layer: an `mlx.nn` `Linear` or `Embedding`, plain or quantized.
 
     Returns:
-        O×I: in the dtype of the scales if the layer is quantized, else the stored weight.
+        The weight, O×I: in the dtype of the scales if the layer is quantized, else as stored.
     """
     # [solution only]
     mlx_layer = row_major_layer(mlx_layer)
@@ -46,12 +46,11 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """A weight matrix O×I in MLX's affine format.
+    """A weight matrix O×I, quantized in MLX's affine format or as 4-bit floating point (MXFP4).
 
     Attributes:
         scales: O×(I/group_size).
-        biases: O×(I/group_size); None for 4-bit floating-point weights (see
-            `tiny_llm.kernels.mxfp4`).
+        biases: O×(I/group_size); None for MXFP4 (see `tiny_llm.kernels.mxfp4`).
         group_size: consecutive weights in a row that share a scale and a bias.
         bits: bits per stored integer.
         weight: O×(I·bits/32), uint32. The three arrays may be prepacked (see
@@ -75,7 +74,7 @@ class QuantizedWeights:
         """Wraps the arrays of an `mlx.nn` `QuantizedLinear` or `QuantizedEmbedding` without a copy.
 
         Raises:
-            ValueError: the layer is not quantized, or not in the affine format.
+            ValueError: the layer is not quantized, or in an unsupported mode.
         """
         mode = getattr(mlx_layer, "mode", "affine")
         is_quantized = hasattr(mlx_layer, "scales")
@@ -123,8 +122,8 @@ def quantized_matmul(
 ) -> mx.array:
     """Computes a · bᵀ with a quantized b, in the extension.
 
-    Integer products are exact and scaled per group. Batch-invariant: each row has the same bits
-    regardless of the other rows in the call.
+    No weight is rounded: products with the stored integers are exact, and scales are applied per
+    group. Batch-invariant: each row has the same bits regardless of the other rows in the call.
 
     Args:
         scales: O×(I/group_size), float16 or bfloat16.
@@ -132,8 +131,8 @@ def quantized_matmul(
         group_size: 32, 64 or 128.
         bits: 4 or 8.
         a: N..×I, float16 or bfloat16.
-        b: O×(I·bits/32), uint32.
-        transpose_b: must be True; b is stored output-major.
+        b: O×(I·bits/32), uint32: the packed integers.
+        transpose_b: must be True; b has one row per output feature.
 
     Returns:
         N..×O in the dtype of `a`.
@@ -148,7 +147,7 @@ def quantized_matmul(
 
 
 def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = None) -> mx.array:
-    """`linear` with quantized weights: N..×I -> N..×O."""
+    """`linear` with quantized weights O×I: N..×I -> N..×O."""
     # [task 2.2.1 linear]
     y = quantized_matmul(w.scales, w.biases, w.group_size, w.bits, x, w.weight)
     return y if bias is None else y + bias
@@ -156,7 +155,7 @@ def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = N
 
 
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
-    """Applies a linear layer with a quantized or plain weight: N..×I -> N..×O."""
+    """Applies a linear layer with a quantized or plain weight O×I: N..×I -> N..×O."""
     if isinstance(w, QuantizedWeights):
         return quantized_linear(x, w)
     return kernels.matmul(x, w) if _extension_multiplies(x, w) else linear(x, w)
@@ -165,7 +164,7 @@ def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
 def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) -> list[mx.array]:
     """Applies several linear layers to one input; bit-identical to separate `project` calls.
 
-    Matrices with the same quantization share a call: see `kernels.multi_quantized_matmul`.
+    If all weights have the same quantization, one `kernels.multi_quantized_matmul` computes them.
     """
     quantized = [w for w in weights if isinstance(w, QuantizedWeights)]
     formats = {(w.group_size, w.bits, w.biases is None) for w in quantized}
@@ -216,5 +215,5 @@ class QuantizedEmbedding:
         return kernels.quantized_embedding(ids, w.scales, w.biases, w.group_size, w.bits, w.weight)
 
     def as_linear(self, x: mx.array) -> mx.array:
-        """Computes logits: N..×E -> N..×V."""
+        """Computes logits as dot products with the table's rows: N..×E -> N..×V."""
         return quantized_linear(x, self.weight)

@@ -121,7 +121,7 @@ class Qwen3MLP:
         self.w_down = w_down
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
+        """Applies the MLP: N..×E -> N..×E."""
         # [task 1.2.4 mlp]
         return linear(silu(linear(x, self.w_gate)) * linear(x, self.w_up), self.w_down)
         # [/task 1.2.4 mlp]
@@ -188,7 +188,7 @@ class Qwen3TransformerBlock:
         )
 
     def __call__(self, x: mx.array, mask: Mask = None) -> mx.array:
-        """B×L×E -> B×L×E; `mask` as in `Qwen3MultiHeadAttention`."""
+        """Runs the layer: B×L×E -> B×L×E; `mask` as in `Qwen3MultiHeadAttention`."""
         # [task 1.4.1]
         x = x + self.self_attn(self.input_layernorm(x), mask)
         return x + self.mlp(self.post_attention_layernorm(x))
@@ -226,10 +226,10 @@ class Qwen3ModelWeek1:
         """Runs the model on complete sequences, starting at position 0.
 
         Args:
-            ids: B×L, integers.
+            ids: token ids B×L: B sequences of L tokens.
 
         Returns:
-            Logits, B×L×V.
+            Logits, B×L×V, for a vocabulary of V tokens.
         """
         # [task 1.4.3 forward]
         x = self.embedding(ids)  # B×L×E
@@ -273,6 +273,6 @@ def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBloc
 
 
 def _plain_weight(mlx_layer: Any) -> mx.array:
-    """Returns weight O×I, in bfloat16 if quantized, else in the checkpoint's dtype."""
+    """Returns a layer's weight O×I: bfloat16 if quantized, else in the checkpoint's dtype."""
     weight = dequantize_linear(mlx_layer)
     return weight.astype(mx.bfloat16) if hasattr(mlx_layer, "scales") else weight

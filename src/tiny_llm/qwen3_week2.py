@@ -88,7 +88,7 @@ def attend_flash(
 ) -> mx.array:
     """Attention backend with the extension's flash attention; reads the cache in place."""
     # [task 2.5.4]
-    keys, values, context_lens = cache.append(key, value)  # B×H×C×D
+    keys, values, context_lens = cache.append(key, value)  # B×H×capacity×D
     return flash_attention(query, keys, values, scale, "causal", context_lens)
     # [/task 2.5.4]
 
@@ -124,7 +124,7 @@ class Qwen3MLP:
         self.w_down = _weight(mlx_mlp.down_proj)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
+        """Applies the MLP: N..×E -> N..×E."""
         gate, up = project_each(x, (self.w_gate, self.w_up))
         return project(kernels.swiglu(gate, up), self.w_down)
 
@@ -149,11 +149,12 @@ class Qwen3TransformerBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Runs the block; the next block adds the last residual.
+        """Runs the block without the final addition, which the next block does.
 
         Args:
             x: B×L×E.
-            update: B×L×E, the previous block's pending residual; None for the first block.
+            update: B×L×E, the previous block's MLP output, to be added to `x`; None for the first
+                block.
             cos_sin, cache: as in `Qwen3MultiHeadAttention`.
 
         Returns:
@@ -253,7 +254,8 @@ class Qwen3ModelWeek2:
     ) -> mx.array:
         """Returns only the last token's logits, B×V. For arguments and errors, see `__call__`.
 
-        A prompt's other logits are unused and would take a third of the time of its layers.
+        The logits of a prompt's other tokens are unused, and would take a third as long to compute
+        as all layers.
         """
         x, update = self._run_layers(inputs, offset, cache)
         return self._logits(x[:, -1], update[:, -1])
@@ -279,7 +281,7 @@ class Qwen3ModelWeek2:
         """Runs the layers on embeddings x B×L×E, as a captured graph where possible."""
         try:
             outputs = self._try_run_planned(x, cos_sin, cache)
-        except TaskNotImplemented:  # a Week 4 task
+        except TaskNotImplemented:  # the learner has yet to implement Week 4's graph capture
             if capture_required():
                 raise
             outputs = None
@@ -304,7 +306,7 @@ class Qwen3ModelWeek2:
     def _run_each_layer(
         self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """Runs the layers one by one, each with its cache or its view of a plan."""
+        """Runs the layers one by one, each with its KV cache or `LayerCacheView`."""
         # [task 2.1.3 layers]
         update = None
         for layer, layer_cache in zip(self.layers, cache, strict=True):
@@ -324,7 +326,7 @@ class Qwen3ModelWeek2:
 def _add_and_norm(
     x: mx.array, update: mx.array | None, weight: mx.array, eps: float
 ) -> tuple[mx.array, mx.array]:
-    """Returns x + update and its RMSNorm."""
+    """Returns x + update and the RMSNorm of that sum; `update` None counts as zero."""
     if update is None:
         return x, kernels.rms_norm(x, weight, eps)
     return kernels.add_rms_norm(x, update, weight, eps)

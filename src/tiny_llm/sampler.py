@@ -17,7 +17,7 @@ from . import kernels
 Sampler = Callable[[mx.array], mx.array]
 
 
-# Terms per sum in `log_softmax`.
+# Maximum terms per partial sum in `log_softmax`: shorter sums have smaller rounding errors.
 SUM_BLOCK = 512
 
 
@@ -125,7 +125,7 @@ class DistributionSampler:
         return DistributionSampler(self.temp, self._filters, self._seed)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Log-probabilities or logits B×V -> ids B."""
+        """Samples one id per row: log-probabilities or logits B×V -> ids B."""
         if self.is_greedy:
             return greedy_sample(logprobs)
         return self.draw(self.logits(logprobs))

@@ -67,10 +67,13 @@ def first_line(path: Path) -> str:
 
 
 def reading_order(package: Path) -> list[str]:
-    """Names after `Reading order:` in a package's docstring; empty if missing."""
+    """Names after `Reading order:` in a package's docstring, optional with a single entry."""
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
     match = re.search(r"Reading order: ([^.]*)\.", docstring)
-    return [name.strip() for name in match[1].split(",")] if match else []
+    if match is None:
+        entries = list(entries_of(package))
+        return entries if len(entries) == 1 else []
+    return [name.strip() for name in match[1].split(",")]
 
 
 def entries_of(package: Path) -> dict[str, Path]:

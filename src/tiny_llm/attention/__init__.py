@@ -1,6 +1,6 @@
 """Attention, from a single head to a paged KV cache.
 
-Pure functions of arrays; `kv_cache` manages the arrays and pages.
+Pure functions of arrays; `kv_cache` manages the arrays that hold keys and values.
 
 Reading order: dense, paged, gated_delta.
 """

@@ -127,7 +127,7 @@ class SimpleMultiHeadAttention:
         # [/task 1.1.2 multi-head]
 
     def _split_heads(self, x: mx.array) -> mx.array:
-        """B×L×E -> B×H×L×D: heads become a batch dimension."""
+        """Reshapes B×L×E to B×H×L×D, so that heads become a batch dimension."""
         # [task 1.1.2 split-heads]
         B, L, _ = x.shape
         return x.reshape(B, L, self.num_heads, self.head_dim).swapaxes(1, 2)
@@ -264,7 +264,7 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Rejects Python integers outside 0 to S; an array's values are unknown until evaluated."""
+    """Rejects lengths outside 0 to S, the number of keys; skips arrays, which may be lazy."""
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

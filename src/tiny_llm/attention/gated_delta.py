@@ -37,8 +37,8 @@ def causal_conv1d_sequence(
     """Causal per-channel convolution over one sequence, then SiLU.
 
     Args:
-        x: L×C.
-        weight: C×K, the oldest token's tap first.
+        x: L×C: L tokens, C channels.
+        weight: C×K: K taps per channel, the oldest token's tap first.
         tail: (K−1)×C in the dtype of `x`, the inputs before the first token, oldest first.
 
     Returns:
@@ -61,7 +61,7 @@ def delta_gates(
     """Decay γ = exp(−exp(A_log) · softplus(a + dt_bias)) and correction β = sigmoid(b).
 
     Args:
-        a, b: T×H_v.
+        a, b: T×H_v: T tokens, H_v value heads.
         A_log, dt_bias: H_v float32.
 
     Returns:
@@ -102,7 +102,7 @@ def delta_rule_step(
     """Applies the gated delta rule to one token, all heads at once.
 
     Args:
-        state: H_v×D_k×D_v.
+        state: H_v×D_k×D_v: one matrix per value head, from keys of size D_k to values of size D_v.
         q, k: H_v×D_k, normalized.
         v: H_v×D_v.
         beta: H_v, the fraction of the error to correct, 0 to 1.
@@ -139,7 +139,7 @@ def gated_delta_rule_reference(
         a: T×H_v, logits of the decay.
         b: T×H_v, logits of β.
         A_log, dt_bias: H_v float32, parameters of the decay.
-        states: S×H_v×D_k×D_v float32.
+        states: slots×H_v×D_k×D_v float32.
         cu_seqlens: B+1 int32, sequence boundaries.
         read_slots: B int32, slot with the state before each sequence; −1 for zeros.
         write_slots: T int32, slot for the state after each token; −1 to not store it.
@@ -175,9 +175,9 @@ def causal_conv1d_reference(
     """Causal per-channel convolution over the last K tokens, then SiLU.
 
     Args:
-        x: T×C.
+        x: T×C: T tokens, C channels.
         weight: C×K, the oldest token's tap first.
-        conv_states: S×(K−1)×C in the dtype of `x`, the last inputs, oldest first.
+        conv_states: slots×(K−1)×C in the dtype of `x`, the last inputs, oldest first.
         cu_seqlens, read_slots, write_slots: see `gated_delta_rule_reference`.
 
     Returns:
@@ -233,7 +233,7 @@ def _integers(array: mx.array) -> list[int]:
 
 
 def _store(states: mx.array, written: dict[int, mx.array]) -> mx.array:
-    """Returns a copy of `states` with the written slots replaced; slot −1 is dropped."""
+    """Returns a copy of `states` with the written slots replaced; ignores slot −1."""
     written.pop(-1, None)
     if not written:
         return states

@@ -5,7 +5,7 @@ two implementations: a reference in plain MLX that gathers a sequence's pages in
 kernel that walks the block table without gathering. The reference is the kernel's test oracle and
 the fallback where the extension is not built.
 
-Additional shape letters: P physical pages, T tokens across all sequences.
+Shape letters as in `dense`, and: P physical pages, T tokens across all sequences.
 """
 
 from collections.abc import Sequence
@@ -202,7 +202,7 @@ def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
     """Copies a sequence's first `length` tokens into one array: P×H×page_size×D -> H×length×D."""
     # [task 3.1.3 pages]
     _, H, _, D = pages.shape
-    gathered = pages[page_ids[: -(-length // pages.shape[2])]]  # n×H×page_size×D
+    gathered = pages[page_ids[: -(-length // pages.shape[2])]]  # (pages used)×H×page_size×D
     return gathered.swapaxes(0, 1).reshape(H, -1, D)[:, :length]
     # [/task 3.1.3 pages]
 
@@ -261,7 +261,7 @@ def _attend_in_windows(
     scale: float | None,
     window: int,
 ) -> mx.array:
-    """`paged_attention_varlen_reference` with a window; gathers only the pages it needs."""
+    """`paged_attention_varlen_reference` with a sliding window; gathers only pages in a window."""
     rows, ends = [query[:0]], _to_list(cu_seqlens_q)
     for s, context_len in enumerate(_to_list(context_lens)):
         chunk = query[ends[s] : ends[s + 1]]  # L×H_q×D
@@ -287,7 +287,7 @@ def _attend_in_windows(
 
 
 def _first_key(context_len: int, num_queries: int, window: int) -> int:
-    """First key in the window of a sequence's first query; 0 without a window."""
+    """Returns the first key in the window of a sequence's first query; 0 without a window."""
     return max(0, context_len - num_queries + 1 - window) if window else 0
 
 

@@ -2,8 +2,6 @@
 
 `TARGET_PATH` and `DRAFT_PATH` are folders in MLX format, readable by `mlx_lm.load`.
 `scripts/demo_model/README.md` describes their abilities, limits and training.
-
-Reading order: prompts.
 """
 
 from pathlib import Path

@@ -48,7 +48,7 @@ from .tool_calls.registry import AUTO
 log = logging.getLogger("tiny_llm.engine")
 
 MEMORY_CHECK_INTERVAL = 1.0  # seconds
-MIN_RELEASED_SHARE = 8  # compacts only if 1/8 of the pages is unused: the others are copied
+MIN_RELEASED_SHARE = 8  # compacts only if over 1/8 of the pages is unused: it copies the others
 PRECOMPUTE_REQUEST_ID = "(ahead)"  # internal request, not sent by a client
 
 
@@ -60,14 +60,14 @@ class EngineCore:
         scheduler: plans the steps.
         runner: executes the steps.
         seed: base seed for requests without their own.
-        proposer: model-free draft token proposer for text without a grammar, or None.
+        proposer: model-free draft token proposer, used where no grammar forces tokens, or None.
         tool_call_parser: name of the tool-call format, see `find_format`.
         adapters: LoRA adapter indices by name; None is the key for requests that name no adapter.
         disk_cache: on-disk tier of the prefix cache, or None.
 
     Attributes:
         tokenizer, scheduler, runner, seed, disk_cache: as given.
-        vocab_size: V of the target model.
+        vocab_size: the target model's vocabulary size.
         grammars: grammar compiler; thread-safe, so a server may compile ahead of `add`.
         step_seconds: time spent in steps; all but `runner.seconds` is overhead.
         num_memory_evictions: cached pages evicted because the system was low on memory.
@@ -112,7 +112,7 @@ class EngineCore:
         timeout: float | None = None,
         lora: str | None = None,
     ) -> RequestOutput:
-        """Queues a prompt's `n` requests, all or none.
+        """Queues a prompt's requests, one for each of its `n` completions; all or none.
 
         Args:
             prompt, params, request_id, timeout, lora: see `LLM.add_request`, also for errors.
@@ -161,7 +161,7 @@ class EngineCore:
                 deadline,
                 self._reasoning_tokens(ids) if chat.thinking_enabled and params.stop else None,
             )
-            self.scheduler.add(request)  # raises for the first completion or not at all
+            self.scheduler.add(request)  # raises for the first completion or none: same prompt
             self._processors[request.request_id] = processor
             processors.append(processor)
         self._processors_by_request[name] = processors
@@ -277,7 +277,7 @@ class EngineCore:
             step = scheduler.schedule()
             if step.chunks:
                 scheduler.update_from_output(step, self.runner.run(step))
-        except UserError:  # too long, as any continuation would be
+        except UserError:  # too long; a prompt with this prefix would be, too
             return False
         except Exception:  # best effort: no caller depends on it
             log.exception("failed to precompute a prefix cache page")
@@ -306,9 +306,9 @@ class EngineCore:
         return is_short or has_written
 
     def release_cached_memory(self) -> None:
-        """Evicts half of the cached prefixes, and returns unused memory to the system.
+        """Evicts half of the cached pages, and returns unused memory to the system.
 
-        Requests keep their pages, which are copied to the front of smaller arrays.
+        Pages still in use are copied into smaller arrays if enough others are unused.
         """
         pages, target, before = self.scheduler.pages, self.runner.target, self.runner.nbytes
         num_evicted = pages.evict_half()
@@ -399,7 +399,7 @@ class EngineCore:
                 self._finish(processor, token_ids, reason)
 
     def _propose_draft_tokens(self, request: EngineRequest) -> Sequence[int]:
-        """Returns the tokens that the request's grammar forces, otherwise the proposer's."""
+        """Returns the tokens that the request's grammar forces, or else the proposer's tokens."""
         num_running = len(self.scheduler.running)
         tokens: Sequence[int] = ()
         if request.grammar is not None and self._grammar_proposer is not None:

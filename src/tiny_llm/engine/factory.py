@@ -194,7 +194,7 @@ def make_model_runner(
     if isinstance(models.draft, MtpDecoder):
         drafter = MtpDrafter(_paged_model(models, models.draft, num_pages))
         mtp_runner = MtpRunner(target, drafter)
-        mtp_runner.async_scheduling.enabled = False  # a discarded step would have updated states
+        mtp_runner.async_scheduling.enabled = False  # discarding a step cannot undo state updates
         return mtp_runner
     draft = None
     if models.draft is not None:
@@ -212,16 +212,16 @@ def make_model_runner(
         runner = PoolingRunner(target, pool=pool)
         runner.async_scheduling.enabled = False  # pooling has no next step
     if models.tp_checkpoint is not None:
-        runner.async_scheduling.enabled = False  # the other ranks need the token ids
+        runner.async_scheduling.enabled = False  # worker ranks need evaluated token ids
     if num_state_slots:
-        runner.async_scheduling.enabled = False  # a discarded step would have updated the states
+        runner.async_scheduling.enabled = False  # discarding a step cannot undo its state updates
     return runner
 
 
 def make_proposer(
     speculative: str | None, draft_model: Model | None, num_drafts: int | None
 ) -> NgramProposer | None:
-    """Builds the draft token proposer of `speculative`, if it needs no model.
+    """Validates `speculative` and `num_drafts`; returns the proposer for "ngram", else None.
 
     Raises:
         UserError: the arguments conflict.

@@ -57,7 +57,7 @@ log = logging.getLogger("tiny_llm.engine")
 
 DEFAULT_MAX_NUM_SEQS = 32
 DEFAULT_NUM_DRAFTS = 4  # with a draft model
-DEFAULT_NUM_MTP_DRAFTS = 1
+DEFAULT_NUM_MTP_DRAFTS = 1  # with speculative="mtp"
 DEFAULT_PREFIX_CACHE_DISK_BYTES = 10**10
 
 POOLING_PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
@@ -113,16 +113,16 @@ class LLM:
             with the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes on this machine, each with a shard of the weights
             and KV cache. The model must be given by name. Partial sums are rounded before they are
-            added, so this number can affect the output. If a process dies, this one exits with a
-            message.
+            added, so this number can affect the output. If one of them dies, all exit, this process
+            with a message.
         task: "generate"; "embed" for `embed`, or "score" for `score`. "auto" is "embed" for a
             checkpoint with a sentence-transformers pooling layer, otherwise "generate".
         scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of
             `serve`, lets short prompts overtake long ones: a request is overtaken by at most about
             as many prompt tokens as its own prompt has.
         step_time_target: with "fair", the target duration of steps with decoding requests, in
-            seconds, which limits their prompt tokens; None for no limit. If too few fit, occasional
-            steps take ten times as long (`scheduling/fair_scheduler.py`).
+            seconds, which limits their prompt tokens; None for no limit. If too few prompt tokens
+            fit, occasional steps take ten times as long (`scheduling/fair_scheduler.py`).
         adapter_path: folder of a LoRA adapter, as written by `mlx_lm.lora`, for all requests.
         lora_modules: LoRA adapter folders by name; a request selects one with `lora`.
         max_queue: queued requests allowed beyond `max_num_seqs`; further ones raise
@@ -507,7 +507,7 @@ class LLM:
             model.reserve()
 
     def release_scratch(self) -> None:
-        """Frees scratch memory on all ranks; the next step reallocates it.
+        """Frees the model's scratch memory on all ranks; the next step reallocates it.
 
         For idle periods. A no-op in a single process.
         """
@@ -544,7 +544,7 @@ class LLM:
 
 @contextmanager
 def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function that advances the bar, a no-op without a terminal."""
+    """Shows a progress bar; yields a function that advances it, a no-op without a terminal."""
     if not (enabled and is_terminal()):
         yield lambda number: None
         return

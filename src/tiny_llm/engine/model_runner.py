@@ -53,7 +53,7 @@ class ModelRunner:
 
     Attributes:
         statistics: running totals.
-        async_scheduling: speculative launch of the next decoding step, GPU only.
+        async_scheduling: launches the next decoding step before tokens are read; GPU only.
     """
 
     target: PagedModel
@@ -171,7 +171,7 @@ class MtpRunner(ModelRunner):
     """
 
     draft: MtpDrafter
-    _hidden: mx.array = field(init=False)  # T×E, of the current step
+    _hidden: mx.array = field(init=False)  # T×E: hidden states of the current step's T tokens
 
     def run(self, step: SchedulerOutput) -> dict[str, ChunkOutput]:
         """Executes a step like `ModelRunner`, then runs the MTP layer on its tokens."""
@@ -191,7 +191,7 @@ class PoolingRunner(ModelRunner):
 
     Args:
         target: the pooling model.
-        pool: maps the model's outputs at the last tokens of n prompts to n vectors.
+        pool: maps the model's outputs at the last tokens of N prompts to N vectors.
     """
 
     pool: Callable[[mx.array], mx.array] = lambda x: x
@@ -215,7 +215,7 @@ class PoolingRunner(ModelRunner):
 def target_spans(
     chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]]
 ) -> tuple[list[Span], list[int]]:
-    """Returns the target's spans, draft tokens included, and the logits rows to sample from."""
+    """Returns the target's spans, including draft tokens, and the rows of logits to sample from."""
     spans: list[Span] = []
     rows: list[int] = []
     num_tokens = 0

@@ -34,11 +34,11 @@ class StopChecker:
 
     Args:
         output: receives `text` and, on a match, `stop_reason`.
-        detokenizer: a new `mlx_lm` streaming detokenizer: `add_token`, `finalize`,
+        detokenizer: a new streaming detokenizer with `mlx_lm`'s interface: `add_token`, `finalize`,
             `last_segment`.
         stop_strings: strings that end the text; the earliest match wins.
         min_tokens: stop strings that start within the first `min_tokens` tokens are ignored.
-        include_stop_str: whether the matched stop string is kept in the text.
+        include_stop_str: whether the text includes the matched stop string.
         reasoning: delimiters of reasoning, inside which stop strings are ignored; None if the model
             does not reason.
     """
@@ -77,7 +77,7 @@ class StopChecker:
         return stop_string is not None
 
     def finish(self) -> None:
-        """Ends the completion; held-back text is emitted as is."""
+        """Ends the completion, so that `take_text` returns all held-back text."""
         if not self._finished:
             self._detokenizer.finalize()
             self._append(self._detokenizer.last_segment, self._in_reasoning)
@@ -140,7 +140,7 @@ class OutputProcessor:
         request: the scheduler's request.
         request_output: the prompt with all its completions.
         output: this completion, one of `request_output.outputs`.
-        detokenizer: a fresh detokenizer.
+        detokenizer: see `StopChecker`.
         eos_token_ids: the tokenizer's EOS tokens.
         sink: receives the stream outputs.
         deadline: `time.perf_counter` value at which the request times out, or None.

@@ -102,7 +102,7 @@ def decode_with_cache(
 
     Yields:
         Token ids, without end, as lazy one-element arrays. A caller may request the next token
-        before evaluating this one; its step is then part of the same graph.
+        before evaluating this one; the next step is then part of the same graph.
     """
     # [task 2.1.4]
     cache = model.create_kv_cache()
@@ -115,7 +115,7 @@ def decode_with_cache(
             offset += PREFILL_STEP
         new_ids = mx.array([prompt_ids[offset:]])  # 1×L
         while True:
-            token = sample(sampler, next_token_logits(model, new_ids, offset, cache))  # 1
+            token = sample(sampler, next_token_logits(model, new_ids, offset, cache))  # one id
             yield token
             offset += new_ids.shape[1]
             new_ids = token[None]

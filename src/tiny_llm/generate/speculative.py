@@ -2,7 +2,7 @@
 
 A decode step reads all of a model's weights to compute one token; it could compute a few tokens in
 the same time. The draft model proposes n tokens one by one, which is cheap, and the target computes
-all n + 1 positions in one call. The longest accepted prefix of draft tokens is kept, followed by a
+all n + 1 positions in one call. The output gets the longest accepted prefix of draft tokens, then a
 token from the target. `cache.rewind` drops the rejected tokens.
 
     sequence        … the capital                 (its last token is not in the caches yet)
@@ -120,7 +120,7 @@ class SpeculativeDecoding:
     ) -> int:
         """Returns `num_drafts`, capped by the remaining context of both models.
 
-        The draft's last token is never written to the draft's cache.
+        The draft model has room for one more: its own cache never gets the last draft token.
         """
         num_left = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
         return int(max(0, min(self.num_drafts, num_left)))
@@ -163,7 +163,7 @@ def verify_by_rejection(
 
     Args:
         target_probs: (n + 1)×V, distribution p after the sequence and after each draft token.
-        draft_probs: n×V', distribution q of each draft token, V' ≤ V.
+        draft_probs: n×V', distribution q of each draft token; the draft's vocabulary V' ≤ V.
         drafts: n draft token ids.
         sampler: source of random numbers.
 
@@ -233,9 +233,10 @@ def _propose(
     sampler: DistributionSampler | None,
     width: int | None,
 ) -> tuple[mx.array, mx.array]:
-    """Proposes draft tokens after `ids`: (n ids, their distributions n×V').
+    """Proposes draft tokens after `ids`; returns (n ids, their distributions n×V').
 
-    Both are lazy and evaluated in one graph with the target's logits, without a sync per token.
+    V' is the width of the draft's logits, cut to `width`. Both arrays are lazy and evaluated in one
+    graph with the target's logits, without a sync per token.
 
     Args:
         draft: draft model; its cache may lag behind the sequence.

@@ -26,7 +26,7 @@ class GenerationResponse:
     """One generated token, the text that it completes, and statistics so far.
 
     Attributes:
-        text: text added by this token; empty inside a multi-byte character.
+        text: text added by this token; empty if the token ends inside a multi-byte character.
         finish_reason: None until the last token, then "stop" (an end token) or "length".
         prompt_tps: prompt tokens/s until the first new token.
         generation_tokens: new tokens so far, including the end token.
@@ -94,7 +94,7 @@ def encode_prompt(
     """Encodes and checks a prompt.
 
     Args:
-        vocab_size: V; None skips the range check.
+        vocab_size: upper bound on token ids, exclusive; None skips the range check.
 
     Raises:
         UserError: the prompt is empty, or a token id is out of range.

@@ -14,17 +14,17 @@ import mlx.core as mx
 from .. import kernels
 from ..errors import TaskNotImplemented, UserError
 
-# With more tokens, compute time dominates scheduling. Each shape needs a separate capture, and
+# With more tokens, computing takes longer than scheduling. Each shape needs a separate capture, and
 # prompts have arbitrary lengths, whereas decode steps have only a few shapes.
 MAX_CAPTURE_TOKENS = 32
 
-# "off" disables capture. Until the learner has implemented the capture tasks, "on" raises their
-# error; if unset, the function is called directly.
+# Environment variable: "off" disables capture. Until the learner has implemented the capture tasks,
+# "on" raises `TaskNotImplemented`; if unset, the function is called directly.
 CAPTURE_VARIABLE = "TINY_LLM_GRAPH_CAPTURE"
 
 
 def is_decode_step(x: mx.array) -> bool:
-    """Whether x B×L×E has few enough tokens to be a decode step rather than a prompt."""
+    """Whether x, B×L×E, has few enough tokens (B·L) to be a decode step rather than a prompt."""
     B, L, _ = x.shape
     return 0 < B * L <= MAX_CAPTURE_TOKENS
 
@@ -32,9 +32,10 @@ def is_decode_step(x: mx.array) -> bool:
 class CapturedFunction:
     """A function of arrays that runs as one captured node where beneficial.
 
-    The first argument is B×L×E. The function is called directly on a GPU, for more than
-    `MAX_CAPTURE_TOKENS` tokens, if it contains an operation that cannot be captured (one of MLX's),
-    or if TINY_LLM_GRAPH_CAPTURE is off. Results have the same bits either way.
+    The first argument is B×L×E: L tokens in each of B sequences. The function is called directly on
+    a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, if it contains an operation that cannot be
+    captured (such as MLX's), or if TINY_LLM_GRAPH_CAPTURE is off. Results have the same bits either
+    way.
 
     Arrays that the function updates and returns, such as KV cache buffers, are written in place if
     the caller holds no reference to them, and copied otherwise.
@@ -82,14 +83,14 @@ class CapturedFunction:
 
     @staticmethod
     def should_capture(x: mx.array) -> bool:
-        """Whether capture is beneficial for x B×L×E: a decode step on the CPU."""
+        """Whether capture is beneficial for x, B×L×E: a decode step on the CPU."""
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:
         """Whether to capture the function for these shapes now, not on their next call."""
         signature = tuple((x.dtype, *x.shape) for x in inputs)
         if self._on_first_call or signature in self._seen_once:
-            self._seen_once.discard(signature)  # start over if the capture is evicted
+            self._seen_once.discard(signature)  # an evicted capture needs two calls again
             return True
         self._seen_once.add(signature)
         return False

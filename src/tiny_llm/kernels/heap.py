@@ -12,7 +12,7 @@ from . import extension, is_built
 
 
 def trim_heap() -> None:
-    """Returns free heap pages to the system (about 2 ms for the demo); a no-op without glibc."""
+    """Returns free heap pages to the system: 2 ms with the demo model. A no-op without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -21,8 +21,9 @@ def trim_heap() -> None:
 def extend_rows(x: mx.array, num_rows: int) -> mx.array:
     """Appends zeroed rows to an evaluated array.
 
-    On Linux CPUs this moves the array's memory pages instead of copying them, if nothing else
-    references the array: growing a KV cache takes no time. `x` must not be used afterwards.
+    On Linux CPUs, remaps the array's memory pages instead of copying them if nothing else
+    references the array, so growing a KV cache takes almost no time. `x` must not be used
+    afterwards.
     """
     if x.size and is_built() and extension().extend_rows(x, num_rows):
         return x

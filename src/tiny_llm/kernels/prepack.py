@@ -1,13 +1,14 @@
 """Weight prepacking: interleaves quantized rows for the CPU kernels.
 
-The CPU's vector kernels multiply one word from each of many rows at once (16 on AVX2, 64 on
-AVX-512). In MLX's row-major layout, those words are a row apart. *Interleaved* rows are stored word
-by word, so words that are multiplied together are adjacent. Results have the same bits; the size is
-unchanged. The shape implies the layout: row-major O×W, interleaved (O/R)×W×R, where R is the number
-of rows that the kernels read together. Matrices of X experts have a leading axis X.
+The CPU's vector kernels multiply one 32-bit element (eight 4-bit weights) from each of many rows at
+once: 16 rows on AVX2, 64 on AVX-512. In MLX's row-major layout, those elements are a row apart.
+*Interleaved* rows are stored column by column, so elements that are multiplied together are
+adjacent. Results have the same bits; the size is unchanged. The shape implies the layout: row-major
+O×W (O rows of W elements), interleaved (O/R)×W×R, where R is the number of rows that the kernels
+read together. Matrices of X experts have a leading axis X.
 
-`load_weights` prepacks while reading. For the same speed, `prepack_model` prepacks other models
-when a Week 2 or Week 3 model is built from them.
+`load_weights` prepacks while reading. `prepack_model` prepacks models loaded by other means, when a
+Week 2 or Week 3 model is built from them.
 """
 
 import copy
@@ -32,7 +33,7 @@ WeakIdMap: TypeAlias = dict[int, tuple[weakref.ref[mx.array], T]]
 
 
 def prepack_weight(matrix: mx.array, rows: int) -> mx.array:
-    """Interleaves a matrix of packed words, scales or biases: O×W -> (O/R)×W×R.
+    """Interleaves a matrix of packed weights, scales or biases: O×W -> (O/R)×W×R.
 
     MLX reference for the extension's prepacking at load time.
 
@@ -52,7 +53,7 @@ def prepack_weight(matrix: mx.array, rows: int) -> mx.array:
 
 
 def to_row_major(matrix: mx.array) -> mx.array:
-    """Inverse of `prepack_weight`: N..×(O/R)×W×R -> N..×O×W. Any thread may evaluate the result."""
+    """Undoes `prepack_weight`: N..×(O/R)×W×R -> N..×O×W. Any thread may evaluate the result."""
     *N, blocks, W, rows = matrix.shape
     stream = _any_thread_stream()
     return mx.reshape(
@@ -134,7 +135,8 @@ class WeightLocations:
             array: lazy array.
             file: file path.
             begin: byte offset in the file.
-            exclusive: whether the bytes after the array are read by other processes only.
+            exclusive: whether to disable readahead past the array, because only other processes
+                read the bytes after it.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, exclusive)
 
@@ -148,7 +150,7 @@ class WeightLocations:
         return array if read is None else read()
 
     def materialize(self, module: Any) -> None:
-        """Reads a module's lazy arrays and replaces them."""
+        """Replaces a module's lazy arrays by the results of their registered readers."""
         for part in module.modules():
             for name, array in list(part.items()):
                 if isinstance(array, mx.array):
@@ -160,7 +162,7 @@ class WeightLocations:
 
 
 class PrepackedWeights:
-    """Memory in large pages for a model's prepacked layers.
+    """Prepacks a model's layers into one allocation of huge pages.
 
     Only the extension can use prepacked layers. Layers that the kernels do not support are left
     unchanged, as are all layers if the kernels read row-major weights.
@@ -175,22 +177,22 @@ class PrepackedWeights:
         self._locations = weight_locations or WeightLocations()
         nbytes = sum(map(_aligned_nbytes, _prepackable_arrays(model)))
         self._memory = extension().huge_pages(nbytes) if nbytes else None
-        self._used = 0  # bytes used
+        self._used = 0  # bytes of `_memory` in use
 
-    def prepack_layers(self, part: Any) -> None:
-        """Prepacks the layers in a part of the model; call once per part.
+    def prepack_layers(self, module: Any) -> None:
+        """Prepacks a module's quantized layers; call once per module.
 
         Moves arrays one at a time; an array without a file location is briefly in memory twice.
 
         Args:
-            part: a layer of the model, or the whole model.
+            module: a layer of the model, or the whole model.
         """
-        for layer in prepackable_layers(part):
+        for layer in prepackable_layers(module):
             for name in _array_names(layer):
                 setattr(layer, name, self._interleave(layer[name]))
 
     def _interleave(self, matrix: mx.array) -> mx.array:
-        """N..×O×W -> N..×(O/R)×W×R; experts are processed as one tall matrix."""
+        """Interleaves N..×O×W to N..×(O/R)×W×R; the N.. experts are processed as one matrix."""
         *N, O, W = matrix.shape
         tall, target = matrix.reshape(-1, W), (self._rows, self._memory, self._used)
         location = self._locations.location_of(matrix)
@@ -245,5 +247,5 @@ def _aligned_nbytes(array: mx.array) -> int:
 
 @functools.cache
 def _any_thread_stream() -> mx.Stream:
-    """A stream usable from any thread; MLX's other streams belong to one thread."""
+    """Returns a stream usable from any thread; MLX's other streams belong to one thread."""
     return mx.new_thread_unsafe_stream(mx.cpu)

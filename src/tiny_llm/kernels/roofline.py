@@ -19,7 +19,7 @@ class Timings:
     """Timings of repeated runs, in seconds."""
 
     median: float  # typical time
-    minimum: float  # time without interference from other work
+    minimum: float  # the run with the least interference from other processes
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Timings":
@@ -104,10 +104,11 @@ def matmul_cost(M: int, O: int, I: int, bits: int, group_size: int) -> KernelCos
 
 
 def attention_cost(H_q: int, H: int, D: int, S: int) -> KernelCost:
-    """Computes the cost of attention for one query token over 16-bit K and V, H×S×D each.
+    """Computes the cost of attention for one query token with H_q heads over 16-bit K and V.
 
-    Ignores the traffic of queries and results. Each query head takes one multiplication and one
-    addition per element of its key head and of its value head.
+    K and V are H×S×D each: H heads, S tokens, head size D. The traffic of queries and results is
+    ignored. Each query head takes one multiplication and one addition per element of its key head
+    and of its value head.
     """
     # [task 4.1.3 attention]
     return KernelCost(2 * H * S * D * 2, 2 * 2 * H_q * S * D)

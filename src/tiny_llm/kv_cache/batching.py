@@ -111,11 +111,11 @@ class BatchingKvCache(TinyKvCache):
             )
         rows = (self.max_active_requests, *key.shape[1:])
         keys, values = mx.broadcast_to(key, rows), mx.broadcast_to(value, rows)  # views, not copies
-        # Safe with steps in flight on a GPU: they do not read this idle slot's row.
+        # Overwriting is safe with steps in flight on a GPU: they do not read this idle slot's row.
         self._write(keys, values, offsets, overwrite=True)
 
     def remove_request(self, slot: int) -> None:
-        """Frees a slot. A dense slot's memory is kept for reuse; pages return to the pool.
+        """Frees a slot. A dense slot's memory is reused later; pages return to the pool.
 
         Raises:
             ValueError: the slot does not exist or is idle.
@@ -252,7 +252,7 @@ class BatchingKvCache(TinyKvCache):
         return offsets if max(offsets) + L <= self._keys.shape[2] else None
 
     def commit_append(self, keys: mx.array, values: mx.array, L: int) -> None:
-        """Stores the buffers after L tokens were written at `next_offsets`."""
+        """Stores buffers into which a step plan has written L tokens at `next_offsets`."""
         self._keys, self._values = keys, values
         for slot in self._slots:
             if slot is not None:
@@ -331,7 +331,7 @@ class BatchingKvCache(TinyKvCache):
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """Rejects a mix of dense and paged requests, different pools, and duplicate caches."""
+        """Rejects a cache that is already in a slot, or of another kind or pool than the others."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:

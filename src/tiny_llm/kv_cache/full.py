@@ -1,8 +1,8 @@
 """KV cache interface, and Week 2's contiguous cache.
 
 A cache stores the keys and values of one layer of one request, so that a step computes only new
-tokens. A model with 28 layers has 28 caches per request, and a token takes 2 · layers · H · D
-elements: 115 KB in bfloat16 for Qwen3-0.6B.
+tokens. Qwen3-0.6B has 28 layers, hence 28 caches per request. With 8 key/value heads of size 128,
+a token takes 2 · 28 · 8 · 128 elements: 115 KB in bfloat16.
 """
 
 from abc import ABC, abstractmethod
@@ -29,13 +29,14 @@ class TinyKvCache(ABC):
         """Appends new keys and values and returns the cache's contents.
 
         Args:
-            key: B×H×L×D, keys of the new tokens.
+            key: B×H×L×D: keys of L new tokens in each of B sequences, H heads of size D.
             value: B×H×L×D.
             mask_length: number of queries, for caches that build a mask; L if None.
             mask: the caller's mask.
 
         Returns:
-            (keys B×H×S×D, values B×H×S×D, S, mask): all keys and values, and the mask to use.
+            (keys B×H×S×D, values B×H×S×D, S, mask): all S cached keys and values, and the mask to
+            use.
         """
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
@@ -45,12 +46,12 @@ class TinyKvCache(ABC):
         buffers, returns the arrays from `update_and_fetch`.
 
         Args:
-            key: B×H×L×D, keys of the new tokens.
+            key: B×H×L×D: keys of L new tokens in each of B sequences, H heads of size D.
             value: B×H×L×D.
 
         Returns:
-            (keys B×H×C×D, values B×H×C×D, context_lens): sequence b occupies the first
-            context_lens[b] of C positions; the rest is undefined.
+            (keys B×H×C×D, values B×H×C×D, context_lens): buffers with a capacity of C tokens.
+            Sequence b occupies the first context_lens[b] positions; the rest is undefined.
         """
         keys, values, *_ = self.update_and_fetch(key, value, key.shape[2], "causal")
         return keys, values, [keys.shape[2]] * keys.shape[0]
@@ -133,7 +134,7 @@ class TinyKvFullCache(TinyKvCache):
         return [self.offset] * self._keys.shape[0]
 
     def commit_append(self, keys: mx.array, values: mx.array, L: int) -> None:
-        """Stores the buffers after L tokens were written at `next_offsets`."""
+        """Stores buffers into which a step plan has written L tokens at `next_offsets`."""
         self._keys, self._values = keys, values
         self.offset += L
 

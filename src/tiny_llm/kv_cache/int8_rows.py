@@ -1,4 +1,4 @@
-"""8-bit KV cache rows: D integers and their float32 scale, in plain MLX.
+"""8-bit KV cache rows: integers that share a float32 scale, in plain MLX.
 
 A row is one head's key or value for one token. It is quantized once, when written, so its bits do
 not depend on the prompt's chunking, the batch or the prefix cache. This is the reference for the
@@ -63,13 +63,13 @@ def write_int8_rows(pages: mx.array, tokens: mx.array, slots: mx.array) -> mx.ar
     """Returns the pages with quantized tokens: the reference for `kernels.paged_cache_write`.
 
     Args:
-        pages: P×H×page_size×(D + 4) int8, copied.
-        tokens: B×H×L×D, of any float dtype.
+        pages: P×H×page_size×(D + 4) int8: P pages, H heads of size D plus 4 scale bytes. Copied.
+        tokens: B×H×L×D, of any float dtype: L tokens in each of B sequences.
         slots: B×L int32, page_id · page_size + position in the page; −1 skips a token.
     """
     page_size = pages.shape[2]
     # [task 6.3.3 write]
-    rows = quantize_rows(tokens).swapaxes(1, 2).flatten(0, 1)  # T×H×(D + 4)
+    rows = quantize_rows(tokens).swapaxes(1, 2).flatten(0, 1)  # (B·L)×H×(D + 4)
     numbers: Any = slots.flatten().tolist()
     written = mx.array([t for t, slot in enumerate(numbers) if slot >= 0], mx.int32)
     rows, slots = rows[written], slots.flatten()[written]
@@ -83,7 +83,7 @@ def read_int8_pages(pages: mx.array, block_table: mx.array) -> tuple[mx.array, m
     """Dequantizes only the pages in a block table.
 
     Args:
-        pages: P×H×page_size×(D + 4) int8.
+        pages: P×H×page_size×(D + 4) int8: P pages, H heads of size D plus 4 scale bytes.
         block_table: B×max_pages int32, each sequence's pages in order; −1 yields an arbitrary
             page.
 

@@ -30,8 +30,8 @@ class TinyKvPagedPool:
             which grows in steps.
 
     Attributes:
-        key_pages, value_pages: P×H×page_size×D, None before the first write. In an unbounded pool,
-            P may exceed `num_pages`.
+        key_pages, value_pages: P×H×page_size×D for P pages with H heads of size D; None before the
+            first write. In an unbounded pool, P may exceed `num_pages`.
 
     Raises:
         ValueError: `page_size` or `capacity` is below 1.
@@ -47,7 +47,7 @@ class TinyKvPagedPool:
         self.key_pages: mx.array | None = None
         self.value_pages: mx.array | None = None
         self._is_used = [False] * (capacity or 0)
-        self._free = list(reversed(range(capacity or 0)))  # a stack: allocates the last page next
+        self._free = list(reversed(range(capacity or 0)))  # a stack: page 0 is on top
 
     @property
     def num_pages(self) -> int:
@@ -178,7 +178,7 @@ class TinyKvPagedPool:
             )
 
     def ensure_capacity(self, key: mx.array | None = None) -> None:
-        """Allocates memory for all pages; the first call takes heads and dtype from `key`."""
+        """Allocates memory for all pages; the first call takes H, D and dtype from `key`."""
         # [task 3.1.1 room]
         pages = self.key_pages
         existing = 0 if pages is None else pages.shape[0]
@@ -207,15 +207,15 @@ class TinyKvPagedPool:
             raise ValueError(f"TinyKvPagedPool: cannot {action} page {page_id}; it is free.")
 
 
-def keep_pages(pages: mx.array, numbers: Sequence[int]) -> mx.array:
-    """Copies the pages with these ascending ids; skips ids that have no memory."""
-    kept = numbers[: bisect.bisect_left(numbers, len(pages))]
-    if not kept:  # not `pages[:0]`, which would share the memory
+def keep_pages(pages: mx.array, page_ids: Sequence[int]) -> mx.array:
+    """Copies the pages with these ascending ids; skips ids ≥ len(pages), which have no memory."""
+    existing = page_ids[: bisect.bisect_left(page_ids, len(pages))]
+    if not existing:  # not `pages[:0]`, which would share the memory
         return mx.zeros((0, *pages.shape[1:]), pages.dtype)
-    return mx.take(pages, mx.array(list(kept), mx.int32), axis=0)
+    return mx.take(pages, mx.array(list(existing), mx.int32), axis=0)
 
 
 def grow_pages(pages: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Appends zeroed pages, an array of shape `shape`."""
+    """Appends an array of zeroed pages with shape `shape`; returns only it if `pages` is None."""
     zeros = mx.zeros(shape, dtype=dtype)
     return mx.concatenate([pages, zeros]) if pages is not None and pages.size else zeros

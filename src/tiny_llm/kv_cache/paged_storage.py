@@ -113,8 +113,8 @@ class PagedStorage:
     Args:
         num_layers: number of layers with pages.
         num_kv_heads: H.
-        head_dim: D; D + 4 for 8-bit rows.
-        states: state slots for the model's other layers; None if all layers have pages.
+        head_dim: D; D + 4 for 8-bit rows, which end with a 4-byte scale.
+        states: state slots for linear-attention layers; None if all layers have pages.
 
     Attributes:
         num_pages: maximum pages per layer.
@@ -155,7 +155,7 @@ class PagedStorage:
 
     @property
     def page_arrays(self) -> list[mx.array]:
-        """Key and value pages, one row per page."""
+        """Key arrays of all layers, then value arrays; element i of each is page i."""
         return [*self.key_pages, *self.value_pages]
 
     @property
@@ -171,7 +171,7 @@ class PagedStorage:
 
     @property
     def num_allocated(self) -> int:
-        """Number of pages with memory, per layer."""
+        """Number of pages with allocated memory, per layer."""
         return len(self.value_pages[-1])
 
     def keep(self, pages: Sequence[int], slots: Sequence[int]) -> None:

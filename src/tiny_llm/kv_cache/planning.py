@@ -1,7 +1,8 @@
 """Step plans for dense and paged per-request caches.
 
-A step can be planned if every layer's cache has capacity and all layers have the same lengths.
-Otherwise each layer updates its own cache, which grows buffers and reports errors.
+A step can be planned if every layer's cache has capacity for the new tokens, and all layers have
+the same number of tokens per sequence. Otherwise each layer updates its own cache, which grows
+buffers and reports errors.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ def plan_dense(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
         caches: one cache per layer.
 
     Returns:
-        The plan; None if a cache is not dense or must grow, or if layers differ in length.
+        The plan; None if a cache is not dense or must grow, or if layers differ in number of
+        tokens.
     """
     if not all(isinstance(cache, TinyKvFullCache | BatchingKvCache) for cache in caches):
         return None
@@ -54,8 +56,8 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
         caches: one cache per layer.
 
     Returns:
-        The plan; None if a cache is not paged, layers differ in length, or the pool has not been
-        written to.
+        The plan; None if a cache is not paged, layers differ in number of tokens, or the pool has
+        not been written to.
 
     Raises:
         OutOfPagesError: too few free pages; nothing was changed.
@@ -105,7 +107,8 @@ def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -
     width = max(len(pages) for layer in page_ids for pages in layer)
     block_tables = [[pages + [-1] * (width - len(pages)) for pages in layer] for layer in page_ids]
     context_lens = [0 if row is None else row.offset for row in layers[0]]
-    # layers×B×L, B and layers×B×width: not one array per layer, as every array is a node input.
+    # Shapes: layers×B×L, B, layers×B×width. One array for all layers, because each additional array
+    # is another input of the captured node.
     attention_metadata = AttentionMetadata(
         *(mx.array(x, mx.int32) for x in (slots, context_lens, block_tables))
     )

@@ -1,7 +1,7 @@
 """Row serialization: one page or state slot of all layers to and from bytes.
 
-A row's bytes are concatenated array by array, in the given order. `PagedStorage.page_arrays` has
-one row per page, `StateStorage.arrays` one row per state slot.
+Row i of a list of arrays is element i of each array. Its bytes are concatenated in the arrays'
+order. `PagedStorage.page_arrays` has one row per page, `StateStorage.arrays` one per state slot.
 """
 
 import math
@@ -30,7 +30,7 @@ def read_row(arrays: Sequence[mx.array], index: int) -> bytearray:
 def write_rows(
     arrays: Sequence[mx.array], indices: Sequence[int], rows: Sequence[memoryview]
 ) -> None:
-    """Overwrites rows of all arrays in place; inverse of `read_row`.
+    """Overwrites rows of all arrays, in place, with bytes from `read_row`.
 
     Precondition: the arrays have no other references; otherwise MLX copies them.
     """

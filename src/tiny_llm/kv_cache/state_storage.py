@@ -14,15 +14,15 @@ import mlx.core as mx
 from ..kernels.heap import extend_rows
 from .page_pool import keep_pages
 
-GROWTH_SLOTS = 4
+GROWTH_SLOTS = 4  # minimum number of slots allocated at once
 
 
 @dataclass(frozen=True)
 class StateShape:
     """Shape of one layer's state in a slot."""
 
-    conv_state: tuple[int, int]  # (K−1)×C in `dtype`, the convolution's last inputs
-    state: tuple[int, int, int]  # H_v×D_k×D_v float32
+    conv_state: tuple[int, int]  # (K−1)×C in `dtype`: last inputs of K taps, C channels
+    state: tuple[int, int, int]  # H_v×D_k×D_v float32: value heads, key and value size
     dtype: mx.Dtype
 
     @property
@@ -42,8 +42,9 @@ class StateStorage:
         layers: indices of the model's linear-attention layers, in ascending order.
 
     Attributes:
-        conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer in `layers`; S is the
-            number of allocated slots. Written in place; do not keep references to the arrays.
+        conv_states, states: an S×(K−1)×C and an S×H_v×D_k×D_v array per layer in `layers`, for S
+            allocated slots (see `StateShape`). Written in place; do not keep references to the
+            arrays.
 
     Raises:
         ValueError: `num_slots` is below 1.
@@ -59,7 +60,7 @@ class StateStorage:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Convolution and recurrent states of all layers, one row per slot."""
+        """Convolution states of all layers, then recurrent states; element i of each is slot i."""
         return [*self.conv_states, *self.states]
 
     @property

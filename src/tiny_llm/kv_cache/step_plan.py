@@ -57,7 +57,7 @@ class AttentionMetadata:
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[mx.array]) -> "AttentionMetadata":
-        """Inverse of `arrays`."""
+        """Builds the metadata from the result of `arrays`."""
         if len(arrays) == NUM_RAGGED_ARRAYS + 1:  # adapters without recurrent state
             return replace(cls(*arrays[:-1]), adapter_ids=arrays[-1])
         return cls(*arrays)
@@ -99,7 +99,7 @@ class StepPlan:
 
 
 class LayerCacheView:
-    """Stands in for a layer's cache during one planned step.
+    """Substitute for a layer's cache during one planned step.
 
     Args:
         buffers: all layers' buffers; writes replace the arrays in this list.
@@ -119,7 +119,7 @@ class LayerCacheView:
 
     @property
     def buffers(self) -> list[mx.array]:
-        """The layer's keys and values; assignable."""
+        """The layer's keys and values, or convolution and recurrent state; assignable."""
         return [self._buffers[self._keys], self._buffers[self._values]]
 
     @buffers.setter
@@ -127,7 +127,7 @@ class LayerCacheView:
         self._buffers[self._keys], self._buffers[self._values] = pair
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """See `TinyKvCache`: writes to dense buffers B×H×C×D."""
+        """See `TinyKvCache`: writes to dense buffers B×H×capacity×D."""
         buffers, keys, values = self._buffers, self._keys, self._values
         slots = self._attention_metadata.slot_mapping
         buffers[keys] = kernels.cache_write(buffers[keys], key, slots, overwrite=True)
@@ -196,7 +196,7 @@ class PlannedLayers:
         return x, update
 
     def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
-        """Returns the layers as a capturable function of arrays, for one kind of metadata."""
+        """Returns the layers as a capturable function with this many metadata arrays."""
         if num_metadata_arrays not in self._functions:
             # A ragged batch may be a single short prompt, so it is captured on the second call.
             # All other plans are decode steps. With shared pages, they must be captured on the

@@ -3,11 +3,11 @@
 A decoding step ends with token ids that Python must read to know which requests continue. Meanwhile
 the GPU would idle until the next step is scheduled and its graph is built. But most requests do
 continue, and their next input is known: the token sampled in this step, still on the device, at the
-next position. The model is therefore launched on that token at once, and the logits are kept.
+next position. The model is therefore launched on that token at once.
 
 If the scheduler then plans the predicted step, its logits are ready. Otherwise, for example if it
-adds a prompt chunk, they are discarded. Keys and values already written are harmless: their slots
-belong to the request and are overwritten, later in the same stream, before they are read.
+adds a prompt chunk, the logits are discarded. Keys and values already written are harmless: their
+slots belong to the request and are overwritten, later in the same stream, before they are read.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from .paged_model import PagedModel, Span
 
 @dataclass(frozen=True)
 class PredictedToken:
-    """A token launched ahead of the scheduler.
+    """A token on which the model has been launched ahead of the scheduler.
 
     Attributes:
-        row: its row in the logits.
+        row: the token's row in the logits.
         position: its position in the request.
-        page: the page that holds its key and value.
+        page: the page for its key and value.
     """
 
     row: int

@@ -76,7 +76,7 @@ def choose_kv_cache_bytes(
     page_bytes, state_bytes = _page_and_state_bytes(page_size, models)
     pages = max_num_seqs * -(-max_seq_len // page_size) * page_bytes
     states = max_state_slots(max_num_seqs) * state_bytes
-    usable = states + max(pages, states)  # `split_kv_memory` gives states up to half
+    usable = states + max(pages, states)  # at most half is for states (`split_kv_memory`)
     minimum = page_bytes + MIN_STATE_SLOTS * state_bytes
     if available * 3 // 4 >= usable:
         return usable, f"enough for {max_num_seqs} requests of {max_seq_len:,} tokens"
@@ -86,7 +86,7 @@ def choose_kv_cache_bytes(
 
 
 def max_state_slots(max_num_seqs: int) -> int:
-    """Returns the maximum number of state slots, which leaves most of a large budget to pages.
+    """Returns the maximum number of state slots, so that most of a large KV memory is for pages.
 
     Each request has one slot; the others hold checkpoints and the states after draft tokens.
     """

@@ -1,4 +1,4 @@
-"""Log-probabilities of output and prompt tokens: top-k and the chosen one.
+"""Log-probabilities of output and prompt tokens, and of top-k alternatives.
 
 The engine reports the model's log-probabilities before any logits processor.
 
@@ -17,7 +17,7 @@ from ...sampler import log_softmax
 from ..scheduling.outputs import Chunk, ChunkOutput, Logprobs
 from ..scheduling.request import EngineRequest
 
-LOGPROBS_CHUNK_SIZE = 32  # rows per log-softmax, at V floats each
+LOGPROBS_CHUNK_SIZE = 32  # rows per log-softmax, which takes a float per row and vocabulary entry
 
 ScoredPrompt = tuple[EngineRequest, list[int]]  # a request, and the prompt tokens to score
 
@@ -26,7 +26,7 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
     """Computes log-probabilities for each row's top tokens and its chosen token.
 
     Args:
-        logits: R×V, unprocessed.
+        logits: R×V: R token positions, vocabulary size V; before any logits processor.
         counts: number of top tokens for each row.
         chosen: the chosen token of each row.
 
@@ -61,7 +61,7 @@ def gather_logprobs(
 
 
 def logprobs_to_dicts(ids: mx.array, logprobs: mx.array, counts: Sequence[int]) -> list[Logprobs]:
-    """Converts the result of `gather_logprobs` to dictionaries of `counts` top tokens each."""
+    """Converts `gather_logprobs`' result to dictionaries with counts[row] top tokens each."""
     id_rows: Any = ids.tolist()
     logprob_rows: Any = logprobs.tolist()
     dicts = []

@@ -69,11 +69,11 @@ class PagedModel:
         return self._storage.nbytes
 
     def row_bytes(self, kind: RowKind) -> int:
-        """Returns the bytes of a page or state slot, over all layers; 0 if there are none."""
+        """Returns the size in bytes of a page or state slot, over all layers; 0 without slots."""
         return row_bytes(self._row_arrays(kind))
 
     def read_row(self, kind: RowKind, index: int) -> bytes | bytearray:
-        """Returns a copy of a page or state slot of all layers."""
+        """Returns a copy of a page's or state slot's bytes, over all layers."""
         return read_row(self._row_arrays(kind), index)
 
     def write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[memoryview]) -> None:
@@ -115,7 +115,7 @@ class PagedModel:
             rows: indices among the T tokens whose logits are returned.
 
         Returns:
-            len(rows)×V.
+            Logits, len(rows)×V.
         """
         # Only a draft model can get an id ≥ V, from the target's padded vocabulary. Clamping it can
         # at worst cost a rejected draft token.
@@ -151,7 +151,7 @@ class PagedModel:
         return features
 
     def lm_head(self, features: mx.array) -> mx.array:
-        """Computes logits, N×V, from hidden states, N×E."""
+        """Computes logits N×V from N hidden states, N×E."""
         started = time.perf_counter()
         assert isinstance(self.model, Decoder)
         logits: mx.array = self.model.w_lm_head(features)
@@ -171,7 +171,7 @@ class PagedModel:
         return logits
 
     def _row_arrays(self, kind: RowKind) -> list[mx.array]:
-        """Arrays of all layers, one row per page or state slot; do not hold references."""
+        """Returns all layers' arrays of pages or state slots; do not keep references to them."""
         if kind == "page":
             return self._storage.page_arrays
         states = self._storage.states

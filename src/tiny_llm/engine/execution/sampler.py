@@ -1,6 +1,6 @@
 """Sampler: logits to tokens, with per-row sampling parameters.
 
-The course's samplers are in `tiny_llm/sampler.py`; both share the filters.
+The course's samplers are in `tiny_llm/sampler.py`; the filters (top-k, top-p, min-p) are shared.
 
 Batch invariance: a row's token depends on its own logits, parameters and noise, never on other
 rows. The noise depends only on the seed, the completion index and the position in the output.
@@ -66,7 +66,7 @@ class SamplingRow:
 
     @property
     def forced_token(self) -> int | None:
-        """The only token that the thinking budget allows here; usually None."""
+        """The token id of `</think>` if the thinking budget is used up here, else None."""
         budget = self.request.thinking_budget
         if budget is None:
             return None
@@ -75,7 +75,7 @@ class SamplingRow:
 
 
 class TokenCounts:
-    """Token counts of a request, for the penalties.
+    """Token counts of a request, for repetition, frequency and presence penalties.
 
     Args:
         prompt_token_ids: the prompt.
@@ -84,11 +84,11 @@ class TokenCounts:
 
     def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int):
         self._num_counted = len(prompt_token_ids)
-        self._output_counts = array("f", bytes(4 * vocab_size))  # V
+        self._output_counts = array("f", bytes(4 * vocab_size))  # V: occurrences in the output
         in_prompt = bytearray(vocab_size)
         for token in prompt_token_ids:
             in_prompt[token] = 1
-        self._prompt_mask = _from_buffer(in_prompt).astype(mx.bool_)  # V
+        self._prompt_mask = _from_buffer(in_prompt).astype(mx.bool_)  # V: presence in the prompt
 
     def after(
         self, token_ids: Sequence[int], draft_tokens: Sequence[int]
@@ -150,7 +150,7 @@ def apply_penalties(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
         row.request.token_counts.after(row.request.token_ids, row.draft_tokens) for row in penalized
     ]
     width = x.shape[-1]
-    counts = mx.stack([counts[:width] for counts, _ in counted])  # R'×V
+    counts = mx.stack([counts[:width] for counts, _ in counted])  # R'×V, for R' penalized rows
     present = mx.stack([present[:width] for _, present in counted])  # R'×V
     repetition = mx.array([row.params.repetition_penalty for row in penalized])[:, None]  # R'×1
     frequency = mx.array([row.params.frequency_penalty for row in penalized])[:, None]
@@ -162,7 +162,7 @@ def apply_penalties(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_min_tokens(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Masks EOS and stop tokens before `min_tokens`."""
+    """Masks EOS and stop tokens in the first `min_tokens` output positions."""
     entries = [
         (index, token)
         for index, row in enumerate(rows)
@@ -183,7 +183,7 @@ def apply_grammars(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def apply_thinking_budgets(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Forces the end of reasoning that has used its budget."""
+    """Forces `</think>` in rows whose thinking budget is used up."""
     has_budget = any(row.request.thinking_budget is not None for row in rows)
     return apply_thinking_budget(x, rows) if has_budget else x
 

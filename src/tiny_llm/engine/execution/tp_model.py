@@ -56,7 +56,7 @@ class ShardedCheckpoint:
     key: int
 
     def __getattr__(self, name: str) -> Any:
-        """Rank 0's layers."""
+        """Returns an attribute of rank 0's shard, such as its layers."""
         return getattr(self.shard, name)
 
 
@@ -109,7 +109,7 @@ def load_sharded(
 
 
 def _check_replies(replies: Sequence[Any]) -> None:
-    """Raises the first worker's error in loading, if any."""
+    """Raises the first loading error among the workers' replies, if any."""
     for reply in replies:
         if reply is None or reply["error"] is not None:
             raise ModelError(reply["error"] if reply else "a rank exited while loading its shard.")
@@ -206,7 +206,7 @@ class TensorParallelModel(PagedModel):
             return super().lm_head(features)
 
     def _payloads(self, hidden: mx.array | None) -> list[Buffer]:
-        """Hidden states N×E for each of the other ranks; empty for None."""
+        """Returns hidden states N×E as bytes, once per worker rank; empty bytes for None."""
         data: Buffer = b""
         if hidden is not None and hidden.size:
             values = mx.view(mx.contiguous(hidden), mx.uint8)
@@ -218,7 +218,7 @@ class TensorParallelModel(PagedModel):
         return super().row_bytes(kind) * self.group.size
 
     def read_row(self, kind: RowKind, index: int) -> bytes:
-        """See `PagedModel`; the ranks' shards in rank order. See `logits` for errors."""
+        """See `PagedModel`; concatenates all ranks' shards. See `logits` for errors."""
         with self._on_all_ranks("read_row", kind=kind, index=index):
             own = super().read_row(kind, index)
             return b"".join([own, *self.group.gather_payloads()])
@@ -243,7 +243,7 @@ class TensorParallelModel(PagedModel):
     def _on_all_ranks(
         self, op: str, payloads: Sequence[Buffer] = (), **arguments: Any
     ) -> Iterator[None]:
-        """Broadcasts a command, to be executed in the block on this rank; see `logits`."""
+        """Broadcasts a command, which the `with` block executes on rank 0. Errors: see `logits`."""
         with _defer_interrupt():
             self.group.broadcast({"op": op, "key": self._key, **arguments}, payloads)
             try:
@@ -254,7 +254,7 @@ class TensorParallelModel(PagedModel):
 
 
 def _batch_message(spans: Sequence[Span], rows: Sequence[int]) -> dict[str, Any]:
-    """Arguments of `PagedModel.logits`, as JSON."""
+    """Returns the arguments of `PagedModel.logits` as JSON-serializable data."""
     return {
         "spans": [
             [

@@ -40,7 +40,7 @@ class TPWorker:
 
     def __init__(self, worker: Worker):
         self._worker = worker
-        self._console = Console(stderr=True, quiet=True)  # rank 0 prints
+        self._console = Console(stderr=True, quiet=True)  # only rank 0 prints
         self._checkpoints: dict[int, tuple[Any, RankShard]] = {}
         self._models: dict[int, PagedModel] = {}
 
@@ -70,7 +70,7 @@ class TPWorker:
         mtp: bool,
         adapters: Sequence[str],
     ) -> None:
-        """Builds a model with its pages and state slots; replies if it has adapters, as `load`."""
+        """Builds a model with its pages and state slots; with adapters, replies like `load`."""
         shard, rank_shard = self._checkpoints[checkpoint]
         model = (TensorParallelMtpDecoder if mtp else TensorParallelDecoder)(
             shard,

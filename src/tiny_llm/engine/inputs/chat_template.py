@@ -14,7 +14,7 @@ from ..tool_calls.format import ToolCallFormat
 from ..tool_calls.registry import AUTO, find_format
 from .json_limits import JsonLimits
 
-# Variables set by `render_chat`'s arguments or by the tokenizer.
+# Template variables set by `render_chat`'s arguments or by the tokenizer.
 RESERVED_VARIABLES = {
     *("add_generation_prompt", "chat_template", "conversation", "messages", "tokenize", "tools"),
 }
@@ -176,7 +176,7 @@ def render_chat(
 
     Args:
         variables: other template variables, such as `enable_thinking`.
-        add_generation_prompt: whether to open the assistant's turn at the end.
+        add_generation_prompt: whether to end with the header of an assistant message.
 
     Raises:
         UserError: invalid messages, tools or variables; no chat template; the template failed.

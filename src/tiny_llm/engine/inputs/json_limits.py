@@ -21,7 +21,7 @@ class JsonLimits:
     Args:
         what: subject of the error message, for example "the body".
         scale: factor on `MAX_VALUES` and `MAX_CONTAINERS`, which bound the sum over all documents.
-        hint: end of the error message for these two limits.
+        hint: advice at the end of these two limits' error messages.
 
     Attributes:
         num_values: values so far; an empty object or list counts as two.
@@ -42,7 +42,7 @@ class JsonLimits:
         self._backslash = b""  # start of an escape sequence split across pieces
 
     def check(self, text: str) -> None:
-        """Counts a complete document."""
+        """Counts a complete document; see `feed` for errors."""
         self._start_document()
         for start in range(0, len(text), PIECE_CHARS):
             self.feed(text[start : start + PIECE_CHARS].encode("utf-8", "replace"))

@@ -19,8 +19,10 @@ Prompts = Prompt | Sequence[Prompt]
 PROMPT_TYPES = 'text, token ids or chat messages ({"role": …, "content": …})'
 
 PIECE_CHARS = 2**16
-UNCHECKED_CHARS_PER_TOKEN = 8  # English has 4 to 5
-# Tokens allowed in the pieces, as a multiple of the context: cutting text changes a few of them.
+# Characters per token of the context up to which text is not checked; English has 4 to 5 per token.
+UNCHECKED_CHARS_PER_TOKEN = 8
+# Tokens allowed before rejection, as a multiple of the context length. The count is not exact,
+# because cutting text into pieces changes the tokens at the cuts.
 MARGIN = 2
 
 

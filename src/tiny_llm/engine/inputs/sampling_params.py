@@ -53,12 +53,13 @@ class SamplingParams:
         repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt
             or output; 1 disables it.
         presence_penalty: subtracted from the logits of tokens in the output; in [−2, 2].
-        frequency_penalty: likewise, times the number of occurrences; in [−2, 2].
+        frequency_penalty: like `presence_penalty`, times the token's number of occurrences in the
+            output; in [−2, 2].
         logit_bias: values to add to the logits, by token id; in [−100, 100].
         logprobs: number of top tokens per output position to return log-probabilities for, in
-            addition to the sampled token. Computed before all processing listed here.
-        prompt_logprobs: the same for each prompt token except the first. Disables prefix cache hits
-            for the request.
+            addition to the sampled token. Computed from the model's unmodified logits.
+        prompt_logprobs: like `logprobs`, for each prompt token except the first. Disables prefix
+            cache hits for the request.
         n: number of completions, at most 4096. They share the prompt's pages.
         structured_outputs: constraint on the output (`StructuredOutputs` or `ToolCalls`), enforced
             by masking. Output truncated at `max_tokens` is a prefix of a valid one. Reasoning is

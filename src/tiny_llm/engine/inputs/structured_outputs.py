@@ -14,7 +14,7 @@ from .json_limits import JsonLimits
 
 ToolChoice = Literal["auto", "required"]
 
-# llguidance's limit.
+# llguidance's limit on nesting.
 NESTED_TOO_DEEPLY = "the JSON schema must have at most 124 levels of nesting"
 
 
@@ -84,8 +84,8 @@ class ToolCalls:
         choice: "auto" for text, calls, or text followed by calls; "required" for calls only.
         name: the tool to call, with "required"; None for any tool.
         parallel: whether several calls are allowed, if the format supports them.
-        response_constraint: with "auto", constraint on output without calls; None allows any text
-            before, between and after calls.
+        response_constraint: with "auto", constraint on an output without calls. None allows any
+            text before, between and after calls.
 
     Raises:
         UserError: there are no tools, `name` is unknown, or a value is invalid.

@@ -45,7 +45,7 @@ class SchedulerConfig:
         """Upper bound on the pages that a step reads or writes for one request.
 
         With a window, a step of C tokens needs the keys of `window` + C − 1 tokens. The draft model
-        may lag by one token, and the last shared page is always kept.
+        may lag by one token, and a request never releases its last shared page.
         """
         num_tokens = self.max_seq_len
         if self.window:

@@ -42,7 +42,7 @@ class RequestAdmitted:
 
 @dataclass(frozen=True)
 class RequestPreempted:
-    """A request's pages were taken for an older one; `lost_tokens` must be recomputed."""
+    """A request was preempted and its pages released; `lost_tokens` must be recomputed."""
 
     request_id: str
     lost_tokens: int
@@ -60,7 +60,7 @@ class RequestEnded:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """A chunk: tokens [start, end) of a request, followed by `num_drafts` draft tokens."""
+    """A step's chunk: tokens [start, end) of a request, followed by `num_drafts` draft tokens."""
 
     request_id: str
     start: int
@@ -87,7 +87,7 @@ class PageCounts:
 
 @dataclass(frozen=True)
 class StateSlotCounts:
-    """Counts of recurrent state slots, after `StepScheduled`; only for models with recurrent state.
+    """Recurrent state slots by state; follows `StepScheduled` if the model has recurrent state.
 
     Attributes:
         free: neither checkpoints nor used by a request.
@@ -139,7 +139,7 @@ class Recorder:
 
     Args:
         engine: engine configuration (`LLM.describe`), for the recording's header.
-        clock: time in seconds.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(self, engine: dict[str, Any], clock: Callable[[], float] = time.perf_counter):

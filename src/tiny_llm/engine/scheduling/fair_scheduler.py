@@ -4,8 +4,8 @@ Extends the first-come, first-served `Scheduler` in two ways:
 
 - Prompts are computed in order of their remaining tokens, shortest first, and a short prompt may be
   admitted before a longer one ahead of it in the queue. A request overtaken by as many prompt
-  tokens as it has itself becomes *protected*: it takes precedence over all later requests, and none
-  of them is admitted before it.
+  tokens as its own prompt has becomes *protected*: it takes precedence over all later requests, and
+  none of them is admitted before it.
 - With a step time target, steps with decoding requests get only as many prompt tokens as fit the
   target, which limits the inter-token latency of streams. So do steps that complete a prompt, whose
   first token is due. A prompt token's cost grows with its position, so it is measured by position
@@ -20,8 +20,9 @@ step took. Thus 95 % of inter-token latencies meet the target if decoding is fas
 at least half of the compute time.
 
 No starvation: overtaking delays a request by at most its own prompt's length. The request is then
-protected and ordered as in `Scheduler`, whose argument applies, except that up to `STEPS_BETWEEN`
-steps may pass between two of its chunks. Output tokens do not depend on the schedule.
+protected and ordered as in `Scheduler`, so the argument in `scheduler.py` applies, except that up
+to `STEPS_BETWEEN` steps may pass between two of its chunks. Output tokens do not depend on the
+schedule.
 """
 
 from collections import deque
@@ -37,10 +38,10 @@ from .request import EngineRequest, RequestState
 from .scheduler import Scheduler
 
 MAX_CANDIDATES = 32  # queued requests considered in a step, oldest first
-MIN_CHUNK = 32  # prompt tokens
+MIN_CHUNK = 32  # prompt tokens; smaller chunks are inefficient
 MARGIN = 0.9  # planned duration in multiples of the step time target
 LONG_STEP = 10  # duration in multiples of the planned duration
-STEPS_BETWEEN = 24  # one in 25 inter-token latencies is long
+STEPS_BETWEEN = 24  # after a long step, so that at most one in 25 inter-token latencies is long
 NUM_SAMPLES = 5  # measured costs per range of positions
 
 arrival = attrgetter("arrival_index")
@@ -54,7 +55,7 @@ class PromptCosts:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[int, deque[float]] = {}  # by n
+        self._samples: dict[int, deque[float]] = {}  # by n (see the class docstring)
 
     def record(self, position: int, num_tokens: int, seconds: float) -> None:
         """Records the duration of a step with a chunk of `num_tokens` that ends at `position`."""
@@ -130,7 +131,7 @@ class FairScheduler(Scheduler):
         """Returns prompt chunks in priority order.
 
         Args:
-            budget: maximum number of tokens.
+            budget: maximum number of tokens in the chunks.
             may_admit: whether queued requests are considered.
             seconds: maximum estimated duration, except for a long step; None for no limit.
         """
@@ -200,7 +201,7 @@ class FairScheduler(Scheduler):
         self._sort()
 
     def _sort(self) -> None:
-        """Restores arrival order in the queue and among running requests."""
+        """Sorts the queue and the running requests by arrival."""
         self.running.sort(key=arrival)
         self.waiting = deque(sorted(self.waiting, key=arrival))
 

@@ -17,7 +17,8 @@ class Chunk:
     Attributes:
         samples: whether the chunk reaches the end of the request's tokens and samples the next one.
         state_read_slot: slot of the recurrent state before the chunk; −1 for zeros.
-        draft_state_read_slot: for the draft model, `num_draft_uncomputed` tokens earlier.
+        draft_state_read_slot: the same for the draft model, whose chunk starts
+            `num_draft_uncomputed` tokens earlier.
         state_writes: (index, slot) pairs: `slot` receives the state after the chunk's token
             `index`, which may be a draft token.
     """
@@ -80,7 +81,7 @@ class ChunkOutput:
 
 @dataclass
 class RequestMetrics:
-    """Timestamps (`time.perf_counter`, in seconds) and counts of a request.
+    """A request's timestamps (`time.perf_counter`, in seconds), preemptions and output tokens.
 
     Attributes:
         arrival_time: when the request was added.
@@ -155,7 +156,7 @@ class RequestOutput:
         prompt: text or chat messages, as given; None for token ids.
         prompt_token_ids: the prompt's tokens; empty if encoding failed.
         outputs: the `n` completions.
-        metrics: timestamps and counts.
+        metrics: timestamps, and numbers of preemptions and output tokens.
         num_cached_tokens: prompt tokens found in the prefix cache.
         prompt_logprobs: one entry per prompt token, None for the first, if
             `SamplingParams.prompt_logprobs` was given. Complete once the first completion has a
@@ -198,12 +199,12 @@ class RequestOutput:
         return self.outputs[0].logprobs
 
 
-@dataclass(slots=True)  # not frozen: created per token, and five times as fast
+@dataclass(slots=True)  # created per token; if frozen, construction would take 5 times as long
 class StreamOutput:
     """One step's additions to one completion. Treated as immutable.
 
     Attributes:
-        request_id: the request.
+        request_id: id of the request.
         index: the completion's index among the request's `n`.
         text: new text; concatenating it over all outputs yields the completion's text.
         token_ids: new tokens: one, or several after accepted draft tokens; empty after an abort.

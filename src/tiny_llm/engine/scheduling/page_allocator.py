@@ -8,7 +8,7 @@ from ...errors import OutOfPagesError
 
 
 class PageAllocator:
-    """Reference-counted allocator of `num_pages` pages, lowest numbers first.
+    """Reference-counted allocator: reuses the last freed page, else takes the lowest unused one.
 
     Args:
         num_pages: number of pages, numbered from 0.
@@ -19,7 +19,7 @@ class PageAllocator:
             raise ValueError(f"num_pages must be at least 1, got {num_pages}.")
         self.num_pages = num_pages
         self._ref_counts = [0] * num_pages
-        self._free = list(range(num_pages - 1, -1, -1))  # LIFO
+        self._free = list(range(num_pages - 1, -1, -1))  # a stack: page 0 is on top
 
     @property
     def num_free(self) -> int:

@@ -19,7 +19,7 @@ PageKey = tuple[PrefixNode, PageTokens]  # identifies a page: parent node and to
 
 
 class PageManager:
-    """Page ownership of all requests: allocator plus prefix cache.
+    """Allocates, shares and releases the pages of all requests.
 
     Args:
         num_pages: number of pages.
@@ -30,7 +30,8 @@ class PageManager:
         max_pages_per_request: see `SchedulerConfig`; used only with a window.
 
     Attributes:
-        allocator, cache: page reference counts and prefix cache.
+        allocator: free list and reference counts of the pages.
+        cache: the prefix cache.
         states: recurrent state slots of requests and prefix cache nodes; None without slots.
         on_share: callback for each page newly inserted into the prefix cache.
     """
@@ -73,7 +74,7 @@ class PageManager:
     # ---------------------------------------------------------------- allocation
 
     def match(self, request: EngineRequest) -> list[PrefixNode]:
-        """Returns the request's prefix cache hit.
+        """Returns the request's prefix cache hit: the path of nodes from the root.
 
         Empty while prompt tokens remain to be scored, because their logits must be computed.
         """
@@ -133,18 +134,18 @@ class PageManager:
         reserve: int,
     ) -> bool:
         """Like `admit`, but without pages before the window or beyond what a step needs."""
-        held = path[num_pages_before_window:]
-        self.cache.acquire(held)
+        in_window = path[num_pages_before_window:]
+        self.cache.acquire(in_window)
         request.last_node = path[-1] if path else self.cache.root_of(request.adapter)
         num_pages = min(
             self.pages_for(request.num_tokens), num_pages_before_window + self._max_pages
         )
         needed = num_pages - len(path)
         if needed + reserve > self.num_available:
-            self.cache.release(request.last_node, len(held))
+            self.cache.release(request.last_node, len(in_window))
             return False
         request.page_ids.extend([-1] * num_pages_before_window)
-        request.page_ids.extend([node.page for node in held])
+        request.page_ids.extend([node.page for node in in_window])
         request.page_ids.extend(self._allocate(needed))
         request.num_freed, request.num_shared = num_pages_before_window, len(path)
         request.num_computed = len(path) * self.page_size
@@ -187,7 +188,7 @@ class PageManager:
             node = request.last_node = self.cache.insert(request.last_node, tokens, page)
             request.page_ids[index] = node.page
             request.num_shared += 1
-            if node.page == page:  # otherwise the tree already had these tokens
+            if node.page == page:  # otherwise the prefix cache already had these tokens
                 self.on_share(node)
 
     def free_before_window(self, request: EngineRequest, num_written: int) -> None:

@@ -31,7 +31,7 @@ PageTokens = tuple[int, ...]
 
 
 class PrefixNode:
-    """A page in the tree.
+    """A node of the radix tree: one full page.
 
     Attributes:
         parent: the preceding page; None for the root, which has no page.
@@ -82,7 +82,7 @@ class PrefixCache:
 
     @property
     def roots(self) -> list[PrefixNode]:
-        """The roots of all trees."""
+        """The roots of all adapters' trees, including the one without an adapter."""
         return list(self._roots.values())
 
     def root_of(self, adapter: int) -> PrefixNode:
@@ -149,7 +149,7 @@ class PrefixCache:
             remaining -= 1
             # [task 3.4.2 release]
             self._allocator.free(node.page)
-            if self._allocator.ref_count(node.page) == 1:  # the tree itself
+            if self._allocator.ref_count(node.page) == 1:  # only the tree's reference is left
                 self._unused[node] = None
             node = node.parent
             # [/task 3.4.2 release]

@@ -49,7 +49,7 @@ from .request import EngineRequest, FinishReason, RequestState, fitting_max_toke
 class Scheduler:
     """Plans steps (`schedule`) and applies their results (`update_from_output`).
 
-    Other methods may be called between the two; the results of an aborted request are discarded.
+    Between the two calls, others are allowed; an aborted request's results are discarded.
 
     Args:
         config: KV memory and batch limits.
@@ -206,7 +206,7 @@ class Scheduler:
         decoding = [request for request in with_pages if request.num_uncomputed == 1]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
-        spare //= 2  # the other half is for prompts
+        spare //= 2  # the other half is for prompt chunks
         for request in decoding:  # pages for the mandatory tokens are allocated by now
             num_drafts = self._num_fitting_drafts(request, spare)
             spare -= max(0, num_drafts - self.config.num_drafts)
@@ -244,8 +244,8 @@ class Scheduler:
         path = self.pages.match(request)
         if self.pages.next_key(request, path) in in_flight:
             return False
-        # Every running request soon needs another page: without a reserve, the new request would
-        # be preempted at once.
+        # Every running request soon needs another page: without this reserve, the new request
+        # would be preempted at once.
         if not self.pages.admit(request, path, reserve=len(self.running)):
             return False
         # [/task 3.3.3 admission]

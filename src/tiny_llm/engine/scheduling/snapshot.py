@@ -7,7 +7,8 @@ contain both:
     {"event": "snapshot", "page_size": …, "num_pages": …, "requests": […], "tree": {…},
      "states": {…}}
 
-Taken between steps. The cost grows with the number of pages in use: see `SNAPSHOT_INTERVAL`.
+Taken between steps. The cost grows with the number of pages in use, so a viewer gets a snapshot
+every `SNAPSHOT_INTERVAL` at most.
 """
 
 from dataclasses import asdict

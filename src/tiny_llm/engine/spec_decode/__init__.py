@@ -1,6 +1,6 @@
 """Speculative decoding: draft token proposers and verification.
 
-Must not know how the target samples: `model_runner.py` does that.
+Must not know how the target runs and samples: see `model_runner.py`.
 
 Reading order: verification, draft_model, mtp_drafter, proposer, ngram_proposer, grammar_proposer.
 """

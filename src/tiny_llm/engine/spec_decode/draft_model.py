@@ -19,9 +19,9 @@ depends on where drafting began, and hence on the other requests.
 Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
 (2024), arXiv 2408.07978.
 
-The draft model keeps its keys and values in separate arrays indexed by the target's page numbers,
-so both models share one block table, one allocator and one prefix cache. The same holds for
-recurrent states and their slots.
+The draft model's keys and values are in separate arrays indexed by the target's page numbers, so
+both models share one block table, one allocator and one prefix cache. Likewise, recurrent states
+share slot numbers.
 """
 
 import time

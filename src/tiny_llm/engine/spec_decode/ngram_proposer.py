@@ -21,13 +21,13 @@ from weakref import WeakKeyDictionary
 
 from ..scheduling.request import EngineRequest
 
-NGRAM_LENGTHS = (4, 2)  # lookup keys, longest first
+NGRAM_LENGTHS = (4, 2)  # n-grams to look up, longest first
 MAX_NGRAM_DRAFT_TOKENS = 7  # plus the sampled token: eight rows, one kernel tile
 MAX_MATCH_LENGTH = 8  # longer matches are not accepted more often
 ESTIMATE_WINDOW = 8  # tokens in the moving average of an acceptance rate
-FREE_TOKENS_PER_STEP = 8  # tokens computed while reading the weights
+FREE_TOKENS_PER_STEP = 8  # tokens computed in the time it takes to read the weights
 
-_BITS = 20  # per token in a key
+_BITS = 20  # bits per token in an n-gram's key
 
 
 def break_even_probability(num_running: int) -> float:
@@ -81,7 +81,7 @@ class NgramIndex:
         self.acceptance = AcceptanceRates()
         self._token_ids = token_ids
         self._num_read = 0
-        self._key = 0  # the last `NGRAM_LENGTHS[0]` tokens
+        self._key = 0  # key of the last `NGRAM_LENGTHS[0]` tokens
         # By n-gram length: (key mask, position after the last occurrence by key).
         self._positions: list[tuple[int, dict[int, int]]] = [
             ((1 << _BITS * length) - 1, {}) for length in NGRAM_LENGTHS
@@ -148,7 +148,7 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """A `DraftProposer` that keeps an n-gram index per request.
+    """A `DraftProposer` with one n-gram index per request.
 
     Args:
         max_tokens: upper bound on draft tokens per request and step.

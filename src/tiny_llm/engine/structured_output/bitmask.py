@@ -6,7 +6,7 @@ independent of prefix cache hits, preemption and rejected draft tokens.
 Bitmasks are packed in llguidance's layout: bit i of a row is token i.
 
 Some checkpoints have EOS tokens that are ordinary text, which a grammar may allow in mid-output.
-The engine would end the output there, so these are masked until the output is complete.
+The engine would end the output there, so these EOS tokens are masked until the output is complete.
 """
 
 from collections.abc import Sequence
@@ -50,15 +50,15 @@ def apply_grammar_bitmask(logits: mx.array, rows: Sequence[GrammarRow]) -> mx.ar
 
     Args:
         logits: R×V, float32.
-        rows: R. Precondition: a request's rows are adjacent, and each has the previous row's draft
-            tokens plus one more; a single row may have any number.
+        rows: R output positions. Precondition: a request's rows are adjacent, and each has the
+            previous row's draft tokens plus one more; a single row may have any number.
     """
     constrained = [index for index, row in enumerate(rows) if row.request.grammar is not None]
     if not constrained:
         return logits
     packed = mx.array(_packed_masks([rows[index] for index in constrained], logits.shape[-1]))
     # [task 5.4.2 mask]
-    allowed = unpack_bitmask(packed, logits.shape[-1])  # R'×V
+    allowed = unpack_bitmask(packed, logits.shape[-1])  # R'×V, for R' constrained rows
     masked = mx.where(allowed, logits[mx.array(constrained)], -mx.inf)
     if len(constrained) == len(rows):
         return masked
@@ -72,7 +72,7 @@ def unpack_bitmask(packed: mx.array, width: int) -> mx.array:
     """Unpacks bitmasks to booleans.
 
     Args:
-        packed: N×⌈V / 32⌉, int32; bit i of a row is bit i mod 32 of word i // 32.
+        packed: N×⌈V / 32⌉, int32; bit i of a row is bit i mod 32 of its element i // 32.
         width: V.
 
     Returns:
@@ -107,7 +107,7 @@ def plan_masks(rows: Sequence[GrammarRow]) -> tuple[list[MaskJob], list[int]]:
 
 
 def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
-    """Computes bitmasks for the constrained rows: R'×⌈V / 32⌉, int32."""
+    """Computes bitmasks for the R' constrained rows: R'×⌈V / 32⌉, int32."""
     import numpy as np
 
     jobs, mask_indices = plan_masks(rows)
@@ -133,7 +133,7 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
     for job in jobs:
         matcher = job.grammar.matcher
         if job.draft_tokens:
-            # On a copy: exceeding a limit after a rejected draft token must not affect the matcher.
+            # A copy, because an error after a draft token, later rejected, would be permanent.
             drafted.append((matcher.deep_copy(), first, list(job.draft_tokens)))
         else:
             plain.append((matcher, first))
@@ -145,7 +145,7 @@ def _fill_masks(jobs: Sequence[MaskJob], masks: Any) -> None:
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Masks EOS tokens that an incomplete output accepts as text, unless nothing else fits."""
+    """Masks EOS tokens that are text in an incomplete output, unless no others are allowed."""
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):
@@ -164,7 +164,7 @@ def _vocab_size(rows: Sequence[GrammarRow]) -> int:
 
 @cache
 def _executor() -> Any:
-    """Returns llguidance's thread pool, which is idle between steps."""
+    """Returns llguidance's executor with one thread, created on first use."""
     from llguidance import LLExecutor
 
     return LLExecutor(1)

@@ -16,7 +16,7 @@ MAX_BYTES = 2**31  # address space, including a tokenizer of 150,000 tokens
 
 
 def main() -> None:
-    """Replies to each line with `{}` or the grammar's error."""
+    """Replies to each line of standard input with `{}` or the grammar's error."""
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     tokenizer = llguidance.LLTokenizer(
         settings["tokenizer"], n_vocab=settings["vocab_size"], eos_token=settings["eos_token_ids"]

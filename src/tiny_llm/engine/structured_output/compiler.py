@@ -62,7 +62,7 @@ class StructuredOutputGrammar:
             # After exceeding a limit, a matcher allows an EOS token in incomplete output.
             has_failed = self.matcher.is_error()
             if not has_failed and self.matcher.is_stopped() and token in self.eos_token_ids:
-                continue  # complete without alternatives: the matcher has already stopped
+                continue  # the output is complete, so the matcher has already stopped
             if has_failed or not self.matcher.consume_token(token):
                 reason = grammar_error(self.matcher.get_error())
                 return f"{GRAMMAR_FAILED}{reason}."
@@ -185,7 +185,7 @@ class GrammarCompiler:
                 given = GrammarTokenizer(backend, V, eos_token_ids[0])
             tokenizer = llguidance.LLTokenizer(given, n_vocab=V, eos_token=eos_token_ids)
             settings = {"tokenizer": text, "vocab_size": V, "eos_token_ids": eos_token_ids}
-            # Not a context manager: the file lives as long as the compiler.
+            # Not a context manager: the file must exist for as long as the compiler.
             self._settings = tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".json")  # noqa: SIM115
             json.dump({**settings, "limits": PARSER_LIMITS}, self._settings)
             self._settings.flush()

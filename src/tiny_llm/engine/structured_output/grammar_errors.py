@@ -9,7 +9,7 @@ import textwrap
 
 from ..inputs.structured_outputs import NESTED_TOO_DEEPLY
 
-MAX_CHARS = 200
+MAX_CHARS = 200  # length of a clause
 # Characters searched at each end of a message: it quotes the client's grammar, and the search takes
 # quadratic time.
 MAX_SEARCHED_CHARS = 1_000
@@ -42,7 +42,7 @@ CLAUSES = (
 
 
 def grammar_error(message: str) -> str:
-    """Returns a clause for a message from llguidance or its process: one line, no final period."""
+    """Converts an error from llguidance or `compile_probe.py` to one clause, without a period."""
     if len(message) > 2 * MAX_SEARCHED_CHARS:
         message = f"{message[:MAX_SEARCHED_CHARS]} … {message[-MAX_SEARCHED_CHARS:]}"
     for pattern, clause in CLAUSES:

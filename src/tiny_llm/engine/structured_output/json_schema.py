@@ -4,7 +4,7 @@ By default, a schema allows any additional properties, which a small model may i
 reaches `max_tokens`. Closing only narrows a schema, unless several schemas apply to one value: each
 would then forbid the others' properties, so the whole schema stays open.
 
-Source: vLLM's default, "strict" grammars.
+Source: vLLM, whose grammars are "strict" by default.
 """
 
 from typing import Any
@@ -17,7 +17,8 @@ COMBINING_KEYWORDS = frozenset(
         *("dependentRequired", "contains", "$dynamicRef", "$recursiveRef"),
     }
 )
-# Keywords that apply another schema: closable without another one or any of CONTENT_KEYWORDS.
+# Keywords that apply another schema. A schema with one of them can be closed only if it has neither
+# the other one nor any of CONTENT_KEYWORDS.
 REFERRING_KEYWORDS = frozenset({"anyOf", "$ref"})
 CONTENT_KEYWORDS = frozenset(
     {

@@ -20,7 +20,7 @@ FindError = Callable[[Any], str]
 Visit = Callable[[str, Any], Any]
 
 MAX_SECONDS = 5.0  # for all checks of one constraint
-MAX_LISTED = 5  # removed keywords listed in a message
+MAX_LISTED = 5  # removed keywords listed in a warning or error
 
 # Keywords that llguidance does not implement.
 UNIMPLEMENTED = frozenset(
@@ -30,7 +30,7 @@ UNIMPLEMENTED = frozenset(
         *("unevaluatedProperties", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
     }
 )
-# Keywords that mean nothing without a removed one.
+# Keywords that have no effect without another removed keyword, so their removal is not reported.
 SUBORDINATE = frozenset({"minContains", "maxContains", "then", "else"})
 # Removed keywords that may require properties missing from `properties`.
 OPENING = frozenset(
@@ -82,7 +82,7 @@ def relax(
 
 
 def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...]:
-    """Returns, for each schema of the tools and then the answer, whether it is strict."""
+    """Returns whether each schema is strict: those of the tools, then the response constraint's."""
     if isinstance(constraint, StructuredOutputs):
         return (constraint.strict,)
     is_required = constraint.choice == "required"
@@ -92,7 +92,7 @@ def strict_schemas(constraint: StructuredOutputs | ToolCalls) -> tuple[bool, ...
 
 
 def _with_deadline(find_error: FindError) -> FindError:
-    """Limits the total time spent in checks."""
+    """Wraps `find_error` to raise once checks have taken more than `MAX_SECONDS` in total."""
     deadline = time.monotonic() + MAX_SECONDS
 
     def find_error_in_time(schema: Any) -> str:

@@ -71,7 +71,7 @@ class ThinkingBudget:
 def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
     """Returns the token ids of `<think>` and `</think>`; None if the vocabulary lacks them."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # `get_vocab` builds a 20 MB dictionary.
+    # Only as a fallback: `get_vocab` builds a 20 MB dictionary.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
     start, end = id_of(THINK_START), id_of(THINK_END)
     return None if start is None or end is None else (start, end)
@@ -102,7 +102,7 @@ def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.arr
     }
     if not forced:
         return logits
-    indices = mx.array(list(forced))  # R'
+    indices = mx.array(list(forced))  # the R' rows with a forced token
     tokens = mx.array(list(forced.values()))[:, None]  # R'×1
     forced_rows = logits[indices]
     is_allowed = mx.take_along_axis(forced_rows, tokens, axis=1) > -mx.inf  # R'×1

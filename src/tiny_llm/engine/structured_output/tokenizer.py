@@ -1,7 +1,8 @@
-"""GrammarTokenizer: tokenizer for llguidance, without added tokens in text.
+"""GrammarTokenizer: encodes text for llguidance, never as added tokens.
 
 Where a grammar forces text, llguidance allows only the first token of that text's encoding. The
-encoding must not contain added tokens like `<think>`: a grammar distinguishes these from text.
+encoding must not contain added tokens such as `<think>`, because grammars distinguish them from
+text.
 """
 
 import json
@@ -18,7 +19,7 @@ class GrammarTokenizer:
         backend: a byte-level tokenizer from the `tokenizers` library.
 
     Attributes:
-        tokens: bytes of each token.
+        tokens: bytes of each token in the vocabulary, by token id.
     """
 
     is_tokenizer_wrapper = True
@@ -37,7 +38,7 @@ class GrammarTokenizer:
         self._backend = _without_added_tokens(backend)
 
     def __call__(self, text: str) -> list[int]:
-        """Encodes text, without added tokens."""
+        """Encodes text; the text of an added token becomes ordinary tokens."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -48,7 +49,7 @@ def is_byte_level(backend: tokenizers.Tokenizer) -> bool:
 
 
 def special_token_ids(backend: tokenizers.Tokenizer) -> list[int]:
-    """Returns the added tokens that are not text: special, or in angle brackets."""
+    """Returns the ids of added tokens that are special or whose text is in angle brackets."""
     return [
         token_id
         for token_id, token in backend.get_added_tokens_decoder().items()
@@ -65,6 +66,6 @@ def special_token_expressions(backend: tokenizers.Tokenizer) -> dict[str, str]:
 def _without_added_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """Returns a copy of the tokenizer that encodes the text of added tokens like any other text."""
     text, key = backend.to_str(), '"added_tokens":'
-    start = text.index(key) + len(key)  # parsing all of it takes too much memory
+    start = text.index(key) + len(key)  # parsing all of the JSON takes too much memory
     _, end = json.JSONDecoder().raw_decode(text, start)
     return tokenizers.Tokenizer.from_str(f"{text[:start]}[]{text[end:]}")

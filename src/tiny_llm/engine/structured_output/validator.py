@@ -1,7 +1,7 @@
 """Validation of outputs against schema keywords that grammars cannot enforce.
 
-Runs in a separate process, because a pattern can take minutes to match. Violations are logged by
-keyword, without values.
+Runs in a separate process with a time limit, because a regular expression in a schema can take
+minutes to match. Violations are reported by keyword, without values.
 """
 
 import json
@@ -17,7 +17,8 @@ from .relaxation import UNIMPLEMENTED
 PROGRAM = Path(__file__).with_name("validator_main.py")
 TIMEOUT_SECONDS = 2.0
 
-# Keywords that may have been removed from a schema, and look-around in a pattern.
+# Keywords that relaxation may have removed from a schema. `RELAXABLE` finds them, or look-around in
+# a pattern, in the schema's JSON text; other schemas need no validation.
 RELAXABLE_KEYWORDS = UNIMPLEMENTED | {
     *("oneOf", "patternProperties", "minProperties", "maxProperties")
 }
@@ -38,8 +39,8 @@ class OutputValidator:
         """Returns a message for each part of an output that violates its schema.
 
         Args:
-            text: content of the output.
-            calls: (name, arguments) of each tool call.
+            text: content of the output, without reasoning and tool calls.
+            calls: (name, arguments as JSON text) of each tool call.
         """
         if isinstance(constraint, StructuredOutputs):
             schema = constraint.json

@@ -1,4 +1,4 @@
-"""JSON validation program for `validator.py`, within time and memory limits."""
+"""Program that validates JSON for `validator.py` in a sandboxed process."""
 
 import json
 import resource
@@ -17,7 +17,7 @@ MAX_VIOLATIONS = 5
 
 
 def find_violations(schema: Any, instance: Any) -> list[str]:
-    """Returns the JSON pointers of the violated keywords, at most MAX_VIOLATIONS."""
+    """Returns JSON pointers to the violated keywords in the schema, at most MAX_VIOLATIONS."""
     kind = validator_for(schema, default=Draft202012Validator)
     # The registry is empty, so remote references are errors.
     errors = islice(kind(schema, registry=Registry()).iter_errors(instance), MAX_VIOLATIONS)
@@ -30,7 +30,7 @@ def _pointer(error: Any) -> str:
 
 
 def main() -> None:
-    """Replies to each line with the violated keywords or an error."""
+    """Replies to each line of standard input with the violated keywords or an error."""
     with suppress(ValueError, OSError):  # not supported on macOS
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     print("{}", flush=True)

@@ -45,8 +45,8 @@ class ToolCallFormat(ABC):
     def parse(self, source: TextSource, functions: Functions) -> Events:
         """Parses calls that start with a tag at the current position.
 
-        A generator of events, and of `None` to wait for more text. It returns after the calls; when
-        the output ends, only between calls.
+        Yields events, and `None` to wait for more text. Returns after the last call; if the output
+        ends inside a call, raises instead.
 
         Args:
             source: the output, starting at the tag.

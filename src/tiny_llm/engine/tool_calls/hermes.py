@@ -16,7 +16,7 @@ START, END = "<tool_call>", "</tool_call>"
 
 
 class HermesFormat(ToolCallFormat):
-    """See the module docstring."""
+    """JSON between `<tool_call>` and `</tool_call>`; see the module docstring."""
 
     name = "hermes"
     tags = (START,)

@@ -59,7 +59,7 @@ def parse_json_call(
 
 
 def _check_other_object(text: str, names: Collection[str]) -> None:
-    """Rejects, as early as possible, an object that is not a call but the answer."""
+    """Rejects, as early as possible, a JSON object that is a response rather than a call."""
     name = NAME_FIRST.match(text)
     if OTHER_FIRST.match(text) or (name is not None and _loads(name[1]) not in names):
         raise MalformedCallError
@@ -94,7 +94,7 @@ def _arguments_text(arguments: Any) -> str:
     given = {} if arguments is None else arguments
     try:
         return json.dumps(given, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError) as error:  # for example 1e999
+    except (ValueError, RecursionError) as error:  # e.g. 1e999, which Python parses as infinity
         raise MalformedCallError from error
 
 

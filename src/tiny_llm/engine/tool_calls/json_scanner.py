@@ -27,7 +27,7 @@ class JsonScanner:
 
     @property
     def depth(self) -> int:
-        """See the class docstring."""
+        """Number of open objects and arrays."""
         return len(self._open)
 
     def feed(self, text: str, until_depth: int = 0) -> tuple[int, bool]:

@@ -1,7 +1,7 @@
 """Lark expressions for literals, special tokens and text up to a tag.
 
-Models without a special token for a tag generate it as ordinary text, which a *lazy*
-(shortest-match) rule matches.
+If the vocabulary has no special token for a tag, the model generates the tag as ordinary text, and
+a *lazy* (shortest-match) rule finds it.
 
 Source: llguidance's grammar documentation.
 """
@@ -22,19 +22,19 @@ def literal(text: str) -> str:
 
 
 def tag(text: str, special_tokens: SpecialTokens) -> str:
-    """Returns an expression for a tag."""
+    """Returns the Lark expression for a tag: its special token if there is one, else its text."""
     return special_tokens.get(text) or literal(text)
 
 
 def text_until(rule: str, end: str, special_tokens: SpecialTokens) -> str:
-    """Returns a rule for text without `end`, followed by `end`."""
+    """Returns a Lark rule named `rule` for text without `end`, followed by `end`."""
     if end in special_tokens:
         return f"{rule}: {ANY_TEXT} {special_tokens[end]}\n"
     return f"{rule}[lazy]: {ANY_TEXT} {literal(end)}\n"
 
 
 def text_without(rule: str, end: str, special_tokens: SpecialTokens) -> str:
-    """Returns a rule for text without `end`."""
+    """Returns a Lark rule named `rule` for text without `end`."""
     if end in special_tokens:
         return f"{rule}: {ANY_TEXT}\n"
     contains = "(?s:.*)" + escape_regex(end) + "(?s:.*)"

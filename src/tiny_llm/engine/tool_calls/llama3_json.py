@@ -20,7 +20,7 @@ PLAIN_TEXT = r'/(?s:.*)/ & ~/\s*\{\s*"name"\s*:(?s:.*)/'
 
 
 class Llama3JsonFormat(ToolCallFormat):
-    """See the module docstring. An object whose name is not a tool's is text."""
+    """A bare JSON object; see the module docstring. If its name is not a tool's, it is text."""
 
     name = "llama3_json"
     tags = (PYTHON_TAG,)
@@ -43,7 +43,7 @@ class Llama3JsonFormat(ToolCallFormat):
     def grammar(self, rules: CallRules) -> CallGrammar:
         """See `ToolCallFormat`."""
         schemas = argument_schemas(rules.functions)
-        if rules.choice == "answer":  # schemas: a literal would take precedence over a JSON answer
+        if rules.choice == "answer":  # no Lark literals, which take precedence over a JSON schema
             calls = _call_schemas(rules.functions)
             names = " | ".join(f"@{name}" for name in [*calls, "answer"])
             return CallGrammar(f"start: {names}\n", calls)
@@ -58,7 +58,7 @@ class Llama3JsonFormat(ToolCallFormat):
 
 
 def _call_schemas(functions: Sequence[Function]) -> dict[str, Any]:
-    """Returns the schemas of whole calls."""
+    """Returns a JSON schema for each function's calls: an object with name and parameters."""
     schemas = {}
     for index, function in enumerate(functions):
         parameters = parameters_of(function)

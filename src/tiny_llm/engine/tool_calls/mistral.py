@@ -23,7 +23,9 @@ OPTIONAL_ID = rf"""(", \"id\": \"" {ID_PATTERN} "\"")?"""
 
 
 class MistralFormat(ToolCallFormat):
-    """See the module docstring. The parser accepts both forms.
+    """`[TOOL_CALLS]`, then a list of calls or one call; see the module docstring.
+
+    The parser accepts both forms; the arguments select what the grammar allows.
 
     Args:
         has_list: whether the grammar uses the list form.
@@ -85,7 +87,7 @@ class MistralFormat(ToolCallFormat):
 
 
 def _once(rules: CallRules) -> CallRules:
-    """Returns the rules with a single `[TOOL_CALLS]`, whose list holds all calls."""
+    """Returns the rules for one `[TOOL_CALLS]` tag: the list after it contains all calls."""
     return CallRules(rules.functions, rules.choice, False, rules.special_tokens)
 
 

@@ -43,7 +43,7 @@ STRING, NULLABLE_STRING = frozenset({"string"}), frozenset({"string", "null"})
 
 
 class Qwen3CoderFormat(ToolCallFormat):
-    """See the module docstring. A known function may be called without `<tool_call>`."""
+    """XML elements; see the module docstring. A known function needs no `<tool_call>` tag."""
 
     name = "qwen3_coder"
     tags = (START, FUNCTION)
@@ -115,7 +115,7 @@ def _parse_value(source: TextSource, types: frozenset[str], next_keys: Any) -> E
 
 
 def _call_rules(call: str, function: Function, schemas: dict[str, Any]) -> str:
-    """Returns the rules for a call; adds the JSON schemas that they reference to `schemas`."""
+    """Returns the Lark rules for a call; adds the JSON schemas that they reference to `schemas`."""
     root = parameters_of(function)
     resolved = resolve(root, root)
     resolved = resolved if isinstance(resolved, Mapping) else {}

@@ -67,7 +67,7 @@ class TextSource:
         return text
 
     def mark(self) -> None:
-        """Commits the text read so far: `taken` starts here."""
+        """Marks the current position: `taken` is the text read after it."""
         self._taken = []
 
     @property
@@ -76,7 +76,7 @@ class TextSource:
         return "".join(self._taken)
 
     def skip_space(self) -> Read[None]:
-        """Reads whitespace."""
+        """Reads whitespace up to the next other character; waits for it."""
         while True:
             self.take(len(self.buffer) - len(self.buffer.lstrip()))
             if self.buffer or self.has_ended:
@@ -105,7 +105,7 @@ class TextSource:
         return self.take(len(tag))
 
     def accept_end(self, tag: str) -> Read[None]:
-        """Reads an end tag, which may be missing, or cut off at the end of the output."""
+        """Reads an end tag if there is one; it may be cut off at the end of the output."""
         if (yield from self.accept(tag)) == "" and tag.startswith(self.buffer):
             self.take(len(self.buffer))
 

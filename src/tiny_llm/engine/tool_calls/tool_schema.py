@@ -8,7 +8,7 @@ from typing import Any
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 DEFINITIONS = ("$defs", "definitions")  # keywords that hold referenced schemas
 MAX_REFERENCES = 16  # maximum length of a chain of references
-# Type and JSON of lowercased Python literals, which some chat templates write.
+# (JSON type, JSON text) of lowercased Python literals, which some chat templates contain.
 LITERALS = {
     "true": ("boolean", "true"),
     "false": ("boolean", "false"),
@@ -57,7 +57,7 @@ def _value_types(schema: Any, root: Any, seen: set[int]) -> frozenset[str]:
     schema = resolve(schema, root)
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return frozenset()
-    seen.add(id(schema))  # visit each part once: a hostile schema references itself many times
+    seen.add(id(schema))  # visit each subschema once: a hostile schema references itself many times
     given = schema.get("type")
     if isinstance(given, str | list):
         return frozenset([given] if isinstance(given, str) else map(str, given))
@@ -75,7 +75,7 @@ def _value_types(schema: Any, root: Any, seen: set[int]) -> frozenset[str]:
 
 
 def string_schema(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Returns the part of a schema that constrains strings, for example in an optional string."""
+    """Returns the subschema that constrains strings, e.g. the string part of a nullable string."""
     for _ in range(MAX_REFERENCES):
         schema = resolve(schema, root)
         if not isinstance(schema, Mapping):

@@ -1,6 +1,6 @@
 """XML parameter values: end detection in a stream, grammar for bare text.
 
-An end tag counts only before a tag that may follow it, so values may contain end tags.
+An end tag ends a value only if a tag that may follow it is next, so values may contain end tags.
 """
 
 import json
@@ -124,7 +124,7 @@ def _any_text(schema: Mapping[str, Any]) -> str:
 
 
 def _pattern(schema: Mapping[str, Any]) -> list[str]:
-    """Returns an expression for `pattern`, if supported; it matches anywhere unless anchored."""
+    """Returns Lark's form of `pattern`, unanchored by default; [] if missing or unsupported."""
     pattern = schema.get("pattern")
     if not isinstance(pattern, str):
         return []
@@ -138,7 +138,7 @@ def _pattern(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _end_regex() -> str:
-    """Returns a regular expression for a value's end inside its text."""
+    """Returns a regular expression for an end tag with a tag that may follow it."""
     ends = []
     for tag, followers, _ in ENDS:
         if followers:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 VERSION = 1
 BUSY_TIMEOUT = 10.0  # seconds to wait for another process's transaction
-EVICTION_BATCH = 64
+EVICTION_BATCH = 64  # pages read per query while evicting
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS pages (
@@ -67,7 +67,7 @@ class PageIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of all pages."""
+        """Total size of all pages, of all models."""
         [total] = self._database.execute("SELECT bytes FROM total").fetchone()
         return int(total)
 
@@ -90,7 +90,8 @@ class PageIndex:
         """Adds pages as the most recently used.
 
         Args:
-            pages: (key, size, depth) tuples; depth is the number of preceding pages in the prefix.
+            pages: (key, size in bytes, depth) tuples; depth is the number of preceding pages in the
+                prefix.
             max_bytes: upper bound on the total size of all pages.
 
         Returns:
@@ -146,7 +147,7 @@ class PageIndex:
             )
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Removes pages."""
+        """Removes pages from the index, not their files."""
         with self._transaction():
             self._database.executemany("DELETE FROM pages WHERE key = ?", [(key,) for key in keys])
 

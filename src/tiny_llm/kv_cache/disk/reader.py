@@ -11,7 +11,7 @@ from .store import PageStore
 from .writer import PageWriter
 
 MAX_PENDING_BYTES = 2**25  # read but not yet collected, across all loads
-TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the file may be intact
+TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the page file may be intact
 STALL_SECONDS = 10.0  # longer reads are abandoned: the disk or network is not responding
 
 
@@ -26,7 +26,7 @@ class PageLoad:
 
 
 class PageReader(threading.Thread):
-    """Reads one load at a time, in FIFO order.
+    """Thread that reads one `PageLoad` at a time, in FIFO order.
 
     Args:
         writer: removes unreadable pages from the store.
@@ -112,7 +112,7 @@ class PageReader(threading.Thread):
                 self._changed.notify_all()
 
     def _wait_for_capacity(self, load: PageLoad, num_bytes: int) -> bool:
-        """Waits until another page may be read; returns False after cancellation or closing."""
+        """Waits until `MAX_PENDING_BYTES` allows another page; False if cancelled or closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (

@@ -31,7 +31,7 @@ STORE_ERRORS = (OSError, sqlite3.Error)
 
 ENTRY_BYTES = 512  # size of an index entry, rounded up; counts toward a page's size
 ORPHAN_SECONDS = 600.0  # unindexed files older than this are orphans
-NUM_PROBE_FILES = 4
+NUM_PROBE_FILES = 4  # reads measured by `read_seconds`
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def stored_bytes(num_bytes: int) -> int:
 class PageStore:
     """Key-value store of pages.
 
-    `in`, `read` and `forget` may be called from any thread, the other methods from one thread only.
+    The operator `in`, `read` and `forget` may be used on any thread, other methods on one only.
 
     Args:
         directory: created if missing.
@@ -80,7 +80,7 @@ class PageStore:
         self.num_bytes = self._index.num_bytes
 
     def __contains__(self, key: object) -> bool:
-        """Whether a page was indexed at the last refresh; other processes may have evicted it."""
+        """Whether `key` was in the index at the last refresh; its page may be evicted by now."""
         return key in self._keys
 
     def path(self, key: bytes) -> Path:
@@ -93,7 +93,7 @@ class PageStore:
         return read_page_file(self.path(key), key, num_bytes)
 
     def write(self, pages: Sequence[StoredPage]) -> int:
-        """Writes the pages missing from the store, as many as fit; returns their total size."""
+        """Writes missing pages, as many as `max_bytes` allows; returns their total size."""
         new: dict[bytes, StoredPage] = {}
         total = 0
         for page in pages:
@@ -139,7 +139,7 @@ class PageStore:
         self.refresh()
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Makes `in` return False for these pages without deleting their files."""
+        """Makes `key in store` False for these pages, without deleting their files."""
         self._keys.difference_update(keys)
 
     def refresh(self) -> None:
@@ -152,7 +152,7 @@ class PageStore:
         self._index.touch(keys)
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        """Removes unreadable pages."""
+        """Removes unreadable pages: index entries and files."""
         self._index.remove(keys)
         self._discard_files(keys)
         self.num_bytes = self._index.num_bytes
@@ -166,8 +166,8 @@ class PageStore:
     def sweep(self) -> None:
         """Deletes files left behind by killed processes: partially written or unindexed."""
         for path in self._writing.iterdir():
-            process = path.name.partition("-")[0]
-            if not (process.isdecimal() and _is_alive(int(process))) or _is_old(path):
+            pid = path.name.partition("-")[0]
+            if not (pid.isdecimal() and _is_alive(int(pid))) or _is_old(path):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
         for path in self._pages.glob("*/*"):
@@ -177,7 +177,7 @@ class PageStore:
                     path.unlink(missing_ok=True)
 
     def read_seconds(self, num_bytes: int) -> float:
-        """Measures the time to read a page from disk rather than from the OS page cache."""
+        """Returns the median seconds of reading a page from disk, not from the OS page cache."""
         payload, seconds = os.urandom(num_bytes), []
         for number in range(NUM_PROBE_FILES):
             path = self._writing / f"{os.getpid()}-probe-{number}"
@@ -197,11 +197,11 @@ class PageStore:
         self._index.close()
 
 
-def _is_alive(process: int) -> bool:
+def _is_alive(pid: int) -> bool:
     if os.name == "nt":  # `os.kill` would terminate the process; `_is_old` decides
         return True
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:  # another user's process

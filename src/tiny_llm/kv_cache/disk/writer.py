@@ -15,12 +15,12 @@ log = logging.getLogger("tiny_llm.engine")
 
 MAX_QUEUED_BYTES = 2**26
 MAX_BATCH = 16  # pages per transaction
-REFRESH_SECONDS = 1.0  # interval between checks for other processes' pages
+REFRESH_SECONDS = 1.0  # interval between checks for pages added by other processes
 RETRY_SECONDS = 60.0  # pause in writing after an error, e.g. a full disk
 
 
 class PageWriter(threading.Thread):
-    """Writes queued pages in FIFO order.
+    """Thread that writes queued pages in FIFO order.
 
     Args:
         store: the pages on disk; changed by this thread only.
@@ -57,12 +57,12 @@ class PageWriter(threading.Thread):
             self._changed.notify_all()
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Marks pages as the most recently used, within `REFRESH_SECONDS`."""
+        """Marks pages as the most recently used; the thread updates the index later."""
         with self._changed:
             self._used.update(dict.fromkeys(keys))
 
     def discard(self, keys: Sequence[bytes], problem: str | None) -> None:
-        """Removes unusable pages; reports `problem`, if any."""
+        """Removes unusable pages from the store; counts and logs `problem` unless None."""
         self._store.forget(keys)  # immediately, so that recomputed pages are written again
         with self._changed:
             self._unreadable += keys
@@ -91,7 +91,7 @@ class PageWriter(threading.Thread):
             self.join(timeout)
 
     def run(self) -> None:
-        """Writes until closed and drained."""
+        """Writes queued pages and updates the index, until closed with an empty queue."""
         try:
             self._store.sweep()
         except STORE_ERRORS as error:

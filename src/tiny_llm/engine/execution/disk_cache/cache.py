@@ -9,8 +9,8 @@
 Unreadable pages are recomputed. The cache does not affect output tokens: pages with equal keys are
 bit-identical (`keys.py`).
 
-With tensor parallelism, rank 0 has the cache: a stored page has all ranks' shards in rank order,
-which the ranks send to rank 0 and get back from it. So a page is complete or missing on all ranks.
+With tensor parallelism, only rank 0 accesses the disk. A stored page is the concatenation of all
+ranks' shards, which they send to rank 0 and receive from it, so a page is on all ranks or on none.
 """
 
 import time
@@ -35,12 +35,12 @@ WAIT_SECONDS = 0.005  # maximum wait for a page when no request has tokens to co
 
 @dataclass(frozen=True)
 class DiskCacheStats:
-    """Totals since startup, and the store's size.
+    """Totals since startup, and the current size of the page store.
 
     Attributes:
         hit_tokens: prompt tokens read from disk instead of computed.
         read_bytes, written_bytes: bytes of pages and recurrent states.
-        num_bytes: size of the store.
+        num_bytes: size of the page store.
         num_errors: number of failed reads and writes.
     """
 
@@ -73,7 +73,7 @@ class DiskCache:
 
     Args:
         store: the pages on disk.
-        scheduler: the engine's scheduler, whose callbacks are set.
+        scheduler: the engine's scheduler; this object sets its callbacks.
         models: target and draft model, whose pages are stored together.
         root: fingerprint of the models, used as the key of the empty prefix.
         page_seconds: time to compute a page; pages are read only if reading is faster.
@@ -96,7 +96,7 @@ class DiskCache:
         self._reader = PageReader(store, self._writer)
         pages = scheduler.pages
         self._root = root
-        # Key and depth (number of preceding pages) of each page in the tree.
+        # Key and depth (number of preceding pages) of each page in the prefix cache.
         self._keys: dict[PrefixNode, tuple[bytes, int]] = {}
         self._new_pages: dict[PrefixNode, None] = {}
         self._new_states: dict[PrefixNode, None] = {}
@@ -114,7 +114,7 @@ class DiskCache:
 
     @property
     def stats(self) -> DiskCacheStats:
-        """Totals and the store's size."""
+        """Totals since startup, and the size of the page store."""
         return DiskCacheStats(
             self.hit_tokens,
             self._reader.read_bytes,
@@ -148,13 +148,13 @@ class DiskCache:
     # ---------------------------------------------------------------- writing
 
     def _key(self, node: PrefixNode) -> tuple[bytes, int]:
-        """Returns a page's key and depth; a root's are computed on first use."""
+        """Returns a page's key and depth; for a prefix cache root, (key, −1)."""
         if node.parent is None and node not in self._keys:
             self._keys[node] = page_key(self._root, node.tokens), -1
         return self._keys[node]
 
     def _on_share(self, node: PrefixNode) -> None:
-        """Registers a page newly inserted into the tree."""
+        """Registers a page newly inserted into the prefix cache; queued by `store_new`."""
         assert node.parent is not None
         parent, depth = self._key(node.parent)
         key = page_key(parent, node.tokens)
@@ -163,7 +163,7 @@ class DiskCache:
             self._new_pages[node] = None
 
     def _on_checkpoint(self, node: PrefixNode) -> None:
-        """Registers a recurrent state for storing."""
+        """Registers a checkpoint's recurrent state; queued by `store_new`."""
         if state_key(self._keys[node][0]) not in self._store:
             self._new_states[node] = None
 
@@ -193,7 +193,7 @@ class DiskCache:
     def store_new(self) -> None:
         """Copies new pages and states into the writer's queue, as many as fit.
 
-        Called between steps, when pages in the tree and checkpoints do not change.
+        Called between steps, when cached pages and checkpoints do not change.
         """
         try:
             self._store_new()
@@ -220,7 +220,7 @@ class DiskCache:
             del self._new_states[node]
 
     def _read_row(self, kind: RowKind, index: int) -> bytes:
-        """Copies a page or state slot of all models."""
+        """Returns a page's or state slot's bytes, concatenated over all models."""
         return b"".join(
             model.read_row(kind, index) for model in self._models if model.row_bytes(kind)
         )
@@ -228,7 +228,7 @@ class DiskCache:
     # ---------------------------------------------------------------- reading
 
     def _start_load(self, request: EngineRequest) -> int:
-        """Starts reading an admitted request's pages; returns the number of their tokens."""
+        """Starts reading an admitted request's next pages; returns the number of their tokens."""
         pages, size = self._scheduler.pages, self._scheduler.config.page_size
         is_scored = request.num_scored == request.num_to_score
         path, node = [], request.last_node
@@ -260,7 +260,7 @@ class DiskCache:
             self._reader.cancel(item.load)
 
     def poll(self) -> None:
-        """Copies the pages read so far to the requests' pages."""
+        """Copies the pages read since the last call to the requests' pages."""
         for request_id, item in list(self._loads.items()):
             if not item.request.num_loading:  # preempted or finished
                 self._cancel(request_id)
@@ -288,7 +288,7 @@ class DiskCache:
         self._scheduler.finish_load(item.request, num_tokens)
 
     def _write_rows(self, kind: RowKind, indices: Sequence[int], rows: Sequence[bytearray]) -> None:
-        """Copies stored rows, with one part per model, to pages or state slots `indices`."""
+        """Copies stored rows to pages or state slots `indices`; a row has a part per model."""
         parts = [memoryview(row) for row in rows]
         for model in self._models:
             size = model.row_bytes(kind)

@@ -84,7 +84,7 @@ def make_disk_cache(
 
 
 def _page_seconds(models: Sequence[PagedModel], config: SchedulerConfig) -> float:
-    """Measures the time to compute one page, before any request uses the pages."""
+    """Measures the seconds to compute one page; overwrites pages, so none may be in use yet."""
     num_pages = max(1, min(config.max_num_batched_tokens // config.page_size, config.num_pages, 2))
     num_tokens = min(num_pages * config.page_size, config.max_num_batched_tokens)
     span, seconds = Span([0] * num_tokens, 0, array("i", range(num_pages))), 0.0

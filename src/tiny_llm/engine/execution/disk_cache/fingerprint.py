@@ -67,7 +67,7 @@ def _checksum(values: mx.array) -> int:
 
 
 def _describe(value: Any, arrays: list[mx.array], seen: dict[int, Any]) -> Iterator[str]:
-    """Yields lines that describe an object and, recursively, its members; collects arrays."""
+    """Yields lines that describe an object and, recursively, its members; appends to `arrays`."""
     if isinstance(value, SCALARS):
         yield repr(value)
         return

@@ -1,8 +1,8 @@
 """Page keys: a hash chain over a prompt's pages.
 
 A page's keys and values depend on its tokens and on all tokens before it. Its key therefore hashes
-its tokens and the preceding page's key; the fingerprint starts the chain. Equal keys mean identical
-bits, in every process.
+its tokens and the preceding page's key; the fingerprint starts the chain. Pages with equal keys
+have identical bits, in every process.
 """
 
 import hashlib

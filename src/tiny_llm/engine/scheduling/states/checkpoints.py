@@ -46,8 +46,8 @@ class Checkpoint:
 class Checkpoints:
     """Checkpoints by node, and the allocator of their slots.
 
-    The tree holds one reference to each checkpoint's slot; each request using it holds another.
-    Checkpoints not used by a request are evictable.
+    The prefix cache holds one reference to each checkpoint's slot; each request using it holds
+    another. Checkpoints not used by a request are evictable.
 
     Args:
         allocator: reference-counted allocator of the slots.
@@ -73,7 +73,7 @@ class Checkpoints:
         ]
 
     def last(self, path: list[PrefixNode]) -> int:
-        """Returns the length of a path up to its last node with a checkpoint."""
+        """Returns the length of a path up to its last node with a checkpoint; 0 if none has one."""
         # [task 6.5.1 last]
         depth = len(path)
         while depth and path[depth - 1] not in self.by_node:
@@ -85,7 +85,7 @@ class Checkpoints:
         """Allocates a slot, evicting a checkpoint if no slot is free; returns −1 on failure.
 
         Args:
-            below: only a checkpoint with a lower priority is evicted.
+            below: priority below which a checkpoint may be evicted.
             num_reserved: free or evictable slots that must remain.
         """
         evictable, num_free = self.evictable, self._allocator.num_free
@@ -106,8 +106,9 @@ class Checkpoints:
         """Allocates a slot for a request whose current slot is the checkpoint of `node`.
 
         Returns:
-            The slot; −1, after discarding the checkpoint, if a more valuable one would be evicted.
-            For a rolling checkpoint, only worthless ones are evicted.
+            The slot; −1, after discarding the checkpoint of `node`, if all others have a higher
+            priority. For a rolling checkpoint, evicts only those whose priority is at most the
+            eviction clock.
         """
         checkpoint = self.by_node[node]
         below = self._clock + 1 if checkpoint.is_rolling else checkpoint.priority
@@ -117,7 +118,7 @@ class Checkpoints:
         return slot
 
     def add(self, node: PrefixNode, slot: int, is_rolling: bool, is_branch: bool) -> None:
-        """Makes `slot` the checkpoint of a node; the caller's reference passes to the tree.
+        """Makes `slot` a node's checkpoint; the caller's reference passes to the prefix cache.
 
         Args:
             node, slot: prefix cache node, and slot with the state after its page.
@@ -138,7 +139,7 @@ class Checkpoints:
                 self.discard(ancestor)
 
     def _pages_since_checkpoint(self, node: PrefixNode) -> tuple[int, PrefixNode]:
-        """Returns `pages` and `ancestor` for a new checkpoint; the root's `parent` is None."""
+        """Returns `pages` and `ancestor` (see `Checkpoint`) for a new checkpoint at `node`."""
         assert node.parent is not None
         # [task 6.5.4 value]
         pages, ancestor = 1, node.parent
@@ -159,7 +160,7 @@ class Checkpoints:
         # [/task 6.5.1 hit]
 
     def _demote_before(self, checkpoint: Checkpoint, min_hits: int) -> None:
-        """Demotes earlier checkpoints with at least `min_hits` hits and at most one."""
+        """Lowers the priority of earlier checkpoints on the path that have `min_hits` to 1 hits."""
         while checkpoint.ancestor in self.by_node:
             checkpoint = self.by_node[checkpoint.ancestor]
             if min_hits <= checkpoint.num_hits <= 1:

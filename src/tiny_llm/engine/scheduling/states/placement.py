@@ -25,8 +25,8 @@ def prompt_end_positions(num_tokens: int, page_size: int) -> set[int]:
     """Returns the positions of the checkpoints at the end of a prompt.
 
     The last page boundary before the prompt's last token, which is always computed for its logits.
-    If fewer than `GENERATION_PROMPT_TOKENS` tokens follow it, also the preceding boundary. Only
-    positions above 0 count.
+    If fewer than `GENERATION_PROMPT_TOKENS` tokens follow it, also the preceding boundary. Callers
+    ignore positions ≤ 0.
     """
     # [task 6.5.3 prompt-end]
     last = (num_tokens - 1) // page_size * page_size

@@ -55,7 +55,7 @@ class RequestSlots:
 
 
 class StateSlots:
-    """State slots of all requests and checkpoints.
+    """Allocates the state slots of all requests and checkpoints.
 
     Args:
         num_slots: number of slots.
@@ -64,7 +64,7 @@ class StateSlots:
 
     Attributes:
         num_slots: as given.
-        checkpoints: states kept for prefix cache nodes.
+        checkpoints: states of prefix cache nodes.
     """
 
     def __init__(self, num_slots: int, page_size: int, enable_prefix_caching: bool):
@@ -114,7 +114,7 @@ class StateSlots:
         return self.checkpoints.allocate_other(node, self._num_reserved)
 
     def reserve_drafts(self, request: EngineRequest, count: int) -> int:
-        """Reserves slots for up to `count` draft tokens; returns the number of slots."""
+        """Reserves slots for up to `count` draft tokens; returns the number reserved."""
         reserved = request.state_slots.reserved
         while len(reserved) < count:
             can_evict = self._num_drafts < self.num_slots // DRAFT_SHARE
@@ -233,7 +233,7 @@ class StateSlots:
     def finish_load(self, chunk: Chunk) -> None:
         """Applies a chunk whose pages and final state have been read from disk."""
         request = chunk.request
-        request.state_slots.positions.add(chunk.end)  # where the next turn diverged
+        request.state_slots.positions.add(chunk.end)  # was a checkpoint when it was stored
         write = chunk.end - chunk.start - 1, self.load_slot(request)
         self.update(replace(chunk, state_writes=(write,)))
 
