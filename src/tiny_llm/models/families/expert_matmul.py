@@ -80,7 +80,7 @@ class GroupedExperts:
     needs_host_sync: ClassVar[bool] = False
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """N..×E and N..×K -> N..×K×E."""
+        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         gate = _grouped(x, self.gate, experts)  # N..×K×I
         up = _grouped(x, self.up, experts)
         return _grouped(kernels.swiglu(gate, up), self.down, experts)
@@ -109,7 +109,7 @@ class SeparateExperts:
         self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """N..×E and N..×K -> N..×K×E."""
+        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         if experts.size == 0:
             return mx.zeros((*experts.shape, E), x.dtype)
@@ -139,7 +139,7 @@ class GatheredExperts:
         self.nbytes = _nbytes(stacked)
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """N..×E and N..×K -> N..×K×E."""
+        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         products = experts.flatten()  # T·K
         order = inverse = mx.arange(products.size)

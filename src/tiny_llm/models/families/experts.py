@@ -77,7 +77,7 @@ class SparseMoE:
         self.shared_expert = SharedExpert(layer, dtype) if has_shared else None
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
+        """Computes each token's experts and their weighted sum: N..×E -> N..×E."""
         experts, routing_weights = self.route(x)
         outputs = self.experts(x, experts)
         shared = None if self.shared_expert is None else self.shared_expert(x)
@@ -125,5 +125,5 @@ class SharedExpert:
         return self.mlp.nbytes + self.gate.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
+        """Applies the expert to hidden states: N..×E -> N..×E."""
         return kernels.sigmoid_gate(self.mlp(x), self.gate(x))

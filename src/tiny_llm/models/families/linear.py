@@ -63,7 +63,7 @@ class MlxQuantizedWeights:
         return y.astype(x.dtype)
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Embeds token ids: N.. -> N..×I."""
+        """Embeds token ids of any shape N.. as rows of the matrix: N.. -> N..×I."""
         rows = mx.dequantize(
             self.weight[ids],
             self.scales[ids],
@@ -112,7 +112,7 @@ class LoraWeights:
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer: x · wᵀ + bias."""
+    """A linear layer: x · wᵀ + bias, plus each token's LoRA update."""
 
     weight: Weight  # O×I, for O outputs and I inputs
     bias: mx.array | None = None  # O; None for no bias
@@ -124,7 +124,7 @@ class Linear:
         return self.weight.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×I -> N..×O."""
+        """Applies the layer to I input features: N..×I -> N..×O."""
         return self.finish(_multiply(x, self.weight), x)
 
     def finish(self, y: mx.array, x: mx.array) -> mx.array:
@@ -211,6 +211,6 @@ class Mlp:
         return self.w_gate.nbytes + self.w_up.nbytes + self.w_down.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
+        """Applies the MLP to hidden states: N..×E -> N..×E."""
         gate, up = linear_each(x, (self.w_gate, self.w_up))
         return self.w_down(kernels.swiglu(gate, up))
