@@ -1,4 +1,4 @@
-"""Scheduler test harness: a small scheduler, a one-token model, random workloads."""
+"""Scheduler test harness: a small scheduler, a fake model, random workloads."""
 
 import random
 from dataclasses import replace
@@ -34,7 +34,7 @@ def add(scheduler: Scheduler, name: str, length: int, max_tokens: int | None = 5
 def step(
     scheduler: Scheduler, token: int = 77, num_tokens: int = 1
 ) -> list[tuple[str, int, int, int]]:
-    """Runs one step. Requests sample `token`, with draft tokens up to `num_tokens` times.
+    """Runs one step in which requests sample `token`: up to `num_tokens` times if they draft.
 
     Returns:
         (request id, start, end, number of draft tokens) of each chunk.
@@ -54,7 +54,7 @@ def step(
 
 
 def run_random_workloads(count: int, **changes) -> int:
-    """Asserts that random workloads never starve, leak pages, finish twice or exceed budgets.
+    """Asserts that random workloads never starve, leak pages, finish twice or exceed limits.
 
     Args:
         count: number of workloads.

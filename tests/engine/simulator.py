@@ -21,6 +21,7 @@ from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0)
 ENDED = {RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED}
+# Virtual duration of a step, plus each of its tokens, plus each key that a token attends to.
 STEP_SECONDS, TOKEN_SECONDS, KEY_SECONDS = 1.0, 0.1, 0.01
 
 
@@ -33,7 +34,7 @@ class Arrival:
         prompt: token ids from a tiny vocabulary, so that prompts share prefixes.
         max_tokens: output limit.
         answer_len: output length at which the model generates an end token.
-        abort_at: time at which the client aborts, or None.
+        abort_at: time at which the client aborts; None for never.
         adapter: index of the request's adapter, or −1 for none. Each adapter acts as another model.
     """
 
@@ -130,7 +131,7 @@ def with_window(rng: random.Random, workload: Workload) -> Workload:
 
 
 def next_token(prefix: int, length: int) -> int:
-    """Replaces the model by a hash function of the prefix."""
+    """Stands in for the model: the next token after a prefix, given its hash and length."""
     return (prefix >> 7) * 31 + length & 1
 
 
@@ -150,6 +151,7 @@ class Simulation:
     Args:
         workload: configuration and requests.
         check_every: steps between calls of `check_integrity`.
+        listener: receives the scheduler's events, if any.
     """
 
     def __init__(self, workload: Workload, check_every: int = 1, listener=None):
@@ -261,9 +263,9 @@ class Simulation:
         """Evicts cached pages and renumbers the others, like `EngineCore`."""
         pages, size = self.scheduler.pages, self.config.page_size
         self.outcome.evictions += pages.evict_half()
-        kept = pages.compact(self.scheduler.running)
-        assert kept is not None
-        old_pages, old_slots = kept
+        old_ids = pages.compact(self.scheduler.running)
+        assert old_ids is not None
+        old_pages, old_slots = old_ids
         self.outcome.moved_pages += sum(new != old for new, old in enumerate(old_pages))
         slots = [
             slot for page in old_pages for slot in self._slots[page * size : (page + 1) * size]
@@ -332,7 +334,11 @@ class Simulation:
             self.outcome.long_steps += 1
 
     def _compute(self, chunk: Chunk) -> ChunkOutput | None:
-        """Verifies earlier slots, writes the chunk's slots and returns the next tokens."""
+        """Verifies earlier slots and writes the chunk's slots.
+
+        Returns:
+            The sampled tokens; None if the chunk samples none.
+        """
         request, size = chunk.request, self.config.page_size
         assert chunk.start == request.num_computed
         assert chunk.start < chunk.end <= request.num_tokens

@@ -83,7 +83,7 @@ MAYOR_SCHEMA = {
     "additionalProperties": False,
 }
 
-# CASES, plus min_tokens with stop tokens and a JSON schema.
+# CASES, a case with min_tokens and a stop token, and a case with a JSON schema.
 MORE_CASES = [
     *CASES,
     (
@@ -133,6 +133,9 @@ def run_cases(
     loras: Mapping[int, str | None] | None = None,
 ) -> tuple[dict[int, Any], Logits]:
     """Serves `cases` in the given order, `steps_between` engine steps apart.
+
+    Args:
+        loras: case -> adapter name; None for no adapters.
 
     Returns:
         (outputs by case, logits by case and output position).

@@ -117,7 +117,7 @@ def test_same_tokens_in_every_configuration(
         accepted += llm.runner.statistics.num_accepted_tokens
         assert state_counts(llm).used == 0
     assert hits > 0
-    assert preemptions > 0 or slots == 2  # at most one request runs
+    assert preemptions > 0 or slots == 2  # two slots: only one request runs at a time
     assert accepted > 10 or speculation == "none" or slots == 2
     assert accepted > 200 or speculation != "the model as draft" or slots < 20
 

@@ -75,7 +75,7 @@ def test_sampling_params_per_prompt(either_device, demo):
 
 
 def test_invalid_request_does_not_affect_others(demo):
-    llm = engine(demo, kv_cache_bytes=2 * 2**20)  # 256 tokens
+    llm = engine(demo, kv_cache_bytes=2 * 2**20)  # KV memory of 256 tokens
     prompts = ["", chat(QUESTIONS[0]), [1] * 300, [5000], chat(QUESTIONS[1])]
     outputs = llm.generate(prompts, GREEDY)
     assert [output.text for output in outputs] == ["", ANSWERS[0], "", "", ANSWERS[1]]
@@ -371,7 +371,7 @@ def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
 
 
 def test_memory_stays_within_budget(demo):
-    """The budget is weights, KV memory and a constant for a step's activations."""
+    """The memory budget is weights, KV memory and a constant for a step's activations."""
     serve_and_measure(demo, num_requests=60)
 
 
@@ -381,8 +381,8 @@ def test_memory_stays_within_budget_over_many_requests(demo):
 
 
 def serve_and_measure(demo, num_requests: int) -> None:
-    budget = 2**24  # 2,048 tokens
-    activations = 2**24  # of 64 tokens, including logits
+    budget = 2**24  # KV memory of 2,048 tokens
+    activations = 2**24  # bytes for 64 tokens, including logits
     rng = np.random.default_rng(5)
     mx.clear_cache()
     weights = mx.get_active_memory()

@@ -1,4 +1,4 @@
-"""Model loading by name, and model construction for the weeks and the engine.
+"""Model loading by name, and the models of the course's weeks and the engine.
 
 Must not generate text: `generate`, `batch` and `engine` run the models built here.
 

@@ -1,4 +1,4 @@
-"""Model selection: a week's model, or the decoder for all families."""
+"""Model selection: a course week's model, or the decoder for all families."""
 
 from typing import Any
 
@@ -17,20 +17,20 @@ from .heads.mtp import MtpDecoder
 from .heads.pooling import EmbeddingDecoder, Task
 from .protocol import ServingModel
 
-COURSE_MODEL_TYPE = "qwen3"  # the family of the weeks' models
+COURSE_MODEL_TYPE = "qwen3"  # model family that the course's models implement
 WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 
 
 def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
-    """Builds a week's model from loaded weights.
+    """Builds the model of a course week from loaded weights.
 
-    Weeks 2 and 3 prepack quantized weights for this machine's kernels, so the models are equally
-    fast with all loaders; see `kernels.prepack.prepack_model`.
+    Weeks 2 and 3 prepack quantized weights for this machine's kernels, so their speed does not
+    depend on how the weights were loaded; see `kernels.prepack.prepack_model`.
 
     Args:
         mlx_model: from `load`, `load_weights` or `mlx_lm.load`. Remains usable, including for
             another week's model. Prepacking an `mlx_lm` model releases its row-major weights;
-            calling it afterwards recreates them, which doubles the memory.
+            calling that model afterwards recreates them, which doubles the memory.
 
     Raises:
         ModelError: the week has no model, the checkpoint is not a Qwen3 model, or the course's
@@ -60,7 +60,7 @@ def serving_model(
 
     Args:
         attention_backend, kv_cache_dtype: see `Decoder`.
-        task: "embed" for an `EmbeddingDecoder`.
+        task: "embed" builds an `EmbeddingDecoder`, any other task a `Decoder`.
 
     Raises:
         ModelError: the family or a config field is unknown, sizes are invalid, or a hybrid model
@@ -97,7 +97,7 @@ def mtp_model(
         page_size, attention_backend, kv_cache_dtype: see `serving_model`.
 
     Raises:
-        ModelError: the layer was not loaded; see also `serving_model`.
+        ModelError: the MTP layer was not loaded; see also `serving_model`.
     """
     check_has_mtp(name, mlx_model)
     options = {
@@ -113,7 +113,7 @@ def check_has_mtp(name: str, mlx_model: Any) -> None:
     """Checks that a checkpoint was loaded with its MTP layer.
 
     Raises:
-        ModelError: it was loaded without.
+        ModelError: the checkpoint was loaded without its MTP layer.
     """
     if not _config(name, mlx_model).has_mtp:
         raise ModelError(
@@ -137,7 +137,7 @@ def _config(name: str, mlx_model: Any) -> DecoderConfig:
 
 
 def _unsupported_by_course(config: DecoderConfig) -> str | None:
-    """First config feature the course's models lack, as a predicate; None if all are supported."""
+    """Verb phrase for an error, naming the first unsupported feature; None if all are supported."""
     if config.model_type != COURSE_MODEL_TYPE:
         return f"is a model of type '{config.model_type}'"
     if config.rope_scaling is not None:

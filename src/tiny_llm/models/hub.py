@@ -113,7 +113,7 @@ def _is_dir(path: Path) -> bool:
 
 
 def is_terminal() -> bool:
-    """Whether standard error is a terminal; otherwise `rich` is not imported."""
+    """Whether standard error is a terminal; checked without importing `rich`."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
@@ -140,7 +140,7 @@ def download(
     from huggingface_hub import errors
 
     try:
-        # Queried first because a dry run does not raise its specific errors.
+        # Queried first: a dry run does not raise its specific errors, such as GatedRepoError.
         huggingface_hub.HfApi().model_info(hub_id)
         files = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, dry_run=True)
         size = sum(file.file_size for file in files if file.will_download)

@@ -28,7 +28,7 @@ from .tokenizer.tokenizer import open_tokenizer
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Named as in vLLM.
+# Values of `load_format`, named as in vLLM.
 LOAD_FORMATS = ("auto", "dummy")
 
 # Delay before a progress bar appears.
@@ -36,7 +36,7 @@ PROGRESS_DELAY_SECONDS = 1.0
 
 
 def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
-    """Loads a model and its tokenizer through `mlx_lm`, downloading it if necessary.
+    """Loads a model and its tokenizer through `mlx_lm`, downloading the model if necessary.
 
     Args:
         name: a short name, a hub id or a local folder.
@@ -60,7 +60,7 @@ def load_weights(
     with_tokenizer: bool = True,
     mtp: bool = False,
 ) -> tuple[Any, Any]:
-    """Loads weights and tokenizer for tiny-llm's models in about a second, without `mlx_lm`.
+    """Loads weights and tokenizer for tiny-llm's models, without `mlx_lm`'s slow import.
 
     Quantized weights are prepacked for this machine's kernels (`kernels/prepack.py`); the models of
     all weeks accept that layout.
@@ -70,12 +70,12 @@ def load_weights(
         load_format: "auto" reads the weights; "dummy" generates random weights in the shapes and
             formats of `config.json`, the only required file. If the folder has no tokenizer, the
             demo model's is used, with a warning.
-        rank, num_ranks: shard to load (`sharding.py`).
+        rank, num_ranks: load only the shard of this rank (`sharding.py`).
         with_tokenizer: False returns None as the tokenizer, to save memory on workers.
         mtp: whether to load the MTP layer.
 
     Raises:
-        UserError: `load_format` is unknown; `ModelError` if the model cannot be split.
+        UserError: `load_format` is unknown; `ModelError` if the model cannot be sharded.
 
     Returns:
         (weights, tokenizer). A week's model accepts the weights in place of an `mlx_model`: they
@@ -102,9 +102,9 @@ def _load(
     mtp: bool = False,
 ) -> tuple[Any, Any]:
     """Opens a checkpoint lazily, then evaluates its weights."""
-    kernels.check_num_threads()  # an invalid setting is not a model error
+    kernels.check_num_threads()  # an invalid environment variable is not a model error
     try:
-        read_config(read_model_config(folder), mtp)  # before any slow work
+        read_config(read_model_config(folder), mtp)  # rejects an invalid config before slow work
         model, tokenizer = read(folder)
         evaluate(model, console)
     except ModelError:
@@ -112,7 +112,7 @@ def _load(
     except Exception as error:  # an invalid config can raise anything
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
-    trim_heap()  # release buffers used to read files
+    trim_heap()  # releases buffers used to read files
     return model, tokenizer
 
 
@@ -210,43 +210,44 @@ def _check_memory(folder: Path, num_bytes: int, rank_shard: RankShard | None = N
 def evaluate(model: Any, console: "Console | None") -> None:
     """Evaluates lazy weights layer by layer, with a progress bar.
 
-    The largest layers, embedding and LM head, come first, because a layer may be in memory twice
-    while it is prepacked. `mlx_lm`'s own model stays row-major, because it must remain callable.
+    A layer may be in memory twice while it is prepacked. The largest layers, embedding and LM head,
+    come first, while little else is loaded. A model from `mlx_lm` stays row-major here, because it
+    must remain callable.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
-    parts = [part for part in (table, head, *model.layers, model.get("mtp")) if part is not None]
+    modules = [each for each in (table, head, *model.layers, model.get("mtp")) if each is not None]
     path_of = {id(module): path for path, module in model.named_modules()}
     prepacked = None
     if isinstance(model, CheckpointModel):
         prepacked = PrepackedWeights(model, model.weight_locations)
     check = FiniteCheck()
-    for part in _with_progress(parts, console):
+    for module in _with_progress(modules, console):
         if prepacked is not None:
-            prepacked.prepack_layers(part)
-            model.weight_locations.materialize(part)
-        mx.eval(part.parameters())
-        check.add(path_of[id(part)], part)
+            prepacked.prepack_layers(module)
+            model.weight_locations.materialize(module)
+        mx.eval(module.parameters())
+        check.add(path_of[id(module)], module)
     mx.eval(model.parameters())
-    check.add("model.norm", model.model.norm)  # not in `parts`
+    check.add("model.norm", model.model.norm)  # not in `modules`
     check.finish()
     mx.clear_cache()  # prepacking caches buffers whose sizes do not recur
 
 
-def _with_progress(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
-    """Yields the parts; on a terminal, shows a progress bar after `PROGRESS_DELAY_SECONDS`."""
+def _with_progress(modules: Sequence[Any], console: "Console | None") -> Iterator[Any]:
+    """Yields `modules`; on a terminal, shows a progress bar after `PROGRESS_DELAY_SECONDS`."""
     if not (is_terminal() if console is None else console.is_terminal):
-        yield from parts
+        yield from modules
         return
     started = time.monotonic()
-    for index, part in enumerate(parts):
+    for index, module in enumerate(modules):
         if time.monotonic() - started > PROGRESS_DELAY_SECONDS:
-            # Imported here: it takes 2 MB of memory, and more time than loading a small model.
+            # Imported here: takes 2 MB of memory, and more time than loading a small model.
             from rich.progress import Progress
 
             with Progress(console=console or stderr_console(), transient=True) as progress:
-                task = progress.add_task("loading", total=len(parts), completed=index)
-                for remaining in parts[index:]:
+                task = progress.add_task("loading", total=len(modules), completed=index)
+                for remaining in modules[index:]:
                     yield remaining
                     progress.advance(task)
             return
-        yield part
+        yield module

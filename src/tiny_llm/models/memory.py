@@ -1,7 +1,8 @@
 """System memory: total and available bytes, and release of free memory.
 
-MLX caches a step's buffers for reuse. In addition, requests of varying lengths fragment the heap:
-with the demo model, up to a quarter of the process's memory after a few thousand requests.
+Two kinds of free memory stay with the process: buffers that MLX caches for reuse, and holes in the
+heap, which requests of varying lengths fragment. With the demo model, holes take up to a quarter of
+the process's memory after a few thousand requests.
 """
 
 import ctypes
@@ -16,11 +17,11 @@ import mlx.core as mx
 from .. import kernels
 from ..kernels.heap import trim_heap as trim_heap  # re-exported
 
-TRIM_INTERVAL = 256  # requests between trims
+TRIM_INTERVAL = 256  # requests between heap trims
 
 # Memory is short if less than min(1/16 of the total, 2 GiB) is available, or if less than 1/4 is
-# available and some task has been stalled on memory at least 10% of the time (PSI). Stalls alone
-# may be caused by other control groups.
+# available and some task was stalled on memory for at least 10% of the last 10 seconds (PSI, the
+# kernel's pressure stall information). Stalls alone may be caused by other control groups.
 SHORT_DIVISOR, MAX_SHORT_BYTES = 16, 2**31
 STALL_DIVISOR, STALL_PERCENT = 4, 10.0
 PRESSURE_WARNING = 2  # macOS: 1 is normal, 4 critical
@@ -66,7 +67,7 @@ def is_memory_short(root: Path = Path("/")) -> bool:
 
 
 def _cgroup_headroom(root: Path, total: int) -> Iterator[int]:
-    """Yields the headroom, including file caches, of each group with a limit up to `total`."""
+    """Yields the headroom, including file caches, of each control group with a limit ≤ `total`."""
     for folder in _memory_cgroups(root):
         for limit_file, usage_file, prefix in (
             ("memory.max", "memory.current", ""),
@@ -85,14 +86,14 @@ def _stall_percent(root: Path) -> float:
     percents = [0.0]
     groups = [folder / "memory.pressure" for folder in _memory_cgroups(root)]
     for file in (root / "proc/pressure/memory", *groups):
-        with suppress(OSError, ValueError, IndexError):  # some avg10=0.00 avg60=0.00 …
+        with suppress(OSError, ValueError, IndexError):  # first line: some avg10=0.00 avg60=0.00 …
             percents.append(float(file.read_text().split()[1].removeprefix("avg10=")))
     return max(percents)
 
 
 def _memory_cgroups(root: Path) -> Iterator[Path]:
     """Yields the folders of this process's memory control group and its ancestors."""
-    try:  # not on macOS
+    try:  # the file is missing on macOS
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return

@@ -23,7 +23,7 @@ from .families.gated_delta_net import state_shape
 from .families.linear import activation_dtype
 from .families.registry import config_of, read_config
 
-EXPERTS = ".switch_mlp."
+EXPERTS = ".switch_mlp."  # in the names of the experts' tensors
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def size_of_tree(model: Any) -> ModelSize:
             continue  # mlx_lm's modules also hold functions
         total += array.nbytes
         if path.startswith("model.embed_tokens.") and not config.tie_word_embeddings:
-            continue  # a step reads only one row per token
+            continue  # a step reads only one embedding row per token
         selected = 1.0
         if config.experts is not None and EXPERTS in path:
             selected = config.experts.top_k / config.experts.num_experts

@@ -48,10 +48,10 @@ class ServingModel(Protocol):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Computes one step: the new tokens of many sequences, each at its own position.
+        """Computes the logits of one step, whose new tokens may belong to many sequences.
 
-        A token's logits are bit-identical in any batch. Precondition: all positions are within the
-        context length.
+        On a CPU, a token's logits are bit-identical in any batch. Precondition: all positions are
+        within the context length.
 
         Args:
             ids: T token ids in the order of `batch`.
@@ -61,7 +61,7 @@ class ServingModel(Protocol):
                 result is evaluated.
 
         Returns:
-            Logits, len(rows)×V.
+            Logits, len(rows)×vocab_size.
 
         Raises:
             ValueError: the number of ids is not T.

@@ -55,7 +55,7 @@ def assert_same(expected, actual, context):
 def test_cold_memory_and_disk_are_bitwise_equal(tmp_path, demo, configuration):
     options = {**CONFIGURATIONS[configuration], "seed": 1}
     if "tensor_parallel_size" in options:
-        demo = "demo"  # each rank loads its shard
+        demo = "demo"  # a name, because each rank loads its shard
     order = range(len(MORE_CASES))
     cold = run_in_order(LLM(demo, enable_prefix_caching=False, **options), order)
     with engine(tmp_path, demo, **options) as llm:

@@ -65,7 +65,7 @@ def test_most_steps_of_a_single_request_are_launched_ahead(on_cpu, demo):
 
 
 def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
-    """Outputs are submitted alone, because reading an array waits for its whole submission."""
+    """Outputs are submitted alone: reading an array waits for all arrays submitted with it."""
     submissions = []
     async_eval = mx.async_eval
     monkeypatch.setattr(

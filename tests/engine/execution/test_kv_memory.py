@@ -1,4 +1,4 @@
-"""On-demand allocation of KV memory, bitwise equal to reserved memory."""
+"""On-demand allocation of KV memory: results are bitwise equal to reserved memory's."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -31,14 +31,14 @@ def model():
 def test_memory_grows_on_demand_up_to_the_budget():
     storage = PagedStorage(2, 100, 2, PAGE, 16, mx.float32)
     assert storage.nbytes == 0
-    page_bytes = 2 * 2 * 2 * PAGE * 16 * 4  # keys and values of two layers, two heads
+    page_bytes = 2 * 2 * 2 * PAGE * 16 * 4  # two layers and heads, head_dim 16, float32
     capacities = []
     for position in range(100 * PAGE):
         storage.plan(one_token(position))
         capacities.append(len(storage.key_pages[0]))
         assert capacities[-1] > position // PAGE, "the token's page is allocated"
         assert storage.nbytes == capacities[-1] * page_bytes
-    # Capacity starts at 64 tokens and grows by 256 tokens or half, whichever is larger.
+    # Starts at 64 tokens, in pages of 8, and grows by 256 tokens or half, whichever is larger.
     assert sorted(set(capacities)) == [8, 40, 72, 100]
     storage.ensure_capacity(200)
     assert storage.nbytes == 100 * page_bytes

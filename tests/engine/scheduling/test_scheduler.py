@@ -112,7 +112,7 @@ def test_draft_tokens_are_capped_by_max_tokens():
     add(sched, "a", 4, max_tokens=7)
     assert step(sched) == [("a", 0, 4, 0)]
     assert step(sched, num_tokens=2) == [("a", 4, 5, 3)]
-    assert step(sched, num_tokens=9) == [("a", 6, 7, 3)]  # 3 + 4 = 7, which is max_tokens
+    assert step(sched, num_tokens=9) == [("a", 6, 7, 3)]  # 3 output tokens + at most 4 = max_tokens
     assert not sched.has_requests
 
 

@@ -31,11 +31,11 @@ def test_snapshot_matches_scheduler_events():
             for request in running:
                 for page in request["pages"]:
                     owners[page] = owners.get(page, 0) + 1
-            tree = set(actual["tree"]["pages"])
+            cached_pages = set(actual["tree"]["pages"])
             assert sum(count > 1 for count in owners.values()) == event.pages.shared
             assert len(owners) == event.pages.used
-            assert len(tree - set(owners)) == event.pages.cached
-            assert actual["num_pages"] - len(tree | set(owners)) == event.pages.free
+            assert len(cached_pages - set(owners)) == event.pages.cached
+            assert actual["num_pages"] - len(cached_pages | set(owners)) == event.pages.free
 
         scheduler.listener = compare_snapshot
         simulation.run()

@@ -160,7 +160,7 @@ def serve(sched: Scheduler, name: str, prompt: list[int], max_tokens: int = 1):
 
 def test_prompt_end_is_checkpointed_before_and_within_the_generation_prompt():
     sched = scheduler(num_state_slots=8, page_size=16, max_num_batched_tokens=64)
-    serve(sched, "a", list(range(40)))  # of its page ends, only 32 is within the last 16 tokens
+    serve(sched, "a", list(range(40)))  # 32 is the only page end in the last 16 tokens
     assert checkpoint_positions(sched) == [16, 32]
     serve(sched, "b", list(range(100, 163)))
     assert checkpoint_positions(sched) == [16, 32, 32, 48]

@@ -345,7 +345,7 @@ def test_kv_memory_includes_the_mtp_layers_pages(predictable):
     llm = LLM(predictable, kv_cache_bytes=2**21, speculative="mtp")
     config = llm.scheduler.config
     assert config.num_state_slots == plain.num_state_slots
-    page_bytes = config.page_size * 2 * KV_BYTES_PER_TOKEN  # in float32
+    page_bytes = config.page_size * 2 * KV_BYTES_PER_TOKEN  # float32: twice bfloat16's size
     states = config.num_state_slots * llm.runner.target.model.state_bytes
     assert config.num_pages == (2**21 - states) // (2 * page_bytes)
     llm.reserve()

@@ -587,7 +587,7 @@ def test_expensive_grammar_terminates(llm, constraint):
     ("end", "reasons"),
     [
         (".", {"stop", "length"}),
-        ('"', {"error", "stop", "length"}),  # contained in every call
+        ('"', {"error", "stop", "length"}),  # every tool call contains it
         ("\n", {"error", "stop", "length"}),
     ],
 )

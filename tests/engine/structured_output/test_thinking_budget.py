@@ -28,7 +28,7 @@ def forced_token(prompt, output, draft_tokens, in_thinking, max_tokens=2):
         ([START], [1, 2], False, END),
         ([START, 1], [2, END], False, None),  # a draft token ends the block
         ([START, 1, 2, END, 3, 4], [], False, None),
-        ([START, 1, END, 5, 5, START], [2], False, END),  # both blocks count
+        ([START, 1, END, 5, 5, START], [2], False, END),  # the tokens of both blocks count
         ([1, 2], [], True, END),
         ([1], [], True, None),
     ],

@@ -40,7 +40,7 @@ def random_text(rng):
 
 
 def random_parameter(rng):
-    """Returns (schema, function that draws a value)."""
+    """Returns (schema, function that draws a random value)."""
     return rng.choice(
         [
             ({"type": "string"}, random_text),
@@ -56,7 +56,7 @@ def random_parameter(rng):
 
 
 def random_tool(rng, name):
-    """Returns (tool in OpenAI's format, function that draws its arguments)."""
+    """Returns (tool in OpenAI's format, function that draws random arguments)."""
     drawn = {f"p{i}": random_parameter(rng) for i in range(rng.randrange(4))}
     required = [key for key in drawn if rng.random() < 0.7]
     parameters = {

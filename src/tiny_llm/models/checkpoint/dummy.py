@@ -1,7 +1,7 @@
 """Dummy weights: random tensors with a config's shapes and formats.
 
 Speed and memory depend on shapes and formats, not on values, so benchmarks need no checkpoint. Each
-matrix's weights have a variance of about 1/I, which keeps activations near unit scale.
+matrix's weights have a variance of about 1/I for I inputs, which keeps activations near unit scale.
 """
 
 import math
@@ -22,8 +22,8 @@ from .weights import CheckpointModel, build_model_tree, layer_quantization
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 
 # Modes other than affine store a group's scale as an 8-bit code: e for 2^(e − 127) in mxfp4 and
-# mxfp8, E4M3 in nvfp4. This is the E4M3 code of 1.0.
-E4M3_ONE_CODE = 0x38
+# mxfp8, E4M3 in nvfp4.
+E4M3_ONE_CODE = 0x38  # 1.0 in E4M3
 
 
 def random_checkpoint(
@@ -59,8 +59,8 @@ def random_tensors(
     mtp_names = [name for name in names if name.startswith(MTP_PREFIX)]
     text_names = [name for name in names if not name.startswith(MTP_PREFIX)]
     keys: dict[str, mx.array] = {}
-    for group, own_seed in ((text_names, seed), (mtp_names, seed + 1)):
-        keys.update(zip(group, mx.random.split(mx.random.key(own_seed), len(group)), strict=True))
+    for group, group_seed in ((text_names, seed), (mtp_names, seed + 1)):
+        keys.update(zip(group, mx.random.split(mx.random.key(group_seed), len(group)), strict=True))
     for path, matrix in matrix_shapes(args):
         quantized = _quantization(config, path)
         if quantized is None:
@@ -143,20 +143,22 @@ def _random_normal(shape: Shape, inputs: int, key: mx.array | None) -> mx.array:
 def _random_quantized(
     matrix: Shape, quantization: Quantization, dtype: mx.Dtype, key: mx.array
 ) -> dict[str, mx.array]:
-    """Random quantized matrix, with scales that give its weights a variance of about 1/I."""
+    """Random quantized matrix O×I, scaled so that its weights have a variance of about 1/I."""
     shapes = quantization.shapes(matrix)
-    size = matrix[-1] ** -0.5
+    deviation = matrix[-1] ** -0.5
     *rows, words = shapes["weight"]
     halves = mx.random.randint(0, 2**16, (*rows, 2 * words), mx.uint16, key)
     stored = {"weight": halves.view(mx.uint32)}
     if quantization.mode == "affine":
         # The standard deviation of uniform integers from 0 to n − 1 is √((n² − 1)/12).
         max_code = 2**quantization.bits - 1
-        scale = size / math.sqrt(((max_code + 1) ** 2 - 1) / 12)
+        scale = deviation / math.sqrt(((max_code + 1) ** 2 - 1) / 12)
         stored["scales"] = mx.full(shapes["scales"], scale, dtype)
         stored["biases"] = mx.full(shapes["biases"], -scale * max_code / 2, dtype)
         return stored
-    exponent = round(math.log2(size))
+    # The standard deviation of random codes is about 2² for 4 bits (E2M1), and 2⁻¹ for 8 bits (E4M3
+    # without its highest exponent bit).
+    exponent = round(math.log2(deviation))
     if quantization.mode == "nvfp4":
         code = max(E4M3_ONE_CODE + 8 * (exponent - 2), 8)
     else:

@@ -1,7 +1,7 @@
 """Checkpoint folders: required files and their validation before loading.
 
-Weight files are checked by their headers alone: a few kilobytes, whatever the model's size. An
-incomplete download or a wrong folder is reported as one clear error.
+Weight files are checked by their headers alone, without reading tensors. An incomplete download or
+a wrong folder is reported as one clear error.
 """
 
 from pathlib import Path

@@ -23,8 +23,8 @@ class _Format:
 
     signed: mx.Dtype
     unsigned: mx.Dtype
-    positive_end: int  # first non-finite bit pattern
-    negative_end: int
+    positive_end: int  # first positive bit pattern that is infinite or NaN
+    negative_end: int  # first negative one, as an unsigned integer
 
 
 FORMATS = {

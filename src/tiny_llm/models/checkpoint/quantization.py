@@ -59,7 +59,7 @@ class Quantization:
         return cls(group_size, bits, mode)
 
     def shapes(self, matrix: Shape) -> dict[str, Shape]:
-        """Shapes of the arrays that store a matrix N..×O×I, by name."""
+        """Shapes of the arrays that store matrices N..×O×I, by name."""
         *N, I = matrix
         groups = I // self.group_size
         stored = {"weight": (*N, I * self.bits // 32), "scales": (*N, groups)}
@@ -72,7 +72,7 @@ class Quantization:
 
 
 def dequantize_layer(layer: Any, dtype: mx.Dtype) -> mx.array:
-    """Dequantizes a layer with row-major weights: N..×O×I."""
+    """Dequantizes a layer with row-major weights to matrices N..×O×I."""
     weight: mx.array = mx.dequantize(
         layer.weight,
         layer.scales,

@@ -1,8 +1,8 @@
 """Repacking: lossless conversion to the CPU kernels' quantization formats.
 
 The kernels support 4- and 8-bit affine weights and 4-bit floating-point weights, in groups of 32,
-64 and 128, with 16-bit scales. MLX's own CPU matmul is hundreds of times slower, so loading
-converts other formats to a supported one. Every weight keeps its exact value:
+64 and 128, with 16-bit scales. MLX's CPU matmul is hundreds of times slower, so loading converts
+other formats to a supported one. Every weight keeps its exact value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
     affine 5, 6 bits   affine 8 bits: the same integers, scales and biases
@@ -10,8 +10,8 @@ converts other formats to a supported one. Every weight keeps its exact value:
     mxfp8, nvfp4       unquantized bfloat16, which represents weight · scale exactly
 
 The kernels support neither 8-bit floating point nor nvfp4's groups of 16. Converted weights take
-more memory than in the file. On a GPU, nothing is repacked: MLX's Metal kernels are fast for all
-formats.
+more memory than they do in the file. On a GPU, nothing is repacked: MLX's Metal kernels are fast
+for all formats.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Bounded reads of checkpoint files.
 
-Checkpoints are untrusted. Only regular files within the folder are read, up to a size limit well
-above any real checkpoint's. See `resolve_file`.
+Checkpoints are untrusted. Only regular files, named without directories, are read, up to a size
+limit well above any real checkpoint's. `resolve_file` follows symbolic links.
 """
 
 import json
@@ -105,7 +105,7 @@ def check_file(folder: Path, name: str, max_bytes: int) -> int:
     """Checks a file that will be read in full.
 
     Returns:
-        The file's size in bytes; 0 for the endless files in /proc.
+        The file's size in bytes; 0 for files in /proc, which can be endless.
 
     Raises:
         ModelError: the file is too large; see also `resolve_file`.

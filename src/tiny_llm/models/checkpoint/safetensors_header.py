@@ -25,6 +25,7 @@ DTYPE_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
 FLOAT_DTYPES = ("F32", "F16", "BF16")  # for unquantized weights
+# Last components of the names of floating-point tensors.
 FLOAT_KINDS = ("weight", "bias", "scales", "biases", "A_log", "dt_bias", "gate_up_proj")
 MAX_NDIM = 8
 
@@ -57,7 +58,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     try:
         with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
-            if size < 8:  # includes the endless files in /proc, whose size is 0
+            if size < 8:  # also rejects endless files in /proc, whose size is 0
                 raise ValueError("it has fewer than 8 bytes")
             (header_size,) = struct.unpack("<Q", stream.read(8))
             if header_size > size - 8:

@@ -9,8 +9,8 @@
 Each expert is split like an MLP. MLP features are split at quantization group boundaries, so shard
 widths may differ by one group. A rank's config describes a smaller model with the tensor shapes of
 `tensor_shapes.py`; only norms and router keep their size. A row shard is contiguous in its file,
-and a rank reads only its shard. A column shard is a piece of each row: if rows are short, a rank
-reads whole matrices, one at a time.
+and a rank reads only its shard. A column shard is a slice of each row: if rows are short, a rank
+reads full matrices, one at a time.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019).
@@ -139,7 +139,7 @@ class RankShard:
         """This rank's key/value heads: the ones its query heads attend to.
 
         The number of heads is a multiple of the number of ranks, or the reverse. With fewer heads
-        than ranks, neighbouring ranks share a head.
+        than ranks, consecutive ranks share a head.
         """
         # [task 6.2.1 heads]
         H = self.full_config.num_key_value_heads
@@ -155,7 +155,7 @@ class RankShard:
             return array  # no family has scalar tensors; reported later
         axis, ranges = self._local_ranges(name, array.shape)
         after = (slice(None),) * (array.ndim - 1 - axis)
-        parts = [array[(..., slice(own.start, own.stop), *after)] for own in ranges]
+        parts = [array[(..., slice(each.start, each.stop), *after)] for each in ranges]
         return mx.contiguous(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis))
 
     def byte_ranges(self, name: str, tensor: TensorInfo) -> list[range]:
@@ -169,36 +169,36 @@ class RankShard:
         ]
 
     def read_tensor(self, name: str, tensor: TensorInfo) -> mx.array:
-        """Reads only this rank's slice of a tensor that has passed `check_dtypes` from its file."""
+        """Reads this rank's slice of a tensor from its file; `check_dtypes` must have passed."""
         axis, ranges = self._local_ranges(name, tensor.shape)
         shape = list(tensor.shape)
         shape[axis] = sum(map(len, ranges))
-        runs = self.byte_ranges(name, tensor)
-        data = memoryview(bytearray(sum(map(len, runs))))
+        byte_ranges = self.byte_ranges(name, tensor)
+        data = memoryview(bytearray(sum(map(len, byte_ranges))))
         done = 0
         with tensor.file.open("rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # no readahead
+            if hasattr(os, "posix_fadvise"):  # disables readahead
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            for run in runs:
-                file.seek(run.start)
-                end = done + len(run)
+            for byte_range in byte_ranges:
+                file.seek(byte_range.start)
+                end = done + len(byte_range)
                 while done < end:
-                    number = file.readinto(data[done:end])
-                    if not number:
+                    num_read = file.readinto(data[done:end])
+                    if not num_read:
                         raise ValueError(f"{tensor.file} is truncated within {name}")
-                    done += number
+                    done += num_read
         code, dtype = BUFFER_DTYPES[tensor.dtype]
         numbers: Any = data.cast(code)
         return mx.array(numbers).view(dtype).reshape(shape)
 
     def is_rank_0_bias(self, name: str) -> bool:
-        """Whether a tensor is an all-reduced layer's bias, zero on all ranks but rank 0."""
+        """Whether a tensor is an all-reduced layer's bias, which is zero here: rank 0 adds it."""
         # [task 6.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 6.2.2 bias]
 
     def split(self, layer: str, kind: str) -> tuple[int, int, range] | None:
-        """How a tensor is split.
+        """Determines how a tensor is split.
 
         Args:
             layer: layer name, for example "q_proj" or "input_layernorm".
@@ -230,13 +230,13 @@ class RankShard:
         layer = layer.rpartition(".")[2]
         if layer in BY_CHANNEL:
             return self._channel_ranges(name, shape)
-        own = range(self.rank, self.rank + 1)
-        found = (-1, self.size, own) if kind in DELTA_NET_VECTORS else self.split(layer, kind)
+        local = range(self.rank, self.rank + 1)
+        found = (-1, self.size, local) if kind in DELTA_NET_VECTORS else self.split(layer, kind)
         if found is None:
             return 0, [range(shape[0] if shape else 0)]
-        axis, pieces, own = found
+        axis, pieces, local = found
         if layer in MLP_LAYERS:
-            pieces, own = self._mlp_pieces(self._mlp_width(name))
+            pieces, local = self._mlp_pieces(self._mlp_width(name))
         if len(shape) < -axis:
             raise ValueError(f"{name} has {len(shape)} dimensions, expected at least {-axis}")
         length = shape[axis]
@@ -247,7 +247,7 @@ class RankShard:
                 f"a multiple of {pieces}"
             )
         width = length // pieces
-        return len(shape) + axis, [range(own.start * width, own.stop * width)]
+        return len(shape) + axis, [range(local.start * width, local.stop * width)]
 
     def _channel_ranges(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[range]]:
         """`_local_ranges` for Gated DeltaNet's query, key and value channels."""
@@ -256,13 +256,13 @@ class RankShard:
             raise ValueError(f"the shape of {name} does not match the config")
         ranges, start = [], 0
         for width in (delta_net.key_dim, delta_net.key_dim, delta_net.value_dim):
-            own = width // self.size
-            ranges.append(range(start + self.rank * own, start + (self.rank + 1) * own))
+            local = width // self.size
+            ranges.append(range(start + self.rank * local, start + (self.rank + 1) * local))
             start += width
         return 0, ranges
 
     def _mlp_width(self, name: str) -> int:
-        """Intermediate size I of the expert or MLP that a tensor belongs to."""
+        """Intermediate size of the expert or MLP that a tensor belongs to."""
         experts = self.full_config.experts
         if experts is not None and ".shared_expert." in name:
             return experts.shared_expert_intermediate_size or 0
@@ -271,7 +271,7 @@ class RankShard:
         return self.full_config.intermediate_size
 
     def _mlp_pieces(self, width: int) -> tuple[int, range]:
-        """(number of pieces, range of this rank's pieces) for an MLP with I = `width`.
+        """(number of pieces, range of this rank's pieces) of an MLP's `width` features.
 
         Pieces are whole quantization groups if there are at least as many groups as ranks.
         """
@@ -281,6 +281,6 @@ class RankShard:
         return pieces, range(first, last)
 
     def _local_width(self, width: int) -> int:
-        """Number of this rank's features, out of I = `width`."""
-        pieces, own = self._mlp_pieces(width)
-        return width // pieces * len(own)
+        """Number of this rank's features of an MLP with `width` features."""
+        pieces, local = self._mlp_pieces(width)
+        return width // pieces * len(local)

@@ -1,6 +1,7 @@
 """Names and shapes of a checkpoint's tensors, derived from its config.
 
-A weight matrix O×I is stored unquantized as `weight`, or as the arrays listed in `quantization.py`.
+A weight matrix O×I, for O outputs and I inputs, is stored unquantized as `weight`, or as the arrays
+listed in `quantization.py`.
 """
 
 from collections.abc import Iterator
@@ -101,11 +102,11 @@ def _delta_net_vectors(path: str, net: DeltaNetConfig) -> Iterator[tuple[str, Sh
     yield f"{path}.norm.weight", (net.value_head_dim,)
 
 
-def _mlp_matrices(path: str, I: int, E: int, N: Shape = ()) -> Iterator[tuple[str, Shape]]:
-    """Yields an MLP's matrices, or N experts' matrices stacked per projection."""
-    yield f"{path}.gate_proj", (*N, I, E)
-    yield f"{path}.up_proj", (*N, I, E)
-    yield f"{path}.down_proj", (*N, E, I)
+def _mlp_matrices(path: str, I: int, E: int, experts: Shape = ()) -> Iterator[tuple[str, Shape]]:
+    """Yields an MLP's matrices; with `experts` = (X,), those of X experts, stacked."""
+    yield f"{path}.gate_proj", (*experts, I, E)
+    yield f"{path}.up_proj", (*experts, I, E)
+    yield f"{path}.down_proj", (*experts, E, I)
 
 
 def _expert_matrices(path: str, experts: MoEConfig, E: int) -> Iterator[tuple[str, Shape]]:

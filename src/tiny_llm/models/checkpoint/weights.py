@@ -1,7 +1,7 @@
 """Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
-The tree has the attributes of `mlx_lm`'s model that the weeks' models and `Decoder` use; both share
-its arrays. `mlx_lm` loads the formats unsupported here.
+The tree has the attributes of `mlx_lm`'s model that the course's models and `Decoder` use; these
+models share its arrays. `mlx_lm` loads the formats unsupported here.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ from .tensor_shapes import matrix_shapes, vector_shapes
 # Config fields for features that only mlx_lm supports.
 MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations")
 
-# Minimum bytes per row for reading a column shard directly. Shorter pieces are sliced from the full
-# matrix, because disks read whole pages, with readahead.
+# Minimum bytes of each row's slice for reading a column shard directly. Shorter slices are taken
+# from the full matrix in memory, because disks read entire pages, with readahead.
 MIN_READ_BYTES = 2**14
 
 # RoPE frequencies in old Llama checkpoints, redundant with the config.
@@ -42,7 +42,7 @@ ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
 class TreeNode(Module):
-    """A node of the tree: named children, or a layer's arrays.
+    """A node of the weight tree: named children, or a layer's arrays.
 
     Attributes:
         scales, biases, group_size, bits, mode: a quantized layer's arrays and format.
@@ -50,7 +50,7 @@ class TreeNode(Module):
 
 
 class CheckpointModel(Module):
-    """The root of the tree.
+    """The root of the weight tree.
 
     Args:
         parts: children `model`, `lm_head` unless tied, and `mtp` if loaded.
@@ -108,8 +108,8 @@ def read_checkpoint(
             "it has no mtp.* tensors, which multi-token prediction requires and most conversions "
             "to MLX drop; use the original checkpoint or another speculation method"
         )
-    kept = {name: source for name, source in names.items() if not name.endswith(ROPE_BUFFER_SUFFIX)}
-    weights = {name: loaded[source] for name, source in kept.items()}
+    used = {name: source for name, source in names.items() if not name.endswith(ROPE_BUFFER_SUFFIX)}
+    weights = {name: loaded[source] for name, source in used.items()}
     if args.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # some converters write a copy of the embedding
     convert_layout(weights, full)
@@ -134,10 +134,10 @@ def _register_source(
     locations: WeightLocations, array: mx.array, name: str, tensor: TensorInfo, shard: RankShard
 ) -> None:
     """Registers the file location of a rank's slice, so that only the slice is read."""
-    runs = shard.byte_ranges(name, tensor)
-    if len(runs) == 1:
-        locations.add(array, tensor.file, runs[0].start, exclusive=True)
-    if len(runs) == 1 or len(runs[0]) >= MIN_READ_BYTES:
+    ranges = shard.byte_ranges(name, tensor)
+    if len(ranges) == 1:
+        locations.add(array, tensor.file, ranges[0].start, exclusive=True)
+    if len(ranges) == 1 or len(ranges[0]) >= MIN_READ_BYTES:
         locations.add_reader(array, partial(shard.read_tensor, name, tensor))
 
 
@@ -181,11 +181,11 @@ def _check_tensors(
     return formats
 
 
-def layer_quantization(common: Quantization, own: Any) -> Quantization | None:
+def layer_quantization(common: Quantization, entry: Any) -> Quantization | None:
     """A layer's format from its config entry: true, false or a format; None if unquantized."""
-    if isinstance(own, dict):
-        return Quantization.from_config(own)
-    return common if own else None
+    if isinstance(entry, dict):
+        return Quantization.from_config(entry)
+    return common if entry else None
 
 
 def _quantization(
@@ -194,12 +194,16 @@ def _quantization(
     weights: Mapping[str, mx.array],
     quantization: Mapping[str, Any] | None,
 ) -> Quantization | None:
-    """A layer's format from the config, or inferred from its shapes; None if unquantized."""
+    """A layer's format from the config, or inferred from the shapes of its arrays.
+
+    Returns:
+        None if the layer is unquantized.
+    """
     if quantization is None:
         return None
-    common, own = Quantization.from_config(quantization), quantization.get(path)
-    if own is not None:
-        return layer_quantization(common, own)
+    common, entry = Quantization.from_config(quantization), quantization.get(path)
+    if entry is not None:
+        return layer_quantization(common, entry)
     weight, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
     if scales is None:
         return None

@@ -6,7 +6,7 @@
 
 "flash" is bit-identical to "paged", and does not support 8-bit pages. "reference" is the oracle
 for both; its rounding may depend on how the prompt is chunked. "flash" and "reference" copy each
-sequence's entire KV in every layer of every step, and their steps are not captured: use them for
+sequence's entire KV in every layer of every step, and run without graph capture: use them for
 comparison and debugging only.
 """
 
@@ -62,11 +62,11 @@ def attend_flash(
     else:
         ends = metadata.cu_seqlens_q.tolist()
         queries = mx.split(query, ends[1:-1], axis=2)
-    rows = [
-        _attend_sequence(own, metadata, index, length, scale, window)
-        for index, (own, length) in enumerate(zip(queries, lengths, strict=True))
+    outputs = [
+        _attend_sequence(each, metadata, index, length, scale, window)
+        for index, (each, length) in enumerate(zip(queries, lengths, strict=True))
     ]
-    return mx.concatenate(rows, axis=0 if metadata.cu_seqlens_q is None else 2)
+    return mx.concatenate(outputs, axis=0 if metadata.cu_seqlens_q is None else 2)
 
 
 def attend_reference(

@@ -6,7 +6,7 @@ from ...errors import short_repr
 from .config_fields import Fields, invalid_field, positive_int
 from .rope import RopeScaling
 
-DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # in `layer_types`
+DELTA_NET_LAYER, ATTENTION_LAYER = "linear_attention", "full_attention"  # values of `layer_types`
 MIN_CONV_KERNEL, MAX_CONV_KERNEL = 2, 8
 MAX_STATE_HEAD_DIM = 256
 

@@ -52,8 +52,8 @@ def text_fields(config: Fields) -> Fields:
         )
     dropped = ("text_config", *VISION_FIELDS)
     outer = {name: value for name, value in config.items() if name not in dropped}
-    own = {name: value for name, value in text.items() if value is not None}
-    return {**outer, **own, "model_type": family}
+    inner = {name: value for name, value in text.items() if value is not None}
+    return {**outer, **inner, "model_type": family}
 
 
 def invalid_field(name: str, value: Any, expected: object) -> ValueError:
@@ -117,7 +117,7 @@ def boolean(fields: Fields, name: str, default: bool = False) -> bool:
 
 
 def non_negative_ints(fields: Fields, name: str) -> list[int] | None:
-    """Value of an integer list field; None if missing or null."""
+    """Value of a field that is a list of integers; None if missing or null."""
     value = fields.get(name)
     if value is None:
         return None

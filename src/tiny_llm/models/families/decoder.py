@@ -62,7 +62,7 @@ class Attention:
         self._attend = attend
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
-        """Causal attention from the new tokens to the cache and themselves: B×L×E -> B×L×E."""
+        """Attends from L new tokens per sequence to the cache and themselves: B×L×E -> B×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = linear_each(x, (self.wq, self.wk, self.wv))
@@ -83,7 +83,7 @@ class Attention:
         return sum(layer.nbytes for layer in (self.wq, self.wk, self.wv, self.wo))
 
     def _split_gate(self, query: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Splits q_proj's output, B×L×(1 or 2)·H_q·D, into queries and gates, B×L×H_q×D each."""
+        """Splits q_proj's output into queries and gates, B×L×H_q×D each; None without gates."""
         B, L, _ = query.shape
         if not self.has_gate:
             return query.reshape(B, L, self.num_heads, self.head_dim), None
@@ -138,7 +138,7 @@ class DecoderBlock:
 
 
 class EagerLayers(PlannedLayers):
-    """Runs layers that cannot be captured: they sync with the host or use MLX operations."""
+    """Runs layers without graph capture: they sync with the host or use MLX operations."""
 
     def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
         return partial(self._run, num_metadata_arrays)
@@ -151,7 +151,7 @@ class Decoder:
         mlx_model: checkpoint from `mlx_lm.load` or `load_weights`, repacked; its arrays are shared.
         page_size: tokens per page.
         attention_backend: one of `ATTENTION_BACKENDS`.
-        kv_cache_dtype: "auto" for the activation dtype, or "int8" for 8-bit rows.
+        kv_cache_dtype: "auto" for the activation dtype, or "int8" for 8-bit keys and values.
 
     Attributes:
         adapters: LoRA adapters used in the current step (`models/lora`).
@@ -159,7 +159,7 @@ class Decoder:
             extension and never sync with the host.
 
     Raises:
-        ValueError: the page size, sizes or weights are invalid.
+        ValueError: the page size, or the model's sizes or weights, are invalid.
     """
 
     embedding: Any
@@ -206,7 +206,7 @@ class Decoder:
 
     @property
     def blocks(self) -> list[DecoderBlock]:
-        """This process's transformer blocks."""
+        """Transformer blocks, without tensor-parallel wrappers."""
         return self.layers
 
     @property

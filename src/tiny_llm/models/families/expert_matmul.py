@@ -21,7 +21,8 @@ from .linear import Mlp, weight_from
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
-# Minimum number of products to sort by expert on a GPU, so that neighbors read the same weights.
+# On a GPU, at least this many (token, expert) products are sorted by expert, so that consecutive
+# products read the same weights.
 MIN_SORTED_PRODUCTS = 64
 
 
@@ -29,7 +30,7 @@ def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
     """Computes the permutation that sorts products by expert, and its inverse.
 
     Args:
-        experts: expert id of each product (a token times one of its experts), P.
+        experts: expert ids of P products; a product is a token's row times one expert's matrix.
 
     Returns:
         (order, inverse), P indices each: `experts[order]` is sorted stably, and
@@ -42,10 +43,10 @@ def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
-    """Row range of each expert, after sorting by expert. Synchronizes with the device.
+    """Finds each expert's rows among products sorted by expert. Synchronizes with the device.
 
     Args:
-        experts: expert id of each product, sorted, P.
+        experts: expert ids of P products, in ascending order.
 
     Returns:
         (expert, first, end) per selected expert: its products are rows `first` to `end` − 1.
@@ -69,7 +70,7 @@ class GroupedExperts:
     expert ids, so the step's graph can be captured.
 
     Attributes:
-        gate, up: X×I×E.
+        gate, up: X×I×E, for X experts of MLP size I.
         down: X×E×I.
     """
 
@@ -79,7 +80,7 @@ class GroupedExperts:
     needs_host_sync: ClassVar[bool] = False
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """N..×E and N..×K -> N..×K×E."""
+        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         gate = _grouped(x, self.gate, experts)  # N..×K×I
         up = _grouped(x, self.up, experts)
         return _grouped(kernels.swiglu(gate, up), self.down, experts)
@@ -96,7 +97,7 @@ class SeparateExperts:
     The host reads the expert ids before the matmuls, so a step cannot be captured.
 
     Args:
-        stacked: layers with the stacked matrices X×O×I of all experts.
+        stacked: layers with the stacked matrices X×O×I of all X experts.
         dtype: dtype of the activations.
     """
 
@@ -108,7 +109,7 @@ class SeparateExperts:
         self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """N..×E and N..×K -> N..×K×E."""
+        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         if experts.size == 0:
             return mx.zeros((*experts.shape, E), x.dtype)
@@ -128,7 +129,7 @@ class GatheredExperts:
     """Experts computed by MLX's gathered matmul, without a host sync.
 
     Args:
-        stacked: layers with the stacked matrices X×O×I of all experts.
+        stacked: layers with the stacked matrices X×O×I of all X experts.
     """
 
     needs_host_sync = False
@@ -138,7 +139,7 @@ class GatheredExperts:
         self.nbytes = _nbytes(stacked)
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """N..×E and N..×K -> N..×K×E."""
+        """Maps tokens N..×E and their expert ids N..×K to outputs N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         products = experts.flatten()  # T·K
         order = inverse = mx.arange(products.size)
@@ -169,18 +170,18 @@ def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
 
 
 def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
-    """Multiplies each row by its experts' matrices: N..×I or N..×K×I -> N..×K×O."""
+    """Multiplies each row by its K experts' matrices: N..×I or N..×K×I -> N..×K×O."""
     return kernels.grouped_quantized_matmul(
         w.scales, w.biases, w.group_size, w.bits, x, w.weight, experts
     )
 
 
 def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx.array:
-    """Multiplies each row by its expert's matrix: N×1×I -> N×1×O."""
+    """Multiplies each of N rows by its expert's matrix: N×1×I -> N×1×O."""
     if "scales" not in layer:
         weight = layer.weight.astype(x.dtype).swapaxes(-1, -2)
         return mx.gather_mm(x, weight, rhs_indices=experts, sorted_indices=is_sorted)
-    product = mx.gather_qmm(
+    y = mx.gather_qmm(
         x,
         layer.weight,
         layer.scales,
@@ -192,7 +193,7 @@ def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx
         mode=getattr(layer, "mode", "affine"),
         sorted_indices=is_sorted,
     )
-    return product.astype(x.dtype)
+    return y.astype(x.dtype)
 
 
 def _nbytes(stacked: Any) -> int:

@@ -48,7 +48,7 @@ def combine_experts(outputs: mx.array, routing_weights: mx.array) -> mx.array:
     """Weighted sum of each token's expert outputs: Σ_k routing_weights[…, k] · outputs[…, k, :].
 
     Args:
-        outputs: N..×K×E, in any dtype; accumulated in float32.
+        outputs: N..×K×E for K experts per token, in any dtype; accumulated in float32.
         routing_weights: routing weights, N..×K float32.
 
     Returns:
@@ -65,8 +65,8 @@ class SparseMoE:
 
     Args:
         layer: the checkpoint's layer: `gate` is the router; `switch_mlp` has the stacked matrices
-            of all experts, X×I×E or X×E×I each; `shared_expert` and `shared_expert_gate` are
-            optional.
+            of all X experts, X×I×E or X×E×I each, for MLP size I; `shared_expert` and
+            `shared_expert_gate` are optional.
     """
 
     def __init__(self, config: MoEConfig, layer: Any, dtype: mx.Dtype):
@@ -77,7 +77,7 @@ class SparseMoE:
         self.shared_expert = SharedExpert(layer, dtype) if has_shared else None
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
+        """Computes each token's experts and their weighted sum: N..×E -> N..×E."""
         experts, routing_weights = self.route(x)
         outputs = self.experts(x, experts)
         shared = None if self.shared_expert is None else self.shared_expert(x)
@@ -95,7 +95,7 @@ class SparseMoE:
             x: N..×E.
 
         Returns:
-            (N..×K uint32, N..×K float32).
+            (expert ids, N..×K uint32; routing weights, N..×K float32).
         """
         logits, config = self.router(x), self.config  # N..×X
         # [solution only]
@@ -125,5 +125,5 @@ class SharedExpert:
         return self.mlp.nbytes + self.gate.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
+        """Applies the expert to hidden states: N..×E -> N..×E."""
         return kernels.sigmoid_gate(self.mlp(x), self.gate(x))

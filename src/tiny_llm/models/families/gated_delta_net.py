@@ -45,7 +45,7 @@ class GatedDeltaNet:
         projections = (layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a)
         self.projections = [linear_from(each, dtype) for each in projections]
         self.wo = linear_from(layer.out_proj, dtype)
-        # C×K, stored as K×C, the fastest layout for the kernel.
+        # C channels × kernel size K, stored as K×C, the fastest layout for the kernel.
         weight = layer.conv1d.weight.squeeze(-1).astype(dtype)
         self.conv_weight = mx.contiguous(weight.T).T
         self.A_log = layer.A_log.astype(mx.float32)

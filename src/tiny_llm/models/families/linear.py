@@ -22,11 +22,11 @@ from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_e
 
 @dataclass(frozen=True)
 class MlxQuantizedWeights:
-    """A quantized matrix O×I, multiplied by MLX.
+    """A quantized matrix O×I, for O outputs and I inputs, multiplied by MLX.
 
     Attributes:
         weight, scales, biases: arrays from `mx.quantize`; biases only in mode "affine".
-        dtype: dtype of the returned embeddings.
+        dtype: dtype of the embeddings from `__call__`.
     """
 
     weight: mx.array
@@ -44,13 +44,13 @@ class MlxQuantizedWeights:
         return self.weight.nbytes + self.scales.nbytes + biases
 
     def multiply(self, x: mx.array) -> mx.array:
-        """N..×I -> N..×O, in the dtype of `x`.
+        """Multiplies x by the transposed matrix: N..×I -> N..×O, in the dtype of `x`.
 
         Computed in float32 on a CPU, where MLX accumulates in the dtype of `x` and a bfloat16
         accumulator loses the tail of a long sum.
         """
         wide = x.astype(mx.float32) if kernels.computes_on_cpu() else x
-        product = mx.quantized_matmul(
+        y = mx.quantized_matmul(
             wide,
             self.weight,
             self.scales,
@@ -60,10 +60,10 @@ class MlxQuantizedWeights:
             bits=self.bits,
             mode=self.mode,
         )
-        return product.astype(x.dtype)
+        return y.astype(x.dtype)
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Embeds token ids: N.. -> N..×I."""
+        """Embeds token ids of any shape N.. as rows of the matrix: N.. -> N..×I."""
         rows = mx.dequantize(
             self.weight[ids],
             self.scales[ids],
@@ -92,8 +92,8 @@ class LoraWeights:
 
     a: mx.array  # R×I, where R is the sum of all adapters' ranks
     b: mx.array  # R×O, premultiplied by the adapters' scales
-    # A+1, int32: adapter k has rows rank_offsets[k] to rank_offsets[k + 1] − 1 of `a` and `b`; no
-    # rows if it does not adapt this layer.
+    # int32, one more entry than adapters: adapter k has rows rank_offsets[k] to
+    # rank_offsets[k + 1] − 1 of `a` and `b`; no rows if it does not adapt this layer.
     rank_offsets: mx.array
     batch: AdapterBatch  # the adapters used in the current step
 
@@ -112,9 +112,9 @@ class LoraWeights:
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer: x · wᵀ + bias."""
+    """A linear layer: x · wᵀ + bias, plus each token's LoRA update."""
 
-    weight: Weight  # O×I
+    weight: Weight  # O×I, for O outputs and I inputs
     bias: mx.array | None = None  # O; None for no bias
     lora: LoraWeights | None = None  # the layer's LoRA weights; None without adapters
 
@@ -124,12 +124,12 @@ class Linear:
         return self.weight.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×I -> N..×O."""
+        """Applies the layer to I input features: N..×I -> N..×O."""
         return self.finish(_multiply(x, self.weight), x)
 
-    def finish(self, product: mx.array, x: mx.array) -> mx.array:
-        """Adds the bias and LoRA updates, if any, to `product`, x · wᵀ."""
-        y = product if self.bias is None else kernels.add_bias(product, self.bias)
+    def finish(self, y: mx.array, x: mx.array) -> mx.array:
+        """Adds the bias and LoRA updates, if any, to y = x · wᵀ."""
+        y = y if self.bias is None else kernels.add_bias(y, self.bias)
         return y if self.lora is None else self.lora.add_to(y, x)
 
 
@@ -166,7 +166,7 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
 
 
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table:
-    """Builds an embedding of shape V×E; see `linear_from` for other arguments."""
+    """Builds an embedding; `shape` is (vocab_size, hidden_size). See also `linear_from`."""
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)
@@ -174,7 +174,7 @@ def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table
 
 
 def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
-    """Dtype of a model's embedding or of its scales; of the final norm if these are not floats."""
+    """Dtype of the embedding, or of its scales; of the final norm if these are not floats."""
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
     return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
 
@@ -184,8 +184,8 @@ def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
     weights = [layer.weight for layer in layers]
     if any(isinstance(weight, MlxQuantizedWeights) for weight in weights):
         return [layer(x) for layer in layers]
-    products = project_each(x, weights)  # type: ignore[arg-type]
-    return [layer.finish(product, x) for layer, product in zip(layers, products, strict=True)]
+    outputs = project_each(x, weights)  # type: ignore[arg-type]
+    return [layer.finish(y, x) for layer, y in zip(layers, outputs, strict=True)]
 
 
 def _multiply(x: mx.array, weight: Weight) -> mx.array:
@@ -211,6 +211,6 @@ class Mlp:
         return self.w_gate.nbytes + self.w_up.nbytes + self.w_down.nbytes
 
     def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
+        """Applies the MLP to hidden states: N..×E -> N..×E."""
         gate, up = linear_each(x, (self.w_gate, self.w_up))
         return self.w_down(kernels.swiglu(gate, up))

@@ -59,11 +59,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_next": HYBRID_MOE,
 }
 
-# Known but unsupported families: `model_type` -> reason.
 GEMMA3_REASON = (
     "its local and global layers have different RoPE bases, attention and MLP outputs are "
     "normalized, too, and the MLP is a GeGLU"
 )
+# Known but unsupported families: `model_type` -> reason.
 REFUSED_FAMILIES: Mapping[str, str] = {
     "gpt_oss": "its softmax has attention sinks, an extra learned logit per head, and its experts "
     "have biases and a clamped SwiGLU",
@@ -200,7 +200,7 @@ def config_of(args: Any) -> DecoderConfig:
 
 
 def family_of(config: Fields) -> Family:
-    """Looks up a config's family."""
+    """Looks up a config's family; ValueError if it is unknown or unsupported."""
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in REFUSED_FAMILIES:
         raise ValueError(
@@ -266,7 +266,7 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
 
 
 def _experts(fields: Fields, family: Family) -> MoEConfig:
-    """Parses the mixture of experts."""
+    """Parses the mixture-of-experts fields."""
     step = positive_int(fields, "decoder_sparse_step", 1)
     num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     mlp_only = non_negative_ints(fields, "mlp_only_layers") or []

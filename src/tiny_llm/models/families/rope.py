@@ -42,7 +42,7 @@ FIELDS_BY_TYPE = {
 }
 
 
-# Multimodal RoPE sections; a text token has the same position in all sections.
+# Multimodal RoPE sections; ignored, because a text token has the same position in all sections.
 MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
 
 
@@ -170,18 +170,18 @@ class RopeScaling:
         return max(context, int(self.original_context * self.factor))
 
     def inv_freq(self, inv_freq: mx.array, base: float) -> mx.array:
-        """Scales plain RoPE's inverse frequencies, D/2."""
+        """Scales plain RoPE's inverse frequencies, one per pair of rotated features."""
         if self.rope_type == "linear":
             return inv_freq / self.factor
         if self.rope_type == "llama3":
             rotations = self.original_context / (2 * math.pi / inv_freq)
-            kept = mx.clip((rotations - self.low) / (self.high - self.low), 0, 1)
+            unscaled = mx.clip((rotations - self.low) / (self.high - self.low), 0, 1)
         else:
-            kept = 1 - self._yarn_ramp(inv_freq.size, base)
-        return inv_freq / self.factor * (1 - kept) + inv_freq * kept
+            unscaled = 1 - self._yarn_ramp(inv_freq.size, base)
+        return inv_freq / self.factor * (1 - unscaled) + inv_freq * unscaled
 
     def _yarn_ramp(self, num_pairs: int, base: float) -> mx.array:
-        """Ramp, D/2: 0 for pairs that keep their frequency, 1 for fully scaled pairs."""
+        """Ramp over the pairs: 0 for pairs that keep their frequency, 1 for fully scaled pairs."""
 
         def pair_with(rotations: float) -> float:
             """Fractional index of the pair with `rotations` turns over the original context."""

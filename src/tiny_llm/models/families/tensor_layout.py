@@ -10,8 +10,8 @@ Hybrid families:
     language_model.model.*, *.mtp.*            model.*, mtp.*
     experts.gate_up_proj                       split: switch_mlp.gate_proj, up_proj
     in_proj_qkvz, in_proj_ba                   split: in_proj_qkv, in_proj_z; in_proj_b, in_proj_a
-    conv1d C×1×K (Hugging Face)                C×K×1 (MLX)
-    norms w for 1 + w (Hugging Face)           1 + w (MLX)
+    conv1d C×1×K (Hugging Face)                C×K×1 (MLX), for C channels and kernel size K
+    norm w, applied as 1 + w (Hugging Face)    1 + w (MLX)
 
 The last two rows apply if the convolution has Hugging Face's shape.
 """
@@ -35,6 +35,7 @@ TEXT_PREFIXES = {
 }
 VISION_PREFIXES = ("model.visual.", "vision_tower.")
 MTP_PREFIX = "mtp."  # multi-token prediction layer
+# Norms that Hugging Face stores as w and applies as 1 + w.
 SHIFTED_NORMS = (
     *("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "model.norm", "mtp.norm"),
     *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
@@ -138,7 +139,7 @@ def _mixtures(config: DecoderConfig) -> list[tuple[str, int]]:
 
 
 def _split_gate_up(weights: dict[str, mx.array], config: DecoderConfig) -> None:
-    """Splits Hugging Face's stacked gate_up_proj, X×2I×E, and renames down_proj, X×E×I."""
+    """Splits X experts' stacked gate_up_proj, X×2I×E, and renames down_proj, X×E×I."""
     for mlp, _ in _mixtures(config):
         experts, stacked = (f"{mlp}.{name}" for name in ("experts", "switch_mlp"))
         gate_up = weights.pop(f"{experts}.gate_up_proj", None)

@@ -46,11 +46,11 @@ class MtpDecoder(Decoder):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Like `ragged_features`, for the MTP layer; returns g_t, len(rows)×E.
+        """Like `ragged_features`, for the MTP layer; returns g_t, len(rows)×hidden_size.
 
         Args:
-            ids: T, the token x_{t+1} that follows each position t of the batch.
-            hidden: T×E, h_t or g_{t-1}.
+            ids: T token ids: x_{t+1}, which follows each position t of the batch.
+            hidden: T×hidden_size: h_t, or g_{t-1} after the first drafting step.
             batch, rows, storage: see `ServingModel.ragged_logits`.
         """
         x = kernels.rms_norm(self.embedding(as_int32(ids)[None]), self.embedding_norm, self.eps)

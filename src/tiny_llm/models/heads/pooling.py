@@ -39,18 +39,18 @@ class EmbeddingDecoder(Decoder):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Like `ServingModel.ragged_logits`, but returns hidden states, len(rows)×E."""
+        """Like `ServingModel.ragged_logits`, but returns hidden states, len(rows)×hidden_size."""
         return self.ragged_features(ids, batch, rows, storage)
 
 
 def pool_embeddings(features: mx.array) -> mx.array:
-    """Scales hidden states to unit length, in float32: n×E -> n×E."""
+    """Scales n hidden states to unit length, in float32: n×E -> n×E."""
     features = features.astype(mx.float32)
     return features / mx.linalg.norm(features, axis=-1, keepdims=True)
 
 
 def pool_scores(logits: mx.array, no_token: int, yes_token: int) -> mx.array:
-    """Probability of "yes" from a softmax over "yes" and "no" as the next token: n×V -> n×1."""
+    """Softmax probability of "yes" versus "no" as the next token of n prompts: n×V -> n×1."""
     pair = mx.stack([logits[:, no_token], logits[:, yes_token]], axis=-1).astype(mx.float32)
     return mx.softmax(pair, axis=-1)[:, 1:]
 
@@ -75,7 +75,7 @@ def detect_task(folder: Path) -> Task:
 
 
 def score_tokens(tokenizer: Any) -> tuple[int, int]:
-    """Token ids of "no" and "yes"."""
+    """Token ids of "no" and "yes", in this order."""
     ids = [tokenizer.encode(word, add_special_tokens=False) for word in ("no", "yes")]
     if any(len(tokens) != 1 for tokens in ids):
         raise ValueError('its tokenizer does not encode "yes" and "no" as single tokens')

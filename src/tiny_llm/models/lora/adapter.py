@@ -25,8 +25,8 @@ class LoraMatrices:
     """One layer's low-rank update: (x · aᵀ) · b.
 
     Attributes:
-        a: r×I.
-        b: r×O, premultiplied by the adapter's scale.
+        a: r×I, for rank r and I inputs of the layer.
+        b: r×O, for O outputs of the layer; premultiplied by the adapter's scale.
     """
 
     a: mx.array
@@ -45,7 +45,7 @@ def read_adapter(
         path: the adapter's folder.
         model: the model's config.
         dtype: dtype of the matrices, the model's activation dtype.
-        rank_shard: shard of the matrices to return; None for all of them.
+        rank_shard: shard of the matrices to return; None for the full matrices.
 
     Raises:
         ModelError: the folder is not a supported adapter for this model.
@@ -72,7 +72,7 @@ def _read(folder: Path, model: DecoderConfig, dtype: mx.Dtype) -> Adapter:
     file = resolve_file(folder, config.file)
     tensors = read_header(file)
     size, used, memory = file.stat().st_size, mx.get_active_memory(), total_memory()
-    if used + size > memory:  # in use: the model and the adapters loaded so far
+    if used + size > memory:  # `used` includes the model and the adapters loaded earlier
         raise ValueError(
             f"it needs {size:,} bytes of memory in addition to {used:,} in use, but this machine "
             f"has {memory:,}"
@@ -120,8 +120,8 @@ def _check_tensors(
                 f"{short_repr(name)} adapts experts, which is not supported; exclude them from "
                 "keys in lora_parameters"
             )
-        index, _, own_path = layer.removeprefix("model.layers.").partition(".")
-        is_listed = config.keys is None or not config.keys.isdisjoint((own_path, split[0]))
+        index, _, path_in_layer = layer.removeprefix("model.layers.").partition(".")
+        is_listed = config.keys is None or not config.keys.isdisjoint((path_in_layer, split[0]))
         if int(index) < config.first_layer or not is_listed:
             raise ValueError(
                 f"{short_repr(name)} is not in a layer selected by num_layers and keys in its "
@@ -169,7 +169,7 @@ def _layer_shapes(model: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _split(layer: str, a: mx.array, b: mx.array, model: DecoderConfig) -> Adapter:
-    """Splits a fused projection's update like its weight."""
+    """Splits the update of a fused projection into one per separate projection."""
     parts = split_names(layer)
     if len(parts) == 1:
         return {layer: LoraMatrices(a, b)}
@@ -189,5 +189,5 @@ def _shard(layer: str, full: LoraMatrices, rank_shard: RankShard) -> LoraMatrice
         a = rank_shard.slice_tensor(weight, a)
     else:
         b = mx.contiguous(rank_shard.slice_tensor(weight, b.T).T)
-    mx.eval(a, b)  # frees the full matrix
+    mx.eval(a, b)  # frees the unsliced matrix
     return LoraMatrices(a, b)

@@ -20,7 +20,7 @@ from ..families.config_fields import MAX_NUMBER
 CONFIG_FILE = "adapter_config.json"
 MLX_FILE, PEFT_FILE = "adapters.safetensors", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
-LORA_FIELDS = ("rank", "scale", "dropout", "keys")  # of `lora_parameters`
+LORA_FIELDS = ("rank", "scale", "dropout", "keys")  # supported in `lora_parameters`
 # PEFT config fields that change the adapter's layers or computation; rejected if set.
 PEFT_UNSUPPORTED = (
     "use_dora",
@@ -109,7 +109,8 @@ def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfi
     layers, num_layers = fields.get("num_layers"), model.num_hidden_layers
     if not isinstance(layers, int) or isinstance(layers, bool):
         raise ValueError(f"{CONFIG_FILE} has num_layers {short_repr(layers)}, expected an integer")
-    first_layer = max(0, num_layers - layers) if layers > 0 else 0  # all layers, as in mlx_lm
+    # As in mlx_lm: the last `layers` layers are adapted; all, if the number is not positive.
+    first_layer = max(0, num_layers - layers) if layers > 0 else 0
     keys = lora.get("keys")
     if keys is not None:
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):

@@ -14,12 +14,13 @@ from ..families.gated_delta_net import GatedDeltaNet
 from ..families.linear import AdapterBatch, LoraWeights
 from .adapter import LoraMatrices, read_adapter
 
-# Checkpoint names of linear layers, mapped to attributes.
+# Checkpoint names of linear layers, mapped to attributes of `Attention` and `Mlp`.
 ATTENTION = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"}
 MLP = {"gate_proj": "w_gate", "up_proj": "w_up", "down_proj": "w_down"}
-DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")  # in the order of `projections`
+# In the order of `GatedDeltaNet.projections`.
+DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
-LayerRef = tuple[Any, Any]  # (object, attribute name) or (list, index)
+LayerRef = tuple[Any, Any]  # owner of a layer and its key: (object, attribute) or (list, index)
 
 
 def attach_adapters(
@@ -41,22 +42,22 @@ def attach_adapters(
     adapters = [read_adapter(os.fspath(path), config, decoder.dtype, rank_shard) for path in paths]
     for index, block in enumerate(decoder.blocks):
         for name, (owner, key) in _linear_layers(block).items():
-            own = [adapter.get(f"model.layers.{index}.{name}") for adapter in adapters]
-            if any(own):
+            matrices = [adapter.get(f"model.layers.{index}.{name}") for adapter in adapters]
+            if any(matrices):
                 layer = owner[key] if isinstance(owner, list) else getattr(owner, key)
-                layer = replace(layer, lora=_concatenate(own, decoder.adapters))
+                layer = replace(layer, lora=_concatenate(matrices, decoder.adapters))
                 if isinstance(owner, list):
                     owner[key] = layer
                 else:
                     setattr(owner, key, layer)
 
 
-def _concatenate(own: Sequence[LoraMatrices | None], batch: AdapterBatch) -> LoraWeights:
-    """Concatenates all adapters' matrices for one layer; None: an adapter skips the layer."""
+def _concatenate(matrices: Sequence[LoraMatrices | None], batch: AdapterBatch) -> LoraWeights:
+    """Concatenates all adapters' matrices for one layer; None for adapters that skip the layer."""
     offsets = [0]
-    for each in own:
+    for each in matrices:
         offsets.append(offsets[-1] + (0 if each is None else each.a.shape[0]))
-    present = [each for each in own if each is not None]
+    present = [each for each in matrices if each is not None]
     a = mx.concatenate([each.a for each in present])
     b = mx.concatenate([each.b for each in present])
     rank_offsets = mx.array(offsets, dtype=mx.int32)
@@ -65,7 +66,7 @@ def _concatenate(own: Sequence[LoraMatrices | None], batch: AdapterBatch) -> Lor
 
 
 def _linear_layers(block: Any) -> dict[str, LayerRef]:
-    """Linear layers of a block that can be adapted, by path within the block."""
+    """Linear layers that adapters may adapt, by path within the block."""
     layers: dict[str, LayerRef] = {}
     if isinstance(block.mixer, GatedDeltaNet):
         for index, name in enumerate(DELTA_NET):

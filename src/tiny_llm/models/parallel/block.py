@@ -21,12 +21,12 @@ HalfBlock = Callable[..., Any]
 
 
 class TensorParallelBlock:
-    """Transformer block whose two updates are all-reduced across ranks.
+    """Transformer block that all-reduces the outputs of its attention and MLP across ranks.
 
     Args:
-        block: this rank's shard.
-        group: the ranks.
-        capture: whether the block's halves can be captured.
+        block: this rank's shard of the block.
+        group: MLX communicator of all ranks.
+        capture: whether to capture each half of the block as a graph node.
         adapters: LoRA adapters used in the current step, read by the block's layers.
 
     Attributes:
@@ -38,7 +38,7 @@ class TensorParallelBlock:
         self._adapters = adapters
         self._group = group
         self._capture = capture
-        # Keyed by the number of attention metadata arrays.
+        # (attention half, MLP half), keyed by the number of attention metadata arrays.
         self._halves: dict[int, tuple[HalfBlock, HalfBlock]] = {}
 
     def __call__(
@@ -46,8 +46,9 @@ class TensorParallelBlock:
     ) -> tuple[mx.array, mx.array]:
         """Same as `DecoderBlock`, with the updates all-reduced.
 
-        Each half of the block returns (x, partial_sum): x is the same on all ranks, and the update
-        is the sum over ranks. `feed_forward` takes x and the attention update.
+        Each half of the block returns (x, partial_sum): x is the same on all ranks, and the sum of
+        `partial_sum` over ranks is the half's update. `feed_forward` takes x and the attention
+        update.
         """
         attention_metadata = view.attention_metadata.arrays
         attend, second_half = self._halves_for(len(attention_metadata))
@@ -66,7 +67,7 @@ class TensorParallelBlock:
         # [/task 6.2.3 two-sums]
 
     def _halves_for(self, num_metadata_arrays: int) -> tuple[HalfBlock, HalfBlock]:
-        """Both halves, as functions of arrays, for steps with `num_metadata_arrays` arrays."""
+        """Both halves as functions of arrays, given the number of attention metadata arrays."""
         if num_metadata_arrays not in self._halves:
             halves: tuple[HalfBlock, HalfBlock] = (
                 partial(self._attend, num_metadata_arrays),
@@ -74,7 +75,7 @@ class TensorParallelBlock:
             )
             # [solution only]
             if self._capture:
-                on_first_call = num_metadata_arrays < NUM_RAGGED_ARRAYS  # as in `PlannedLayers`
+                on_first_call = num_metadata_arrays < NUM_RAGGED_ARRAYS  # see `PlannedLayers`
                 halves = (
                     CapturedFunction(halves[0], on_first_call),
                     CapturedFunction(halves[1], on_first_call),
@@ -101,6 +102,6 @@ class TensorParallelBlock:
     def _feed_forward(
         self, x: mx.array, update: mx.array, adapter_ids: mx.array | None = None
     ) -> tuple[mx.array, mx.array]:
-        # An argument, not shared with `_attend`: the two are captured separately.
+        # Passed as an argument, because this half is captured separately from `_attend`.
         self._adapters.ids = adapter_ids
         return self.block.feed_forward(x, update)

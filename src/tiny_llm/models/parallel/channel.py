@@ -12,7 +12,7 @@ LENGTH_PREFIX = struct.Struct("<Q")
 
 
 class Channel:
-    """One end of a connection.
+    """One end of the connection between two ranks.
 
     Args:
         connection: connected stream socket; `close` closes it.
@@ -20,20 +20,20 @@ class Channel:
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
-        # The garbage collector may drop a model, which sends a message, on any thread.
+        # Reentrant: the garbage collector may delete a model, which sends a message, at any time.
         self._send_lock = threading.RLock()
 
     def send(self, message: Any, *payload: Buffer) -> None:
-        """Sends a JSON-serializable message, and optionally its payload, in one piece.
+        """Sends a JSON-serializable message and its payload, if any, atomically.
 
         Raises:
             OSError: the connection is closed.
         """
         self.send_bytes(json.dumps(message).encode(), *payload)
 
-    def send_bytes(self, *parts: Buffer) -> None:
-        """Sends bytes, one or several parts; see `send` for errors."""
-        framed = (piece for part in parts for piece in (LENGTH_PREFIX.pack(len(part)), part))
+    def send_bytes(self, *messages: Buffer) -> None:
+        """Sends one or several messages of raw bytes atomically; see `send` for errors."""
+        framed = (part for each in messages for part in (LENGTH_PREFIX.pack(len(each)), each))
         data = b"".join(framed)
         with self._send_lock:
             self.connection.sendall(data)

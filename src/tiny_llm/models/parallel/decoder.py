@@ -25,7 +25,7 @@ class TensorParallelDecoder(Decoder):
     Args:
         mlx_model: this rank's shard of a checkpoint.
         rank_shard: description of the shard.
-        group: the ranks.
+        group: MLX communicator of all ranks.
         page_size, attention_backend, kv_cache_dtype: see `Decoder`, including for errors.
     """
 
@@ -43,13 +43,14 @@ class TensorParallelDecoder(Decoder):
         self._num_ranks = rank_shard.size
         self.embedding = VocabParallelEmbedding(self.embedding, rank_shard.vocab_range, group)
         self.layers = [
-            TensorParallelBlock(one, group, self.supports_graph_capture, self.adapters)
-            for one in self.layers
+            TensorParallelBlock(block, group, self.supports_graph_capture, self.adapters)
+            for block in self.layers
         ]
         self.w_lm_head = ParallelLMHead(
             self.w_lm_head, rank_shard.vocab_per_rank, self.vocab_size, group
         )
-        # Only block halves can be captured, not an entire step: see `TensorParallelBlock`.
+        # The step itself is not captured as one graph node, because an all-reduce cannot be part of
+        # one. Instead, `TensorParallelBlock` captures each half of a block.
         self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
 
     @property

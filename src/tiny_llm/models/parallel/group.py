@@ -22,7 +22,7 @@ LOSS_DETECTION_SECONDS = 1.0
 
 
 def divide_threads(num_ranks: int) -> str:
-    """Sets this machine's number of threads per rank, unless set by the user, and returns it."""
+    """Sets `NUM_THREADS_ENV` to cores / `num_ranks`, unless set by the user; returns its value."""
     return os.environ.setdefault(NUM_THREADS_ENV, str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
@@ -37,7 +37,8 @@ class RankGroup:
     Attributes:
         size: as given.
         comm: MLX communicator; set once the ranks are connected.
-        on_worker_lost: callbacks that get the error message before a lost rank exits this process.
+        on_worker_lost: callbacks for a lost rank, called with the error message before this process
+            exits.
     """
 
     comm: Group
@@ -55,7 +56,7 @@ class RankGroup:
         atexit.register(self.shutdown)
 
     def new_id(self) -> int:
-        """Allocates an id, unique within the group."""
+        """Allocates a key for a checkpoint or a model on all ranks, unique within the group."""
         self._num_ids += 1
         return self._num_ids
 
@@ -69,7 +70,7 @@ class RankGroup:
             raise UserError(f"the rank group has shut down: {self._end_reason}.")
 
     def broadcast(self, message: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> None:
-        """Sends a command to every worker, with one payload each, in rank order, if any."""
+        """Sends a command to every worker; `payloads`, if any: one per worker, in rank order."""
         self.check()
         for index, (rank, channel) in enumerate(self._channels.items()):
             try:
@@ -147,9 +148,9 @@ class Worker:
 
     Args:
         comm: MLX communicator.
-        channel: connection for rank 0's commands.
+        channel: connection that receives rank 0's commands.
         heartbeat: monitors rank 0.
-        on_shutdown: callback before a regular exit.
+        on_shutdown: callback before a regular exit, if any.
 
     Attributes:
         rank: this process's rank.

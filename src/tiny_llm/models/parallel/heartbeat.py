@@ -3,7 +3,7 @@
 A collective blocks in MLX until every rank takes part, so a process waiting for a dead rank cannot
 detect the loss. A thread in each process sends a byte every second over dedicated sockets and
 monitors its peers' bytes. When a socket closes, or is silent for `TIMEOUT_SECONDS`, the thread
-exits the process, the only way to stop a thread blocked in C++. The first heartbeat may take
+exits the process, the only way to stop another thread blocked in C++. The first heartbeat may take
 longer, because importing this package takes seconds on a busy machine.
 """
 
@@ -52,6 +52,7 @@ class Heartbeat:
                 connection.sendall(line + BEAT)
 
     def _run(self) -> None:
+        # Seconds since each rank's last heartbeat; negative at first, to allow for a slow startup.
         silent = dict.fromkeys(self._connections, TIMEOUT_SECONDS - STARTUP_TIMEOUT_SECONDS)
         last = time.monotonic()
         next_beat = last

@@ -1,4 +1,4 @@
-"""Connection setup: timeout, temporary environment, MLX's ring.
+"""Connection setup for ranks: timeout, environment variables, MLX's ring.
 
 MLX reads its connection settings from the environment and waits indefinitely for the other ranks.
 """
@@ -23,7 +23,7 @@ def init_timeout() -> Iterator[None]:
     """Exits with status 1 and a traceback if the block takes longer than `INIT_TIMEOUT_SECONDS`.
 
     MLX holds the GIL while it connects, so no Python thread can enforce the timeout; faulthandler
-    uses a C thread. A process has only one faulthandler timer; the server's watchdog shares it.
+    uses a C thread. A process has only one faulthandler timer; the server's watchdog uses it, too.
     """
     faulthandler.dump_traceback_later(INIT_TIMEOUT_SECONDS, exit=True, file=STDERR_FILENO)
     try:
@@ -48,7 +48,7 @@ def temporary_env(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Finds unused `host:port` addresses on the loopback interface."""
+    """Finds `count` unused `host:port` addresses on the loopback interface."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

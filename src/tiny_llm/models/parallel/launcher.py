@@ -107,7 +107,7 @@ def init_comm() -> Group:
 def _widen_affinity() -> None:
     """Removes `mpirun`'s CPU binding if it gives this rank less than its share of the cores.
 
-    `mpirun` binds each of two ranks to a single core, and new threads inherit the binding.
+    By default, `mpirun` binds each of two ranks to a single core; new threads inherit the binding.
     """
     ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     cores = os.cpu_count() or 1
@@ -186,7 +186,7 @@ def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _start_orphan_killer(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts the program that kills this process if it outlives a closed connection."""
+    """Starts `orphan_killer.py`, which kills this process if it outlives `connection`."""
     command = [sys.executable, "-I", str(ORPHAN_KILLER)]
     return subprocess.Popen(command, stdin=connection.fileno(), start_new_session=True)
 
@@ -196,7 +196,7 @@ class LaunchedGroup(RankGroup):
 
     Args:
         comm, channels, heartbeats: see `RankGroup`.
-        open_sockets: connections kept open until this process exits.
+        open_sockets: connections that stay open until this process exits.
         orphan_killer: process that kills this process if rank 1 exits first.
     """
 
@@ -216,7 +216,8 @@ class LaunchedGroup(RankGroup):
         self._orphan_killer.kill()  # this process is exiting
 
     def _wait_for_exit(self) -> None:
-        # Blocks until all ranks call it. If one cannot, the orphan killer kills this process.
+        # MPI_Finalize blocks until all ranks call it. If one cannot, the orphan killer kills this
+        # process.
         mpi.finalize()
         self._kill()
 

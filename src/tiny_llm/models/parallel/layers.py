@@ -1,10 +1,10 @@
 """Collectives and vocabulary-parallel layers.
 
-`all_reduce` gathers all ranks' parts and adds them in rank order, instead of using MLX's `all_sum`
+`all_reduce` gathers all ranks' arrays and adds them in rank order, instead of using MLX's `all_sum`
 over the ring, for two reasons. The ring's summation order depends on the offset in the message, so
-a token's bits would depend on its batch. It also takes 2(N − 1) sequential messages instead of
-N − 1, and the small arrays exchanged in decoding are latency-bound. For many ranks and long
-prompts, gathering sends more bytes.
+a token's bits would depend on its batch. For N ranks, the ring also takes 2(N − 1) sequential
+messages instead of N − 1, and the small arrays exchanged in decoding are latency-bound. The
+drawback: for many ranks and long prompts, gathering sends more bytes.
 
 Large arrays are exchanged in chunks. In MLX's ring all ranks send before any receives, so a message
 larger than the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms as one message and 1 ms in
@@ -22,13 +22,13 @@ from . import mpi
 
 Group = mx.distributed.Group
 
-MAX_MESSAGE_BYTES = 2**17  # per rank
+MAX_MESSAGE_BYTES = 2**17  # size of a chunk, per rank
 
 
 def all_reduce(x: mx.array, group: Group) -> mx.array:
     """Sums an array over all ranks; the result is bit-identical on every rank.
 
-    The parts are added in float32 in rank order, and the sum is rounded once to the dtype of `x`.
+    The arrays are added in float32 in rank order, and the sum is rounded once to the dtype of `x`.
     """
     # [solution only]
     if mpi.can_all_reduce(group):
@@ -57,7 +57,7 @@ def _with_timer(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.arr
 
 
 def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
-    """All-gathers in chunks: n -> N×n.
+    """All-gathers n elements of each of N ranks in chunks: n -> N×n.
 
     Each chunk depends on the previous one, so that all ranks exchange chunks in the same order.
     """
@@ -97,14 +97,14 @@ class CommTimer:
         return result
 
 
-comm_timer: CommTimer | None = None  # set while profiling, on the profiled rank
+comm_timer: CommTimer | None = None  # set while profiling, on the profiled rank only
 
 
 class VocabParallelEmbedding:
     """Embedding split by vocabulary: a rank contributes zeros for other ranks' tokens.
 
     Args:
-        table: this rank's embedding, N.. -> N..×E; ids are relative to `tokens.start`.
+        table: this rank's embedding: token ids, minus `tokens.start` -> features.
         tokens: this rank's range of the vocabulary.
         group: the ranks.
     """
@@ -115,7 +115,7 @@ class VocabParallelEmbedding:
         self._group = group
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Embeds token ids: N.. -> N..×E."""
+        """Embeds token ids of any shape N..: N.. -> N..×E, for hidden size E."""
         # [task 6.2.4 table]
         own = ids.astype(mx.int32) - self._tokens.start
         is_own = (own >= 0) & (own < len(self._tokens))
@@ -129,9 +129,9 @@ class ParallelLMHead:
     """LM head split by vocabulary; all ranks get all logits.
 
     Args:
-        head: R×E -> R×v, where v is the size of this rank's vocabulary.
+        head: this rank's LM head: R hidden states -> R×v logits, for v tokens of the vocabulary.
         vocab_per_rank: v of all ranks but the last, whose v may be smaller.
-        vocab_size: V.
+        vocab_size: size V of the full vocabulary.
         group: the ranks.
     """
 
@@ -148,7 +148,7 @@ class ParallelLMHead:
         self._group = group
 
     def __call__(self, x: mx.array) -> Any:
-        """R×E -> R×V; no communication if R = 0."""
+        """R hidden states -> R×V logits; no communication if R = 0."""
         if x.shape[0] == 0:
             return mx.zeros((0, self._vocab_size), x.dtype)
         # [task 6.2.4 head]

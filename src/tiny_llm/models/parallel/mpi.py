@@ -92,7 +92,7 @@ def can_all_reduce(comm: Group) -> bool:
     """Whether MLX's `all_sum` meets `all_reduce`'s contract: two addends, one round of messages.
 
     Args:
-        comm: any group. The ring's `all_sum` takes two rounds.
+        comm: any group; False for the ring, whose `all_sum` takes two rounds.
     """
     return comm is _group and comm.size() == 2
 

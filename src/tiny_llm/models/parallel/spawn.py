@@ -1,4 +1,4 @@
-"""Local ranks, with this process as rank 0 and spawned workers.
+"""Local ranks: this process is rank 0 and spawns the workers.
 
 The ranks communicate over MLX's ring on the loopback interface.
 """

@@ -18,12 +18,12 @@ from .sandboxed_encode import SandboxedEncoder, sandboxed_encoder
 from .tokenizer_json import TOKENIZER_FILE, raise_library_error, read_tokenizer_json
 
 SUFFIXES = (".json", ".txt", ".jinja", ".model", ".tiktoken")
-MAX_OTHER_BYTES = 20_000_000  # per file other than tokenizer.json
+MAX_OTHER_BYTES = 20_000_000  # per file; tokenizer.json has a separate limit
 ADDED_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
 
 
 def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
-    """Loads a folder's tokenizer with `mlx_lm`, adding limits. Takes seconds."""
+    """Loads a folder's tokenizer with `mlx_lm` and adds limits to it. Takes seconds."""
     from mlx_lm.utils import load_tokenizer
 
     encoder = check_tokenizer_files(folder)
@@ -60,6 +60,7 @@ def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
 
     Args:
         tokenizer: loaded by `mlx_lm`; two methods of the wrapped tokenizer are replaced.
+        encoder: from `check_tokenizer_files`.
     """
     inner = tokenizer._tokenizer
     apply, encode = inner.apply_chat_template, inner.encode
@@ -72,11 +73,11 @@ def sandbox_tokenizer(tokenizer: Any, encoder: SandboxedEncoder | None) -> None:
                 encoder.encode(text, add_special_tokens=False)
         return apply(conversation, tools=tools, **kwargs)
 
-    def encode_within_limits(text: Any, *kwargs: Any, **named: Any) -> Any:
+    def encode_within_limits(text: Any, *args: Any, **kwargs: Any) -> Any:
         if encoder is not None and isinstance(text, str):
             encoder.encode(text, add_special_tokens=False)
         try:
-            return encode(text, *kwargs, **named)
+            return encode(text, *args, **kwargs)
         except BaseException as error:
             raise_library_error("the tokenizer cannot encode the text", error)
 

@@ -4,9 +4,9 @@ The `tokenizers` library parses the file into a tree of small objects, builds th
 the tree is live, and then frees the tree. Freed blocks are interleaved with live ones, so little
 memory returns to the system. Passing the vocabulary and merges as Python objects avoids this: the
 BPE model is built first, then the small remainder of the file is parsed. In between, a garbage
-collection clears Python's free lists, whose thousands of freed tuples would each pin the megabyte
-around them. For Qwen3's 151,643 tokens and as many merges, 34 MB remain after trimming the heap
-(`memory.py`) instead of 48; 32 are in use.
+collection clears Python's free lists, whose thousands of freed tuples would each prevent the memory
+around them from returning to the system. For Qwen3's 151,643 tokens and as many merges, the loaded
+tokenizer takes 34 MB after trimming the heap (`memory.py`) instead of 48; 32 MB are in use.
 """
 
 import gc
@@ -31,7 +31,7 @@ def load_tokenizer_json(file: Path, content: dict[str, Any]) -> tokenizers.Token
     """Same as `tokenizers.Tokenizer.from_file`, with less memory for BPE models.
 
     Args:
-        content: its parsed content, which is consumed.
+        content: parsed content of `file`; unusable afterwards.
 
     Raises:
         Exception: the library's error for an invalid file.

@@ -1,12 +1,12 @@
-"""Sandboxed processes with time limits, and chat template rendering in one.
+"""Sandboxed processes with time limits; one of them renders chat templates.
 
 A thread cannot be killed, but a process can. Requests and responses are JSON lines. The process
 starts on the first request and restarts after it has been killed.
 
 A chat template is an untrusted program. Jinja's sandbox blocks access to files and Python
 internals, but prevents neither endless loops nor memory exhaustion: nested
-`{% for i in range(99999) %}` suffice. Its process runs `chat_template_main.py`, without the rest of
-this package.
+`{% for i in range(99999) %}` suffice. Templates are therefore rendered by a process that runs
+`chat_template_main.py`, without the rest of this package.
 """
 
 import json
@@ -104,7 +104,7 @@ class SandboxedProcess:
             self._process = None
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
-        """Sends a line and receives one."""
+        """Sends a line of JSON and receives the response's line."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -138,8 +138,8 @@ class ChatTemplateSandbox:
 
     Args:
         seconds: time limit per conversation.
-        num_bytes: memory limit of the process; not enforced on macOS.
-        max_bytes: size limit of the rendered text, as JSON.
+        num_bytes: memory limit of the process, in bytes; not enforced on macOS.
+        max_bytes: size limit of the rendered text, encoded as JSON.
     """
 
     def __init__(

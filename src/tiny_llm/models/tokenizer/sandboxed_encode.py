@@ -22,10 +22,11 @@ MAX_RESPONSE_BYTES = 2**27
 
 
 class SandboxedEncoder:
-    """Encodes within time and memory limits. Thread-safe; calls are serialized.
+    """Encodes texts within time and memory limits. Thread-safe; calls are serialized.
 
     Args:
-        component: the unsafe component, for error messages.
+        file: the `tokenizer.json`.
+        component: description of its unsafe component, for error messages.
 
     Raises:
         ValueError: the `tokenizers` library cannot load the file within the limits.

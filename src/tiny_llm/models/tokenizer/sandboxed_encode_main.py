@@ -17,7 +17,7 @@ import tokenizers
 def main() -> None:
     """Responds to each request with token ids or an error."""
     num_bytes = int(sys.argv[2])
-    _limit_memory(2 * num_bytes)
+    _limit_memory(2 * num_bytes)  # loading takes more memory than encoding
     try:
         tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
     except BaseException as error:  # a panic is not an Exception

@@ -84,8 +84,8 @@ class StreamingDetokenizer:
         """Appends a token."""
         new = self._token_bytes(token)
         self._pending += new
-        is_whole = not self._pending.decode(errors="replace").endswith(REPLACEMENT_CHARACTER)
-        if is_whole and new != b" ":
+        is_complete = not self._pending.decode(errors="replace").endswith(REPLACEMENT_CHARACTER)
+        if is_complete and new != b" ":
             self.finalize()
 
     def finalize(self) -> None:
@@ -96,7 +96,7 @@ class StreamingDetokenizer:
 
     @property
     def last_segment(self) -> str:
-        """Text since the last access."""
+        """Text added since the last access."""
         segment = self.text[self._num_emitted :]
         self._num_emitted = len(self.text)
         return segment
@@ -105,14 +105,14 @@ class StreamingDetokenizer:
 def detokenizer_keeping_space(tokenizer: Any) -> Any:
     """Creates a detokenizer that keeps a leading space.
 
-    The concatenated `last_segment`s are the tokens' text; `text` has an extra leading letter.
+    The concatenated `last_segment`s are the tokens' text; `text` starts with an extra "a".
     """
     detokenizer = tokenizer.detokenizer
     if hasattr(tokenizer, "encode"):  # the benchmarks' stub tokenizer has no encoder
         for token in tokenizer.encode("a"):
             detokenizer.add_token(token)  # only the first token loses its space
         detokenizer.finalize()
-        _ = detokenizer.last_segment  # drops the letter
+        _ = detokenizer.last_segment  # discards the "a"
     return detokenizer
 
 
@@ -155,12 +155,13 @@ class Tokenizer:
     """Drop-in replacement for `mlx_lm.load`'s tokenizer; see the module docstring.
 
     Args:
+        folder: the checkpoint's folder.
         config: its `tokenizer_config.json`.
-        encoder: sandboxed encoder; None if all components are safe.
+        encoder: sandboxed encoder; None if all components of `tokenizer.json` are safe.
 
     Attributes:
         chat_template: see `find_chat_template`; None if missing.
-        has_thinking: whether the vocabulary has the reasoning tags.
+        has_thinking: whether the vocabulary has the tokens `THINK_TAGS`.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class Tokenizer:
         Args:
             text: special tokens in the text are recognized.
             add_special_tokens: whether to apply `tokenizer.json`'s post-processor.
-            others: further arguments of `transformers`, which require the fallback.
+            others: other arguments of `transformers`' `encode`, which require the fallback.
 
         Raises:
             UserError: the library fails, or a tokenizer with unsafe components exceeds its limits
@@ -243,7 +244,7 @@ class Tokenizer:
         return text
 
     def get_vocab(self) -> dict[str, int]:
-        """Vocabulary: token, as spelled in `tokenizer.json` -> id."""
+        """Vocabulary: token, spelled as in `tokenizer.json` -> id."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def add_eos_token(self, token: str | int) -> None:
@@ -346,9 +347,9 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if settings["eos_token"] is not None:
-        named = tokenizer.token_to_id(token_text(settings["eos_token"]))
-        assert named is not None  # checked by `_is_supported`
-        eos_token_ids.add(named)
+        eos_token_id = tokenizer.token_to_id(token_text(settings["eos_token"]))
+        assert eos_token_id is not None  # checked by `_is_supported`
+        eos_token_ids.add(eos_token_id)
     return Tokenizer(folder, tokenizer, settings, eos_token_ids, encoder)
 
 

@@ -1,7 +1,7 @@
 """Bounded parsing of `tokenizer.json`, and detection of unsafe components.
 
-The limits are about twice the size of the largest real file, Gemma 3's: 33 MB, 262,144 tokens and
-514,906 merges.
+The main limits are 1.5 to 2 times the values of the largest real file, Gemma 3's: 33 MB, 262,144
+tokens and 514,906 merges.
 
 A component needs a sandbox (`sandboxed_encode.py`) if it can make the library hang or abort.
 Regular expressions may take exponential time; those of common models, listed below, take a few
@@ -25,7 +25,7 @@ MAX_ADDED_TOKENS = 2**16
 MAX_TOKEN_CHARS = 1024
 MAX_COMPONENT_VALUES = 2000  # JSON values per component; Llama 3's post-processor has 60
 
-# Limits on Python objects, counted in the JSON before parsing. A merge may be a list of two.
+# Limits on Python objects, counted in the JSON before parsing. A merge may be a list of two tokens.
 MAX_CONTAINERS = MAX_MERGES + 2**17
 MAX_COMMAS = 2 * MAX_CONTAINERS + MAX_VOCAB_SIZE
 
@@ -89,7 +89,8 @@ def raise_library_error(failure: str, error: BaseException) -> NoReturn:
 
     Args:
         failure: start of the error message.
-        error: the library raises plain Exception; a panic is not one.
+        error: a caught exception. The library's errors are plain Exceptions; its panics are a
+            separate BaseException.
 
     Raises:
         UserError: the library failed.
@@ -164,7 +165,7 @@ def _own_growth(part: Mapping[str, Any]) -> float:
     kind = part.get("type")
     if kind == "Replace":
         pattern, size = part.get("pattern"), _num_bytes(part.get("content"))
-        # An empty pattern, and some expressions, match between any two characters.
+        # An empty string, and some regular expressions, match between any two characters.
         return max(1, size) if isinstance(pattern, dict) and pattern.get("String") else 1 + size
     if kind == "Prepend":
         return 1 + _num_bytes(part.get("prepend"))
