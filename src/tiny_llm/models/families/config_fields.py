@@ -117,12 +117,12 @@ def boolean(fields: Fields, name: str, default: bool = False) -> bool:
 
 
 def non_negative_ints(fields: Fields, name: str) -> list[int] | None:
-    """Value of a field that is a list of integers; None if missing or null."""
+    """Value of a field that is a list of non-negative integers; None if missing or null."""
     value = fields.get(name)
     if value is None:
         return None
-    if not isinstance(value, list) or not all(type(number) is int for number in value):
-        raise invalid_field(name, value, "a list of integers")
+    if not isinstance(value, list) or not all(type(x) is int and x >= 0 for x in value):
+        raise invalid_field(name, value, "a list of non-negative integers")
     return value
 
 
