@@ -49,10 +49,10 @@ class Metric:
         """Roofline bound on tokens per second.
 
         Args:
-            costs: the model's costs.
+            costs: the model's operations and bytes per token.
             machine: the machine's measured limits.
             weight_bits: bits per weight in memory; default: the checkpoint's.
-            peaks: peaks of the instructions in use; default: the machine's highest.
+            peaks: peak throughput of the instructions in use; default: the machine's highest.
         """
         if self.kind == "prefill":
             n_bytes = costs.prefill_bytes(self.tokens, weight_bits)

@@ -92,7 +92,7 @@ class ServerProcess:
 
 
 def our_server(model: str, *flags: str) -> ServerProcess:
-    """`tiny-llm serve`, with a watchdog that tolerates pauses."""
+    """`tiny-llm serve`; its watchdog timeout is a day, because `pause` stops the engine."""
     command = [sys.executable, "-m", "tiny_llm", "serve", "--model", model, "--port", "{port}"]
     return ServerProcess([*command, "--watchdog", "86400", *flags], "/ready")
 

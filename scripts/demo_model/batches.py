@@ -46,7 +46,10 @@ def padded_length(length: int) -> int:
 
 
 def assemble(examples: list[Encoded], num_tokens: int, with_prompt: bool) -> Batch:
-    """Concatenates the examples by group, then pads to `num_tokens`."""
+    """Concatenates the examples, grouped by padded length, and pads the result to `num_tokens`.
+
+    With `with_prompt`, the loss includes the prompts' tokens.
+    """
     by_length: dict[int, list[Encoded]] = defaultdict(list)
     for example in examples:
         by_length[padded_length(len(example.ids))].append(example)

@@ -64,7 +64,7 @@ def build(model: Any, tokens: int = 2048, slots: int = 12, **options: Any) -> LL
 
 
 def state_counts(llm: LLM) -> StateSlotCounts:
-    """State slot counts between two steps."""
+    """Current state slot counts, read while no step is running."""
     return llm.scheduler.pages.states.counts()
 
 

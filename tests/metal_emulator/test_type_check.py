@@ -129,7 +129,7 @@ def with_type_error(line, old, new):
 
 @pytest.fixture(scope="module")
 def all_findings(tmp_path_factory):
-    """Errors reported for each seeded file; two checks run in parallel."""
+    """Errors reported for each file with deliberate errors; checks run two at a time."""
     folder = tmp_path_factory.mktemp("errors")
     paths = {}
     for i, (name, (line, old, new, _)) in enumerate(ERRORS.items()):

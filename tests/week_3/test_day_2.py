@@ -40,7 +40,7 @@ from tiny_llm.demo.prompts import BATCH_PROMPTS
 
 
 def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
-    """(batch, pool, single-request reference cache of each busy slot)."""
+    """Returns the batch, its pool, and one single-request reference cache per busy slot."""
     pool = TinyKvPagedPool(page_size, capacity)
     batch, shadowed_caches = BatchingKvCache(len(lengths), max_seq_len), {}
     for slot, length in enumerate(lengths):

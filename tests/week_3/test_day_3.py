@@ -348,7 +348,9 @@ def test_task_2_refused_admission_changes_nothing(length, reserve):
     request = request_of(length)
     admitted = pages.admit(request, cache.path, reserve)
     needed = -(-length // 4) - 2
-    assert admitted is False, f"expected False: {needed} new + {reserve} in reserve > 2 free pages"
+    assert admitted is False, (
+        f"expected no admission: {needed} new pages + {reserve} in reserve > 2 free pages"
+    )
     readers = list(cache.readers.values())
     assert readers == [0, 0], "a refused admission must release the acquired path"
     assert list(request.page_ids) == [], "a waiting request must have no pages"

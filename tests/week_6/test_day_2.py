@@ -32,7 +32,7 @@ TIMEOUT = 60  # seconds for two ranks to start, generate and exit
 
 
 def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
-    """Shard of each rank; by default 4 query heads and 2 KV heads."""
+    """Each rank's shard of a model, by default one with 4 query heads and 2 KV heads."""
     return [RankShard(replace(config, **changes), rank, size) for rank in range(size)]
 
 

@@ -77,8 +77,8 @@ def test_task_1_leading_stored_pages():
         found = stored_keys(ROOT, iter(pages), set(stored))
         numbers = [keys.index(key) if key in keys else "another" for key in found]
         assert found == keys[:expected], (
-            f"of stored pages {[keys.index(k) if k in keys else 'another' for k in stored]}, "
-            f"expected the leading {expected}, got {numbers}"
+            f"expected to find the first {expected} pages, found {numbers}; stored pages: "
+            f"{[keys.index(k) if k in keys else 'another' for k in stored]}"
         )
 
 

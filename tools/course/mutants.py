@@ -44,7 +44,7 @@ SHOWN_LINES = 10  # maximum number of lines shown per message
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 if there are no questions."""
+    """Asks the questions; exit status 0, or 2 if the day has no mutants to ask about."""
     parser = argparse.ArgumentParser(
         prog="mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

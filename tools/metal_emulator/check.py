@@ -1,7 +1,7 @@
 """`pdm run metal-check`: type-checks the extension's Metal files with clang.
 
-pdm run metal-check                  all of src/extensions
-pdm run metal-check my_kernel.metal   files or folders
+pdm run metal-check                  all files of src/extensions
+pdm run metal-check my_kernel.metal  the given files or folders
 """
 
 import argparse

@@ -19,8 +19,8 @@ class TaskCapture {
     using Tasks = std::vector<std::function<void()>>;
     using Workspace = std::vector<mlx::core::array>;
 
-    /// workspace: memory blocks of any size, which grow on demand. Tasks of captures that share a
-    /// workspace must not run concurrently.
+    /// workspace: memory blocks, which may be empty and grow on demand. Tasks of captures that
+    /// share a workspace must not run concurrently.
     explicit TaskCapture(Workspace& workspace);
     ~TaskCapture();
     TaskCapture(const TaskCapture&) = delete;

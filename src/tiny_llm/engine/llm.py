@@ -75,8 +75,8 @@ class LLM:
 
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
-        kv_cache_bytes: upper bound on KV memory, including the draft model's and recurrent states.
-            None uses three quarters of the memory left by the weights, capped at what
+        kv_cache_bytes: upper bound on KV memory, including recurrent states and the draft model's
+            KV memory. None uses three quarters of the memory left by the weights, capped at what
             `max_num_seqs` requests of `max_model_len` tokens need, and logs the result. Allocated
             in increments on demand and kept until the system runs low on memory; `reserve`
             allocates all of it. Floats like 2e9 are accepted. For a model with recurrent state, up
@@ -87,7 +87,7 @@ class LLM:
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
             increase prefill throughput and inter-token latency.
         max_num_seqs: upper bound on concurrently running requests.
-        max_model_len: upper bound on prompt plus output tokens; None for the context length.
+        max_model_len: upper bound on prompt plus output tokens; None for the model's.
         enable_prefix_caching: whether requests with a common prefix share pages, and pages are kept
             for later requests until evicted.
         prefix_cache_dir: directory where prefix cache pages outlive eviction from memory and this
@@ -100,7 +100,7 @@ class LLM:
         num_drafts: upper bound on draft tokens per request and step; 4 by default with a draft
             model, 7 with "ngram", 1 with "mtp".
         speculative: "ngram" drafts the continuation of an earlier occurrence of the last tokens in
-            prompt or output. "mtp" drafts with the multi-token prediction layer in Qwen3.5 and
+            the prompt or output. "mtp" drafts with the multi-token prediction layer in Qwen3.5 and
             Qwen3-Next checkpoints. Incompatible with `draft_model`; does not change the output.
         attention_backend: "paged" reads pages in place. "flash" (the Week 2 kernel, bitwise
             identical) and "reference" (plain MLX) gather them first; both are slower and meant for
@@ -112,9 +112,9 @@ class LLM:
         load_format: "auto" loads weights of models given by name; "dummy" generates random weights
             with the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes on this machine, each with a shard of the weights
-            and KV cache. The model must be given by name. Partial sums are rounded before they are
-            added, so this number can affect the output. If one of them dies, all exit, this process
-            with a message.
+            and KV cache. If one process dies, all of them exit; this one prints a message. The
+            model must be given by name. Partial sums are rounded before they are added, so this
+            number can affect the output.
         task: "generate"; "embed" for `embed`, or "score" for `score`. "auto" is "embed" for a
             checkpoint with a sentence-transformers pooling layer, otherwise "generate".
         scheduling_policy: "fcfs" computes prompts in order of arrival. "fair", the default of
@@ -122,7 +122,8 @@ class LLM:
             as many prompt tokens as its own prompt has.
         step_time_target: with "fair", the target duration of steps with decoding requests, in
             seconds, which limits their prompt tokens; None for no limit. If too few prompt tokens
-            fit, occasional steps take ten times as long (`scheduling/fair_scheduler.py`).
+            fit, an occasional step may take up to ten times the target, so that prompts progress
+            (`scheduling/fair_scheduler.py`).
         adapter_path: folder of a LoRA adapter, as written by `mlx_lm.lora`, for all requests.
         lora_modules: LoRA adapter folders by name; a request selects one with `lora`.
         max_queue: queued requests allowed beyond `max_num_seqs`; further ones raise

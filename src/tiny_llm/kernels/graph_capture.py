@@ -116,7 +116,7 @@ class CapturedFunction:
 
 
 def capture_required() -> bool:
-    """Whether an unimplemented capture task is an error: see `CAPTURE_VARIABLE`."""
+    """Whether it is an error that the course's capture task is not implemented yet."""
     return _capture_mode() == "on"
 
 

@@ -135,8 +135,8 @@ class WeightLocations:
             array: lazy array.
             file: file path.
             begin: byte offset in the file.
-            exclusive: whether to disable readahead past the array, because only other processes
-                read the bytes after it.
+            exclusive: whether only other processes read the bytes after the array; disables
+                readahead past it.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, exclusive)
 

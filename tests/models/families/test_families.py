@@ -182,7 +182,10 @@ def test_config_parsing(changes, expected):
             "num_experts_per_tok 7, expected at most num_experts, 6",
         ),
         ({**MIXTURE, "mlp_only_layers": 1}, "mlp_only_layers 1, expected a list of non-negative"),
-        ({**MIXTURE, "mlp_only_layers": [-1]}, r"mlp_only_layers \[-1\], expected a list of non-neg"),
+        (
+            {**MIXTURE, "mlp_only_layers": [-1]},
+            r"mlp_only_layers \[-1\], expected a list of non-neg",
+        ),
         ({**MIXTURE, "num_experts": 0}, "num_experts 0, expected a positive integer"),
         ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is not a multiple of .* 3"),
         ({**LLAMA, "head_dim": 32, "num_attention_heads": 5}, "num_attention_heads 5.*_heads, 2"),

@@ -100,8 +100,8 @@ bool stack_overflowed(size_t i) {
 
 void prepare(Context& context, size_t i, void (*start)()) {
     char* bottom = stacks + i * STACK_SIZE;
-    // Stack tops are staggered: at the same page offset, a variable of all threads would fall into
-    // one set of the L1 cache.
+    // Stack tops are staggered: otherwise every thread's copy of a variable would map to the same
+    // set of the L1 cache.
     char* top = bottom + STACK_SIZE - 64 - (i % 32) * 192 - (i / 32) * 64;
 #ifdef MSL_UCONTEXT
     getcontext(&context);

@@ -160,7 +160,7 @@ void watch_threadgroup(uint64_t offset, const Access& access) {
     for (uint32_t i = 0; i < access.size; ++i) {
         Byte& byte = threadgroup_bytes[offset + i];
         if (byte.writer.group != group_number && byte.readers[0].group != group_number) {
-            byte = {};  // state of an earlier threadgroup, whose memory is unrelated
+            byte = {};  // left by an earlier threadgroup, which had its own memory
         }
         if (!access.writes && byte.writer.group == 0) {
             char who[128], what[96];

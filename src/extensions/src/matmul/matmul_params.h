@@ -13,7 +13,7 @@ struct MatmulParams {
 
 struct SplitKSumParams {
     int parts;
-    long size;  // elements per part
+    long size;  // elements of the output, M · O: each part is a partial sum of all of them
 };
 
 }  // namespace tiny_llm_ext

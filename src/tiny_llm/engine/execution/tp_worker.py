@@ -70,7 +70,10 @@ class TPWorker:
         mtp: bool,
         adapters: Sequence[str],
     ) -> None:
-        """Builds a model with its pages and state slots; with adapters, replies like `load`."""
+        """Builds a model with its pages and state slots.
+
+        If there are adapters, loads them and sends the same reply as `load`.
+        """
         shard, rank_shard = self._checkpoints[checkpoint]
         model = (TensorParallelMtpDecoder if mtp else TensorParallelDecoder)(
             shard,

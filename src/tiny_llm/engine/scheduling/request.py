@@ -64,7 +64,7 @@ class EngineRequest:
         max_tokens: output limit; the scheduler replaces None with the largest value that fits.
         seed: random seed for this completion.
         num_to_score: number of leading prompt tokens whose logits give prompt logprobs.
-        end_token_ids: tokens that end the output, masked before `min_tokens`.
+        end_token_ids: tokens that end the output, masked until it has `min_tokens` tokens.
         grammar: `StructuredOutputGrammar` constraining the output, or None.
         thinking_budget: `ThinkingBudget` limiting the reasoning, or None.
         token_counts: `TokenCounts` for the penalties, or None.
@@ -81,8 +81,8 @@ class EngineRequest:
         num_freed: leading pages released, because they precede the sliding window.
         num_loading: tokens, after the computed ones, whose pages are being read from disk.
         num_scored: prompt tokens scored so far, out of `num_to_score`.
-        num_uncached, num_overtaken: for `FairScheduler`: uncached tokens when queued, and prompt
-            tokens of younger requests computed first.
+        num_uncached: uncached tokens when queued; used by `FairScheduler`.
+        num_overtaken: prompt tokens of younger requests computed first; used by `FairScheduler`.
         state_slots: `RequestSlots` while running, if the model has recurrent state.
         finish_reason: None while unfinished.
     """

@@ -14,7 +14,7 @@ MAX_GRAMMAR_DRAFT_TOKENS = 16  # per request and step
 
 
 class GrammarProposer:
-    """A `DraftProposer` for structured outputs."""
+    """Drafts the tokens for which the grammar leaves no choice."""
 
     def propose(self, request: EngineRequest, num_running: int) -> Sequence[int]:
         """See `DraftProposer`. Forced tokens are always accepted, so the load is irrelevant."""

@@ -17,7 +17,7 @@ ANY_TEXT = r"/(.|\n)*/"
 
 
 def literal(text: str) -> str:
-    """Quotes a string for Lark, which uses JSON's syntax."""
+    """Quotes a string for a Lark grammar, whose string literals use JSON's syntax."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -139,7 +139,7 @@ def decode_byte_level(characters: str) -> bytes:
 
 
 class _ByteLevelMap(dict[int, str]):
-    """Code point of a character -> its bytes, written as Latin-1 characters."""
+    """Maps a code point to its character's UTF-8 bytes, each as a Latin-1 character."""
 
     def __missing__(self, code_point: int) -> str:
         return chr(code_point).encode().decode("latin-1")

@@ -112,7 +112,7 @@ class AccessLogMiddleware:
         return scope["method"] if scope["method"] in METHODS else OTHER
 
     def _endpoint(self, scope: Scope) -> str:
-        """Path of the matched route, else a known path or `OTHER`."""
+        """Path of the matched route; without a match, the request's path if known, else `OTHER`."""
         path = scope["path"] if scope["path"] in self._paths else OTHER
         return str(getattr(scope.get("route"), "path", path))
 

@@ -120,7 +120,7 @@ class ChatSerializer:
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = options is not None and options.is_continuous
-        # Whether text chunks contain only text, and so can be encoded from a template.
+        # Whether text chunks have no logprobs, token ids or usage: then a template encodes them.
         self._is_text_only = not (body.logprobs or body.return_token_ids or self._continuous_usage)
         self._event_templates: dict[
             tuple[int, type[TextDelta] | type[ReasoningDelta]], EventTemplate

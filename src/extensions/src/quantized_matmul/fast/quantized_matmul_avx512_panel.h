@@ -271,7 +271,8 @@ class Transposed {
         return (const char*)(panel.job->b + row * row_words_ + word);
     }
 
-    // Converts the panel's scales or biases, outputs × groups, to float32: groups × PANELS vectors.
+    // Converts the panel's scales or biases to float32 and transposes them: from outputs × groups
+    // to PANELS vectors of outputs per group.
     static void by_group(const Avx512Panel& panel, const uint16_t* in, __m512* out) {
         const int64_t groups = panel.layout.groups;
         const Format format = panel.job->scale_format;

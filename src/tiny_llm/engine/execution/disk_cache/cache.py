@@ -163,7 +163,7 @@ class DiskCache:
             self._new_pages[node] = None
 
     def _on_checkpoint(self, node: PrefixNode) -> None:
-        """Registers a checkpoint's recurrent state; queued by `store_new`."""
+        """Registers a checkpoint's recurrent state, which the next `store_new` queues."""
         if state_key(self._keys[node][0]) not in self._store:
             self._new_states[node] = None
 
