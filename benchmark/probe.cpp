@@ -15,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__AVX2__)
@@ -146,84 +147,63 @@ constexpr int kSums = 12;  // of 16 vector registers; two more hold constants
 #endif
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
-double f32_fma(int) {
-    Floats sums[kSums];
-    for (Floats& sum : sums) {
-        sum = Floats{} + sink;
-    }
-    const Floats factor = Floats{} + 0.5f, addend = Floats{} + static_cast<float>(sink != 0);
+/// sum = step(sum), in a register: GCC 12 otherwise stores some sums of integers in every round.
+template <typename Vector, typename Step>
+inline void update(Vector& sum, const Step& step) {
+    Vector next = step(sum);
+#if defined(__x86_64__)
+    asm("" : "+v"(next));
+#elif defined(__aarch64__)
+    asm("" : "+w"(next));
+#endif
+    sum = next;
+}
+
+/// Updates all sums kRounds times. Constant indices let the compiler keep them in registers.
+template <typename Vector, typename Step, size_t... J>
+inline void repeat(Vector (&sums)[kSums], const Step& step, std::index_sequence<J...>) {
     for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 24
-        for (int j = 0; j < kSums; ++j) {
-            sums[j] = sums[j] * factor + addend;  // contracted to one instruction
-        }
+        (update(sums[J], step), ...);
     }
-    for (int j = 0; j < kSums; ++j) {
-        sink = sums[j][0];
+}
+
+/// Runs one arithmetic step per sum and round.
+///
+/// Args:
+///     operations: additions and multiplications per step.
+///     step: (sum) → sum.
+///
+/// Returns the number of operations.
+template <typename Vector, typename Step>
+inline double run_steps(int operations, const Step& step) {
+    Vector sums[kSums] = {};
+    for (Vector& sum : sums) {
+        const float start = sink;
+        std::memcpy(&sum, &start, sizeof start);
     }
-    return 2.0 * kRounds * kSums * (kVectorBytes / sizeof(float));
+    repeat(sums, step, std::make_index_sequence<kSums>());
+    for (const Vector& sum : sums) {
+        float result;
+        std::memcpy(&result, &sum, sizeof result);
+        sink = result;
+    }
+    return static_cast<double>(operations) * kRounds * kSums;
+}
+
+double f32_fma(int) {
+    const Floats factor = Floats{} + 0.5f, addend = Floats{} + static_cast<float>(sink != 0);
+    return run_steps<Floats>(2 * kVectorBytes / 4, [=](Floats sum) {
+        return sum * factor + addend;  // contracted to one instruction
+    });
 }
 
 #if defined(__AVX512BF16__)
 double bf16_dot(int) {
-    __m512 sums[kSums];
-    for (__m512& sum : sums) {
-        sum = _mm512_set1_ps(sink);
-    }
     const __m512bh a = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(sink)));
-    for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 24
-        for (int j = 0; j < kSums; ++j) {
-            sums[j] = _mm512_dpbf16_ps(sums[j], a, a);
-        }
-    }
-    for (int j = 0; j < kSums; ++j) {
-        sink = _mm512_cvtss_f32(sums[j]);
-    }
-    return 2.0 * kRounds * kSums * 32;
+    return run_steps<__m512>(2 * 32, [=](__m512 sum) { return _mm512_dpbf16_ps(sum, a, a); });
 }
 #else
 constexpr double (*bf16_dot)(int) = nullptr;
-#endif
-
-#if defined(__AVX2__)
-template <typename Multiply>
-double integer_dot(int lanes, const Multiply& multiply) {
-    __m256i sums[kSums];
-    for (__m256i& sum : sums) {
-        sum = _mm256_set1_epi32(static_cast<int>(sink));
-    }
-    const __m256i a = _mm256_set1_epi16(static_cast<short>(sink));
-    for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 24
-        for (int j = 0; j < kSums; ++j) {
-            sums[j] = multiply(sums[j], a);
-        }
-    }
-    for (int j = 0; j < kSums; ++j) {
-        sink = static_cast<float>(_mm256_cvtsi256_si32(sums[j]));
-    }
-    return 2.0 * kRounds * kSums * lanes;
-}
-#elif defined(__aarch64__)
-template <typename Multiply>
-double integer_dot(int lanes, const Multiply& multiply) {
-    int32x4_t sums[kSums];
-    for (int32x4_t& sum : sums) {
-        sum = vdupq_n_s32(static_cast<int>(sink));
-    }
-    const int16x8_t a = vdupq_n_s16(static_cast<int16_t>(sink));
-    for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 24
-        for (int j = 0; j < kSums; ++j) {
-            sums[j] = multiply(sums[j], a);
-        }
-    }
-    for (int j = 0; j < kSums; ++j) {
-        sink = static_cast<float>(vgetq_lane_s32(sums[j], 0));
-    }
-    return 2.0 * kRounds * kSums * lanes;
-}
 #endif
 
 // 16-bit integer dot products, which kernels use where bfloat16 ones are unavailable. Instructions
@@ -231,7 +211,8 @@ double integer_dot(int lanes, const Multiply& multiply) {
 // of the loop.
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
 double int16_dot(int) {
-    return integer_dot(16, [](__m256i sum, __m256i a) {
+    const __m256i a = _mm256_set1_epi16(static_cast<short>(sink));
+    return run_steps<__m256i>(2 * 16, [=](__m256i sum) {
 #if defined(__AVXVNNI__)
         return _mm256_dpwssd_avx_epi32(sum, a, a);
 #else
@@ -241,7 +222,8 @@ double int16_dot(int) {
 }
 #elif defined(__aarch64__)
 double int16_dot(int) {
-    return integer_dot(4, [](int32x4_t sum, int16x8_t a) { return vmlal_high_s16(sum, a, a); });
+    const int16x8_t a = vdupq_n_s16(static_cast<int16_t>(sink));
+    return run_steps<int32x4_t>(2 * 4, [=](int32x4_t sum) { return vmlal_high_s16(sum, a, a); });
 }
 #else
 constexpr double (*int16_dot)(int) = nullptr;
@@ -250,25 +232,13 @@ constexpr double (*int16_dot)(int) = nullptr;
 // 8-bit integer dot products, which other systems use: they round activations to 8 bits.
 #if defined(__AVX512VNNI__)
 double int8_dot(int) {
-    __m512i sums[kSums];
-    for (__m512i& sum : sums) {
-        sum = _mm512_set1_epi32(static_cast<int>(sink));
-    }
     const __m512i a = _mm512_set1_epi8(static_cast<char>(sink));
-    for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 24
-        for (int j = 0; j < kSums; ++j) {
-            sums[j] = _mm512_dpbusd_epi32(sums[j], a, a);
-        }
-    }
-    for (int j = 0; j < kSums; ++j) {
-        sink = _mm512_cvtss_f32(_mm512_castsi512_ps(sums[j]));
-    }
-    return 2.0 * kRounds * kSums * 64;
+    return run_steps<__m512i>(2 * 64, [=](__m512i sum) { return _mm512_dpbusd_epi32(sum, a, a); });
 }
 #elif defined(__AVX2__)
 double int8_dot(int) {
-    return integer_dot(32, [](__m256i sum, __m256i a) {
+    const __m256i a = _mm256_set1_epi8(static_cast<char>(sink));
+    return run_steps<__m256i>(2 * 32, [=](__m256i sum) {
 #if defined(__AVXVNNI__)
         return _mm256_dpbusd_avx_epi32(sum, a, a);
 #else
@@ -278,16 +248,14 @@ double int8_dot(int) {
     });
 }
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
-double int8_dot(int) {
-    return integer_dot(32, [](int32x4_t sum, int16x8_t a) {  // (2×8) · (8×2)
-        return vmmlaq_s32(sum, vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(a));
-    });
+double int8_dot(int) {  // (2×8) · (8×2)
+    const int8x16_t a = vdupq_n_s8(static_cast<int8_t>(sink));
+    return run_steps<int32x4_t>(2 * 32, [=](int32x4_t sum) { return vmmlaq_s32(sum, a, a); });
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
 double int8_dot(int) {
-    return integer_dot(16, [](int32x4_t sum, int16x8_t a) {
-        return vdotq_s32(sum, vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(a));
-    });
+    const int8x16_t a = vdupq_n_s8(static_cast<int8_t>(sink));
+    return run_steps<int32x4_t>(2 * 16, [=](int32x4_t sum) { return vdotq_s32(sum, a, a); });
 }
 #else
 constexpr double (*int8_dot)(int) = nullptr;

@@ -14,7 +14,7 @@ typedef int32_t PairOfShorts __attribute__((may_alias));
 // Activations as R = M · rows_of_integers rows of integers, by group.
 struct Activations {
     int64_t R, group_size;
-    int16_t* integers;  // groups × R × group_size, in the order of paired_position
+    int16_t* integers;  // groups × R × group_size, paired as in store_pairs
     Factors* factors;   // groups × R
 
     Activations(const QuantizedMatmulJob& job, void* scratch)
@@ -29,12 +29,21 @@ struct Activations {
     }
 };
 
-// Position of a group's element i in `integers`. A uint32 of n weights is unpacked in pairs of one
-// weight from each half, elements p and n/2 + p, so activations are paired in the same way.
-inline int paired_position(int i, int bits) {
-    const int per_word = 32 / bits, half = per_word / 2;
-    const int word = i / per_word, k = i % per_word;
-    return word * per_word + k % half * 2 + k / half;
+typedef int32_t FourInts __attribute__((vector_size(16)));
+typedef int64_t TwoPairs __attribute__((vector_size(16)));
+
+// Writes 8 integers as 4 pairs of 16 bits. A uint32 of n weights is unpacked in pairs of one weight
+// from each half, elements p and n/2 + p, so activations are paired in the same way: one word of
+// 4-bit weights, or two of 8-bit weights.
+inline void store_pairs(const int32_t* integers, int bits, int16_t* out) {
+    auto lower = load_bits<TwoPairs>(integers), upper = load_bits<TwoPairs>(integers + 4);
+    if (bits == 8) {
+        const TwoPairs first = lower, second = upper;
+        lower = TwoPairs{first[0], second[0]};
+        upper = TwoPairs{first[1], second[1]};
+    }
+    const FourInts pairs = ((FourInts)lower & 0xffff) | ((FourInts)upper << 16);
+    memcpy(out, &pairs, sizeof pairs);
 }
 
 void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t m, int64_t g) {
@@ -44,10 +53,9 @@ void prepare_group(const QuantizedMatmulJob& job, const Activations& to, int64_t
     for (int row = 0; row < rows; row++) {
         const int64_t at = g * to.R + m * rows + row;
         to.factors[at] = rounded[row].factors;
-        int16_t* integers = to.integers + at * job.group_size;
-        for (int i = 0; i < job.group_size; i++) {
-            integers[paired_position(i, job.bits)] =
-                static_cast<int16_t>(rounded[row].integers[i / LANES][i % LANES]);
+        const auto integers = reinterpret_cast<const int32_t*>(rounded[row].integers);
+        for (int i = 0; i < job.group_size; i += 8) {
+            store_pairs(integers + i, job.bits, to.integers + at * job.group_size + i);
         }
     }
 }
