@@ -47,6 +47,15 @@ inline void multiply_add(PairSums& sums, Ints a, Shorts weights) {
 #endif
 }
 
+inline void add(PairSums& sums, const PairSums& others) {
+#if defined(__AVX2__)
+    sums.all += others.all;
+#elif defined(__aarch64__)
+    sums.first += others.first;
+    sums.last += others.last;
+#endif
+}
+
 inline Ints total_of(const PairSums& sums) {
 #if defined(__AVX2__)
     return sums.all;

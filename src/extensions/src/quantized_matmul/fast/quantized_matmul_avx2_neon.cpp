@@ -217,6 +217,11 @@ inline void add_group(const Pack& pack, int64_t g, const Factors* factors,
     }
 }
 
+// Independent sums per output and row: with one or two rows, a single chain of additions would wait
+// for the latency of the instruction that multiplies and adds.
+template <int ROWS>
+constexpr int CHAINS = ROWS > 2 ? 1 : STEP / ROWS;
+
 // Steps 3 and 4 for one group and ROWS rows.
 template <int ROWS, typename Weights>
 __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& weights,
@@ -224,7 +229,7 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
                                               Floats* totals) {
     const int64_t row_pairs = a.row_pairs();
     const PairOfShorts* pairs = a.pairs(g, row);
-    PairSums sums[ROWS][PACK_VECTORS] = {};
+    PairSums chains[CHAINS<ROWS>][ROWS][PACK_VECTORS] = {};
     for (int64_t step = 0; step < row_pairs / STEP; step++) {
         weights.fetch(step);
 #pragma GCC unroll 4
@@ -239,12 +244,22 @@ __attribute__((noinline)) void multiply_group(const Pack& pack, const Weights& w
                 const Ints x = splat(pairs[r * row_pairs + step * STEP + i]);
 #pragma GCC unroll 2
                 for (int v = 0; v < PACK_VECTORS; v++) {
-                    multiply_add(sums[r][v], x, w[v]);
+                    multiply_add(chains[i % CHAINS<ROWS>][r][v], x, w[v]);
                 }
             }
         }
     }
-    add_group<ROWS>(pack, g, a.factors + g * a.R + row, sums, totals);
+#pragma GCC unroll 4
+    for (int chain = 1; chain < CHAINS<ROWS>; chain++) {
+#pragma GCC unroll 2
+        for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 2
+            for (int v = 0; v < PACK_VECTORS; v++) {
+                add(chains[0][r][v], chains[chain][r][v]);
+            }
+        }
+    }
+    add_group<ROWS>(pack, g, a.factors + g * a.R + row, chains[0], totals);
 }
 
 // Few rows: every tile of rows unpacks all weights of the pack.
