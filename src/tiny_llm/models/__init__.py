@@ -19,3 +19,23 @@ from .hub import (
 )
 from .loading import LOAD_FORMATS, load, load_weights
 from .protocol import ServingModel
+
+__all__ = [
+    "ATTENTION_BACKENDS",
+    "BUNDLED_MODELS",
+    "LOAD_FORMATS",
+    "SHORT_NAMES",
+    "WEEK_MODELS",
+    "ModelError",
+    "ServingModel",
+    "check_has_mtp",
+    "default_model",
+    "dispatch_model",
+    "find_in_cache",
+    "find_model",
+    "load",
+    "load_weights",
+    "mtp_model",
+    "serving_model",
+    "shortcut_name_to_full_name",
+]
