@@ -192,7 +192,7 @@ class RankShard:
         return mx.array(numbers).view(dtype).reshape(shape)
 
     def skips_bias(self, name: str) -> bool:
-        """Whether a tensor is a bias that only rank 0 adds, after which outputs are summed."""
+        """Whether a tensor is zero here: an all-reduced layer's bias, which only rank 0 adds."""
         # [task 6.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 6.2.2 bias]

@@ -37,18 +37,10 @@ class Attention:
 
     Args:
         layer: the checkpoint's attention layer, with `q_proj`, `k_proj`, `v_proj` and `o_proj`.
-
-    Raises:
-        ValueError: the number of query heads is not a multiple of the number of key/value heads.
     """
 
     def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, attend: AttentionFn):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        if self.num_heads % self.num_kv_heads != 0:
-            raise ValueError(
-                f"the number of query heads, {self.num_heads}, must be a multiple of the number of "
-                f"key/value heads, {self.num_kv_heads}"
-            )
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
         self.wq = linear_from(layer.q_proj, dtype)

@@ -31,8 +31,8 @@ from ..families.linear import linear_from
 class MtpDecoder(Decoder):
     """MTP layer of a checkpoint from `load_weights(…, mtp=True)`, as a single-layer decoder."""
 
-    def __init__(self, mlx_model: CheckpointModel, **options: Any):
-        super().__init__(mtp_checkpoint(mlx_model), **options)
+    def __init__(self, mlx_model: CheckpointModel, *args: Any, **options: Any):
+        super().__init__(mtp_checkpoint(mlx_model), *args, **options)
         mtp = mlx_model.mtp
         self.fc = linear_from(mtp.fc, self.dtype)
         self.embedding_norm = mtp.pre_fc_norm_embedding.weight.astype(self.dtype)
