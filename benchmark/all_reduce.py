@@ -22,9 +22,9 @@ import mlx.core as mx
 import numpy as np
 
 from tiny_llm.models.parallel import mpi
-from tiny_llm.models.parallel.init import connect_to_other_ranks, free_addresses
+from tiny_llm.models.parallel.init import Group, connect_to_other_ranks, free_addresses
 from tiny_llm.models.parallel.launcher import init_comm, is_launched
-from tiny_llm.models.parallel.layers import Group, all_reduce
+from tiny_llm.models.parallel.layers import all_reduce
 
 from .parallel_cost import Link, all_reduce_seconds
 

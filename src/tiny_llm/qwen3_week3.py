@@ -38,7 +38,7 @@ def attend_paged(
         )
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     if metadata.cu_seqlens_q is not None:
-        return _attend_ragged(query, metadata, scale)
+        return attend_ragged(query, metadata, scale)
     # [task 3.2.3]
     return paged_attention(
         query,
@@ -53,7 +53,9 @@ def attend_paged(
     # [/task 3.2.3]
 
 
-def _attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> mx.array:
+def attend_ragged(
+    query: mx.array, metadata: PagedKvMetadata, scale: float, window: int = 0
+) -> mx.array:
     """Attends over a ragged batch of T tokens, already in the cache: 1×H_q×T×D -> 1×H_q×T×D."""
     assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen(
@@ -65,6 +67,7 @@ def _attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> 
         metadata.block_table,
         metadata.page_size,
         scale,
+        window,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 

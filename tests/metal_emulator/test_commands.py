@@ -1,5 +1,6 @@
 """Command lines of `pdm run metal-check` and `pdm run metal-run`."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 def run(command, *arguments, **environment):
     program = [sys.executable, "-m", f"tools.metal_emulator.{command}", *map(str, arguments)]
-    return subprocess.run(
-        program, cwd=ROOT, capture_output=True, text=True, check=False, env=environment or None
-    )
+    env = {**os.environ, **environment}
+    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False, env=env)
 
 
 @needs_clang

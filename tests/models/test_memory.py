@@ -5,8 +5,9 @@ import resource
 
 import pytest
 
+from tiny_llm.kernels.heap import trim_heap
 from tiny_llm.models import memory
-from tiny_llm.models.memory import available_memory, is_memory_short, total_memory, trim_heap
+from tiny_llm.models.memory import available_memory, is_memory_short, total_memory
 
 
 def resident_bytes():

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tiny_llm.kernels import extension
 from tiny_llm.kernels.heap import extend_rows
 
 DTYPES = (mx.bfloat16, mx.float32, mx.int8)
@@ -53,10 +54,21 @@ def test_empty_array():
     assert not mx.any(x).item()
 
 
-@pytest.mark.skipif(
+needs_page_moves = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() == mx.gpu,
     reason="memory pages are moved on Linux",
 )
+
+
+@needs_page_moves
+@pytest.mark.parametrize("rows", [0, 3])
+def test_lazy_array_and_result_are_evaluated(rows):
+    x = extend_rows(2 * mx.ones((rows, 1024)), 2)
+    assert extension().extend_rows(x, 1), "the extension extends only evaluated arrays"
+    assert x.sum().item() == rows * 2048
+
+
+@needs_page_moves
 def test_memory_pages_are_moved():
     # The result's memory pages can be moved when it grows again.
     x = extend_rows(random_array((8, 2**20), mx.float32), 1)

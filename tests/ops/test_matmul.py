@@ -1,13 +1,16 @@
 """`matmul` compared with exact arithmetic; batch invariance."""
 
-import subprocess
-import sys
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import EPSILON, as_numpy, assert_close, random
+from tests.support import (
+    EPSILON,
+    as_numpy,
+    assert_close,
+    assert_same_on_any_number_of_threads,
+    random,
+)
 from tiny_llm import kernels
 from tiny_llm.basics import linear
 from tiny_llm.quantize import project
@@ -66,24 +69,13 @@ def test_rows_are_batch_invariant(instruction_set, dtype, M):
 
 
 def test_bitwise_equal_for_any_thread_count():
-    program = (
+    assert_same_on_any_number_of_threads(
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
         "a = mx.random.normal((70, 512)).astype(mx.bfloat16);"
         "b = mx.random.normal((300, 512)).astype(mx.bfloat16);"
         "y = t.matmul(a, b, stream=mx.cpu).astype(mx.float32);"
-        "print(hash(np.array(y).tobytes()))"
+        "print(t.num_threads(), hash(np.array(y).tobytes()))"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={"TINY_LLM_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for threads in (1, 3)
-    }
-    assert len(outputs) == 1
 
 
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64), (1, 1, 1, 64)], ids=str)

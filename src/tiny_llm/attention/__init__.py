@@ -28,3 +28,23 @@ from .paged import (
     paged_attention_varlen_reference,
     sliding_window_mask,
 )
+
+__all__ = [
+    "Mask",
+    "SimpleMultiHeadAttention",
+    "as_int32",
+    "causal_conv1d_reference",
+    "causal_mask",
+    "flash_attention",
+    "gated_delta_rule_reference",
+    "gated_rms_norm_reference",
+    "gather_pages",
+    "is_none_or_causal",
+    "paged_attention",
+    "paged_attention_reference",
+    "paged_attention_varlen",
+    "paged_attention_varlen_reference",
+    "scaled_dot_product_attention_grouped",
+    "scaled_dot_product_attention_simple",
+    "sliding_window_mask",
+]

@@ -153,11 +153,8 @@ def paged_attention_varlen(
                 f"[{name}] expected cu_seqlens_q ascending from 0 to {query.shape[0]}, the number "
                 f"of queries, got {ends}."
             )
-    ends_array, lengths, table = (
-        as_int32(cu_seqlens_q),
-        as_int32(context_lens),
-        as_int32(block_table),
-    )
+    ends_array, lengths = as_int32(cu_seqlens_q), as_int32(context_lens)
+    table = as_int32(block_table)
     _check_pages(name, key_pages, page_size, block_table, context_lens, window, ends_array)
     if not kernels.is_built():
         numbers = _to_list(table), _to_list(lengths)

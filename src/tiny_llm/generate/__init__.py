@@ -23,5 +23,22 @@ from .stream import (
     read_tokens,
     resolve_max_tokens,
     stream_generate,
-    stream_text,
 )
+
+__all__ = [
+    "DecodingLoop",
+    "GenerationResponse",
+    "SpeculationStatistics",
+    "SpeculativeDecoding",
+    "check_same_vocabulary",
+    "decode_by_recomputing",
+    "decode_with_cache",
+    "encode_prompt",
+    "next_token_logits",
+    "read_tokens",
+    "resolve_max_tokens",
+    "simple_generate",
+    "simple_generate_with_kv_cache",
+    "speculative_generate",
+    "stream_generate",
+]

@@ -43,12 +43,7 @@ def simple_generate(
         UserError: the prompt is empty or longer than the model's context, a token id is out of
             range, or `max_tokens` is below 1.
     """
-    return "".join(
-        response.text
-        for response in stream_generate(
-            decode_by_recomputing, model, tokenizer, prompt, sampler, max_tokens
-        )
-    )
+    return _generate(decode_by_recomputing, model, tokenizer, prompt, sampler, max_tokens)
 
 
 def decode_by_recomputing(
@@ -85,12 +80,7 @@ def simple_generate_with_kv_cache(
         model: model of Week 2 or later: (ids B×L, offset, cache) -> logits B×L×V, with
             `create_kv_cache`.
     """
-    return "".join(
-        response.text
-        for response in stream_generate(
-            decode_with_cache, model, tokenizer, prompt, sampler, max_tokens
-        )
-    )
+    return _generate(decode_with_cache, model, tokenizer, prompt, sampler, max_tokens)
 
 
 def decode_with_cache(
@@ -164,7 +154,9 @@ def speculative_generate(
     """
     check_same_tokenizer(draft_tokenizer, tokenizer, prompt)
     decode = SpeculativeDecoding(draft_model, num_drafts)
-    return "".join(
-        response.text
-        for response in stream_generate(decode, model, tokenizer, prompt, sampler, max_tokens)
-    )
+    return _generate(decode, model, tokenizer, prompt, sampler, max_tokens)
+
+
+def _generate(*arguments: Any) -> str:
+    """The complete text of `stream_generate`."""
+    return "".join(response.text for response in stream_generate(*arguments))

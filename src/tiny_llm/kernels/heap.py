@@ -19,12 +19,14 @@ def trim_heap() -> None:
 
 
 def extend_rows(x: mx.array, num_rows: int) -> mx.array:
-    """Appends zeroed rows to an evaluated array.
+    """Appends zeroed rows to an array, and evaluates it.
 
     On Linux CPUs, remaps the array's memory pages instead of copying them if nothing else
     references the array, so growing a KV cache takes almost no time. `x` must not be used
     afterwards.
     """
-    if x.size and is_built() and extension().extend_rows(x, num_rows):
-        return x
-    return mx.concatenate([x, mx.zeros((num_rows, *x.shape[1:]), x.dtype)])
+    mx.eval(x)
+    if not (x.size and is_built() and extension().extend_rows(x, num_rows)):
+        x = mx.concatenate([x, mx.zeros((num_rows, *x.shape[1:]), x.dtype)])
+        mx.eval(x)
+    return x

@@ -107,7 +107,7 @@ def prepack_model(mlx_model: Any) -> Any:
     if not layers:
         return mlx_model
     memory = PrepackedWeights(mlx_model)
-    prepacked_model = _copy_tree(mlx_model)
+    prepacked_model = copy_tree(mlx_model)
     for layer, prepacked in zip(layers, prepackable_layers(prepacked_model), strict=True):
         memory.prepack_layers(prepacked)
         for name in _array_names(prepacked):
@@ -234,7 +234,7 @@ def _array_names(layer: Any) -> list[str]:
     return [name for name in QUANTIZED_ARRAYS if name in layer]
 
 
-def _copy_tree(mlx_model: Any) -> Any:
+def copy_tree(mlx_model: Any) -> Any:
     """Copies the module tree; arrays are shared."""
     arrays: Any = tree_flatten(mlx_model)
     return copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})

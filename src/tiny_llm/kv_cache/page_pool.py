@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from .. import kernels
 from ..errors import OutOfPagesError
+from ..kernels.heap import extend_rows
 
 # An unbounded pool grows by half of its size and by at least this many pages, so that each page is
 # copied O(1) times on average.
@@ -180,21 +181,19 @@ class TinyKvPagedPool:
     def ensure_capacity(self, key: mx.array | None = None) -> None:
         """Allocates memory for all pages; the first call takes H, D and dtype from `key`."""
         # [task 3.1.1 room]
-        pages = self.key_pages
-        existing = 0 if pages is None else pages.shape[0]
+        if self.key_pages is None or self.value_pages is None:
+            assert key is not None
+            _, H, _, D = key.shape
+            self.key_pages = mx.zeros((0, H, self.page_size, D), key.dtype)
+            self.value_pages = mx.zeros((0, H, self.page_size, D), key.dtype)
+        existing = len(self.key_pages)
         if existing >= self.num_pages:
             return
         growth = max(self.num_pages - existing, existing // 2, GROWTH_PAGES)
         if self.capacity is not None:
             growth = self.capacity - existing  # all at once
-        like = pages if pages is not None else key
-        assert like is not None
-        _, H, _, D = like.shape
-        shape = (growth, H, self.page_size, D)
-        self.key_pages = grow_pages(self.key_pages, shape, like.dtype)
-        mx.eval(self.key_pages)  # frees the old keys before the values are copied
-        self.value_pages = grow_pages(self.value_pages, shape, like.dtype)
-        mx.eval(self.value_pages)
+        self.key_pages = extend_rows(self.key_pages, growth)
+        self.value_pages = extend_rows(self.value_pages, growth)
         # [/task 3.1.1 room]
 
     def _check_used(self, page_id: int, action: str) -> None:
@@ -213,9 +212,3 @@ def keep_pages(pages: mx.array, page_ids: Sequence[int]) -> mx.array:
     if not existing:  # not `pages[:0]`, which would share the memory
         return mx.zeros((0, *pages.shape[1:]), pages.dtype)
     return mx.take(pages, mx.array(list(existing), mx.int32), axis=0)
-
-
-def grow_pages(pages: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Appends an array of zeroed pages with shape `shape`; returns only it if `pages` is None."""
-    zeros = mx.zeros(shape, dtype=dtype)
-    return mx.concatenate([pages, zeros]) if pages is not None and pages.size else zeros

@@ -200,9 +200,7 @@ class PagedStorage:
         capacity = min(existing + growth, self.num_pages)
         for pages in (self.key_pages, self.value_pages):
             for layer in range(len(pages)):
-                mx.eval(pages[layer])
                 pages[layer] = extend_rows(pages[layer], capacity - existing)
-                mx.eval(pages[layer])  # frees the old array before the next one is copied
 
     def plan(self, batch: RaggedBatch) -> StepPlan:
         """Plans a step over a ragged batch; page and state slots are the same in every layer."""

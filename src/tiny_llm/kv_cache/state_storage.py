@@ -84,6 +84,4 @@ class StateStorage:
         capacity = min(existing + growth, self.num_slots)
         for arrays in (self.conv_states, self.states):
             for i in range(len(arrays)):
-                mx.eval(arrays[i])
                 arrays[i] = extend_rows(arrays[i], capacity - existing)
-                mx.eval(arrays[i])  # frees the old array before the next one is copied

@@ -2,7 +2,7 @@
 
 Must not generate text: `generate`, `batch` and `engine` run the models built here.
 
-Reading order: protocol, hub, loading, dispatch, heads, memory, model_size, checkpoint,
+Reading order: hub, loading, dispatch, heads, memory, model_size, checkpoint,
 tokenizer, families, lora, parallel.
 """
 
@@ -18,4 +18,22 @@ from .hub import (
     shortcut_name_to_full_name,
 )
 from .loading import LOAD_FORMATS, load, load_weights
-from .protocol import ServingModel
+
+__all__ = [
+    "ATTENTION_BACKENDS",
+    "BUNDLED_MODELS",
+    "LOAD_FORMATS",
+    "SHORT_NAMES",
+    "WEEK_MODELS",
+    "ModelError",
+    "check_has_mtp",
+    "default_model",
+    "dispatch_model",
+    "find_in_cache",
+    "find_model",
+    "load",
+    "load_weights",
+    "mtp_model",
+    "serving_model",
+    "shortcut_name_to_full_name",
+]

@@ -15,7 +15,6 @@ from .families.decoder import Decoder
 from .families.registry import config_of
 from .heads.mtp import MtpDecoder
 from .heads.pooling import EmbeddingDecoder, Task
-from .protocol import ServingModel
 
 COURSE_MODEL_TYPE = "qwen3"  # model family that the course's models implement
 WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
@@ -45,7 +44,7 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
             f"'{name}' {unsupported}, which the course's layers do not implement; build the "
             "extension, and use LLM or the commands without --loader."
         )
-    return _build(name, WEEK_MODELS[week], mlx_model, options)
+    return _build(name, WEEK_MODELS[week], mlx_model, **options)
 
 
 def serving_model(
@@ -55,7 +54,7 @@ def serving_model(
     attention_backend: str = "paged",
     kv_cache_dtype: KvCacheDtype = "auto",
     task: Task = "generate",
-) -> ServingModel:
+) -> Decoder:
     """Builds the engine's model, for any family.
 
     Args:
@@ -72,13 +71,10 @@ def serving_model(
             f"'{name}' is a {config.model_type} model, whose layout differs in mlx_lm; load it "
             "with `load_weights`."
         )
-    options = {
-        "page_size": page_size,
-        "attention_backend": attention_backend,
-        "kv_cache_dtype": kv_cache_dtype,
-    }
     decoder = EmbeddingDecoder if task == "embed" else Decoder
-    model: ServingModel = _build(name, decoder, repacked(prepack_model(mlx_model)), options)
+    mlx_model = repacked(prepack_model(mlx_model))
+    options = page_size, attention_backend, kv_cache_dtype
+    model: Decoder = _build(name, decoder, mlx_model, *options)
     return model
 
 
@@ -100,21 +96,13 @@ def mtp_model(
         ModelError: the MTP layer was not loaded; see also `serving_model`.
     """
     check_has_mtp(name, mlx_model)
-    options = {
-        "page_size": page_size,
-        "attention_backend": attention_backend,
-        "kv_cache_dtype": kv_cache_dtype,
-    }
-    layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, options)
+    options = page_size, attention_backend, kv_cache_dtype
+    layer: MtpDecoder = _build(name, MtpDecoder, mlx_model, *options)
     return layer
 
 
 def check_has_mtp(name: str, mlx_model: Any) -> None:
-    """Checks that a checkpoint was loaded with its MTP layer.
-
-    Raises:
-        ModelError: the checkpoint was loaded without its MTP layer.
-    """
+    """Raises ModelError if a checkpoint was loaded without its MTP layer."""
     if not _config(name, mlx_model).has_mtp:
         raise ModelError(
             f"'{name}' was loaded without its multi-token prediction layer; pass its name or "
@@ -122,9 +110,9 @@ def check_has_mtp(name: str, mlx_model: Any) -> None:
         )
 
 
-def _build(name: str, model: Any, mlx_model: Any, options: dict[str, Any]) -> Any:
+def _build(name: str, model: Any, *args: Any, **options: Any) -> Any:
     try:
-        return model(mlx_model, **options)
+        return model(*args, **options)
     except ValueError as error:
         raise ModelError(f"'{name}' cannot be built: {error}") from error
 

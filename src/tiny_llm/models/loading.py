@@ -18,6 +18,7 @@ from .checkpoint.safe_io import ModelError, read_json
 from .checkpoint.safetensors_header import check_dtypes
 from .checkpoint.sharding import RankShard
 from .checkpoint.weights import CheckpointModel, is_supported_format, read_checkpoint
+from .families.config_fields import Fields
 from .families.registry import family_of, read_config
 from .families.tensor_layout import is_skipped
 from .hub import find_config, find_model, is_terminal, stderr_console
@@ -86,25 +87,36 @@ def load_weights(
         raise UserError(f"load_format must be 'auto' or 'dummy', got '{load_format}'.")
 
     def read(folder: Path) -> tuple[Any, Any]:
-        rank_shard = _rank_shard(folder, rank, num_ranks, mtp)
+        config = read_model_config(folder)
+        full = read_config(config, mtp)
+        shard = RankShard(full, rank, num_ranks) if num_ranks > 1 else None
+        tokenizer = None
         if load_format == "dummy":
-            return _read_dummy(folder, console, rank_shard, with_tokenizer, mtp)
-        return _read_checkpoint(folder, console, rank_shard, with_tokenizer, mtp)
+            _check_memory(folder, random_bytes(config, mtp) // num_ranks)
+            model = random_checkpoint(config, shard, mtp)
+            if with_tokenizer:
+                tokenizer = _dummy_tokenizer(folder, config, full.vocab_size, console)
+            return model, tokenizer
+        if not is_supported_format(folder, config):
+            _check_mlx_lm_support(config, num_ranks)
+            return _read_with_mlx_lm(folder)
+        _check_memory(folder, weight_bytes(folder) // num_ranks)
+        if family_of(config).is_hybrid and rank == 0:
+            _report_skipped(folder, console, mtp)
+        if with_tokenizer:
+            tokenizer = open_tokenizer(folder, config)
+        return read_checkpoint(folder, config, shard, mtp), tokenizer
 
     find = find_config if load_format == "dummy" else find_model
-    return _load(find(name, console), console, read, mtp)
+    return _load(find(name, console), console, read)
 
 
 def _load(
-    folder: Path,
-    console: "Console | None",
-    read: Callable[[Path], tuple[Any, Any]],
-    mtp: bool = False,
+    folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Opens a checkpoint lazily, then evaluates its weights."""
     kernels.check_num_threads()  # an invalid environment variable is not a model error
     try:
-        read_config(read_model_config(folder), mtp)  # rejects an invalid config before slow work
         model, tokenizer = read(folder)
         evaluate(model, console)
     except ModelError:
@@ -117,6 +129,7 @@ def _load(
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
+    read_config(read_model_config(folder))  # rejects an invalid config before slow work
     # Imported here because it takes seconds, and an invalid name should fail immediately.
     import mlx_lm
 
@@ -128,37 +141,17 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
     return mlx_model, tokenizer
 
 
-def _rank_shard(folder: Path, rank: int, num_ranks: int, mtp: bool) -> RankShard | None:
-    """A rank's shard; None for a single rank."""
-    if num_ranks == 1:
-        return None
-    return RankShard(read_config(read_model_config(folder), mtp), rank, num_ranks)
-
-
-def _read_checkpoint(
-    folder: Path,
-    console: "Console | None",
-    rank_shard: RankShard | None,
-    with_tokenizer: bool,
-    mtp: bool,
-) -> tuple[Any, Any]:
-    config = read_model_config(folder)
-    _check_memory(folder, weight_bytes(folder), rank_shard)
-    if is_supported_format(folder, config):
-        if family_of(config).is_hybrid and (rank_shard is None or rank_shard.rank == 0):
-            _report_skipped(folder, console, mtp)
-        tokenizer = open_tokenizer(folder, config) if with_tokenizer else None
-        return read_checkpoint(folder, config, rank_shard, mtp), tokenizer
-    if rank_shard is not None:
+def _check_mlx_lm_support(config: Fields, num_ranks: int) -> None:
+    """Rejects sharding and hybrid families, which `mlx_lm` cannot load for tiny-llm."""
+    if num_ranks > 1:
         raise ValueError(
-            f"its format is loaded by mlx_lm, which cannot shard it across {rank_shard.size} ranks"
+            f"its format is loaded by mlx_lm, which cannot shard it across {num_ranks} ranks"
         )
     if family_of(config).is_hybrid:
         raise ValueError(
             f"its quantization format is not MLX's, which {config['model_type']} requires; convert "
             "the unquantized model with `mlx_lm.convert -q`"
         )
-    return _read_with_mlx_lm(folder)
 
 
 def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:
@@ -170,36 +163,26 @@ def _report_skipped(folder: Path, console: "Console | None", mtp: bool) -> None:
         (console or stderr_console()).print(message, soft_wrap=True)
 
 
-def _read_dummy(
-    folder: Path,
-    console: "Console | None",
-    rank_shard: RankShard | None,
-    with_tokenizer: bool,
-    mtp: bool,
-) -> tuple[Any, Any]:
-    """Creates random weights for a config, and optionally a tokenizer."""
-    config = read_model_config(folder)
-    _check_memory(folder, random_bytes(config, mtp), rank_shard)
-    model = random_checkpoint(config, rank_shard=rank_shard, mtp=mtp)
-    if not with_tokenizer:
-        return model, None
+def _dummy_tokenizer(
+    folder: Path, config: Fields, vocab_size: int, console: "Console | None"
+) -> Any:
+    """Opens the folder's tokenizer, or else the demo model's."""
     if has_tokenizer(folder):
-        return model, open_tokenizer(folder, config)
+        return open_tokenizer(folder, config)
     message = f"{folder} has no tokenizer; using the demo model's with the random weights."
     (console or stderr_console()).print(message, soft_wrap=True)
     tokenizer = open_tokenizer(demo.TARGET_PATH, read_json(demo.TARGET_PATH, "config.json"))
-    vocab_size = model.args.vocab_size if rank_shard is None else rank_shard.full_config.vocab_size
     if len(tokenizer) > vocab_size:
         raise ValueError(
             f"it has no tokenizer, and its vocab_size, {vocab_size}, is too small for the demo "
             "model's"
         )
-    return model, tokenizer
+    return tokenizer
 
 
-def _check_memory(folder: Path, num_bytes: int, rank_shard: RankShard | None = None) -> None:
+def _check_memory(folder: Path, num_bytes: int) -> None:
     """Rejects a model, or a rank's shard, whose weights exceed this machine's memory."""
-    num_bytes, total = num_bytes // (rank_shard.size if rank_shard else 1), total_memory()
+    total = total_memory()
     if num_bytes > total:
         raise ModelError(
             f"the model in {folder} needs {num_bytes:,} bytes of memory, but this machine has "

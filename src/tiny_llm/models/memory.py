@@ -15,7 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from .. import kernels
-from ..kernels.heap import trim_heap as trim_heap  # re-exported
+from ..kernels.heap import trim_heap
 
 TRIM_INTERVAL = 256  # requests between heap trims
 

@@ -49,8 +49,8 @@ WRONG = [
     Wrong(
         "3.1.1 room",
         "growing the pool loses the old pages",
-        "grow_pages(self.key_pages, shape, like.dtype)",
-        "grow_pages(None, (existing + growth, *shape[1:]), like.dtype)",
+        "extend_rows(self.key_pages, growth)",
+        "mx.zeros((existing + growth, *self.key_pages.shape[1:]), self.key_pages.dtype)",
     ),
     Wrong(
         "3.1.2 reserve",

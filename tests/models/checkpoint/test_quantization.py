@@ -13,11 +13,12 @@ from tests.support import as_numpy, assert_close, random
 from tiny_llm.kernels.mxfp4 import bfloat16_to_e8m0, e8m0_to_bfloat16
 from tiny_llm.kernels.prepack import is_kernel_supported, row_major_layer
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
-from tiny_llm.models.checkpoint.quantization import MODES, Quantization, dequantize_layer
+from tiny_llm.models.checkpoint.quantization import MODES, Quantization
 from tiny_llm.models.checkpoint.repack import pack_integers, repack, unpack_integers
 from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.families.linear import MlxQuantizedWeights, embedding_from, linear_from
+from tiny_llm.quantize import dequantize_linear
 
 AFFINE = [(bits, group) for bits in MODES["affine"][0] for group in MODES["affine"][1]]
 FORMATS = [Quantization(group, bits) for bits, group in AFFINE]
@@ -48,7 +49,7 @@ def exact(layer: Any) -> mx.array:
     if wide.mode == "affine":
         for name in PARTS:
             setattr(wide, name, layer[name].astype(mx.float32))
-    return dequantize_layer(wide, mx.float32)
+    return dequantize_linear(wide).astype(mx.float32)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -143,7 +144,7 @@ def test_unsupported_formats_fall_back_to_mlx(form):
     layer = layer_of(form, weight)
     linear = linear_from(layer, mx.float32)
     assert isinstance(linear.weight, MlxQuantizedWeights) or form.mode != "affine"
-    weight = dequantize_layer(layer, mx.float32)
+    weight = dequantize_linear(layer).astype(mx.float32)
     assert_close(linear(x), x @ weight.T, "matmul", ulps=256)
     if isinstance(linear.weight, MlxQuantizedWeights):
         ids = mx.array([[3, 39], [0, 3]])

@@ -1,6 +1,5 @@
 """`LLM(attention_backend=…)`: equal outputs from all backends; unknown names."""
 
-import mlx.core as mx
 import pytest
 
 from tests.models.support import FAMILIES, MIXTURE, run_changing_batch, run_sequence
@@ -51,24 +50,6 @@ def test_engine_output_with_each_backend(demo, config, backend, monkeypatch):
     assert outputs[0] == outputs[1]
     expected = "flash_attention" if backend == "flash" else "paged_attention_varlen_reference"
     assert set(calls) == {expected}
-
-
-@pytest.mark.parametrize("backend", attention_backends.ATTENTION_FUNCTIONS.values())
-def test_sequences_without_tokens_give_zeros(backend):
-    """Idle slots of a batch are sequences without tokens."""
-
-    class Cache:
-        def update_and_fetch_paged(self, key, value, mask):
-            pages = mx.ones((2, 1, 4, 32))
-            table = mx.array([[1], [-1]], dtype=mx.int32)
-            lengths = mx.array([3, 0], dtype=mx.int32)
-            return attention_backends.PagedKvMetadata(pages, pages, table, lengths, 4, mask)
-
-    query = mx.ones((2, 2, 1, 32))
-    out = backend(query, None, None, Cache(), 0.1)
-    assert_close(
-        out, mx.stack([mx.ones((2, 1, 32)), mx.zeros((2, 1, 32))]), "one of two slots is idle"
-    )
 
 
 @pytest.mark.parametrize("given", ["FLASH_ATTN", "", None, ["paged"]])

@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from ...kv_cache.paged_storage import RaggedBatch
 from ...kv_cache.rows import read_row, row_bytes, write_rows
-from ...models import ServingModel
 from ...models.families.decoder import Decoder
 from ...models.heads.mtp import MtpDecoder
 
@@ -56,7 +55,7 @@ class PagedModel:
         seconds: total time spent in the model.
     """
 
-    def __init__(self, model: ServingModel, num_pages: int, num_state_slots: int = 0):
+    def __init__(self, model: Decoder, num_pages: int, num_state_slots: int = 0):
         self.model = model
         self.vocab_size = model.vocab_size
         self.page_size = model.page_size
@@ -117,16 +116,7 @@ class PagedModel:
         Returns:
             Logits, len(rows)×V.
         """
-        # Only a draft model can get an id ≥ V, from the target's padded vocabulary. Clamping it can
-        # at worst cost a rejected draft token.
-        last = self.vocab_size - 1
-        ids = [min(token, last) for span in spans for token in span.token_ids]  # T
-        started = time.perf_counter()
-        logits = self._graph(mx.array(ids, dtype=mx.int32), spans, rows)
-        # Storage is evaluated explicitly: without sampling rows, no logits depend on it.
-        mx.eval(logits, self._storage.arrays)
-        self.seconds += time.perf_counter() - started
-        return logits
+        return self._evaluate(lambda: self._graph(self._ids(spans), spans, rows))
 
     def features(
         self, spans: Sequence[Span], rows: Sequence[int], hidden: mx.array | None = None
@@ -137,27 +127,16 @@ class PagedModel:
             spans, rows: see `logits`.
             hidden: T×E, second input of an `MtpDecoder`; None for other models.
         """
-        started = time.perf_counter()
-        ids = mx.array([token for span in spans for token in span.token_ids], dtype=mx.int32)
-        batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)
-        assert isinstance(self.model, Decoder)
-        if hidden is None:
-            features = self.model.ragged_features(ids, batch, rows, self._storage)
-        else:
-            assert isinstance(self.model, MtpDecoder)
-            features = self.model.mtp_features(ids, hidden, batch, rows, self._storage)
-        mx.eval(features, self._storage.arrays)
-        self.seconds += time.perf_counter() - started
-        return features
+        ids, storage, model = self._ids(spans), self._storage, self.model
+        batch = ragged_batch(spans, self.page_size, model.state_bytes > 0)
+        if hidden is not None:
+            assert isinstance(model, MtpDecoder)
+            return self._evaluate(lambda: model.mtp_features(ids, hidden, batch, rows, storage))
+        return self._evaluate(lambda: model.ragged_features(ids, batch, rows, storage))
 
     def lm_head(self, features: mx.array) -> mx.array:
         """Computes logits N×V from N hidden states, N×E."""
-        started = time.perf_counter()
-        assert isinstance(self.model, Decoder)
-        logits: mx.array = self.model.w_lm_head(features)
-        mx.eval(logits)
-        self.seconds += time.perf_counter() - started
-        return logits
+        return self._evaluate(lambda: self.model.w_lm_head(features))
 
     def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """Like `logits`, but asynchronous, and with `ids` in place of the spans' tokens.
@@ -176,6 +155,23 @@ class PagedModel:
             return self._storage.page_arrays
         states = self._storage.states
         return [] if states is None else states.arrays
+
+    def _ids(self, spans: Sequence[Span]) -> mx.array:
+        """Token ids of all spans, T int32."""
+        # Only a draft model can get an id ≥ V, from the target's padded vocabulary. Clamping it can
+        # at worst cost a rejected draft token.
+        last = self.vocab_size - 1
+        ids = [min(token, last) for span in spans for token in span.token_ids]
+        return mx.array(ids, dtype=mx.int32)
+
+    def _evaluate(self, compute: Callable[[], mx.array]) -> mx.array:
+        """Evaluates a result and all writes to storage; adds the time to `seconds`."""
+        started = time.perf_counter()
+        result = compute()
+        # Storage is evaluated explicitly: without sampling rows, no result depends on it.
+        mx.eval(result, self._storage.arrays)
+        self.seconds += time.perf_counter() - started
+        return result
 
     def _graph(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         batch = ragged_batch(spans, self.page_size, self.model.state_bytes > 0)

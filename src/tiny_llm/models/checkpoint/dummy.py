@@ -27,13 +27,13 @@ E4M3_ONE_CODE = 0x38  # 1.0 in E4M3
 
 
 def random_checkpoint(
-    config: Mapping[str, Any], seed: int = 0, rank_shard: RankShard | None = None, mtp: bool = False
+    config: Mapping[str, Any], rank_shard: RankShard | None = None, mtp: bool = False
 ) -> CheckpointModel:
     """Builds a model with random weights; see `random_tensors` for arguments and errors.
 
     With `rank_shard`, builds only that rank's shard, holding one full tensor in memory at a time.
     """
-    weights, formats = random_tensors(config, seed, mtp)
+    weights, formats = random_tensors(config, mtp)
     if rank_shard is None:
         return build_model_tree(read_config(config, mtp), weights, formats)
     for name in weights:
@@ -42,7 +42,7 @@ def random_checkpoint(
 
 
 def random_tensors(
-    config: Mapping[str, Any], seed: int = 0, mtp: bool = False
+    config: Mapping[str, Any], mtp: bool = False
 ) -> tuple[dict[str, mx.array], dict[str, Quantization]]:
     """Creates a checkpoint's tensors: lazy, random, and quantized according to the config.
 
@@ -59,8 +59,8 @@ def random_tensors(
     mtp_names = [name for name in names if name.startswith(MTP_PREFIX)]
     text_names = [name for name in names if not name.startswith(MTP_PREFIX)]
     keys: dict[str, mx.array] = {}
-    for group, group_seed in ((text_names, seed), (mtp_names, seed + 1)):
-        keys.update(zip(group, mx.random.split(mx.random.key(group_seed), len(group)), strict=True))
+    for seed, group in enumerate((text_names, mtp_names)):
+        keys.update(zip(group, mx.random.split(mx.random.key(seed), len(group)), strict=True))
     for path, matrix in matrix_shapes(args):
         quantized = _quantization(config, path)
         if quantized is None:

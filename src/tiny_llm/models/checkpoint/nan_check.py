@@ -54,12 +54,7 @@ class FiniteCheck:
         self._checked: list[tuple[str, _Format, mx.array, mx.array]] = []
 
     def add(self, path: str, module: Any) -> None:
-        """Starts checking a module.
-
-        Args:
-            path: the module's path, for the error message; "" for a whole model.
-            module: an evaluated module.
-        """
+        """Starts checking an evaluated module; `path` is its path, for the error message."""
         stream, first = self._stream, len(self._checked)
         for name, array, float_format in _float_arrays(path, module):
             positive = mx.max(array.view(float_format.signed, stream=stream), stream=stream)
@@ -104,4 +99,4 @@ def _float_arrays(path: str, module: Any) -> Iterator[tuple[str, mx.array, _Form
     for name, array in arrays:
         float_format = FORMATS.get(array.dtype) or modes.get(name)
         if float_format is not None and array.size > 0:
-            yield f"{path}.{name}" if path else name, array, float_format
+            yield f"{path}.{name}", array, float_format

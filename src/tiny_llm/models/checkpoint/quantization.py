@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
-
 from ...errors import short_repr
 from ..families.config_fields import invalid_field, positive_int
 
@@ -69,19 +67,6 @@ class Quantization:
     def bits_per_weight(self) -> float:
         """Bits per stored weight, including its share of the group's scale and bias."""
         return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
-
-
-def dequantize_layer(layer: Any, dtype: mx.Dtype) -> mx.array:
-    """Dequantizes a layer with row-major weights to matrices N..×O×I."""
-    weight: mx.array = mx.dequantize(
-        layer.weight,
-        layer.scales,
-        layer.biases if "biases" in layer else None,
-        group_size=layer.group_size,
-        bits=layer.bits,
-        mode=getattr(layer, "mode", "affine"),
-    )
-    return weight.astype(dtype)
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -14,16 +14,15 @@ more memory than they do in the file. On a GPU, nothing is repacked: MLX's Metal
 for all formats.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ... import kernels
 from ...kernels.mxfp4 import E2M1, e8m0_to_bfloat16
-from .quantization import dequantize_layer
+from ...kernels.prepack import copy_tree
+from ...quantize import dequantize_linear
 
 
 def repack(module: Any) -> None:
@@ -39,8 +38,7 @@ def repacked(mlx_model: Any) -> Any:
     """Returns a repacked copy of a model, or the model itself if no layer needs repacking."""
     if not _repackable_layers(mlx_model):
         return mlx_model
-    arrays: Any = tree_flatten(mlx_model)
-    model = copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
+    model = copy_tree(mlx_model)
     repack(model)
     return model
 
@@ -89,7 +87,7 @@ def _widen_scales(layer: Any) -> None:
 
 
 def _to_bfloat16(layer: Any) -> None:
-    layer.weight = dequantize_layer(layer, mx.bfloat16)
+    layer.weight = dequantize_linear(layer).astype(mx.bfloat16)
     for name in ("scales", "group_size", "bits", "mode"):
         delattr(layer, name)
 

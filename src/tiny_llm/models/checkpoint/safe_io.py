@@ -127,14 +127,17 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """
     if not (folder / name).exists():
         raise ModelError(f"{folder} has no {name}; it is not a model folder.")
+    return parse_json_object(folder / name, read_limited(folder, name, MAX_JSON_BYTES))
+
+
+def parse_json_object(file: Path, text: str) -> dict[str, Any]:
+    """Parses a file's text with `parse_json`; ModelError if it is not a JSON object."""
     try:
-        content = parse_json(read_limited(folder, name, MAX_JSON_BYTES))
+        content = parse_json(text)
     except ValueError as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"{folder / name} cannot be read: {error}.") from error
+        raise ModelError(f"{file} cannot be read: {error}.") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{folder / name} is not a JSON object.")
+        raise ModelError(f"{file} is not a JSON object.")
     return content
 
 

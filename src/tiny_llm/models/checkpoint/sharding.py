@@ -149,7 +149,7 @@ class RankShard:
 
     def slice_tensor(self, name: str, array: mx.array) -> mx.array:
         """Slices a tensor for this rank, as a lazy contiguous copy."""
-        if self.is_rank_0_bias(name):
+        if self.skips_bias(name):
             return mx.zeros_like(array)
         if array.ndim == 0:
             return array  # no family has scalar tensors; reported later
@@ -191,8 +191,8 @@ class RankShard:
         numbers: Any = data.cast(code)
         return mx.array(numbers).view(dtype).reshape(shape)
 
-    def is_rank_0_bias(self, name: str) -> bool:
-        """Whether a tensor is an all-reduced layer's bias, which is zero here: rank 0 adds it."""
+    def skips_bias(self, name: str) -> bool:
+        """Whether a tensor is zero here: an all-reduced layer's bias, which only rank 0 adds."""
         # [task 6.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 6.2.2 bias]

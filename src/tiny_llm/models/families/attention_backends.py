@@ -7,7 +7,7 @@
 "flash" is bit-identical to "paged", and does not support 8-bit pages. "reference" is the oracle
 for both; its rounding may depend on how the prompt is chunked. "flash" and "reference" copy each
 sequence's entire KV in every layer of every step, and run without graph capture: use them for
-comparison and debugging only.
+comparison and debugging only. Batches are always ragged (`RaggedBatch`).
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,6 @@ from ...attention import (
     Mask,
     flash_attention,
     gather_pages,
-    paged_attention_reference,
-    paged_attention_varlen,
     paged_attention_varlen_reference,
     sliding_window_mask,
 )
@@ -29,7 +27,7 @@ from ...kv_cache import PagedKvMetadata
 from ...kv_cache.int8_rows import read_int8_pages, write_int8_rows
 from ...kv_cache.step_plan import LayerCacheView
 from ...qwen3_week2 import AttentionFn
-from ...qwen3_week3 import attend_paged
+from ...qwen3_week3 import attend_paged, attend_ragged
 
 
 def attend_paged_in_window(
@@ -37,18 +35,7 @@ def attend_paged_in_window(
 ) -> mx.array:
     """`attend_paged` over a ragged batch with a sliding window."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
-    attended = paged_attention_varlen(
-        query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
-        metadata.key_pages,
-        metadata.value_pages,
-        metadata.cu_seqlens_q,
-        metadata.context_lens,
-        metadata.block_table,
-        metadata.page_size,
-        scale,
-        window,
-    )
-    return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
+    return attend_ragged(query, metadata, scale, window)
 
 
 def attend_flash(
@@ -57,39 +44,31 @@ def attend_flash(
     """`AttentionFn` that calls `flash_attention` once per sequence."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     lengths: list[int] = metadata.context_lens.tolist()
-    if metadata.cu_seqlens_q is None:
-        queries = mx.split(query, query.shape[0])  # 1×H_q×L×D each
-    else:
-        ends = metadata.cu_seqlens_q.tolist()
-        queries = mx.split(query, ends[1:-1], axis=2)
+    queries = mx.split(query, metadata.cu_seqlens_q.tolist()[1:-1], axis=2)  # 1×H_q×L×D each
     outputs = [
         _attend_sequence(each, metadata, index, length, scale, window)
         for index, (each, length) in enumerate(zip(queries, lengths, strict=True))
     ]
-    return mx.concatenate(outputs, axis=0 if metadata.cu_seqlens_q is None else 2)
+    return mx.concatenate(outputs, axis=2)
 
 
 def attend_reference(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float, window: int = 0
 ) -> mx.array:
     """`AttentionFn` in plain MLX."""
-    if isinstance(cache, LayerCacheView) and cache.buffers[0].dtype == mx.int8:
+    if cache.buffers[0].dtype == mx.int8:
         metadata = update_and_fetch_int8(key, value, cache)
     else:
         metadata = cache.update_and_fetch_paged(key, value, mask="causal")
-    pages = metadata.key_pages, metadata.value_pages
-    table, lengths, size = metadata.block_table, metadata.context_lens, metadata.page_size
-    if metadata.cu_seqlens_q is None:
-        return paged_attention_reference(
-            query, *pages, table, lengths, size, scale, "causal", window
-        )
+    assert metadata.cu_seqlens_q is not None
     attended = paged_attention_varlen_reference(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
-        *pages,
+        metadata.key_pages,
+        metadata.value_pages,
         metadata.cu_seqlens_q,
-        lengths,
-        table,
-        size,
+        metadata.context_lens,
+        metadata.block_table,
+        metadata.page_size,
         scale,
         window,
     )
@@ -137,8 +116,6 @@ def _attend_sequence(
     query: mx.array, metadata: PagedKvMetadata, index: int, length: int, scale: float, window: int
 ) -> mx.array:
     """Computes attention from one sequence's queries, 1×H_q×L×D, to its `length` keys."""
-    if length == 0:
-        return mx.zeros_like(query)
     page_ids = metadata.block_table[index]
     mask: Mask = "causal"
     if window:

@@ -7,12 +7,12 @@
 Each maps tokens N..×E and their expert ids N..×K to expert outputs N..×K×E.
 """
 
+import copy
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 
 from ... import kernels
 from ...kernels.prepack import QUANTIZED_ARRAYS, row_major_layer
@@ -201,23 +201,13 @@ def _nbytes(stacked: Any) -> int:
     return sum(layer[part].nbytes for layer in layers for part in QUANTIZED_ARRAYS if part in layer)
 
 
-def _expert(stacked: Any, index: int) -> "_Node":
+def _expert(stacked: Any, index: int) -> Any:
     """One expert's layers, as slices of the stacked matrices."""
-    return _Node(**{name: _slice(stacked[name], index) for name in PROJECTIONS})
-
-
-def _slice(layer: Any, index: int) -> "_Node":
-    if "scales" not in layer:
-        return _Node(weight=layer.weight[index])
-    arrays = {name: layer[name][index] if name in layer else None for name in QUANTIZED_ARRAYS}
-    mode = getattr(layer, "mode", "affine")
-    return _Node(**arrays, group_size=layer.group_size, bits=layer.bits, mode=mode)
-
-
-class _Node(Module):
-    """Module with a layer's arrays, or with named layers."""
-
-    def __init__(self, **parts: Any):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
+    expert = copy.copy(stacked)
+    for name in PROJECTIONS:
+        layer = copy.copy(stacked[name])
+        for part in QUANTIZED_ARRAYS:
+            if part in layer:
+                setattr(layer, part, layer[part][index])
+        setattr(expert, name, layer)
+    return expert

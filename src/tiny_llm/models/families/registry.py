@@ -164,12 +164,13 @@ def read_config(config: Fields, mtp: bool = False) -> DecoderConfig:
         context = scaling.scaled_context(context)
     if mtp:
         check_mtp_fields(fields, family.is_hybrid)
-    experts = _experts(fields, family) if family.has_experts else None
-    window = None if family.is_hybrid else _sliding_window(fields, family)
+    num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
+    experts = _experts(fields, family, num_layers) if family.has_experts else None
+    window = None if family.is_hybrid else _sliding_window(fields, family, num_layers)
     return DecoderConfig(
         model_type=config["model_type"],
         hidden_size=E,
-        num_hidden_layers=positive_int(fields, "num_hidden_layers", most=MAX_LAYERS),
+        num_hidden_layers=num_layers,
         intermediate_size=_intermediate_size(fields, experts),
         num_attention_heads=H_q,
         num_key_value_heads=H,
@@ -231,10 +232,9 @@ def _intermediate_size(fields: Fields, experts: MoEConfig | None) -> int:
     return positive_int(fields, "intermediate_size", default)
 
 
-def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
+def _sliding_window(fields: Fields, family: Family, num_layers: int) -> SlidingWindow | None:
     """Parses the sliding-window fields, with the same semantics as transformers."""
     types = fields.get("layer_types")
-    num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     if types is not None and not (isinstance(types, list) and all(t in LAYER_TYPES for t in types)):
         raise invalid_field("layer_types", types, f"{' or '.join(LAYER_TYPES)} each")
     size, first = fields.get("sliding_window", DEFAULT_WINDOW), 0
@@ -265,10 +265,9 @@ def _sliding_window(fields: Fields, family: Family) -> SlidingWindow | None:
     return SlidingWindow(positive_int(fields, "sliding_window", size), layers) if layers else None
 
 
-def _experts(fields: Fields, family: Family) -> MoEConfig:
+def _experts(fields: Fields, family: Family, num_layers: int) -> MoEConfig:
     """Parses the mixture-of-experts fields."""
     step = positive_int(fields, "decoder_sparse_step", 1)
-    num_layers = positive_int(fields, "num_hidden_layers", most=MAX_LAYERS)
     mlp_only = non_negative_ints(fields, "mlp_only_layers") or []
     layers = {i for i in range(num_layers) if (i + 1) % step == 0} - set(mlp_only)
     name = "num_local_experts" if "num_local_experts" in fields else "num_experts"

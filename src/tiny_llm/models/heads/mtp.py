@@ -31,8 +31,8 @@ from ..families.linear import linear_from
 class MtpDecoder(Decoder):
     """MTP layer of a checkpoint from `load_weights(…, mtp=True)`, as a single-layer decoder."""
 
-    def __init__(self, mlx_model: CheckpointModel, **options: Any):
-        super().__init__(mtp_checkpoint(mlx_model), **options)
+    def __init__(self, mlx_model: CheckpointModel, *args: Any, **options: Any):
+        super().__init__(mtp_checkpoint(mlx_model), *args, **options)
         mtp = mlx_model.mtp
         self.fc = linear_from(mtp.fc, self.dtype)
         self.embedding_norm = mtp.pre_fc_norm_embedding.weight.astype(self.dtype)
@@ -51,7 +51,7 @@ class MtpDecoder(Decoder):
         Args:
             ids: T token ids: x_{t+1}, which follows each position t of the batch.
             hidden: T×hidden_size: h_t, or g_{t-1} after the first drafting step.
-            batch, rows, storage: see `ServingModel.ragged_logits`.
+            batch, rows, storage: see `Decoder.ragged_logits`.
         """
         x = kernels.rms_norm(self.embedding(as_int32(ids)[None]), self.embedding_norm, self.eps)
         hidden = kernels.rms_norm(hidden[None], self.hidden_norm, self.eps)

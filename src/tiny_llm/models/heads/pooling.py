@@ -6,13 +6,11 @@ A pooling model computes its result at the prompt's last token:
     score    the softmax over "yes" and "no" as the next token (Qwen3-Reranker)
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
-from ...kv_cache import PagedStorage, RaggedBatch
 from ..checkpoint.safe_io import read_json
 from ..families.decoder import Decoder
 
@@ -30,17 +28,9 @@ SCORE_INSTRUCTION = "Given a web search query, retrieve relevant passages that a
 
 
 class EmbeddingDecoder(Decoder):
-    """Decoder that returns hidden states instead of logits; see `Decoder` for the arguments."""
+    """Decoder whose `ragged_logits` returns hidden states, len(rows)×hidden_size."""
 
-    def ragged_logits(
-        self,
-        ids: Sequence[int] | mx.array,
-        batch: RaggedBatch,
-        rows: Sequence[int] | mx.array,
-        storage: PagedStorage,
-    ) -> mx.array:
-        """Like `ServingModel.ragged_logits`, but returns hidden states, len(rows)×hidden_size."""
-        return self.ragged_features(ids, batch, rows, storage)
+    ragged_logits = Decoder.ragged_features
 
 
 def pool_embeddings(features: mx.array) -> mx.array:

@@ -91,15 +91,11 @@ def read_adapter_config(folder: Path, model: DecoderConfig) -> AdapterConfig:
 def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfig:
     method = fields.get("fine_tune_type", "lora")
     if method != "lora":
-        raise ValueError(
-            f"{CONFIG_FILE} has fine_tune_type {short_repr(method)}, expected 'lora'; fuse other "
-            "adapters into the model with `mlx_lm.fuse`"
-        )
+        hint = "'lora'; fuse other adapters into the model with `mlx_lm.fuse`"
+        raise _invalid("fine_tune_type", method, hint)
     lora = fields.get("lora_parameters")
     if not isinstance(lora, Mapping):
-        raise ValueError(
-            f"{CONFIG_FILE} has lora_parameters {short_repr(lora)}, expected an object"
-        )
+        raise _invalid("lora_parameters", lora, "an object")
     for name in lora:
         if name not in LORA_FIELDS:
             raise ValueError(
@@ -108,15 +104,13 @@ def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfi
             )
     layers, num_layers = fields.get("num_layers"), model.num_hidden_layers
     if not isinstance(layers, int) or isinstance(layers, bool):
-        raise ValueError(f"{CONFIG_FILE} has num_layers {short_repr(layers)}, expected an integer")
+        raise _invalid("num_layers", layers, "an integer")
     # As in mlx_lm: the last `layers` layers are adapted; all, if the number is not positive.
     first_layer = max(0, num_layers - layers) if layers > 0 else 0
     keys = lora.get("keys")
     if keys is not None:
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise ValueError(
-                f"{CONFIG_FILE} has keys {short_repr(keys)}, expected a list of strings"
-            )
+            raise _invalid("keys", keys, "a list of strings")
         keys = frozenset(keys)
     rank, scale = _rank(lora, "rank"), _number(lora, "scale")
     return AdapterConfig(MLX_FILE, rank, scale, first_layer, keys)
@@ -124,16 +118,14 @@ def _mlx_config(fields: Mapping[str, Any], model: DecoderConfig) -> AdapterConfi
 
 def _peft_config(fields: Mapping[str, Any]) -> AdapterConfig:
     if fields["peft_type"] != "LORA":
-        raise ValueError(
-            f"{CONFIG_FILE} has peft_type {short_repr(fields['peft_type'])}, expected 'LORA'"
-        )
+        raise _invalid("peft_type", fields["peft_type"], "'LORA'")
     for name in PEFT_UNSUPPORTED:
         if fields.get(name):
             raise ValueError(
                 f"{CONFIG_FILE} has {name} {short_repr(fields[name])}, which is not supported"
             )
     if fields.get("bias", "none") != "none":
-        raise ValueError(f"{CONFIG_FILE} has bias {short_repr(fields['bias'])}, expected 'none'")
+        raise _invalid("bias", fields["bias"], "'none'")
     rank = _rank(fields, "r")
     divisor = math.sqrt(rank) if fields.get("use_rslora") else rank
     scale = _number(fields, "lora_alpha") / divisor
@@ -143,9 +135,7 @@ def _peft_config(fields: Mapping[str, Any]) -> AdapterConfig:
 def _rank(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"{CONFIG_FILE} has {name} {short_repr(value)}, expected a positive integer"
-        )
+        raise _invalid(name, value, "a positive integer")
     return value
 
 
@@ -153,5 +143,9 @@ def _number(fields: Mapping[str, Any], name: str) -> float:
     value = fields.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None or not is_number or not abs(value) < MAX_NUMBER:
-        raise ValueError(f"{CONFIG_FILE} has {name} {short_repr(value)}, expected a number")
+        raise _invalid(name, value, "a number")
     return float(value)
+
+
+def _invalid(name: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{CONFIG_FILE} has {name} {short_repr(value)}, expected {expected}")

@@ -20,7 +20,7 @@ MLP = {"gate_proj": "w_gate", "up_proj": "w_up", "down_proj": "w_down"}
 # In the order of `GatedDeltaNet.projections`.
 DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
-LayerRef = tuple[Any, Any]  # owner of a layer and its key: (object, attribute) or (list, index)
+LayerRef = tuple[Any, Any]  # location of a layer: (an object's `vars`, name) or (list, index)
 
 
 def attach_adapters(
@@ -44,12 +44,8 @@ def attach_adapters(
         for name, (owner, key) in _linear_layers(block).items():
             matrices = [adapter.get(f"model.layers.{index}.{name}") for adapter in adapters]
             if any(matrices):
-                layer = owner[key] if isinstance(owner, list) else getattr(owner, key)
-                layer = replace(layer, lora=_concatenate(matrices, decoder.adapters))
-                if isinstance(owner, list):
-                    owner[key] = layer
-                else:
-                    setattr(owner, key, layer)
+                lora = _concatenate(matrices, decoder.adapters)
+                owner[key] = replace(owner[key], lora=lora)
 
 
 def _concatenate(matrices: Sequence[LoraMatrices | None], batch: AdapterBatch) -> LoraWeights:
@@ -71,14 +67,15 @@ def _linear_layers(block: Any) -> dict[str, LayerRef]:
     if isinstance(block.mixer, GatedDeltaNet):
         for index, name in enumerate(DELTA_NET):
             layers[f"linear_attn.{name}"] = block.mixer.projections, index
-        layers["linear_attn.out_proj"] = block.mixer, "wo"
+        layers["linear_attn.out_proj"] = vars(block.mixer), "wo"
     else:
-        layers |= {f"self_attn.{name}": (block.mixer, key) for name, key in ATTENTION.items()}
+        mixer = vars(block.mixer)
+        layers |= {f"self_attn.{name}": (mixer, key) for name, key in ATTENTION.items()}
     mlp, prefix = block.mlp, "mlp"
     if isinstance(mlp, SparseMoE):
-        layers["mlp.gate"] = mlp, "router"
+        layers["mlp.gate"] = vars(mlp), "router"
         if mlp.shared_expert is None:
             return layers
-        layers["mlp.shared_expert_gate"] = mlp.shared_expert, "gate"
+        layers["mlp.shared_expert_gate"] = vars(mlp.shared_expert), "gate"
         mlp, prefix = mlp.shared_expert.mlp, "mlp.shared_expert"
-    return layers | {f"{prefix}.{name}": (mlp, key) for name, key in MLP.items()}
+    return layers | {f"{prefix}.{name}": (vars(mlp), key) for name, key in MLP.items()}

@@ -12,10 +12,11 @@ from typing import Any
 import mlx.core as mx
 
 from ...kernels.graph_capture import CapturedFunction
-from ...kv_cache.step_plan import NUM_RAGGED_ARRAYS, AttentionMetadata, CosSin, LayerCacheView
+from ...kv_cache.step_plan import AttentionMetadata, CosSin, LayerCacheView
 from ..families.decoder import DecoderBlock
 from ..families.linear import AdapterBatch
-from .layers import Group, all_reduce
+from .init import Group
+from .layers import all_reduce
 
 HalfBlock = Callable[..., Any]
 
@@ -75,10 +76,9 @@ class TensorParallelBlock:
             )
             # [solution only]
             if self._capture:
-                on_first_call = num_metadata_arrays < NUM_RAGGED_ARRAYS  # see `PlannedLayers`
                 halves = (
-                    CapturedFunction(halves[0], on_first_call),
-                    CapturedFunction(halves[1], on_first_call),
+                    CapturedFunction(halves[0], on_first_call=False),
+                    CapturedFunction(halves[1], on_first_call=False),
                 )
             # [/solution only]
             self._halves[num_metadata_arrays] = halves
@@ -88,10 +88,8 @@ class TensorParallelBlock:
         self, num_metadata_arrays: int, x: mx.array, *rest: mx.array
     ) -> tuple[mx.array, ...]:
         cos, sin, *arrays = rest
-        attention_metadata, buffers = (
-            AttentionMetadata.from_arrays(arrays[:num_metadata_arrays]),
-            arrays[num_metadata_arrays:],
-        )
+        attention_metadata = AttentionMetadata.from_arrays(arrays[:num_metadata_arrays])
+        buffers = arrays[num_metadata_arrays:]
         update = buffers.pop() if len(buffers) > 2 else None
         self._adapters.ids = attention_metadata.adapter_ids
         x, partial_sum = self.block.attend(

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from ...errors import UserError
+from . import mpi
 from .channel import Buffer, Channel
 from .heartbeat import Heartbeat
 from .init import STDERR_FILENO, Group
@@ -150,7 +151,6 @@ class Worker:
         comm: MLX communicator.
         channel: connection that receives rank 0's commands.
         heartbeat: monitors rank 0.
-        on_shutdown: callback before a regular exit, if any.
 
     Attributes:
         rank: this process's rank.
@@ -158,23 +158,15 @@ class Worker:
         comm, channel: as given.
     """
 
-    def __init__(
-        self,
-        comm: Group,
-        channel: Channel,
-        heartbeat: Heartbeat,
-        on_shutdown: Callable[[], None] | None = None,
-    ):
+    def __init__(self, comm: Group, channel: Channel, heartbeat: Heartbeat):
         self.rank, self.size = comm.rank(), comm.size()
         self.comm, self.channel = comm, channel
         self._heartbeat = heartbeat
-        self._on_shutdown = on_shutdown
 
     def shutdown(self) -> NoReturn:
         """Exits this process, on rank 0's command."""
         self._heartbeat.stopped = True
-        if self._on_shutdown is not None:
-            self._on_shutdown()
+        mpi.finalize()
         os._exit(0)
 
     def fail(self, reason: str) -> NoReturn:

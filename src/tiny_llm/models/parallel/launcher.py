@@ -39,7 +39,7 @@ HANDSHAKE_TIMEOUT_SECONDS = 2.0
 
 def is_launched() -> bool:
     """Whether a launcher started this process as one of several ranks."""
-    return _backend(os.environ) is not None
+    return _backend() is not None
 
 
 def is_rank_0() -> bool:
@@ -48,37 +48,39 @@ def is_rank_0() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
-def _backend(env: Mapping[str, str]) -> str | None:
+def _backend() -> str | None:
     """MLX backend set by the launcher; None without a launcher or with a single rank."""
+    env = os.environ
     if "MLX_RANK" in env and "MLX_HOSTFILE" in env:
-        return "ring" if len(_ring_hosts(env)) > 1 else None
+        return "ring" if len(_ring_hosts()) > 1 else None
     if "MLX_RANK" in env and "MLX_IBV_DEVICES" in env:
         return "jaccl"
     return "mpi" if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1 else None
 
 
-def _ring_hosts(env: Mapping[str, str]) -> list[list[str]]:
+def _ring_hosts() -> list[list[str]]:
     """Addresses of each rank from `mlx.launch`'s host file, which is empty for a single rank.
 
     Raises:
         UserError: the file is missing or malformed.
     """
+    file = os.environ["MLX_HOSTFILE"]
     try:
-        text = Path(env["MLX_HOSTFILE"]).read_text().strip()
+        text = Path(file).read_text().strip()
         hosts: list[list[str]] = json.loads(text) if text else []
     except (OSError, ValueError) as error:
         raise UserError(
-            f"MLX_HOSTFILE is {env['MLX_HOSTFILE']}, which cannot be read: {error}; unset it, or "
-            "start the ranks with mlx.launch."
+            f"MLX_HOSTFILE is {file}, which cannot be read: {error}; unset it, or start the ranks "
+            "with mlx.launch."
         ) from error
     return hosts
 
 
 def _rank_0_host() -> str:
     """Rank 0's host name or address, as reachable by the workers; called on rank 0."""
-    backend = _backend(os.environ)
+    backend = _backend()
     if backend == "ring":
-        return _ring_hosts(os.environ)[0][0].rpartition(":")[0]
+        return _ring_hosts()[0][0].rpartition(":")[0]
     if backend == "jaccl":
         return os.environ["MLX_JACCL_COORDINATOR"].rpartition(":")[0]
     return socket.gethostname()
@@ -90,7 +92,7 @@ def init_comm() -> Group:
     Raises:
         UserError: MLX cannot connect the ranks.
     """
-    backend = _backend(os.environ)
+    backend = _backend()
     assert backend is not None
     if backend == "mpi":
         _widen_affinity()
@@ -241,4 +243,4 @@ def launched_worker() -> Worker:
     with connections["rank_0_alive"] as connection:
         _start_orphan_killer(connection)
     connections["rank_alive"].detach()  # stays open until this process exits
-    return Worker(comm, channel, monitor_rank_0(connections["heartbeat"]), mpi.finalize)
+    return Worker(comm, channel, monitor_rank_0(connections["heartbeat"]))

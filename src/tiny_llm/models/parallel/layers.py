@@ -19,8 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import mpi
-
-Group = mx.distributed.Group
+from .init import Group
 
 MAX_MESSAGE_BYTES = 2**17  # size of a chunk, per rank
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import UserError, short_repr
-from ..checkpoint.safe_io import MAX_TOKENIZER_BYTES, ModelError, parse_json, read_limited
+from ..checkpoint.safe_io import MAX_TOKENIZER_BYTES, ModelError, parse_json_object, read_limited
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -74,12 +74,7 @@ def read_tokenizer_json(folder: Path) -> dict[str, Any]:
     text, file = read_limited(folder, TOKENIZER_FILE, MAX_TOKENIZER_BYTES), folder / TOKENIZER_FILE
     _check_number(file, "lists and objects", text.count("[") + text.count("{"), MAX_CONTAINERS)
     _check_number(file, "values", text.count(","), MAX_COMMAS)
-    try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise ModelError(f"{file} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} is not a JSON object.")
+    content = parse_json_object(file, text)
     _check_limits(file, content)
     return content
 
