@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from tiny_llm.engine.execution.paged_model import Span, ragged_batch
+from tiny_llm.models import ServingModel
 from tiny_llm.models.checkpoint.dummy import random_tensors
-from tiny_llm.models.families.decoder import Decoder
 
 # Small sizes that allow quantization in groups of 64; the vocabulary size is odd.
 SIZES: dict[str, Any] = {
@@ -80,7 +80,7 @@ PAGES_PER_SEQUENCE = 16
 
 
 def run_steps(
-    model: Decoder,
+    model: ServingModel,
     steps: Sequence[Mapping[int, range]],
     token: Callable[[int], int] = lambda position: 3 + position * 7 % 90,
 ) -> mx.array:
@@ -116,14 +116,14 @@ def run_steps(
     return mx.concatenate(logits)
 
 
-def sequence_logits(model: Decoder, ids: Sequence[int], ends: Sequence[int] = ()) -> mx.array:
+def sequence_logits(model: ServingModel, ids: Sequence[int], ends: Sequence[int] = ()) -> mx.array:
     """Logits L×V of one sequence, computed in chunks that end at the given positions."""
     bounds = [0, *(ends or [len(ids)])]
     chunks = [{0: range(*pair)} for pair in itertools.pairwise(bounds)]
     return run_steps(model, chunks, lambda position: ids[position])
 
 
-def greedy_tokens(model: Decoder, prompt: Sequence[int], num_tokens: int) -> list[int]:
+def greedy_tokens(model: ServingModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """Greedy continuation of a prompt, one token per step."""
     ids = list(prompt)
     storage = model.create_paged_storage(PAGES_PER_SEQUENCE, 2)
@@ -139,7 +139,7 @@ def greedy_tokens(model: Decoder, prompt: Sequence[int], num_tokens: int) -> lis
     return ids[len(prompt) :]
 
 
-def run_sequence(model: Decoder) -> mx.array:
+def run_sequence(model: ServingModel) -> mx.array:
     """Runs one sequence: prompt chunks, steps of one and two tokens, recomputed positions."""
     steps, position = [], 0
     for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
@@ -149,7 +149,7 @@ def run_sequence(model: Decoder) -> mx.array:
     return run_steps(model, steps)
 
 
-def run_changing_batch(model: Decoder) -> mx.array:
+def run_changing_batch(model: ServingModel) -> mx.array:
     """Decodes two sequences in three slots; one finishes and another joins."""
     steps: list[dict[int, range]] = [{0: range(50)}, {2: range(60)}]
     steps += [{0: range(50 + i, 51 + i), 2: range(60 + i, 61 + i)} for i in range(10)]

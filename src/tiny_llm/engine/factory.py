@@ -13,6 +13,7 @@ from ..kv_cache.int8_rows import KV_CACHE_DTYPES, KvCacheDtype
 from ..models import (
     ATTENTION_BACKENDS,
     LOAD_FORMATS,
+    ServingModel,
     check_has_mtp,
     load_weights,
     mtp_model,
@@ -57,13 +58,13 @@ class LoadedModels:
         tp_checkpoint: the target's sharded checkpoint; None without tensor parallelism.
     """
 
-    target: Decoder
-    draft: Decoder | None
+    target: ServingModel
+    draft: ServingModel | None
     tokenizer: Any
     tp_checkpoint: ShardedCheckpoint | None
 
     @property
-    def all(self) -> list[Decoder]:
+    def all(self) -> list[ServingModel]:
         """The target model, then the draft model or MTP layer, if there is one."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
@@ -99,7 +100,7 @@ def load_models(
     options = (page_size, load_format, attention_backend, kv_cache_dtype, task)
     target, tokenizer, mtp_layer = _load_model(model, *options, mtp)
     tp_checkpoint = _shards(model)
-    draft: Decoder | None = mtp_layer
+    draft: ServingModel | None = mtp_layer
     if draft_model is not None:
         draft, draft_tokenizer, _ = _load_model(draft_model, *options)
         check_same_vocabulary(draft_tokenizer, tokenizer)
@@ -148,6 +149,7 @@ def attach_to_target(
         UserError: an adapter cannot be used with the model.
     """
     if folders:
+        assert isinstance(models.target, Decoder)
         rank_shard = models.tp_checkpoint.rank_shard if models.tp_checkpoint else None
         attach_adapters(models.target, list(folders.values()), rank_shard)
     return {None: -1} | {name: index for index, name in enumerate(folders)}
@@ -302,7 +304,7 @@ def check_options(
         )
 
 
-def common_window(models: Sequence[Decoder]) -> int:
+def common_window(models: Sequence[ServingModel]) -> int:
     """Returns the largest sliding window in any layer; 0 if any layer has full attention."""
     windows = [model.max_window for model in models]
     return max(windows) if all(windows) else 0
@@ -330,7 +332,7 @@ def _checkpoint_name(model: Model) -> str:
 
 def _paged_model(
     models: LoadedModels,
-    model: Decoder,
+    model: ServingModel,
     num_pages: int,
     num_state_slots: int = 0,
     adapters: Sequence[str | os.PathLike[str]] = (),
@@ -350,7 +352,7 @@ def _load_model(
     kv_cache_dtype: KvCacheDtype,
     task: Task,
     mtp: bool = False,
-) -> tuple[Decoder, Any, MtpDecoder | None]:
+) -> tuple[ServingModel, Any, MtpDecoder | None]:
     """Returns the serving model, its tokenizer and, if requested, its MTP layer."""
     name = "the model"
     if isinstance(model, str | os.PathLike):

@@ -2,7 +2,7 @@
 
 Must not generate text: `generate`, `batch` and `engine` run the models built here.
 
-Reading order: hub, loading, dispatch, heads, memory, model_size, checkpoint,
+Reading order: protocol, hub, loading, dispatch, heads, memory, model_size, checkpoint,
 tokenizer, families, lora, parallel.
 """
 
@@ -18,6 +18,7 @@ from .hub import (
     shortcut_name_to_full_name,
 )
 from .loading import LOAD_FORMATS, load, load_weights
+from .protocol import ServingModel
 
 __all__ = [
     "ATTENTION_BACKENDS",
@@ -26,6 +27,7 @@ __all__ = [
     "SHORT_NAMES",
     "WEEK_MODELS",
     "ModelError",
+    "ServingModel",
     "check_has_mtp",
     "default_model",
     "dispatch_model",

@@ -15,6 +15,7 @@ from .families.decoder import Decoder
 from .families.registry import config_of
 from .heads.mtp import MtpDecoder
 from .heads.pooling import EmbeddingDecoder, Task
+from .protocol import ServingModel
 
 COURSE_MODEL_TYPE = "qwen3"  # model family that the course's models implement
 WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
@@ -54,7 +55,7 @@ def serving_model(
     attention_backend: str = "paged",
     kv_cache_dtype: KvCacheDtype = "auto",
     task: Task = "generate",
-) -> Decoder:
+) -> ServingModel:
     """Builds the engine's model, for any family.
 
     Args:
@@ -74,7 +75,7 @@ def serving_model(
     decoder = EmbeddingDecoder if task == "embed" else Decoder
     mlx_model = repacked(prepack_model(mlx_model))
     options = page_size, attention_backend, kv_cache_dtype
-    model: Decoder = _build(name, decoder, mlx_model, *options)
+    model: ServingModel = _build(name, decoder, mlx_model, *options)
     return model
 
 

@@ -9,21 +9,21 @@ from ..scheduling.config import MIN_STATE_SLOTS
 
 
 class KvSize(Protocol):
-    """KV cache sizes of a model, loaded (`Decoder`) or not (`models/model_size.py`)."""
+    """KV cache sizes of a model, loaded (`ServingModel`) or not (`models/model_size.py`)."""
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """See `Decoder`."""
+        """See `ServingModel`."""
         ...
 
     @property
     def state_bytes(self) -> int:
-        """See `Decoder`."""
+        """See `ServingModel`."""
         ...
 
     @property
     def max_seq_len(self) -> int:
-        """See `Decoder`."""
+        """See `ServingModel`."""
         ...
 
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from ...kv_cache.paged_storage import RaggedBatch
 from ...kv_cache.rows import read_row, row_bytes, write_rows
+from ...models import ServingModel
 from ...models.families.decoder import Decoder
 from ...models.heads.mtp import MtpDecoder
 
@@ -55,7 +56,7 @@ class PagedModel:
         seconds: total time spent in the model.
     """
 
-    def __init__(self, model: Decoder, num_pages: int, num_state_slots: int = 0):
+    def __init__(self, model: ServingModel, num_pages: int, num_state_slots: int = 0):
         self.model = model
         self.vocab_size = model.vocab_size
         self.page_size = model.page_size
@@ -132,11 +133,14 @@ class PagedModel:
         if hidden is not None:
             assert isinstance(model, MtpDecoder)
             return self._evaluate(lambda: model.mtp_features(ids, hidden, batch, rows, storage))
+        assert isinstance(model, Decoder)
         return self._evaluate(lambda: model.ragged_features(ids, batch, rows, storage))
 
     def lm_head(self, features: mx.array) -> mx.array:
         """Computes logits N×V from N hidden states, N×E."""
-        return self._evaluate(lambda: self.model.w_lm_head(features))
+        model = self.model
+        assert isinstance(model, Decoder)
+        return self._evaluate(lambda: model.w_lm_head(features))
 
     def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """Like `logits`, but asynchronous, and with `ids` in place of the spans' tokens.

@@ -2,6 +2,7 @@
 
 The families differ only in QK norms, biases, RoPE scaling, output gates, sliding windows, Gated
 DeltaNet instead of attention, and experts instead of the MLP.
+Implements `ServingModel` (`models/protocol.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -145,8 +146,6 @@ class Decoder:
         kv_cache_dtype: "auto" for the activation dtype, or "int8" for 8-bit keys and values.
 
     Attributes:
-        vocab_size: number of logits per token.
-        max_seq_len: context length in tokens.
         adapters: LoRA adapters used in the current step (`models/lora`).
         supports_graph_capture: whether a step can be captured, that is, its layers call only the
             extension and never sync with the host.
@@ -204,14 +203,14 @@ class Decoder:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache bytes per token, over all layers."""
+        """See `ServingModel`."""
         config = self.config
         rows = 2 * config.num_kv_layers * config.num_key_value_heads
         return rows * kv_row_width(config.head_dim, self.kv_cache_dtype) * self.kv_dtype.size
 
     @property
     def state_bytes(self) -> int:
-        """Bytes per recurrent-state slot, over all layers; 0 for models without one."""
+        """See `ServingModel`."""
         delta_net = self.config.delta_net
         if delta_net is None:
             return 0
@@ -219,15 +218,11 @@ class Decoder:
 
     @property
     def max_window(self) -> int:
-        """Number of most recent tokens any layer attends to; 0 if some layer attends to all."""
+        """See `ServingModel`."""
         return self.config.max_window
 
     def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
-        """Creates KV pages and state slots, whose ids are the same in all layers.
-
-        Memory is allocated when pages and slots are first written, up to
-        num_pages · page_size · `kv_bytes_per_token` + num_state_slots · `state_bytes` bytes.
-        """
+        """See `ServingModel`."""
         config, states = self.config, None
         if config.delta_net is not None:
             shape = state_shape(config.delta_net, self.dtype)
@@ -249,24 +244,7 @@ class Decoder:
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Computes the logits of one step, whose new tokens may belong to many sequences.
-
-        On a CPU, a token's logits are bit-identical in any batch. Precondition: all positions are
-        within the context length.
-
-        Args:
-            ids: T token ids in the order of `batch`.
-            batch: sequence, position and KV slot of each token.
-            rows: indices into T of the tokens whose logits are computed.
-            storage: from `create_paged_storage`; receives the batch's keys and values when the
-                result is evaluated.
-
-        Returns:
-            Logits, len(rows)×vocab_size.
-
-        Raises:
-            ValueError: the number of ids is not T.
-        """
+        """See `ServingModel`."""
         logits: mx.array = self.w_lm_head(self.ragged_features(ids, batch, rows, storage))
         return logits
 

@@ -51,7 +51,7 @@ class MtpDecoder(Decoder):
         Args:
             ids: T token ids: x_{t+1}, which follows each position t of the batch.
             hidden: T×hidden_size: h_t, or g_{t-1} after the first drafting step.
-            batch, rows, storage: see `Decoder.ragged_logits`.
+            batch, rows, storage: see `ServingModel.ragged_logits`.
         """
         x = kernels.rms_norm(self.embedding(as_int32(ids)[None]), self.embedding_norm, self.eps)
         hidden = kernels.rms_norm(hidden[None], self.hidden_norm, self.eps)

@@ -19,14 +19,14 @@ import mlx.core as mx
 
 from .... import kernels
 from ....kv_cache.disk.page_file import KEY_BYTES
-from ....models.families.decoder import Decoder
+from ....models import ServingModel
 
 VERSION = 1  # on-disk layout of pages and states
 PACKAGE = Path(__file__).resolve().parents[3]
 SCALARS = (str, bytes, int, float, range, type(None), mx.Dtype)
 
 
-def fingerprint(models: Iterable[Decoder], workers: Iterable[bytes] = ()) -> bytes:
+def fingerprint(models: Iterable[ServingModel], workers: Iterable[bytes] = ()) -> bytes:
     """Hashes the models, the kernels and the program's source code.
 
     Weights and settings are hashed as loaded in memory: checkpoints with equal shapes but different

@@ -1,0 +1,69 @@
+"""Protocol implemented by the engine's models."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from ..kv_cache.paged_storage import PagedStorage, RaggedBatch
+
+
+class ServingModel(Protocol):
+    """Model that computes ragged batches over paged KV storage.
+
+    `families.decoder.Decoder` implements it for every family.
+    """
+
+    vocab_size: int  # number of logits per token
+    page_size: int  # tokens per page
+    max_seq_len: int  # context length in tokens
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache bytes per token, over all layers."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per recurrent-state slot, over all layers; 0 for models without one."""
+        ...
+
+    @property
+    def max_window(self) -> int:
+        """Number of most recent tokens any layer attends to; 0 if some layer attends to all."""
+        ...
+
+    def create_paged_storage(self, num_pages: int, num_state_slots: int = 0) -> PagedStorage:
+        """Creates KV pages and state slots, whose ids are the same in all layers.
+
+        Memory is allocated when pages and slots are first written, up to
+        num_pages · page_size · `kv_bytes_per_token` + num_state_slots · `state_bytes` bytes.
+        """
+        ...
+
+    def ragged_logits(
+        self,
+        ids: Sequence[int] | mx.array,
+        batch: RaggedBatch,
+        rows: Sequence[int] | mx.array,
+        storage: PagedStorage,
+    ) -> mx.array:
+        """Computes the logits of one step, whose new tokens may belong to many sequences.
+
+        On a CPU, a token's logits are bit-identical in any batch. Precondition: all positions are
+        within the context length.
+
+        Args:
+            ids: T token ids in the order of `batch`.
+            batch: sequence, position and KV slot of each token.
+            rows: indices into T of the tokens whose logits are computed.
+            storage: from `create_paged_storage`; receives the batch's keys and values when the
+                result is evaluated.
+
+        Returns:
+            Logits, len(rows)×vocab_size.
+
+        Raises:
+            ValueError: the number of ids is not T.
+        """
+        ...
