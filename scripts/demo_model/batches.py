@@ -7,7 +7,7 @@ form a group (see `model.py`). Causal attention never sees the padding.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +37,17 @@ class Batch:
     weights: Tensor  # loss weight of each target position
     num_examples: int
     num_tokens: int  # excluding padding
+
+    def to(self, device: str) -> Batch:
+        """Copies the tensors to a GPU without waiting for its pending kernels."""
+        if device == "cpu":
+            return self
+        tensors = {
+            name: value.pin_memory().to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def padded_length(length: int) -> int:

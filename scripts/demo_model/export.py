@@ -5,7 +5,7 @@
 
 The first form quantizes the weights (4 bits, groups of 128, including the embedding) and checks
 that the result is bit-identical to the quantization in training. The second converts an MLX folder
-to a Hugging Face Qwen3 folder with the same values in bfloat16, for `transformers` and for tests.
+to a Hugging Face folder with the same values in bfloat16, for `transformers` and for tests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .hybrid import HybridConfig
 from .model import CONFIGS, ModelConfig
 from .quantization import BITS, GROUP_SIZE, fake_quantize
 
@@ -27,6 +28,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 QUANTIZATION = {"group_size": GROUP_SIZE, "bits": BITS, "mode": "affine"}
 ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
+HYBRID_TYPE = "qwen3_5_text"
+CONV, DECAY = "conv1d.weight", "A_log"
+# Norms of a hybrid model that Hugging Face stores as w and applies as 1 + w.
+SHIFTED_NORMS = ("layernorm.weight", "q_norm.weight", "k_norm.weight", "model.norm.weight")
 
 
 def checkpoint_name(name: str) -> str:
@@ -53,6 +58,10 @@ def quantize_weights(master: dict[str, Tensor]) -> dict[str, mx.array]:
     weights = {}
     for name, tensor in master.items():
         key, array = checkpoint_name(name), to_mlx(tensor)
+        if key.endswith(DECAY):
+            array = mx.array(tensor.float().numpy())
+        elif key.endswith(CONV):
+            array = array.swapaxes(1, 2)  # C×1×K in PyTorch, C×K×1 in MLX
         if tensor.dim() != 2:
             weights[key] = array
             continue
@@ -80,9 +89,33 @@ def dequantize_weights(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     return plain
 
 
-def config_json(config: ModelConfig, end: int, pad: int) -> dict:
-    """Contents of `config.json`, without the quantization entries."""
+def to_hugging_face(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Converts a hybrid model's convolutions and norms from MLX's layout to Hugging Face's."""
+    converted = dict(weights)
+    for key, array in weights.items():
+        if key.endswith(CONV):
+            converted[key] = array.swapaxes(1, 2)
+        elif key.endswith(SHIFTED_NORMS):
+            converted[key] = array.astype(mx.float32) - 1
+    return converted
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    """Loads an exported Qwen3 folder's weights, dequantized and named as in the training model."""
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict), "a safetensors file contains named arrays"
+    plain = dequantize_weights(weights)
     return {
+        key.removeprefix("model.").replace("self_attn.", "").replace("mlp.", ""): torch.from_numpy(
+            np.array(array.astype(mx.float32))
+        )
+        for key, array in plain.items()
+    }
+
+
+def config_json(config: ModelConfig | HybridConfig, end: int, pad: int) -> dict:
+    """Contents of `config.json`, without the quantization entries."""
+    fields = {
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -99,13 +132,31 @@ def config_json(config: ModelConfig, end: int, pad: int) -> dict:
         "num_key_value_heads": config.num_kv_heads,
         "pad_token_id": pad,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_scaling": None,
-        "rope_theta": config.rope_theta,
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
         "use_cache": True,
-        "use_sliding_window": False,
         "vocab_size": config.vocab_size,
+    }
+    if isinstance(config, ModelConfig):
+        plain = {"rope_scaling": None, "rope_theta": config.rope_theta, "use_sliding_window": False}
+        return fields | plain
+    rope = {
+        "rope_type": "default",
+        "rope_theta": config.rope_theta,
+        "partial_rotary_factor": config.partial_rotary_factor,
+    }
+    return fields | {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": HYBRID_TYPE,
+        "attn_output_gate": True,
+        "full_attention_interval": config.full_attention_interval,
+        "linear_conv_kernel_dim": config.conv_kernel_dim,
+        "linear_key_head_dim": config.key_head_dim,
+        "linear_num_key_heads": config.num_key_heads,
+        "linear_num_value_heads": config.num_value_heads,
+        "linear_value_head_dim": config.value_head_dim,
+        "mamba_ssm_dtype": "float32",
+        "rope_parameters": rope,
     }
 
 
@@ -131,11 +182,12 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 def export_quantized(checkpoint: Path, tokenizer: Path, folder: Path) -> None:
     """Exports a training checkpoint to a quantized MLX folder."""
-    saved = torch.load(checkpoint, weights_only=True)
+    saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
     added = json.loads((tokenizer / "tokenizer.json").read_text())["added_tokens"]
     ids = {token["content"]: token["id"] for token in added}
     end, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
-    config = config_json(CONFIGS[saved["which"]], end, pad)
+    which = saved["which"]
+    config = config_json(CONFIGS[which] if which in CONFIGS else HybridConfig(), end, pad)
     config |= {"quantization": QUANTIZATION, "quantization_config": QUANTIZATION}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
@@ -157,7 +209,10 @@ def export_dequantized(source: Path, folder: Path) -> None:
     shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
     weights = mx.load(str(source / "model.safetensors"))
     assert isinstance(weights, dict), "a safetensors file contains named arrays"
-    write_weights(folder, dequantize_weights(weights), "pt")
+    plain = dequantize_weights(weights)
+    if config["model_type"] == HYBRID_TYPE:
+        plain = to_hugging_face(plain)
+    write_weights(folder, plain, "pt")
     copy_tokenizer(source, folder)
 
 

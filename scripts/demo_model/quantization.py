@@ -17,7 +17,7 @@ MIN_SCALE = 1e-7
 
 
 def fake_quantize(weight: Tensor) -> Tensor:
-    """Quantizes and dequantizes. weight: O x I, I a multiple of 128 -> bfloat16, O x I."""
+    """Quantizes and dequantizes. weight: O x I, I a multiple of 128, or flattened -> bfloat16."""
     groups = weight.bfloat16().float().view(-1, GROUP_SIZE)
     low = groups.amin(dim=1, keepdim=True)
     high = groups.amax(dim=1, keepdim=True)

@@ -1,10 +1,12 @@
-"""Trains the target or draft model for a given time.
+"""Trains the target, draft or hybrid model for a given time.
 
 The learning rate is a function of the elapsed share of `--minutes`: a short warm-up, a constant
 part and a long decay to zero. In the last part, the weights are quantized at every step (see
 `optimizer.py`). Intermediate checkpoints can be exported.
 
     python -m demo_model.train --which target --tokenizer FOLDER --out FOLDER --minutes 60
+
+The hybrid model is trained in rows of 1,536 tokens, on a GPU with `--device cuda`.
 """
 
 from __future__ import annotations
@@ -14,22 +16,21 @@ import json
 import time
 from pathlib import Path
 
-import mlx.core as mx
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from .batches import Batch, TrainingBatches
-from .export import dequantize_weights
+from .batches import MAX_LENGTH, Batch, TrainingBatches
+from .hybrid import HybridConfig, Qwen3_5
 from .model import CONFIGS, Qwen3, rope_tables
 from .optimizer import MasterWeights
+from .packing import PackedBatches
 from .seeds import CORPUS_SEED, WEIGHT_SEED
 
 # Shares of the training time: end of the warm-up, end of prompt tokens in the loss, start of the
 # learning rate's decay, start of quantization.
 WARM_UP, PROMPT_UNTIL, DECAY_FROM, QUANTIZE_FROM = 0.01, 0.35, 0.45, 0.70
-LOG_EVERY_STEPS = 10
+HYBRID = "hybrid"
 
 
 def rate_at(share: float) -> float:
@@ -41,18 +42,22 @@ def rate_at(share: float) -> float:
     return max(0.0, (1 - share) / (1 - DECAY_FROM))
 
 
-def losses_of(model: Qwen3, batch: Batch) -> tuple[torch.Tensor, float]:
+def losses_of(model: Qwen3 | Qwen3_5, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the weighted cross-entropy to minimize, and the mean cross-entropy of the targets."""
     hidden = model(batch.ids, batch.positions, batch.groups)
     logits = model.logits(hidden.index_select(0, batch.target_positions))
     losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
     is_answer = batch.weights == 1
-    loss = (losses * batch.weights).sum() / is_answer.sum()
-    return loss, losses.detach()[is_answer].mean().item()
+    count = is_answer.sum()
+    return (losses * batch.weights).sum() / count, (losses.detach() * is_answer).sum() / count
 
 
-def build(which: str, compiled: bool) -> Qwen3:
+def build(which: str, compiled: bool) -> Qwen3 | Qwen3_5:
     """Builds a bfloat16 model with random weights; RoPE's tables stay float32."""
+    if which == HYBRID:
+        hybrid = Qwen3_5(HybridConfig())
+        hybrid.init_weights(WEIGHT_SEED)
+        return hybrid.cast(torch.bfloat16)
     model = Qwen3(CONFIGS[which])
     model.init_weights(WEIGHT_SEED)
     model = model.bfloat16()
@@ -62,17 +67,16 @@ def build(which: str, compiled: bool) -> Qwen3:
     return model
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """Loads an exported folder's weights, dequantized and named as in the training model."""
-    weights = mx.load(str(folder / "model.safetensors"))
-    assert isinstance(weights, dict), "a safetensors file contains named arrays"
-    plain = dequantize_weights(weights)
-    return {
-        key.removeprefix("model.").replace("self_attn.", "").replace("mlp.", ""): torch.from_numpy(
-            np.array(array.astype(mx.float32))
-        )
-        for key, array in plain.items()
-    }
+def batches_of(arguments: argparse.Namespace) -> TrainingBatches | PackedBatches:
+    """Source of training batches for the model."""
+    path = arguments.tokenizer / "tokenizer.json"
+    if arguments.which == HYBRID:
+        rows = max(1, arguments.tokens_per_step // MAX_LENGTH)
+        return PackedBatches(path, arguments.seed, rows, MAX_LENGTH, arguments.workers)
+    tokenizer = Tokenizer.from_file(str(path))
+    return TrainingBatches(
+        tokenizer, arguments.seed, arguments.tokens_per_step, arguments.is_continued
+    )
 
 
 def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
@@ -86,58 +90,58 @@ def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
 def train(arguments: argparse.Namespace) -> None:
     """Trains for the given number of minutes."""
     torch.set_num_threads(arguments.threads)
-    tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
-    model = build(arguments.which, not arguments.eager)
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU
+    batches = batches_of(arguments)
+    model = build(arguments.which, not arguments.eager).to(arguments.device)
     master = MasterWeights(model)
     step = tokens = examples = 0
     if arguments.resume:
-        saved = torch.load(arguments.resume, weights_only=True)
+        saved = torch.load(arguments.resume, weights_only=True, map_location=arguments.device)
         master.load(saved["master"])
         step, tokens, examples = (saved["progress"][k] for k in ("step", "tokens", "examples"))
     elif arguments.start:
+        from .export import weights_of  # requires mlx, which other runs do without
+
         master.load(weights_of(arguments.start))
-    batches = TrainingBatches(
-        tokenizer, arguments.seed, arguments.tokens_per_step, arguments.is_continued
-    )
     tokens_before = tokens
     begin = last_save = time.monotonic()
     start = begin - 60 * arguments.minutes * arguments.from_share
-    loss_sum = 0.0
+    losses: list[torch.Tensor] = []
     path = arguments.out / "checkpoint.pt"
     while (share := (time.monotonic() - start) / (60 * arguments.minutes)) < 1:
-        batch = batches.take(with_prompt=share < PROMPT_UNTIL)
+        batch = batches.take(with_prompt=share < PROMPT_UNTIL).to(arguments.device)
         loss, answer_loss = losses_of(model, batch)
         model.zero_grad()
         loss.backward()
         norm = master.step(rate_at(share), quantize=share >= arguments.quantize_from)
         step, tokens = step + 1, tokens + batch.num_tokens
         examples += batch.num_examples
-        loss_sum += answer_loss
-        if step % LOG_EVERY_STEPS:
+        losses.append(answer_loss)
+        if step % arguments.log_every_steps:
             continue
+        loss_mean = torch.stack(losses).mean().item()  # waits for a GPU
+        losses.clear()
         seconds = time.monotonic() - begin
+        counts = {"step": step, "tokens": tokens, "examples": examples}
         progress = {
-            "step": step,
             "minutes": round(seconds / 60, 2),
-            "loss": round(loss_sum / LOG_EVERY_STEPS, 4),
-            "gradient_norm": round(norm, 3),
+            "loss": round(loss_mean, 4),
+            "gradient_norm": round(norm.item(), 3),
             "rate": round(rate_at(share), 3),
-            "tokens": tokens,
-            "examples": examples,
             "tokens_per_second": round((tokens - tokens_before) / seconds),
         }
-        loss_sum = 0.0
-        print(json.dumps(progress), flush=True)
+        print(json.dumps(counts | progress), flush=True)
         if time.monotonic() - last_save > 150:
-            save(path, master, arguments.which, progress)
+            save(path, master, arguments.which, counts)
             last_save = time.monotonic()
-    save(path, master, arguments.which, progress)
+    counts = {"step": step, "tokens": tokens, "examples": examples}
+    save(path, master, arguments.which, counts)
 
 
 def main() -> None:
     """Parses the command line and trains."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--which", choices=sorted(CONFIGS), required=True)
+    parser.add_argument("--which", choices=sorted([*CONFIGS, HYBRID]), required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=60)
@@ -160,6 +164,9 @@ def main() -> None:
     parser.add_argument(
         "--from-share", type=float, default=0.0, help="share of the schedule to skip"
     )
+    parser.add_argument("--device", default="cpu", help="PyTorch device of the hybrid model")
+    parser.add_argument("--workers", type=int, default=1, help="the hybrid's corpus processes")
+    parser.add_argument("--log-every-steps", type=int, default=10)
     parser.add_argument("--eager", action="store_true", help="disable torch.compile")
     train(parser.parse_args())
 

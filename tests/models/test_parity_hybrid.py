@@ -302,3 +302,29 @@ def test_quantized_qwen3_next_of_mlx_lm(tmp_path):
     expected = as_numpy(theirs(mx.array([ids]))[0])
     actual = as_numpy(sequence_logits(our_model(tmp_path), ids))
     np.testing.assert_allclose(actual, expected, atol=5e-4)
+
+
+def test_training_model_of_the_demo(tmp_path):
+    """Two documents in one row have the logits that each has alone in the engine."""
+    from scripts.demo_model.export import config_json
+    from scripts.demo_model.hybrid import HybridConfig, Qwen3_5
+
+    config = HybridConfig(64, 4, 4, 2, 32, 96, 2, 4, 24, 16, vocab_size=SIZES["vocab_size"])
+    theirs = Qwen3_5(config)
+    theirs.init_weights(1)
+    documents, row = [random_ids(150), random_ids(90)[::-1]], torch.zeros(2, 320, dtype=torch.long)
+    start = 0
+    for ids in documents:
+        row[0, start : start + len(ids)] = torch.tensor(ids)
+        row[1, start : start + len(ids)] = torch.arange(len(ids))
+        start += len(ids)
+    with torch.no_grad():
+        expected = theirs.logits(theirs(*row, [(1, 320)])).split([150, 90, 80])
+    weights = {f"model.{name}": mx.array(p.detach()) for name, p in theirs.named_parameters()}
+    for name in weights:
+        if name.endswith("conv1d.weight"):
+            weights[name] = weights[name].swapaxes(1, 2)
+    save_checkpoint(tmp_path, config_json(config, 0, 1) | {"torch_dtype": "float32"}, weights)
+    model = our_model(tmp_path)
+    for ids, logits in zip(documents, expected, strict=False):
+        np.testing.assert_allclose(as_numpy(sequence_logits(model, ids)), logits, atol=1e-4)
